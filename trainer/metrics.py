@@ -1,0 +1,170 @@
+"""The record of a run: ``metrics.jsonl``, one line per logged step.
+
+Everything that shows a run (the report, Weights & Biases, ``tandem status``) is computed from this
+file, so it is written first and read back exactly: a float is the shortest text with the same bits.
+JSON has no NaN or infinity: they are the strings "NaN", "Infinity" and "-Infinity", which
+`read` turns back into floats, and any strict JSON parser can read the file.
+
+Keys, all optional but ``step``:
+
+====================================  ==============================================================
+``step``, ``tokens``                  optimizer steps done; tokens read since step 0
+``seconds``                           training time since step 0, over all restarts
+``LEARNER/loss``, ``LEARNER/TERM``    mean over the global batch; TERM is one part of the objective
+``LEARNER/lr``, ``LEARNER/grad_norm``
+``tokens_per_second``, ``mfu``        the whole job's, since the last logged step
+``memory``                            bytes, the largest over ranks
+``val/LEARNER/loss``, ``.../accuracy``  on the held-out split
+====================================  ==============================================================
+
+LEARNER is ``teacher`` or ``students/NAME``. Rows may share a step (training, then validation).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+Row = dict[str, float]
+
+
+class MetricsLog:
+    """Appends rows to a ``metrics.jsonl``; every row is in the file when `append` returns.
+
+    Opening drops a torn last line (the process before was killed while writing), so that the next
+    row starts on a line of its own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_torn_line(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, row: Mapping[str, float]) -> None:
+        """Write one row; `row` must have ``step``. Values are Python or NumPy numbers."""
+        assert "step" in row, f"a metrics row without a step: {row}"
+        self._file.write(encode(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Put the rows on the disk itself, not only in the system's cache, and close."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def encode(row: Mapping[str, float]) -> str:
+    """One row as a line of strict JSON, without the line end."""
+    return json.dumps({key: _to_json(value) for key, value in row.items()}, allow_nan=False)
+
+
+def decode(line: str | bytes) -> Row:
+    """The inverse of `encode`. Raises ValueError when the line is not a row."""
+    row = json.loads(line)
+    if not isinstance(row, dict) or "step" not in row:
+        raise ValueError("not a metrics row")
+    return {key: _from_json(value) for key, value in row.items()}
+
+
+def read(path: Path) -> list[Row]:
+    """All rows in file order; none when there is no file. A torn last line is left out.
+
+    Raises ValueError, naming file and line, when any other line is not a row.
+    """
+    return [row for row, _ in _rows(path)]
+
+
+def cut_back(path: Path, step: int) -> int:
+    """Remove the rows after `step`, atomically, and return how many there were.
+
+    A resumed run does the steps after its checkpoint again, and logs them again.
+    """
+    kept, removed = [], 0
+    for row, line in _rows(path):
+        if row["step"] <= step:
+            kept.append(line)
+        else:
+            removed += 1
+    if removed:
+        _replace(path, b"".join(kept))
+    return removed
+
+
+def series(rows: list[Row], key: str, against: str = "step") -> tuple[list[float], list[float]]:
+    """The column `key` as (x, y): only rows that have both keys, x from the column `against`."""
+    points = [(row[against], row[key]) for row in rows if key in row and against in row]
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def learners(rows: list[Row]) -> list[str]:
+    """The learners that have a loss in `rows`: the teacher, then students as they appear."""
+    names: dict[str, None] = {}
+    for row in rows:
+        for key in row:
+            name, _, column = key.removeprefix("val/").rpartition("/")
+            if column == "loss" and name:
+                names.setdefault(name)
+    return sorted(names, key=lambda name: name != "teacher")
+
+
+def _rows(path: Path) -> Iterator[tuple[Row, bytes]]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield decode(line), line
+            except ValueError as error:
+                raise ValueError(f"{path}: line {number} is not a row of metrics") from error
+
+
+def _drop_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    beside = path.with_name(path.name + ".new")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _to_json(value: Any) -> int | float | str:
+    if isinstance(value, int):
+        return value
+    number = float(value)
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _from_json(value: Any) -> float:
+    return float(value) if isinstance(value, str) else value
