@@ -1,0 +1,241 @@
+"""Several ranks of one job on this machine, without SLURM or torchrun.
+
+torchrun would do, but it prints every rank's traceback, retries nothing useful on one machine and
+turns a polite exit (75) into a failure. What this one promises instead:
+
+- One error is shown: that of the rank that failed first.
+- A signal reaches each rank once, although a terminal's Ctrl-C goes to a whole process group:
+  every rank has a session of its own.
+- No rank outlives the launcher, not even a SIGKILLed one (the kernel's parent-death signal).
+- Rank 0 writes to the terminal itself, so a live progress display works. Its standard error is
+  passed on after a moment, lest it shows the echo of another rank's failure first.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import IO
+
+from cluster.errors import LaunchError
+from cluster.ranks import Ranks, export, free_port
+
+STOPPED = 75  # the exit code of a rank that saved and stopped on request
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+GRACE_SECONDS = 5.0  # for the other ranks to end by themselves once one has failed
+HOLD_SECONDS = 0.5  # how long rank 0's standard error waits before it is shown
+KEPT_BYTES = 64 * 1024  # of each rank's standard error, its end
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)  # loaded before any fork
+
+
+@dataclass
+class _Child:
+    rank: int
+    process: subprocess.Popen[bytes]
+    held: collections.deque[tuple[float, bytes]] = field(default_factory=collections.deque)
+
+    @property
+    def errors(self) -> IO[bytes]:
+        assert self.process.stderr is not None
+        return self.process.stderr
+
+
+def launch(argv: Sequence[str], nproc: int, grace: float = GRACE_SECONDS) -> int:
+    """Run `nproc` ranks of the command `argv` and return the job's exit code.
+
+    It is 0 when all ranks end well, 75 when they stopped on request, the code of the rank that
+    failed first otherwise (128 + n after signal n), and 130 after a second Ctrl-C. Once a rank has
+    failed the others get `grace` seconds to end, and are then killed. Call from the main thread.
+    """
+    if nproc < 1:
+        raise LaunchError(f"--nproc {nproc}: at least one process is needed")
+    return _Launcher(grace).run(argv, nproc)
+
+
+class _Launcher:
+    def __init__(self, grace: float) -> None:
+        self.grace = grace
+        self.children: list[_Child] = []
+        self.running: list[_Child] = []
+        self.failed: _Child | None = None
+        self.deadline = float("inf")  # when the remaining ranks are killed
+        self.received: collections.deque[int] = collections.deque()
+        self.forwarded: set[int] = set()
+        self.interrupted = False
+
+    def run(self, argv: Sequence[str], nproc: int) -> int:
+        with selectors.DefaultSelector() as selector, self._signals(selector):
+            try:
+                port = free_port()
+                for rank in range(nproc):
+                    self._start(argv, Ranks(rank, nproc, rank, nproc, 0, "127.0.0.1", port))
+                for child in self.children:
+                    os.set_blocking(child.errors.fileno(), False)
+                    selector.register(child.errors, selectors.EVENT_READ, child)
+                while self.running:
+                    self._wait(selector)
+                    self._forward()
+                    self._reap()
+                    self._enforce_deadline()
+            finally:
+                self._kill_all()
+        return self._finish()
+
+    def _start(self, argv: Sequence[str], ranks: Ranks) -> None:
+        env = dict(os.environ)
+        export(ranks, env)
+        threads = len(os.sched_getaffinity(0)) // ranks.local_world_size
+        env.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a hostname need not resolve on a laptop
+        process = subprocess.Popen(
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=None if ranks.rank == 0 else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=_tie_to(os.getpid()),
+        )
+        child = _Child(ranks.rank, process)
+        self.children.append(child)
+        self.running.append(child)
+
+    @contextlib.contextmanager
+    def _signals(self, selector: selectors.BaseSelector) -> Iterator[None]:
+        """Note signals as they come, and have each of them wake the selector."""
+        hangup_is_stop = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # not under nohup
+        caught = [*FORWARDED, signal.SIGCHLD] + [signal.SIGHUP] * hangup_is_stop
+        reader, writer = os.pipe()
+        for end in (reader, writer):
+            os.set_blocking(end, False)
+        selector.register(reader, selectors.EVENT_READ, None)
+        previous_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        previous = {number: signal.signal(number, self._receive) for number in caught}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(previous_fd)
+            os.close(reader)
+            os.close(writer)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self.received.append(number)
+
+    def _wait(self, selector: selectors.BaseSelector) -> None:
+        """Sleep until a signal, some output, or the next deadline; collect the output."""
+        now = time.monotonic()
+        held = self.children[0].held
+        until = min(self.deadline, held[0][0] + HOLD_SECONDS if held else float("inf"))
+        for key, _ in selector.select(None if until == float("inf") else max(0.0, until - now)):
+            data = os.read(key.fd, 1 << 16)
+            if key.data is None:
+                continue
+            if data:
+                _hold(key.data, data)
+            else:
+                selector.unregister(key.fileobj)
+        if self.failed is None:
+            _show(self.children[0], older_than=time.monotonic() - HOLD_SECONDS)
+
+    def _forward(self) -> None:
+        while self.received:
+            number = self.received.popleft()
+            if number == signal.SIGHUP:  # the terminal was closed
+                number = signal.SIGTERM
+            if number in self.forwarded:
+                self.interrupted |= number == signal.SIGINT
+                continue
+            if number == signal.SIGINT:
+                print("stopping after a checkpoint; Ctrl-C again ends it at once", file=sys.stderr)
+            self.forwarded.add(number)
+            for child in self.running:
+                child.process.send_signal(number)
+
+    def _reap(self) -> None:
+        for child in list(self.running):
+            pid = child.process.pid
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                continue
+            if ended.si_code != os.CLD_EXITED or ended.si_status not in (0, STOPPED):
+                os.killpg(pid, signal.SIGKILL)  # what it left behind; as a zombie it keeps its id
+                if self.failed is None:
+                    self.failed = child
+                    self.deadline = time.monotonic() + self.grace
+            child.process.wait()
+            self.running.remove(child)
+
+    def _enforce_deadline(self) -> None:
+        if self.interrupted or time.monotonic() >= self.deadline:
+            self._kill_all()
+
+    def _kill_all(self) -> None:
+        """Kill every rank with what it started in its session, and wait for the ranks."""
+        for child in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.process.pid, signal.SIGKILL)
+        for child in self.running:
+            child.process.wait()
+        self.running.clear()
+
+    def _finish(self) -> int:
+        """Show the standard error of the rank to blame, else of rank 0; return the exit code."""
+        shown = self.failed or self.children[0]
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(shown.errors.fileno(), 1 << 16):
+                _hold(shown, data)
+        for child in self.children:
+            child.errors.close()
+        if self.interrupted:
+            return 128 + signal.SIGINT
+        _show(shown)
+        if self.failed is None:
+            return max(child.process.returncode for child in self.children)
+        code = self.failed.process.returncode
+        if code < 0:
+            name = signal.Signals(-code).name
+            print(f"rank {self.failed.rank} was ended by {name}", file=sys.stderr)
+            return 128 - code
+        return code
+
+
+def _tie_to(launcher: int) -> collections.abc.Callable[[], None]:
+    """What a child does before it becomes the command.
+
+    The stop signals stay blocked until the command has its handlers (see cluster.signals).
+    """
+
+    def prepare() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # it died before the line above
+            os._exit(128 + signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+
+    return prepare
+
+
+def _hold(child: _Child, data: bytes) -> None:
+    child.held.append((time.monotonic(), data))
+    while sum(len(kept) for _, kept in child.held) > KEPT_BYTES and len(child.held) > 1:
+        child.held.popleft()
+
+
+def _show(child: _Child, older_than: float = float("inf")) -> None:
+    while child.held and child.held[0][0] <= older_than:
+        sys.stderr.buffer.write(child.held.popleft()[1])
+    sys.stderr.flush()

@@ -1,0 +1,177 @@
+"""Who this process is among the processes of a job, derived once from the environment.
+
+Three launchers are understood: torchrun's variables (the local launcher sets the same ones),
+SLURM's under ``srun``, and nothing at all, which is a job of one process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import socket
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+from cluster.errors import LaunchError
+
+# Below Linux's ephemeral ports (32768 and up), so that no client socket takes one first.
+FIRST_PORT, PORTS = 16000, 16000
+TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process's place in the job, and where the processes meet."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+
+    def __post_init__(self) -> None:
+        for name, value, size in (
+            ("rank", self.rank, self.world_size),
+            ("local rank", self.local_rank, self.local_world_size),
+        ):
+            if not 0 <= value < size:
+                raise LaunchError(f"{name} {value} of {size}: check the launcher's variables")
+        if self.local_world_size > self.world_size:
+            raise LaunchError(
+                f"{self.local_world_size} processes on this node, but {self.world_size} in all: "
+                "check the launcher's variables"
+            )
+
+
+def derive(env: Mapping[str, str] = os.environ) -> Ranks:
+    """This process's ranks from the environment.
+
+    Torchrun's variables win over SLURM's, since torchrun may itself run under ``srun``.
+    Raises LaunchError, one line, where the variables are incomplete or contradict each other.
+    """
+    if "RANK" in env or "WORLD_SIZE" in env:
+        return _from_torchrun(env)
+    if _in_slurm_step(env):
+        return _from_slurm(env)
+    return Ranks(0, 1, 0, 1, 0, "127.0.0.1", free_port())
+
+
+def is_launched(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether some launcher started this process, so that it must not launch others itself."""
+    return "RANK" in env or _in_slurm_step(env)
+
+
+def export(ranks: Ranks, env: MutableMapping[str, str] = os.environ) -> None:
+    """Set the variables that torch.distributed and DeepSpeed read."""
+    env["RANK"] = str(ranks.rank)
+    env["WORLD_SIZE"] = str(ranks.world_size)
+    env["LOCAL_RANK"] = str(ranks.local_rank)
+    env["LOCAL_WORLD_SIZE"] = str(ranks.local_world_size)
+    env["GROUP_RANK"] = str(ranks.node_rank)
+    env["MASTER_ADDR"] = ranks.master_addr
+    env["MASTER_PORT"] = str(ranks.master_port)
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on."""
+    while True:
+        port = FIRST_PORT + random.randrange(PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+        return port
+
+
+def first_host(node_list: str) -> str:
+    """The first host of a SLURM node list: ``gpu[07-09,12],cpu1`` is ``gpu07``."""
+    head = re.match(r"(?:[^,\[\]]|\[[\d,-]+\])+", node_list)
+    if head is None or node_list[head.end() : head.end() + 1] not in ("", ","):
+        raise LaunchError(f"cannot read the node list {node_list!r}")
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", head.group())
+
+
+def tasks_on_node(tasks_per_node: str, node: int) -> int:
+    """How many tasks SLURM's compressed form gives node number `node`: ``4(x2),3`` is 4, 4, 3."""
+    counts: list[int] = []
+    for part in tasks_per_node.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise LaunchError(f"cannot read SLURM_STEP_TASKS_PER_NODE={tasks_per_node!r}")
+        counts += [int(match[1])] * int(match[2] or 1)
+    if node >= len(counts):
+        raise LaunchError(f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE={tasks_per_node!r}")
+    return counts[node]
+
+
+def job_port(job_id: int, restarts: int) -> int:
+    """A port that differs between jobs on a node, and between the incarnations of one job.
+
+    A rank of the incarnation before, cut off but alive, thus cannot meet the new ranks.
+    """
+    return FIRST_PORT + (job_id * 101 + restarts) % PORTS
+
+
+def _from_torchrun(env: Mapping[str, str]) -> Ranks:
+    missing = [name for name in TORCHRUN if name not in env]
+    if missing:
+        present = next(name for name in TORCHRUN if name in env)
+        raise LaunchError(
+            f"{present} is set but {missing[0]} is not: unset it, or set all of {TORCHRUN}"
+        )
+    ranks = Ranks(
+        rank=_number(env, "RANK"),
+        world_size=_number(env, "WORLD_SIZE"),
+        local_rank=_number(env, "LOCAL_RANK"),
+        local_world_size=_number(env, "LOCAL_WORLD_SIZE"),
+        node_rank=_number(env, "GROUP_RANK") if "GROUP_RANK" in env else 0,
+        master_addr=env["MASTER_ADDR"],
+        master_port=_number(env, "MASTER_PORT"),
+    )
+    _refuse_shadowed_slurm(ranks, env)
+    return ranks
+
+
+def _refuse_shadowed_slurm(ranks: Ranks, env: Mapping[str, str]) -> None:
+    """RANK exported once in a batch script would make every task of the step the same rank."""
+    same_job = _in_slurm_step(env) and env.get("SLURM_STEP_NUM_TASKS") == str(ranks.world_size)
+    if same_job and ranks.world_size > 1 and env["SLURM_PROCID"] != str(ranks.rank):
+        raise LaunchError(
+            f"RANK={ranks.rank}, but SLURM_PROCID={env['SLURM_PROCID']}: unset RANK under srun"
+        )
+
+
+def _in_slurm_step(env: Mapping[str, str]) -> bool:
+    """Whether ``srun`` started this: a batch shell has no step, a ``--pty`` shell no peers."""
+    return "SLURM_STEP_ID" in env and "SLURM_PROCID" in env and "SLURM_PTY_PORT" not in env
+
+
+def _from_slurm(env: Mapping[str, str]) -> Ranks:
+    node = _number(env, "SLURM_NODEID")
+    restarts = _number(env, "SLURM_RESTART_COUNT") if "SLURM_RESTART_COUNT" in env else 0
+    return Ranks(
+        rank=_number(env, "SLURM_PROCID"),
+        world_size=_number(env, "SLURM_STEP_NUM_TASKS"),
+        local_rank=_number(env, "SLURM_LOCALID"),
+        local_world_size=tasks_on_node(_text(env, "SLURM_STEP_TASKS_PER_NODE"), node),
+        node_rank=node,
+        master_addr=first_host(_text(env, "SLURM_STEP_NODELIST")),
+        master_port=job_port(_number(env, "SLURM_JOB_ID"), restarts),
+    )
+
+
+def _text(env: Mapping[str, str], name: str) -> str:
+    if name not in env:
+        raise LaunchError(f"{name} is not set, though SLURM_PROCID is: start the tasks with srun")
+    return env[name]
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    text = _text(env, name)
+    if not re.fullmatch(r"\d+", text):
+        raise LaunchError(f"{name}={text!r} is not a number: check the launcher's variables")
+    return int(text)

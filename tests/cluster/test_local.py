@@ -1,0 +1,209 @@
+"""The local launcher, with small children: exit codes, signals, a terminal, no orphans."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster import LaunchError
+from cluster.local import launch
+
+# A rank that obeys the contract: it stops on request with 75, and notes what it received.
+OBEDIENT = """
+    import os, signal, sys, time
+    from pathlib import Path
+    note = Path(sys.argv[1]) / f"rank-{os.environ['RANK']}"
+    time.sleep(float(sys.argv[3]) if len(sys.argv) > 3 else 0)
+    received = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, frame: received.append(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+    if os.environ["RANK"] == "0":
+        print("terminal" if sys.stdout.isatty() else "no terminal", flush=True)
+    note.with_suffix(".pid").write_text(str(os.getpid()))
+    while not received:
+        time.sleep(0.01)
+    time.sleep(float(sys.argv[2]))
+    note.write_text(" ".join(signal.Signals(number).name for number in received))
+    sys.exit(75)
+"""
+
+
+def python(script: str, *args: object) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(script), *map(str, args)]
+
+
+def launcher(argv: list[str], nproc: int) -> list[str]:
+    script = "import sys; from cluster.local import launch; sys.exit(launch(sys.argv[2:], {}))"
+    return [sys.executable, "-c", script.format(nproc), "--", *argv]
+
+
+def until(condition, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def started(folder: Path, nproc: int) -> list[int]:
+    """The process ids of the ranks, once they have their signal handlers."""
+    files = [folder / f"rank-{rank}.pid" for rank in range(nproc)]
+    until(lambda: all(file.exists() and file.read_text() for file in files))
+    return [int(file.read_text()) for file in files]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_all_well(capfd):
+    script = """
+        import os
+        if os.environ["RANK"] == "0": print("from rank", os.environ["RANK"])
+        else: print("unseen")
+        assert os.environ["WORLD_SIZE"] == "3" and os.environ["OMP_NUM_THREADS"]
+    """
+    assert launch(python(script), 3) == 0
+    assert capfd.readouterr().out == "from rank 0\n"
+
+
+def test_ranks_share_their_meeting_point(tmp_path):
+    script = """
+        import os, sys
+        from pathlib import Path
+        names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        Path(sys.argv[1], os.environ["RANK"]).write_text(" ".join(map(os.environ.get, names)))
+    """
+    assert launch(python(script, tmp_path), 2) == 0
+    first, second = ((tmp_path / rank).read_text().split() for rank in "01")
+    assert first[0] == "0"
+    assert second[0] == "1"
+    assert first[1:] == second[1:]
+
+
+@pytest.mark.parametrize(("codes", "expected"), [("75 75", 75), ("0 75", 75), ("0 0", 0)])
+def test_stopped_on_request(codes, expected):
+    script = "import os, sys; sys.exit(int(sys.argv[1].split()[int(os.environ['RANK'])]))"
+    assert launch(python(script, codes), 2) == expected
+
+
+def test_one_error_is_shown_once(capfd):
+    """Rank 0 fails because rank 1 did; only rank 1's words are seen, and its code is returned."""
+    script = """
+        import os, sys, time
+        if os.environ["RANK"] == "1":
+            sys.exit(3 if sys.stderr.write("the cause\\n") else None)
+        time.sleep(0.2)
+        sys.stderr.write(f"connection lost by rank {os.environ['RANK']}\\n")
+        sys.exit(1)
+    """
+    assert launch(python(script), 3) == 3
+    assert capfd.readouterr().err == "the cause\n"
+
+
+def test_ranks_that_hang_after_a_failure_are_killed(tmp_path, capfd):
+    script = """
+        import os, signal, subprocess, sys, time
+        from pathlib import Path
+        rank = os.environ["RANK"]
+        helper = subprocess.Popen(["sleep", "60"])
+        Path(sys.argv[1], f"rank-{rank}.pid").write_text(str(helper.pid))
+        if rank == "1": os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(60)
+    """
+    assert launch(python(script, tmp_path), 2, grace=0.3) == 128 + signal.SIGSEGV
+    assert "rank 1 was ended by SIGSEGV" in capfd.readouterr().err
+    helpers = started(tmp_path, 2)
+    until(lambda: not any(alive(pid) for pid in helpers))
+
+
+def test_rank_0_standard_error_is_passed_on_while_it_runs():
+    script = """
+        import os, sys, time
+        if os.environ["RANK"] == "0": sys.stderr.write("a warning\\n")
+        time.sleep(60)
+    """
+    with subprocess.Popen(launcher(python(script), 2), stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"a warning\n"
+        process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_reaches_every_rank_once(tmp_path, number):
+    process = subprocess.Popen(launcher(python(OBEDIENT, tmp_path, 0.3), 2))
+    started(tmp_path, 2)
+    process.send_signal(number)
+    assert process.wait(20) == 75
+    assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == [number.name] * 2
+
+
+def test_a_signal_before_the_ranks_are_ready_is_kept(tmp_path):
+    process = subprocess.Popen(launcher(python(OBEDIENT, tmp_path, 0, 1), 2))
+    until(lambda: Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 75
+
+
+def test_closing_the_terminal_stops_politely(tmp_path):
+    process = subprocess.Popen(launcher(python(OBEDIENT, tmp_path, 0), 2))
+    started(tmp_path, 2)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(20) == 75
+    assert (tmp_path / "rank-1").read_text() == "SIGTERM"
+
+
+def in_terminal(argv: list[str]) -> tuple[int, int]:
+    """Run a command as the foreground job of a new terminal: its pid and the terminal's master."""
+    pid, master = pty.fork()
+    if pid == 0:
+        os.execv(argv[0], argv)
+    return pid, master
+
+
+def test_control_c_in_a_terminal(tmp_path):
+    pid, master = in_terminal(launcher(python(OBEDIENT, tmp_path, 0.3), 2))
+    started(tmp_path, 2)
+    assert os.read(master, 100) == b"terminal\r\n"
+    os.write(master, b"\x03")
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 75
+    assert (tmp_path / "rank-0").read_text() == (tmp_path / "rank-1").read_text() == "SIGINT"
+    os.close(master)
+
+
+def test_second_control_c_is_at_once(tmp_path):
+    pid, master = in_terminal(launcher(python(OBEDIENT, tmp_path, 60), 2))
+    ranks = started(tmp_path, 2)
+    output = os.read(master, 100)
+    os.write(master, b"\x03")
+    while b"Ctrl-C again" not in output:
+        output += os.read(master, 1000)
+    os.write(master, b"\x03")
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert not any(alive(rank) for rank in ranks)
+    os.close(master)
+
+
+def test_no_rank_outlives_a_killed_launcher(tmp_path):
+    process = subprocess.Popen(launcher(python(OBEDIENT, tmp_path, 0), 3))
+    ranks = started(tmp_path, 3)
+    process.kill()
+    process.wait()
+    until(lambda: not any(alive(rank) for rank in ranks))
+
+
+def test_no_processes_is_refused():
+    with pytest.raises(LaunchError, match="--nproc 0"):
+        launch(["true"], 0)

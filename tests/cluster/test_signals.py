@@ -1,0 +1,41 @@
+"""The stop flag, with real signals."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from cluster.signals import StopRequest
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_first_signal_is_remembered(number):
+    before = signal.getsignal(number)
+    with StopRequest() as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.requested
+        assert stop.signal == number
+    assert signal.getsignal(number) is before
+
+
+def test_second_interrupt_is_at_once():
+    with StopRequest():
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_signal_before_the_handlers_is_kept():
+    script = """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+os.kill(os.getpid(), signal.SIGTERM)
+from cluster.signals import StopRequest
+print(StopRequest().signal.name)
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.stdout == "SIGTERM\n", result.stderr
