@@ -1,0 +1,28 @@
+"""One encoder family, its heads and its exchange with `transformers`.
+
+An `EncoderConfig` describes every architecture; `build` makes a model of it with initial weights,
+`from_pretrained` and `save_pretrained` exchange it with `transformers`. Training reads
+`MaskedLanguageModel.features` and `decoder`; everyone else calls the model.
+"""
+
+from model.attention import QKV
+from model.config import EncoderConfig, ModelError
+from model.encoder import Capture
+from model.hugging_face import from_pretrained, save_pretrained
+from model.initialisation import build
+from model.layer_selection import select_layers
+from model.masked_language_model import Features, MaskedLanguageModel, ModelOutput
+
+__all__ = [
+    "QKV",
+    "Capture",
+    "EncoderConfig",
+    "Features",
+    "MaskedLanguageModel",
+    "ModelError",
+    "ModelOutput",
+    "build",
+    "from_pretrained",
+    "save_pretrained",
+    "select_layers",
+]

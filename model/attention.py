@@ -1,0 +1,161 @@
+"""Multi-head self-attention: the kernels, the one place that chooses, and the sublayer."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.config import EncoderConfig
+from model.parts import DenseNorm, make_norm
+
+# Longest sequence for which plain matrix products beat the fused kernel on a CPU.
+_CPU_PLAIN_LENGTH = {torch.bfloat16: 384, torch.float16: 384, torch.float32: 192}
+
+
+class QKV(NamedTuple):
+    """What a layer's attention scores derive from; each of q, k, v is [B, heads, L, head_size]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    window: int = 0  # positions further apart than window // 2 do not see each other; 0: all do
+
+
+def attention_kernel(device: str, dtype: torch.dtype, length: int, masked: bool) -> str:
+    """The fastest kernel, ``plain`` or ``fused``, by device type, dtype, length and padding mask.
+
+    Measured by benchmarks/model_attention.py, forward and backward. Never depends on whether a
+    layer is captured, so that the bits do not either.
+    """
+    if device != "cpu":
+        return "fused"
+    return "plain" if length <= _CPU_PLAIN_LENGTH.get(dtype, 0) else "fused"
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float) -> Tensor:
+    """Scaled dot-product attention.
+
+    q, k, v [B, A, L, D]; `visible` bool, broadcastable to [B, A, L, L], True where a key may be
+    seen, or None for everywhere; `dropout` the probability for attention weights. Returns
+    [B, A, L, D].
+    """
+    kernel = attention_kernel(q.device.type, q.dtype, q.shape[2], visible is not None)
+    if kernel == "fused":
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=dropout)
+    weights = F.softmax(attention_scores(q, k, visible), dim=-1)
+    if dropout:
+        weights = F.dropout(weights, dropout)
+    return weights @ v
+
+
+def attention_scores(q: Tensor, k: Tensor, visible: Tensor | None = None) -> Tensor:
+    """``q k' / sqrt(D)`` [B, A, L, L]; the dtype's lowest value where `visible` is False."""
+    scores = (q * (1.0 / math.sqrt(q.shape[-1]))) @ k.transpose(-1, -2)
+    if visible is None:
+        return scores
+    return scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+
+
+def visible_keys(attention_mask: Tensor | None, length: int, window: int,
+                 device: torch.device) -> Tensor | None:  # fmt: skip
+    """Which keys each query sees: bool [B or 1, 1, L or 1, L], or None for all of them.
+
+    `attention_mask` [B, L] is nonzero at real tokens. A `window` lets a position see
+    window // 2 neighbours on either side; 0, or one that covers the sequence, hides nothing.
+    """
+    visible = None if attention_mask is None else (attention_mask != 0)[:, None, None, :]
+    if window and length - 1 > window // 2:
+        position = torch.arange(length, device=device)
+        near = (position[:, None] - position[None, :]).abs() <= window // 2
+        visible = near[None, None] if visible is None else visible & near
+    return visible
+
+
+def rotary_angles(length: int, head_size: int, theta: float, device: torch.device) -> Tensor:
+    """Cosines and sines float32 [2, L, head_size] of rotary positions (arXiv 2104.09864)."""
+    exponent = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
+    position = torch.arange(length, dtype=torch.float32, device=device)
+    angles = position[:, None] * (1.0 / theta**exponent)
+    angles = torch.cat([angles, angles], dim=-1)
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Apply rotary positions to x [B, A, L, D] in float32; the result has x's dtype."""
+    first, second = x.float().chunk(2, dim=-1)
+    turned = torch.cat([-second, first], dim=-1)
+    return (x.float() * angles[0] + turned * angles[1]).to(x.dtype)
+
+
+class Bottleneck(nn.Module):
+    """MobileBERT's narrowing at the head of a layer.
+
+    Returns what Q and K read, what V reads, and the residual of the layer's inside.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.source = config.bottleneck_attention
+        self.input = DenseNorm(config, config.hidden_size, config.bottleneck_size, 0.0)
+        self.shared = None
+        if self.source == "shared":
+            self.shared = DenseNorm(config, config.hidden_size, config.bottleneck_size, 0.0)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Map [B, L, hidden] to (for Q and K, for V, residual [B, L, inner])."""
+        inner = self.input(x)
+        if self.source == "inner":
+            return inner, inner, inner
+        return (x if self.shared is None else self.shared(x)), x, inner
+
+
+class Attention(nn.Module):
+    """The attention half of a layer, with its norm and residual."""
+
+    def __init__(self, config: EncoderConfig, is_first: bool) -> None:
+        super().__init__()
+        self.config = config
+        inner, hidden, bias = config.inner_size, config.hidden_size, config.attention_bias
+        query_input = hidden if config.bottleneck_attention == "hidden" else inner
+        value_input = inner if config.bottleneck_attention == "inner" else hidden
+        self.bottleneck = Bottleneck(config) if config.bottleneck_size else None
+        self.query = nn.Linear(query_input, inner, bias=bias)
+        self.key = nn.Linear(query_input, inner, bias=bias)
+        self.value = nn.Linear(value_input, inner, bias=bias)
+        self.output = nn.Linear(inner, inner, bias=bias)
+        # The embedding norm stands in for the first pre-norm (ModernBERT).
+        skip_norm = config.norm_placement == "pre" and is_first and config.embedding_norm
+        self.norm = None if skip_norm else make_norm(config, inner)
+        self.dropout = nn.Dropout(0.0 if config.bottleneck_size else config.dropout)
+
+    def forward(
+        self, x: Tensor, visible: Tensor | None = None, angles: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Map x [B, L, hidden] to (y [B, L, inner], q, k, v), the latter [B, A, L, D].
+
+        `visible` as in `attend`; `angles` [2, L, D] turns q and k where positions are rotary.
+        """
+        pre_norm = self.config.norm_placement == "pre"
+        entry = self.norm(x) if pre_norm and self.norm is not None else x
+        query_input, value_input, residual = entry, entry, x
+        if self.bottleneck is not None:
+            query_input, value_input, residual = self.bottleneck(x)
+        q = self._split(self.query(query_input))
+        k = self._split(self.key(query_input))
+        v = self._split(self.value(value_input))
+        if angles is not None:
+            q, k = rotate(q, angles), rotate(k, angles)
+        dropout = self.config.attention_dropout if self.training else 0.0
+        mixed = attend(q, k, v, visible, dropout).transpose(1, 2).flatten(2)
+        y = residual + self.dropout(self.output(mixed))
+        if not pre_norm and self.norm is not None:
+            y = self.norm(y)
+        return y, q, k, v
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[B, L, A * D] to [B, A, L, D]."""
+        return x.unflatten(2, (self.config.heads, self.config.head_size)).transpose(1, 2)

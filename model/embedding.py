@@ -1,0 +1,100 @@
+"""Word, position and segment embeddings with their projection and norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.config import EncoderConfig, ModelError
+from model.parts import make_norm
+
+
+class PositionTable(nn.Embedding):
+    """Learned vectors of the first positions, or of given ones."""
+
+    def forward(self, positions: int | Tensor) -> Tensor:
+        """[L, width] for the number of positions L; [B, L, width] for positions int64 [B, L]."""
+        if isinstance(positions, int):
+            return self.weight[:positions]
+        return super().forward(positions)
+
+
+class SegmentTable(nn.Embedding):
+    """Learned segment vectors; a batch without segment ids is all segment 0."""
+
+    def forward(self, segment_ids: Tensor | None) -> Tensor:
+        """[B, L, width] for int64 [B, L]; [width] for None."""
+        return self.weight[0] if segment_ids is None else super().forward(segment_ids)
+
+
+class Embeddings(nn.Module):
+    """Token ids to the first hidden state.
+
+    The sum of word, position and segment vectors, normed. ALBERT projects the normed sum to the
+    hidden size (``embedding_projection: sum``); MobileBERT projects the word vectors, three side
+    by side, before the sum (``word``).
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.hidden_size if config.embedding_projection == "word" else config.word_size
+        pad = config.pad_token_id if config.pad_token_id >= 0 else None
+        self.word = nn.Embedding(config.vocab_size, config.word_size, padding_idx=pad)
+        self.position = None
+        if config.positions != "rotary":
+            after_padding = config.positions == "learned_after_padding"
+            self.position = PositionTable(
+                config.max_positions, width, padding_idx=pad if after_padding else None
+            )
+        self.segment = SegmentTable(config.segment_types, width) if config.segment_types else None
+        self.norm = (
+            make_norm(config, width, config.fixed_norm_eps) if config.embedding_norm else None
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.projection = None
+        if config.embedding_projection != "none":
+            fan_in = config.word_size * (3 if config.trigram else 1)
+            self.projection = nn.Linear(fan_in, config.hidden_size)
+
+    def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None) -> Tensor:
+        """Map ids int64 [B, L] (and segment ids alike) to float [B, L, hidden_size].
+
+        Raises ModelError for a sequence longer than the position table.
+        """
+        length = input_ids.shape[1]
+        if length > self.config.longest_sequence:
+            raise ModelError(
+                f"sequence_length: {length} is more than the model's "
+                f"{self.config.longest_sequence} positions"
+            )
+        x = self.word(input_ids)
+        if self.config.trigram:
+            x = _trigram(x)
+        if self.projection is not None and self.config.embedding_projection == "word":
+            x = self.projection(x)
+        if self.segment is not None:
+            x = x + self.segment(segment_ids)
+        if self.position is not None:
+            x = x + self.position(self._positions(input_ids))
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.dropout(x)
+        if self.projection is not None and self.config.embedding_projection == "sum":
+            x = self.projection(x)
+        return x
+
+    def _positions(self, input_ids: Tensor) -> int | Tensor:
+        if self.config.positions == "learned":
+            return input_ids.shape[1]
+        pad = self.config.pad_token_id
+        real = (input_ids != pad).to(torch.int64)
+        return real.cumsum(dim=1) * real + pad
+
+
+def _trigram(x: Tensor) -> Tensor:
+    """[B, L, E] to [B, L, 3E]: the next, the current and the previous vector, zero at the ends."""
+    following = F.pad(x[:, 1:], (0, 0, 0, 1))
+    previous = F.pad(x[:, :-1], (0, 0, 1, 0))
+    return torch.cat([following, x, previous], dim=2)

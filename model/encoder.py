@@ -1,0 +1,106 @@
+"""The stack of layers, with what is captured on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from model.attention import QKV, Attention, rotary_angles, visible_keys
+from model.config import EncoderConfig
+from model.feed_forward import FeedForwardStack
+from model.parts import make_norm
+from model.sharing import attention_units, feed_forward_units
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What to hand out besides the result, by layer number.
+
+    Hidden state 0 is the embedding output and i the output of layer i, 1 to N; attention layers
+    count from 1 to N.
+    """
+
+    hidden_states: tuple[int, ...] = ()
+    attention: tuple[int, ...] = ()
+
+
+@dataclass
+class Encoded:
+    """The last hidden state [B, L, H] and what was captured; references, still in the graph."""
+
+    last_hidden_state: Tensor
+    hidden_states: dict[int, Tensor]
+    attention: dict[int, QKV]
+
+
+class Encoder(nn.Module):
+    """Layers made of an attention and a feed-forward half, either of which may be shared.
+
+    ``attention.I`` and ``feed_forward.I`` hold each set of weights once; the sharing plan says
+    which of them a layer uses. With `checkpoint_activations` a layer keeps only its input for
+    the backward pass and is computed again there.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpoint_activations = False
+        self.attention_plan = attention_units(config)
+        self.feed_forward_plan = feed_forward_units(config)
+        self.attention = nn.ModuleList(
+            Attention(config, is_first=i == 0) for i in range(self.attention_plan[-1] + 1)
+        )
+        self.feed_forward = nn.ModuleList(
+            FeedForwardStack(config) for _ in range(self.feed_forward_plan[-1] + 1)
+        )
+        self.final_norm = (
+            make_norm(config, config.hidden_size) if config.norm_placement == "pre" else None
+        )
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None, capture: Capture) -> Encoded:
+        """Run the layers on x [B, L, H]; `attention_mask` [B, L] is nonzero at real tokens."""
+        everywhere, nearby = self._context(x, attention_mask)
+        hidden_states = {0: x} if 0 in capture.hidden_states else {}
+        attention: dict[int, QKV] = {}
+        for i in range(self.config.layers):
+            number, is_local = i + 1, self.config.is_local(i)
+            visible, angles = nearby if is_local else everywhere
+            run = partial(self._layer, i, visible=visible, angles=angles,
+                          capture_attention=number in capture.attention)  # fmt: skip
+            if self.checkpoint_activations and self.training:
+                x, *qkv = checkpoint(run, x, use_reentrant=False)
+            else:
+                x, *qkv = run(x)
+            if number == self.config.layers and self.final_norm is not None:
+                x = self.final_norm(x)
+            if qkv:
+                attention[number] = QKV(*qkv, window=self.config.local_window if is_local else 0)
+            if number in capture.hidden_states:
+                hidden_states[number] = x
+        return Encoded(x, hidden_states, attention)
+
+    def _layer(self, i: int, x: Tensor, *, visible: Tensor | None, angles: Tensor | None,
+               capture_attention: bool) -> tuple[Tensor, ...]:  # fmt: skip
+        y, q, k, v = self.attention[self.attention_plan[i]](x, visible, angles)
+        y = self.feed_forward[self.feed_forward_plan[i]](y, x)
+        return (y, q, k, v) if capture_attention else (y,)
+
+    def _context(
+        self, x: Tensor, attention_mask: Tensor | None
+    ) -> tuple[tuple[Tensor | None, Tensor | None], tuple[Tensor | None, Tensor | None]]:
+        """Visible keys and rotary angles of the global and of the local layers."""
+        config, length = self.config, x.shape[1]
+        contexts = []
+        for window, theta in (
+            (0, config.global_rope_theta),
+            (config.local_window, config.local_rope_theta),
+        ):
+            visible = visible_keys(attention_mask, length, window, x.device)
+            angles = None
+            if config.positions == "rotary":
+                angles = rotary_angles(length, config.head_size, theta, x.device)
+            contexts.append((visible, angles))
+        return contexts[0], contexts[1]

@@ -1,0 +1,60 @@
+"""The feed-forward half of a layer."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from model.config import EncoderConfig
+from model.parts import ACTIVATIONS, DenseNorm, make_norm
+
+
+class FeedForward(nn.Module):
+    """Two dense layers with an activation (or a gated unit), the norm and the residual."""
+
+    def __init__(self, config: EncoderConfig, norm_eps: float = 0.0) -> None:
+        super().__init__()
+        self.config = config
+        self.gated = config.feed_forward == "glu"
+        inner = config.inner_size
+        self.input = nn.Linear(
+            inner, config.ffn_size * (2 if self.gated else 1), bias=config.ffn_bias
+        )
+        self.output = nn.Linear(config.ffn_size, inner, bias=config.ffn_bias)
+        self.norm = make_norm(config, inner, norm_eps)
+        self.dropout = nn.Dropout(0.0 if config.bottleneck_size else config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, L, inner] to [B, L, inner]."""
+        if self.config.norm_placement == "pre":
+            return x + self._transform(self.norm(x))
+        return self.norm(x + self._transform(x))
+
+    def _transform(self, x: Tensor) -> Tensor:
+        activation = ACTIVATIONS[self.config.activation]
+        if not self.gated:
+            return self.dropout(self.output(activation(self.input(x))))
+        value, gate = self.input(x).chunk(2, dim=-1)
+        return self.output(self.dropout(activation(value) * gate))
+
+
+class FeedForwardStack(nn.Module):
+    """All feed-forward networks of a layer, and the way back out of its bottleneck."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        last = config.feed_forwards - 1
+        self.stack = nn.ModuleList(
+            FeedForward(
+                config, config.fixed_norm_eps if i == last and config.bottleneck_size else 0.0
+            )
+            for i in range(config.feed_forwards)
+        )
+        self.widen = None
+        if config.bottleneck_size:
+            self.widen = DenseNorm(config, config.inner_size, config.hidden_size, config.dropout)
+
+    def forward(self, x: Tensor, layer_input: Tensor) -> Tensor:
+        """Map x [B, L, inner] to [B, L, hidden]; `layer_input` [B, L, hidden] is the residual."""
+        for feed_forward in self.stack:
+            x = feed_forward(x)
+        return x if self.widen is None else self.widen(x, layer_input)

@@ -1,0 +1,10 @@
+"""Models as `transformers` folders: config.json, model.safetensors, tokenizer files.
+
+Each architecture is one `Family`: how its configuration and tensor names correspond to ours. What
+`transformers` cannot express is saved in our own form (``model_type: tandem``): the same files,
+with EncoderConfig's keys and our tensor names.
+"""
+
+from model.hugging_face.folder import from_pretrained, save_pretrained
+
+__all__ = ["from_pretrained", "save_pretrained"]

@@ -1,0 +1,131 @@
+"""BERT (arXiv 1810.04805), which also holds TinyBERT, and RoBERTa (arXiv 1907.11692)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from model.config import EncoderConfig
+from model.hugging_face.family import Family, read_activation, refuse, require, write_activation
+
+# What every post-norm model with learned positions, layer norms and no bottleneck has in common.
+PLAIN: dict[str, Any] = {
+    "trigram": False,
+    "embedding_norm": True,
+    "norm": "layer_norm",
+    "fixed_norm_eps": 0.0,
+    "norm_bias": True,
+    "norm_placement": "post",
+    "feed_forward": "mlp",
+    "feed_forwards": 1,
+    "attention_bias": True,
+    "ffn_bias": True,
+    "bottleneck_size": 0,
+    "local_window": 0,
+    "head_bias": True,
+    "decoder_bias": True,
+}
+
+
+def read_sizes(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments that the BERT-like classes name alike."""
+    refuse(
+        theirs,
+        {
+            "position_embedding_type": ("absolute", None),
+            "is_decoder": (False,),
+            "add_cross_attention": (False,),
+            "tie_word_embeddings": (True,),
+        },
+    )
+    pad = theirs.get("pad_token_id", 0)
+    return {
+        "vocab_size": theirs.get("vocab_size", 30522),
+        "hidden_size": theirs.get("hidden_size", 768),
+        "layers": theirs.get("num_hidden_layers", 12),
+        "heads": theirs.get("num_attention_heads", 12),
+        "ffn_size": theirs.get("intermediate_size", 3072),
+        "max_positions": theirs.get("max_position_embeddings", 512),
+        "segment_types": theirs.get("type_vocab_size", 2),
+        "pad_token_id": -1 if pad is None else pad,
+        "activation": read_activation(theirs.get("hidden_act", "gelu")),
+        "norm_eps": theirs.get("layer_norm_eps", 1e-12),
+        "dropout": theirs.get("hidden_dropout_prob", 0.1),
+        "attention_dropout": theirs.get("attention_probs_dropout_prob", 0.1),
+        "initializer_range": theirs.get("initializer_range", 0.02),
+    }
+
+
+def write_sizes(config: EncoderConfig) -> dict[str, Any]:
+    """The reverse of `read_sizes`."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.ffn_size,
+        "max_position_embeddings": config.max_positions,
+        "type_vocab_size": config.segment_types,
+        "pad_token_id": None if config.pad_token_id < 0 else config.pad_token_id,
+        "hidden_act": write_activation(config.activation),
+        "layer_norm_eps": config.norm_eps,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "initializer_range": config.initializer_range,
+        "tie_word_embeddings": True,
+    }
+
+
+def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return read_sizes(theirs) | {
+        "pooler": "tanh" if "bert.pooler.dense.weight" in names else "none",
+        "pair_head": "cls.seq_relationship.weight" in names,
+    }
+
+
+def _write(config: EncoderConfig) -> dict[str, Any]:
+    require(config, "bert", positions="learned", embedding_projection="none", sharing="none",
+            head_activation="", **PLAIN)  # fmt: skip
+    _require_segments(config, "bert")
+    architecture = "BertForPreTraining" if config.pair_head else "BertForMaskedLM"
+    return write_sizes(config) | {"architectures": [architecture]}
+
+
+def _require_segments(config: EncoderConfig, model_type: str) -> None:
+    if config.segment_types == 0:
+        require(config, model_type, segment_types=2)
+    if config.pooler == "first":
+        require(config, model_type, pooler="tanh")
+
+
+def encoder_rules(prefix: str) -> tuple[tuple[str, str], ...]:
+    """Names of embeddings, layers and pooler under ``prefix.``, as in BERT."""
+    layer = rf"{prefix}.encoder.layer.\1"
+    attention, stack = r"encoder\.attention\.(\d+)", r"encoder\.feed_forward\.(\d+)\.stack\.0"
+    return (
+        (r"embeddings\.word\.weight", f"{prefix}.embeddings.word_embeddings.weight"),
+        (r"embeddings\.position\.weight", f"{prefix}.embeddings.position_embeddings.weight"),
+        (r"embeddings\.segment\.weight", f"{prefix}.embeddings.token_type_embeddings.weight"),
+        (r"embeddings\.norm\.(.+)", rf"{prefix}.embeddings.LayerNorm.\1"),
+        (attention + r"\.(query|key|value)\.(.+)", layer + r".attention.self.\2.\3"),
+        (attention + r"\.output\.(.+)", layer + r".attention.output.dense.\2"),
+        (attention + r"\.norm\.(.+)", layer + r".attention.output.LayerNorm.\2"),
+        (stack + r"\.input\.(.+)", layer + r".intermediate.dense.\2"),
+        (stack + r"\.output\.(.+)", layer + r".output.dense.\2"),
+        (stack + r"\.norm\.(.+)", layer + r".output.LayerNorm.\2"),
+        (r"pooler\.(.+)", rf"{prefix}.pooler.\1"),
+    )
+
+
+BERT = Family(
+    model_type="bert",
+    read=_read,
+    write=_write,
+    rules=(
+        *encoder_rules("bert"),
+        (r"head\.dense\.(.+)", r"cls.predictions.transform.dense.\1"),
+        (r"head\.norm\.(.+)", r"cls.predictions.transform.LayerNorm.\1"),
+        (r"head\.bias", "cls.predictions.bias"),
+        (r"pair_head\.(.+)", r"cls.seq_relationship.\1"),
+    ),
+)

@@ -1,0 +1,81 @@
+"""What a `transformers` architecture needs to say about itself to be read and written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from model.config import EncoderConfig, ModelError
+
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+class Inexpressible(ModelError):
+    """The `transformers` class has no way to say what the configuration says."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture of `transformers`.
+
+    read: its config.json and tensor names -> keyword arguments of EncoderConfig.
+    write: our configuration -> its config.json; raises Inexpressible, saying what does not fit.
+    rules: (pattern of our tensor name, replacement), the first full match counts; layers keep
+        their number.
+    split, join: tensors stored differently there, to our layout and back.
+    """
+
+    model_type: str
+    read: Callable[[Mapping[str, Any], Collection[str]], dict[str, Any]]
+    write: Callable[[EncoderConfig], dict[str, Any]]
+    rules: tuple[tuple[str, str], ...]
+    split: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
+    join: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
+
+    def their_name(self, name: str) -> str:
+        """The name in a `transformers` state of the tensor that we call `name`."""
+        for pattern, replacement in self.rules:
+            match = re.fullmatch(pattern, name)
+            if match is not None:
+                return match.expand(replacement)
+        raise Inexpressible(f"{name} has no place in {self.model_type}")
+
+
+def read_activation(name: object) -> str:
+    """Our name of a `transformers` activation; ModelError where there is none."""
+    if str(name) not in _ACTIVATIONS:
+        raise ModelError(f"activation {name!r} is not one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[str(name)]
+
+
+def write_activation(name: str) -> str:
+    """The name in `transformers` of one of our activations."""
+    return "gelu_new" if name == "gelu_tanh" else name
+
+
+def refuse(theirs: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """ModelError where a setting that changes the computation has a value we do not have."""
+    for key, values in allowed.items():
+        if key in theirs and theirs[key] not in values:
+            raise ModelError(f"{key}: {theirs[key]!r} is not supported (only {values[0]!r})")
+
+
+def require(config: EncoderConfig, model_type: str, **needed: Any) -> None:
+    """Inexpressible unless each setting has the needed value."""
+    for key, value in needed.items():
+        if getattr(config, key) != value:
+            raise Inexpressible(
+                f"transformers' {model_type} cannot express {key}: {getattr(config, key)!r}"
+            )

@@ -1,0 +1,188 @@
+"""Save and load whole model folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.config import EncoderConfig, ModelError
+from model.hugging_face.bert import BERT
+from model.hugging_face.family import Family, Inexpressible
+from model.hugging_face.weights import read_weights, write_tensors
+from model.initialisation import empty
+from model.masked_language_model import MaskedLanguageModel
+
+FAMILIES: tuple[Family, ...] = (BERT,)
+OWN_TYPE = "tandem"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+
+
+def from_pretrained(folder: str | Path) -> MaskedLanguageModel:
+    """The model of a `transformers` folder or of our own form, float32, in eval mode.
+
+    Raises ModelError, one line naming the file, for a folder that is not such a model.
+    """
+    folder = Path(folder)
+    config, state = read_folder(folder)
+    model = empty(config)
+    model.load_state_dict(state)
+    return model.eval()
+
+
+def save_pretrained(
+    model: MaskedLanguageModel | tuple[EncoderConfig, Mapping[str, Tensor]],
+    folder: str | Path,
+    tokenizer: str | Path | None = None,
+    card: str = "",
+) -> str:
+    """Write a model, or its configuration and state, as a folder that `transformers` loads.
+
+    Tokenizer files are copied from the folder `tokenizer`; `card` becomes README.md. Returns an
+    empty string, or the one line that says why `transformers` cannot express this architecture;
+    the folder then has our own form.
+    """
+    if isinstance(model, MaskedLanguageModel):
+        config, state = model.config, dict(model.state_dict())
+    else:
+        config, state = model[0], dict(model[1])
+    folder = Path(folder)
+    reason = ""
+    try:
+        theirs, tensors = to_transformers(config, state)
+    except Inexpressible as error:
+        reason = f"{error}; saved in Tandem's own form"
+        theirs, tensors = {"model_type": OWN_TYPE, **dataclasses.asdict(config)}, state
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(theirs, indent=2, sort_keys=True) + "\n")
+        write_tensors(folder / "model.safetensors", tensors)
+        if card:
+            (folder / "README.md").write_text(card)
+        if tokenizer is not None:
+            copy_tokenizer(Path(tokenizer), folder)
+    except OSError as error:
+        raise ModelError(f"{folder}: cannot be written ({error.strerror or error})") from error
+    return reason
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy what AutoTokenizer reads; ModelError if there is nothing of the kind."""
+    found = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if not found:
+        raise ModelError(f"{source}: has no tokenizer files")
+    for path in found:
+        if path.resolve() != (folder / path.name).resolve():
+            shutil.copyfile(path, folder / path.name)
+
+
+def to_transformers(
+    config: EncoderConfig, state: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The config.json and the tensors of the first architecture that expresses `config`.
+
+    Raises Inexpressible with the reason of the nearest one.
+    """
+    reasons: list[Inexpressible] = []
+    for family in FAMILIES:
+        try:
+            theirs = family.write(config)
+        except Inexpressible as error:
+            reasons.append(error)
+            continue
+        tensors = {family.their_name(name): tensor for name, tensor in state.items()}
+        theirs |= {"model_type": family.model_type, "dtype": "float32"}
+        return theirs, family.join(tensors)
+    raise reasons[0]
+
+
+def read_folder(folder: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:
+    """Our configuration and state, float32, from a folder on disk."""
+    path = folder / "config.json"
+    theirs = _read_json(path)
+    weights = read_weights(folder)
+    try:
+        if theirs.get("model_type") == OWN_TYPE:
+            config, state = _read_own(theirs), weights
+        else:
+            config, state = _from_transformers(theirs, weights)
+        return config, _checked(config, state)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from error
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        theirs = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ModelError(f"{path}: not found; a model folder has a config.json") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: not readable as JSON") from error
+    if not isinstance(theirs, dict):
+        raise ModelError(f"{path}: expected a mapping")
+    return theirs
+
+
+def _read_own(theirs: Mapping[str, Any]) -> EncoderConfig:
+    fields = {field.name for field in dataclasses.fields(EncoderConfig)}
+    unknown = sorted(set(theirs) - fields - {"model_type"})
+    if unknown:
+        raise ModelError(f"unknown key {unknown[0]}; the folder is from another version")
+    return EncoderConfig(**{key: theirs[key] for key in theirs if key in fields})
+
+
+def _from_transformers(
+    theirs: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> tuple[EncoderConfig, dict[str, Tensor]]:
+    known = {family.model_type: family for family in FAMILIES}
+    family = known.get(str(theirs.get("model_type")))
+    if family is None:
+        raise ModelError(
+            f"model_type {theirs.get('model_type')!r} is not one of {', '.join(sorted(known))}"
+        )
+    tensors = family.split(dict(weights))
+    config = EncoderConfig(**family.read(theirs, tensors))
+    names = {name: family.their_name(name) for name in empty_names(config)}
+    missing = [name for name in names.values() if name not in tensors]
+    if missing:
+        raise ModelError(f"the weights have no {missing[0]} ({len(missing)} tensors missing)")
+    return config, {ours: tensors[name] for ours, name in names.items()}
+
+
+def empty_names(config: EncoderConfig) -> list[str]:
+    """Names of the tensors that a model of this configuration has."""
+    with torch.device("meta"):
+        return list(MaskedLanguageModel(config).state_dict())
+
+
+def _checked(config: EncoderConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state as float32, or a ModelError where names or shapes do not fit the configuration."""
+    with torch.device("meta"):
+        expected = MaskedLanguageModel(config).state_dict()
+    for name, tensor in expected.items():
+        if name not in state:
+            raise ModelError(f"the weights have no {name}")
+        if state[name].shape != tensor.shape:
+            raise ModelError(
+                f"{name} has shape {tuple(state[name].shape)}, "
+                f"the configuration says {tuple(tensor.shape)}"
+            )
+    return {name: state[name].to(torch.float32) for name in expected}

@@ -1,0 +1,81 @@
+"""Read and write tensor files without ever running what is in them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from model.config import ModelError
+
+_SINGLE = ("model.safetensors", "pytorch_model.bin")
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint folder, whole or sharded, .safetensors before .bin.
+
+    A .bin is read with ``weights_only``: a pickle that holds anything but tensors is refused.
+    """
+    for name in _SINGLE:
+        if (folder / name).is_file():
+            return read_tensors(folder / name)
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return _read_shards(folder, index)
+    raise ModelError(
+        f"{folder}: has neither {' nor '.join(_SINGLE)}; export or download the weights"
+    )
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors of one file; ModelError names the file for anything that is not just tensors."""
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (
+        SafetensorError,
+        OSError,
+        RuntimeError,
+        EOFError,
+        zipfile.BadZipFile,
+        ValueError,
+    ) as error:
+        raise ModelError(f"{path}: not a readable tensor file ({_first_line(error)})") from error
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{path}: refused, it holds more than tensors; convert it to safetensors"
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+        raise ModelError(f"{path}: expected a mapping from names to tensors")
+    return state
+
+
+def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Write contiguous copies as safetensors, with the metadata `transformers` looks for."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
+    try:
+        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index}: not a weight index") from error
+    state: dict[str, Tensor] = {}
+    for shard in shards:
+        if Path(shard).name != shard:
+            raise ModelError(f"{index}: {shard!r} points outside the folder")
+        state.update(read_tensors(folder / shard))
+    return state
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

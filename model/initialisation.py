@@ -1,0 +1,76 @@
+"""Initial weights as a pure function of the configuration and a seed."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor, nn
+
+from model.config import EncoderConfig
+from model.masked_language_model import MaskedLanguageModel
+from model.parts import NoNorm
+
+
+def build(config: EncoderConfig, seed: int) -> MaskedLanguageModel:
+    """A model in training mode with initial weights, float32, on the CPU.
+
+    Every parameter has its own generator, seeded by its name, so that the weights depend on
+    nothing else: not on the global generator, other parameters, ranks or stages.
+    """
+    model = empty(config)
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            for key, parameter in module.named_parameters(recurse=False):
+                full_name = f"{name}.{key}"
+                _fill(config, module, key, full_name, parameter, _generator(seed, full_name))
+    return model
+
+
+def empty(config: EncoderConfig) -> MaskedLanguageModel:
+    """A model whose weights are not set yet."""
+    with torch.device("meta"):
+        model = MaskedLanguageModel(config)
+    return model.to_empty(device="cpu")
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def _fill(
+    config: EncoderConfig,
+    module: nn.Module,
+    key: str,
+    name: str,
+    parameter: Tensor,
+    generator: torch.Generator,
+) -> None:
+    """BERT, ALBERT and MobileBERT: normal cut at two deviations; RoBERTa and DistilBERT: normal.
+
+    ModernBERT cuts at two deviations and divides those of each residual branch's output, and of
+    the head, by sqrt(2 * layers). Biases are 0, norms 1.
+    """
+    if key == "bias":
+        parameter.zero_()
+    elif isinstance(module, (nn.LayerNorm, NoNorm)):
+        parameter.fill_(1.0)
+    else:
+        std = config.initializer_range
+        if config.initializer == "scaled_truncated_normal" and name.endswith(
+            ("output.weight", "head.dense.weight")
+        ):
+            std /= math.sqrt(2.0 * config.layers)
+        if config.initializer == "normal":
+            parameter.normal_(0.0, std, generator=generator)
+        else:
+            nn.init.trunc_normal_(parameter, 0.0, std, -2 * std, 2 * std, generator=generator)
+    if config.initializer == "normal" and isinstance(module, nn.Embedding):
+        _zero_padding(module, parameter)
+
+
+def _zero_padding(module: nn.Embedding, parameter: Tensor) -> None:
+    if module.padding_idx is not None:
+        parameter[module.padding_idx].zero_()

@@ -1,0 +1,150 @@
+"""The encoder with its heads: what is trained, captured and exported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.attention import QKV, attention_scores, visible_keys
+from model.config import EncoderConfig
+from model.embedding import Embeddings
+from model.encoder import Capture, Encoded, Encoder
+from model.heads import MaskedLanguageModelHead, Pooler
+
+NOTHING = Capture()
+
+
+@dataclass
+class Features:
+    """What objectives read. All tensors are in the graph; nothing has been copied for them.
+
+    vocabulary_input: [P, E], the vocabulary projection's input at the masked positions ([B * L, E]
+        when none were given). hidden_states: number -> [B, L, H]. attention: number -> QKV.
+        last_hidden_state: [B, L, H]. pooled: [B, H] or None. pair_logits: [B, 2] or None.
+    """
+
+    vocabulary_input: Tensor
+    hidden_states: dict[int, Tensor]
+    attention: dict[int, QKV]
+    last_hidden_state: Tensor
+    pooled: Tensor | None
+    pair_logits: Tensor | None
+
+
+@dataclass
+class ModelOutput:
+    """Result of calling the model; what was not asked for is None.
+
+    logits: [B, L, V], or [P, V] at masked positions. hidden_states: N + 1 of [B, L, H].
+    attention_scores: N of [B, A, L, L], scaled, before the softmax, the dtype's lowest value at
+    hidden keys. pooled: [B, H]. pair_logits: [B, 2].
+    """
+
+    logits: Tensor
+    hidden_states: tuple[Tensor, ...] | None = None
+    attention_scores: tuple[Tensor, ...] | None = None
+    pooled: Tensor | None = None
+    pair_logits: Tensor | None = None
+
+
+class MaskedLanguageModel(nn.Module):
+    """An encoder with a masked-LM head tied to its word embedding, a pooler and a pair head."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config)
+        self.pooler = None if config.pooler == "none" else Pooler(config)
+        self.head = MaskedLanguageModelHead(config)
+        self.pair_dropout = nn.Dropout(config.dropout)
+        self.pair_head = nn.Linear(config.hidden_size, 2) if config.pair_head else None
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        segment_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        capture: Capture = NOTHING,
+    ) -> Encoded:
+        """Embeddings and layers only. Ids int64 [B, L]; the mask is nonzero at real tokens.
+
+        Pass no mask when nothing is padded: the kernels without one are faster.
+        """
+        return self.encoder(self.embeddings(input_ids, segment_ids), attention_mask, capture)
+
+    def features(
+        self,
+        input_ids: Tensor,
+        segment_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        masked_positions: Tensor | None = None,
+        capture: Capture = NOTHING,
+    ) -> Features:
+        """The training path: everything up to, and without, the vocabulary projection.
+
+        `masked_positions` int64 [P] indexes the flattened B * L; the head's transform runs there
+        only. Losses project `vocabulary_input` with `decoder()` in chunks.
+        """
+        encoded = self.encode(input_ids, segment_ids, attention_mask, capture)
+        last = encoded.last_hidden_state
+        states = last.flatten(0, 1)
+        if masked_positions is not None:
+            states = states.index_select(0, masked_positions)
+        pooled = None if self.pooler is None else self.pooler(last)
+        pair_logits = None
+        if self.pair_head is not None and pooled is not None:
+            pair_logits = self.pair_head(self.pair_dropout(pooled))
+        return Features(
+            vocabulary_input=self.head(states),
+            hidden_states=encoded.hidden_states,
+            attention=encoded.attention,
+            last_hidden_state=last,
+            pooled=pooled,
+            pair_logits=pair_logits,
+        )
+
+    def decoder(self) -> tuple[Tensor, Tensor | None]:
+        """Weight [V, E], the word embedding itself, and bias [V] of the vocabulary projection."""
+        weight = self.embeddings.word.weight
+        if self.head.extra is not None:
+            weight = torch.cat([weight, self.head.extra.t()], dim=1)
+        return weight, self.head.bias
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        segment_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        masked_positions: Tensor | None = None,
+        *,
+        output_hidden_states: bool = False,
+        output_attention_scores: bool = False,
+    ) -> ModelOutput:
+        """Logits at every position, or at the flat `masked_positions` [P] of B * L."""
+        numbers = tuple(range(self.config.layers + 1))
+        capture = Capture(
+            hidden_states=numbers if output_hidden_states else (),
+            attention=numbers[1:] if output_attention_scores else (),
+        )
+        found = self.features(input_ids, segment_ids, attention_mask, masked_positions, capture)
+        weight, bias = self.decoder()
+        logits = F.linear(found.vocabulary_input, weight, bias)
+        if masked_positions is None:
+            logits = logits.unflatten(0, input_ids.shape)
+        output = ModelOutput(logits, pooled=found.pooled, pair_logits=found.pair_logits)
+        if output_hidden_states:
+            output.hidden_states = tuple(found.hidden_states[i] for i in numbers)
+        if output_attention_scores:
+            output.attention_scores = tuple(
+                _scores(found.attention[i], attention_mask) for i in numbers[1:]
+            )
+        return output
+
+
+def _scores(qkv: QKV, attention_mask: Tensor | None) -> Tensor:
+    visible = visible_keys(attention_mask, qkv.q.shape[2], qkv.window, qkv.q.device)
+    return attention_scores(qkv.q, qkv.k, visible)

@@ -1,0 +1,71 @@
+"""BERT against `transformers`: outputs and files."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, BertConfig, BertForPreTraining
+
+import model
+
+torch.set_num_threads(1)
+
+
+def reference(**sizes: int) -> BertForPreTraining:
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=97,
+        max_position_embeddings=40,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **sizes,
+    )
+    found = BertForPreTraining(config).eval()
+    for parameter in found.parameters():
+        parameter.data.normal_(0, 0.3)
+    return found
+
+
+def test_a_saved_model_loads_in_transformers_with_the_same_logits(tmp_path: Path) -> None:
+    theirs = reference(
+        hidden_size=36, num_hidden_layers=3, num_attention_heads=3, intermediate_size=50
+    )
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = model.from_pretrained(tmp_path / "theirs")
+    assert model.save_pretrained(ours, tmp_path / "ours") == ""
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours")
+    ids = torch.randint(1, 97, (3, 17))
+    with torch.no_grad():
+        expected = theirs(ids).prediction_logits
+        torch.testing.assert_close(ours(ids).logits, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(again(ids).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_masked_positions_choose_rows_of_the_full_logits() -> None:
+    ours = model.build(model.EncoderConfig(97, 32, 2, 2, 48), seed=1).eval()
+    ids, positions = torch.randint(0, 97, (2, 8)), torch.tensor([3, 9, 15, 3])
+    with torch.no_grad():
+        every = ours(ids).logits.flatten(0, 1)
+        torch.testing.assert_close(ours(ids, masked_positions=positions).logits, every[positions])
+
+
+def test_initial_weights_depend_on_the_seed_only() -> None:
+    config = model.EncoderConfig(97, 32, 2, 2, 48)
+    first = model.build(config, seed=1).state_dict()
+    torch.manual_seed(7)
+    again, other = model.build(config, seed=1).state_dict(), model.build(config, seed=2)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["embeddings.word.weight"], other.embeddings.word.weight)
+    assert first["embeddings.word.weight"].abs().max() <= 0.04
+
+
+def test_selected_layers_make_a_shallower_model() -> None:
+    teacher = model.build(model.EncoderConfig(97, 32, 4, 2, 48), seed=1)
+    state = model.select_layers(teacher.state_dict(), [0, 2])
+    student = model.build(model.EncoderConfig(97, 32, 2, 2, 48), seed=2)
+    student.load_state_dict(state)
+    assert torch.equal(
+        student.encoder.attention[1].query.weight, teacher.encoder.attention[2].query.weight
+    )
+    with pytest.raises(model.ModelError, match="no layer 4"):
+        model.select_layers(teacher.state_dict(), [0, 4])
