@@ -1,0 +1,99 @@
+"""The order of samples: a pure function of (sequences per block, seed, global batch size).
+
+Slots number the rows of all steps: slot ``step * B + row``. Epoch ``e`` of ``N`` samples is the
+slots from ``e * N`` up to ``(e + 1) * N``, so a batch may straddle two epochs. Inside an epoch
+each row follows a lane: a contiguous stretch of the epoch's shuffled order. With
+``o = slot - e * N``, lane ``q = o % B`` is at its sample number ``t = o // B``. Lane q has
+``N // B + (q < N % B)`` samples and the lanes lie end to end, so that slot -> position
+
+    p = q * (N // B) + min(q, N % B) + t
+
+is a bijection on range(N). The shuffled order itself is nested: shards are shuffled, the blocks
+inside each shard, and the sequences inside each block. A position is found by prefix sums over
+the shards and then over the blocks of one shard. Nothing here depends on the world size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.hashing import permutation, scalar_key
+
+SHARDS, BLOCKS, SEQUENCES = 1, 2, 3  # what a shuffle is of; part of its key
+
+
+@dataclass(frozen=True)
+class SequenceCounts:
+    """How many sequences the blocks and shards of a split make, for one packing and length."""
+
+    per_block: NDArray[np.integer]  # [blocks], possibly memory-mapped
+    per_shard: NDArray[np.int64]  # [shards]
+    first_block: NDArray[np.int64]  # [shards + 1]
+
+    @property
+    def total(self) -> int:
+        """Samples of an epoch."""
+        return int(self.per_shard.sum())
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The positions of an epoch that one block fills."""
+
+    block: int  # in the index
+    first_position: int  # in the epoch's shuffled order
+    count: int
+    first_sample: int  # sample id of the block's first sequence
+
+
+class EpochOrder:
+    """The shuffled order of one epoch. Memory: 24 bytes for each shard."""
+
+    def __init__(self, counts: SequenceCounts, seed: int, epoch: int) -> None:
+        self.counts = counts
+        self._seed, self._epoch = seed, epoch
+        self._shards = permutation(scalar_key(seed, epoch, SHARDS), len(counts.per_shard))
+        self._ends = np.cumsum(counts.per_shard[self._shards])
+        self._first_samples = np.cumsum(counts.per_shard) - counts.per_shard
+
+    def stretch(self, position: int) -> Stretch:
+        """The block that fills `position`, 0 <= position < total."""
+        nth = int(np.searchsorted(self._ends, position, side="right"))
+        shard = int(self._shards[nth])
+        start = int(self._ends[nth]) - int(self.counts.per_shard[shard])
+        first = int(self.counts.first_block[shard])
+        sizes = self.counts.per_block[first : int(self.counts.first_block[shard + 1])]
+        blocks = permutation(scalar_key(self._seed, self._epoch, BLOCKS, shard), len(sizes))
+        ends = start + np.cumsum(sizes[blocks], dtype=np.int64)
+        within = int(np.searchsorted(ends, position, side="right"))
+        block = int(blocks[within])
+        count = int(sizes[block])
+        return Stretch(
+            block=first + block,
+            first_position=int(ends[within]) - count,
+            count=count,
+            first_sample=int(self._first_samples[shard]) + int(sizes[:block].sum(dtype=np.int64)),
+        )
+
+    def within_block(self, stretch: Stretch) -> NDArray[np.int64]:
+        """The order of the sequences inside a block: [stretch.count]."""
+        key = scalar_key(self._seed, self._epoch, SEQUENCES, stretch.block)
+        return permutation(key, stretch.count)
+
+
+def locate(
+    step: int, rows: NDArray[np.int64], batch_size: int, total: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(epoch, position in that epoch's shuffled order) of the given rows of a step.
+
+    `rows` [R] are rows of the global batch of `batch_size`; `total` is the samples of an epoch.
+    Slots stay exact up to 2**63.
+    """
+    slots = step * batch_size + rows
+    epochs, offsets = np.divmod(slots, total)
+    turn, lane = np.divmod(offsets, batch_size)
+    each, extra = divmod(total, batch_size)
+    return epochs, lane * each + np.minimum(lane, extra) + turn

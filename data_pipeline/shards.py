@@ -1,0 +1,77 @@
+"""The tar format: a sample is a block of many whole documents, held as three plain arrays.
+
+A block called ``KEY`` is three ``.npy`` members, which plain ``webdataset`` reads as one sample:
+
+- ``KEY.tokens.npy``: token ids, uint16 where the vocabulary fits, else uint32;
+- ``KEY.sentences.npy``: uint16, the number of tokens of each sentence;
+- ``KEY.documents.npy``: uint32, the number of sentences of each document.
+
+Documents longer than a block are cut between sentences and continue in the next block. About
+1 MiB per block keeps what tar and npy add below 0.4%. Tar headers carry no time and no owner:
+equal documents give equal bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_BYTES = 1 << 20
+MEMBERS = ("tokens", "sentences", "documents")
+RECORD = tarfile.BLOCKSIZE
+END_OF_TAR = bytes(2 * RECORD)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The documents of one block."""
+
+    tokens: NDArray[np.integer]  # [tokens] uint16 | uint32
+    sentences: NDArray[np.uint16]  # [sentences] tokens of each
+    documents: NDArray[np.uint32]  # [documents] sentences of each
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The narrowest type that holds every id."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+def encode_block(key: str, block: Block) -> bytes:
+    """The tar records of one block."""
+    parts = []
+    for name in MEMBERS:
+        content = io.BytesIO()
+        np.lib.format.write_array(content, getattr(block, name), version=(1, 0))
+        data = content.getvalue()
+        header = tarfile.TarInfo(f"{key}.{name}.npy")
+        header.size = len(data)
+        parts += [header.tobuf(tarfile.USTAR_FORMAT), data, bytes(-len(data) % RECORD)]
+    return b"".join(parts)
+
+
+def decode_block(data: bytes) -> Block:
+    """The block whose tar records are `data`, not copied. Raises ValueError for others."""
+    arrays, offset = [], 0
+    for name in MEMBERS:
+        header = tarfile.TarInfo.frombuf(data[offset : offset + RECORD], "utf-8", "strict")
+        if not header.name.endswith(f".{name}.npy"):
+            raise ValueError(f"unexpected member {header.name}")
+        start = offset + RECORD
+        arrays.append(_array(memoryview(data)[start : start + header.size]))
+        offset = start + header.size + -header.size % RECORD
+    return Block(*arrays)
+
+
+def _array(data: memoryview) -> NDArray:
+    """A one-dimensional array of unsigned integers out of npy bytes; objects are refused."""
+    stream = io.BytesIO(data[:256])
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("unexpected npy version")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    if dtype.kind != "u" or len(shape) != 1:
+        raise ValueError(f"unexpected array of {dtype}")
+    return np.frombuffer(data, dtype, shape[0], stream.tell())
