@@ -77,7 +77,8 @@ class Encoder(nn.Module):
             if number == self.config.layers and self.final_norm is not None:
                 x = self.final_norm(x)
             if qkv:
-                attention[number] = QKV(*qkv, window=self.config.local_window if is_local else 0)
+                q, k, v = qkv
+                attention[number] = QKV(q, k, v, self.config.local_window if is_local else 0)
             if number in capture.hidden_states:
                 hidden_states[number] = x
         return Encoded(x, hidden_states, attention)

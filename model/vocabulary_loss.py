@@ -1,0 +1,212 @@
+"""Losses over the vocabulary that never hold the logits of all positions.
+
+Each loss is a pure function returning (sum, count). Logits exist for one chunk of positions at a
+time, in float32; the gradients with respect to the projection's input, weight and bias are made
+in the same pass, so that nothing of size [positions x V] waits for the backward pass and the
+weight itself is not needed there (under ZeRO-3 it has been released by then).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+IGNORED = -100
+# Elements of one chunk of logits, 64 MiB in float32. A loss holds at most four such arrays.
+CHUNK_ELEMENTS = 1 << 24
+
+Decoder = tuple[Tensor, Tensor | None]
+# Float logits [C, V] of some rows -> (their loss [C], its gradient with respect to them [C, V]).
+RowLoss = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
+
+
+def chunked_cross_entropy(
+    vocabulary_input: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of ``vocabulary_input @ weight' + bias`` with `labels`, summed.
+
+    vocabulary_input [P, E], weight [V, E], bias [V], labels int64 [P] with -100 where there is
+    nothing to predict. Returns float32 (sum, number of labels).
+    """
+    weights = (labels != IGNORED).to(torch.float32)
+    targets = labels.clamp_min(0)[:, None]
+
+    def row_loss(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        log_p = F.log_softmax(logits, dim=-1)
+        loss = -log_p.gather(1, targets[rows])[:, 0] * weights[rows]
+        gradient = log_p.exp_()
+        gradient.scatter_add_(1, targets[rows], gradient.new_full((len(loss), 1), -1.0))
+        return loss, gradient.mul_(weights[rows, None])
+
+    return _project_and_sum(vocabulary_input, weight, bias, row_loss), weights.sum()
+
+
+def chunked_kl_divergence(
+    student_input: Tensor,
+    student_decoder: Decoder,
+    teacher_input: Tensor,
+    teacher_decoder: Decoder,
+    temperature: float = 1.0,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``KL(softmax(t / T) || softmax(s / T))`` of teacher and student logits, summed over rows.
+
+    student_input [P, E], teacher_input [P, E'] at the same positions; decoders (weight [V, E],
+    bias [V]); `weights` [P] multiplies rows, None for ones. The teacher gets no gradient. Returns
+    float32 (sum, sum of the weights). There is no factor T^2: the objective states its own.
+    """
+    return _distil(
+        student_input, student_decoder, teacher_input, teacher_decoder, temperature, weights, True
+    )
+
+
+def chunked_soft_cross_entropy(
+    student_input: Tensor,
+    student_decoder: Decoder,
+    teacher_input: Tensor,
+    teacher_decoder: Decoder,
+    temperature: float = 1.0,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``-softmax(t / T) . log softmax(s / T)``: the KL divergence plus the teacher's entropy.
+
+    Arguments and result as for `chunked_kl_divergence`.
+    """
+    return _distil(
+        student_input, student_decoder, teacher_input, teacher_decoder, temperature, weights, False
+    )
+
+
+def _distil(
+    student_input: Tensor,
+    student_decoder: Decoder,
+    teacher_input: Tensor,
+    teacher_decoder: Decoder,
+    temperature: float,
+    weights: Tensor | None,
+    subtract_entropy: bool,
+) -> tuple[Tensor, Tensor]:
+    if weights is None:
+        weights = torch.ones(len(student_input), device=student_input.device)
+    weights = weights.detach().to(torch.float32)
+    teacher = _Projection(teacher_input.detach(), *_detached(teacher_decoder))
+
+    def row_loss(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        log_q = F.log_softmax(logits.div_(temperature), dim=-1)
+        log_p = F.log_softmax(teacher.logits(rows).div_(temperature), dim=-1)
+        p = log_p.exp()
+        difference = log_p.sub_(log_q) if subtract_entropy else log_q.neg()
+        loss = torch.linalg.vecdot(p, difference) * weights[rows]
+        gradient = log_q.exp_().sub_(p)
+        return loss, gradient.mul_(weights[rows, None] / temperature)
+
+    return _project_and_sum(student_input, *student_decoder, row_loss), weights.sum()
+
+
+def _detached(decoder: Decoder) -> Decoder:
+    weight, bias = decoder
+    return weight.detach(), None if bias is None else bias.detach()
+
+
+class _Projection:
+    """``x @ weight' + bias`` by rows, in the dtype autocast asks for; logits at least float32."""
+
+    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        device = x.device.type
+        dtype = x.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        self.x, self.weight = x.to(dtype), weight.to(dtype)
+        self.bias = None if bias is None else bias.to(dtype)
+        self.wide = torch.promote_types(dtype, torch.float32)
+
+    def logits(self, rows: slice) -> Tensor:
+        """Logits [C, V] of some rows."""
+        with torch.autocast(self.x.device.type, enabled=False):
+            return F.linear(self.x[rows], self.weight, self.bias).to(self.wide)
+
+
+def _project_and_sum(x: Tensor, weight: Tensor, bias: Tensor | None, row_loss: RowLoss) -> Tensor:
+    return _ProjectAndSum.apply(x, weight, bias, row_loss)
+
+
+class _ProjectAndSum(torch.autograd.Function):
+    """Sum of a row loss over projected rows, with gradients made in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, row_loss: RowLoss
+    ) -> Tensor:
+        projection = _Projection(x, weight, bias)
+        wanted = ctx.needs_input_grad[:3]
+        gradients = _Gradients(projection, wanted)
+        total = torch.zeros((), dtype=projection.wide, device=x.device)
+        for rows in _chunks(len(x), len(weight)):
+            loss, logit_gradient = row_loss(projection.logits(rows), rows)
+            total += loss.sum()
+            if any(wanted):
+                gradients.add(logit_gradient, rows)
+        ctx.gradients = gradients.cast(x, weight, bias)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = upstream
+        gradients, ctx.gradients = ctx.gradients, None
+        assert gradients is not None, "the gradients of a chunked loss can be taken once"
+        return (*(None if g is None else g.mul_(scale) for g in gradients), None)
+
+
+class _Gradients:
+    """Sums over chunks of the gradients with respect to input, weight and bias."""
+
+    def __init__(self, projection: _Projection, wanted: tuple[bool, ...]) -> None:
+        self.projection = projection
+        self.x: list[Tensor] | None = [] if wanted[0] else None
+        self.want_weight, self.want_bias = wanted[1], wanted[2]
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+
+    def add(self, logit_gradient: Tensor, rows: slice) -> None:
+        """Add a chunk; `logit_gradient` [C, V]."""
+        narrow = logit_gradient.to(self.projection.weight.dtype)
+        with torch.autocast(narrow.device.type, enabled=False):
+            if self.x is not None:
+                self.x.append(narrow @ self.projection.weight)
+            if self.want_weight:
+                self.weight = _accumulate(self.weight, narrow.t(), self.projection.x[rows])
+            if self.want_bias:
+                summed = logit_gradient.sum(dim=0)
+                self.bias = summed if self.bias is None else self.bias.add_(summed)
+
+    def cast(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The three gradients in the dtypes of what they belong to, None where not wanted."""
+        x_gradient = torch.cat(self.x).to(x.dtype) if self.x else None
+        weight_gradient = None if self.weight is None else self.weight.to(weight.dtype)
+        if bias is None or self.bias is None:
+            return x_gradient, weight_gradient, None
+        return x_gradient, weight_gradient, self.bias.to(bias.dtype)
+
+
+def _accumulate(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """``total + a @ b``, kept in float32 or wider as soon as there is more than one summand."""
+    if total is None:
+        return a @ b
+    wide = torch.promote_types(a.dtype, torch.float32)
+    if total.dtype == a.dtype == wide:
+        return total.addmm_(a, b)
+    return total.to(wide).add_(a @ b)
+
+
+def _chunks(rows: int, vocabulary: int) -> Iterator[slice]:
+    """Contiguous runs of rows, as even as can be, whose logits fit a chunk."""
+    largest = max(1, CHUNK_ELEMENTS // vocabulary)
+    number = -(-rows // largest)
+    for i in range(number):
+        yield slice(rows * i // number, rows * (i + 1) // number)

@@ -1,0 +1,160 @@
+"""The chunked losses against the plain formulas of torch."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import model
+from model import vocabulary_loss
+from model.vocabulary_loss import (
+    chunked_cross_entropy,
+    chunked_kl_divergence,
+    chunked_soft_cross_entropy,
+)
+
+torch.set_num_threads(1)
+
+V, E, P = 61, 12, 37
+
+
+@pytest.fixture(params=[V * 5, 1 << 24], ids=["chunks of 5 rows", "one chunk"])
+def _chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary_loss, "CHUNK_ELEMENTS", request.param)
+
+
+def tensors(width: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(width)
+    shapes = [(P, width), (V, width), (V,)]
+    made = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+    return [one.to(dtype).requires_grad_() for one in made]
+
+
+def labels() -> Tensor:
+    made = torch.randint(0, V, (P,), generator=torch.Generator().manual_seed(3))
+    made[::4] = -100
+    return made
+
+
+def assert_same(ours: Tensor, plain: Tensor, inputs: list[Tensor]) -> None:
+    torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-6)
+    for got, expected in zip(
+        torch.autograd.grad(ours * 0.37, inputs),
+        torch.autograd.grad(plain * 0.37, inputs, retain_graph=True),
+        strict=True,
+    ):
+        relative = (got - expected).norm() / expected.norm()
+        assert relative < 1e-6
+
+
+@pytest.mark.usefixtures("_chunk")
+def test_cross_entropy_equals_the_plain_formula() -> None:
+    inputs = tensors(E)
+    total, count = chunked_cross_entropy(*inputs, labels())
+    plain = F.cross_entropy(F.linear(*inputs), labels(), ignore_index=-100, reduction="sum")
+    assert count == (labels() != -100).sum()
+    assert_same(total, plain, inputs)
+
+
+@pytest.mark.usefixtures("_chunk")
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_distillation_equals_the_plain_formulas(temperature: float) -> None:
+    student, teacher = tensors(E), tensors(2 * E)
+    weights = torch.rand(P, generator=torch.Generator().manual_seed(5))
+    weights[3] = 0.0
+    arguments = (student[0], (student[1], student[2]), teacher[0], (teacher[1], teacher[2]))
+
+    log_q = F.log_softmax(F.linear(*student) / temperature, -1)
+    log_p = F.log_softmax(F.linear(*teacher) / temperature, -1)
+    plain_kl = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1) @ weights
+    plain_ce = -(log_p.exp() * log_q).sum(-1) @ weights
+
+    total, count = chunked_kl_divergence(*arguments, temperature, weights)
+    torch.testing.assert_close(count, weights.sum())
+    assert_same(total, plain_kl, student)
+    total, _ = chunked_soft_cross_entropy(*arguments, temperature, weights)
+    assert_same(total, plain_ce, student)
+    assert all(tensor.grad is None for tensor in teacher)
+
+
+@pytest.mark.usefixtures("_chunk")
+def test_under_autocast_it_equals_float32_to_bfloat16_precision() -> None:
+    inputs = tensors(E)
+    exact, _ = chunked_cross_entropy(*inputs, labels())
+    with torch.autocast("cpu", torch.bfloat16):
+        total, _ = chunked_cross_entropy(*inputs, labels())
+    assert total.dtype == torch.float32
+    torch.testing.assert_close(total, exact, rtol=1e-2, atol=0)
+    for got, expected in zip(
+        torch.autograd.grad(total, inputs), torch.autograd.grad(exact, inputs), strict=True
+    ):
+        assert got.dtype == torch.float32
+        assert (got - expected).norm() / expected.norm() < 2e-2
+
+
+def test_in_float64_it_is_exact_to_float64() -> None:
+    inputs = tensors(3, torch.float64)
+    total, _ = chunked_cross_entropy(*inputs, labels())
+    plain = F.cross_entropy(F.linear(*inputs), labels(), ignore_index=-100, reduction="sum")
+    torch.testing.assert_close(total, plain, rtol=1e-13, atol=0)
+    for got, expected in zip(
+        torch.autograd.grad(total, inputs), torch.autograd.grad(plain, inputs), strict=True
+    ):
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-13)
+
+
+def test_rows_that_weigh_nothing_change_nothing() -> None:
+    inputs = tensors(E)
+    none = torch.full((P,), -100)
+    total, count = chunked_cross_entropy(*inputs, none)
+    total.backward()
+    assert total == 0
+    assert count == 0
+    assert all(one.grad is not None and not one.grad.any() for one in inputs)
+
+
+def test_without_gradients_nothing_is_computed_for_them() -> None:
+    x, weight, bias = tensors(E)
+    with torch.no_grad():
+        total, _ = chunked_cross_entropy(x, weight, bias, labels())
+    assert not total.requires_grad
+    only_input, _ = chunked_cross_entropy(x, weight.detach(), None, labels())
+    only_input.backward()
+    assert x.grad is not None
+
+
+def test_never_more_than_the_bounded_chunk_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary_loss, "CHUNK_ELEMENTS", V * 5)
+    largest = 0
+    kept = vocabulary_loss._Projection.logits
+
+    def logits(self: vocabulary_loss._Projection, rows: slice) -> Tensor:
+        nonlocal largest
+        made = kept(self, rows)
+        largest = max(largest, made.numel())
+        return made
+
+    monkeypatch.setattr(vocabulary_loss._Projection, "logits", logits)
+    chunked_cross_entropy(*tensors(E), labels())[0].backward()
+    assert 0 < largest <= V * 5
+
+
+def test_the_training_path_equals_the_loss_of_the_full_logits() -> None:
+    ours = model.build(model.EncoderConfig(V, 32, 2, 2, 48, dropout=0, attention_dropout=0), 1)
+    ids = torch.randint(0, V, (2, 9), generator=torch.Generator().manual_seed(1))
+    positions = torch.tensor([1, 4, 11, 0])
+    targets = torch.tensor([5, 6, 7, -100])
+
+    found = ours.features(ids, masked_positions=positions)
+    total, count = chunked_cross_entropy(found.vocabulary_input, *ours.decoder(), targets)
+    (total / count).backward()
+    got = {name: p.grad.clone() for name, p in ours.named_parameters() if p.grad is not None}
+    ours.zero_grad()
+    dense = torch.full((18,), -100)
+    dense[positions[:3]] = targets[:3]
+    plain = F.cross_entropy(ours(ids).logits.flatten(0, 1), dense)
+    plain.backward()
+    torch.testing.assert_close(total / count, plain)
+    for name, parameter in ours.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(got[name], parameter.grad, rtol=1e-5, atol=1e-7)
