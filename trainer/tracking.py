@@ -1,0 +1,76 @@
+"""Weights & Biases, kept away from training: a process of its own follows ``metrics.jsonl``.
+
+The trainer starts the follower (`trainer/wandb_follower.py`) on rank 0 and has nothing more to do
+with it until the end: no call per step, no network, no W&B thread in the training process. An
+unreachable server, a full disk in W&B's own folder or a crash of the client therefore cannot slow
+or stop training. Because the follower reads the file from its first row, a resumed run has no gap,
+and because it skips the steps W&B already has, no step twice. When the trainer is killed, its end
+of the pipe closes, and the follower still sends what is in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+MODES = ("auto", "offline", "off")
+
+_log = logging.getLogger(__name__)
+_FOLLOWER = Path(__file__).with_name("wandb_follower.py")
+# Run by path, so that it does not import torch and DeepSpeed with the rest of this package.
+_PROGRAM = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+
+
+class Tracking:
+    """A running follower; see `start`."""
+
+    def __init__(self, follower: subprocess.Popen[bytes]) -> None:
+        self._follower = follower
+
+    def finish(self, *, completed: bool, seconds: float = 30.0) -> bool:
+        """Let the follower send the rest and end; True when it did so within `seconds`.
+
+        `completed` is whether the run reached its last step (else it will be resumed). A follower
+        that takes longer is ended: metrics.jsonl has everything that it did not send.
+        """
+        try:
+            self._follower.communicate(b"completed\n" if completed else b"stopped\n", seconds)
+        except subprocess.TimeoutExpired:
+            self._follower.terminate()
+            _log.warning("Weights & Biases did not answer in time; metrics.jsonl has every row")
+            return False
+        except OSError:  # it ended before, as its log says
+            return False
+        return self._follower.returncode == 0
+
+
+def start(run_folder: Path, *, mode: str, project: str, run_id: str) -> Tracking | None:
+    """Follow ``run_folder/metrics.jsonl`` as the W&B run `run_id`; on rank 0 only. Never raises.
+
+    `mode` is ``auto`` (online with a key, else offline), ``offline`` (no socket to any host) or
+    ``off`` (None is returned). The run is named after the folder, its config is ``config.yaml``,
+    and its table of students ``evaluation.json``. W&B's files go to ``wandb/``, what the client
+    says to ``logs/wandb.log``. The key stays where W&B keeps it, in the environment or in ~/.netrc.
+    """
+    assert mode in MODES, mode
+    if mode == "off" or os.environ.get("WANDB_MODE") == "disabled":
+        return None
+    options = {"folder": str(run_folder), "mode": mode, "project": project, "id": run_id}
+    try:
+        (run_folder / "logs").mkdir(parents=True, exist_ok=True)
+        with (run_folder / "logs" / "wandb.log").open("ab") as log:
+            follower = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, str(_FOLLOWER), json.dumps(options)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the trainer
+            )
+    except OSError as error:
+        _log.warning("Weights & Biases was not started: %s", error)
+        return None
+    return Tracking(follower)
