@@ -1,0 +1,38 @@
+"""Elastic, asynchronous, atomic checkpoints of several DeepSpeed engines.
+
+Weights and optimizer states are stored per parameter, not per rank: what was saved on any number of
+ranks at any ZeRO stage resumes on any other::
+
+    checkpoints/step-000001000/
+        manifest.json                        what lies where, and a sha256 of every file
+        trainer.json                         step, attempt, metric, the trainer's own state
+        teacher/rank-00000.safetensors       fragments named "parameter|state|first element"
+        students/NAME/rank-00000.safetensors
+
+A checkpoint appears by one rename after every file is on the disk; a crash at any instant leaves
+the one before. At the start of a job::
+
+    attempt = Attempt.begin(run)                       # rank 0, then broadcast
+    checkpoint = newest_intact(run / "checkpoints", log, group)
+    writer = CheckpointWriter(run / "checkpoints", Retention(), attempt, log,
+                              resumed_from=checkpoint.step if checkpoint else None)
+"""
+
+from trainer.checkpoint.attempts import Attempt, published
+from trainer.checkpoint.errors import CheckpointError, StaleAttempt
+from trainer.checkpoint.gather import full_state_dict
+from trainer.checkpoint.reader import Checkpoint, newest_intact
+from trainer.checkpoint.retention import Retention
+from trainer.checkpoint.writer import CheckpointWriter
+
+__all__ = [
+    "Attempt",
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointWriter",
+    "Retention",
+    "StaleAttempt",
+    "full_state_dict",
+    "newest_intact",
+    "published",
+]

@@ -1,0 +1,252 @@
+"""Which part of which parameter this rank holds, for every kind of engine DeepSpeed makes.
+
+ZeRO flattens a parameter group into one tensor and cuts that among the ranks; what a rank optimises
+is its *holder*: the flat fp32 master partition, which is also the key of the optimizer's state. A
+:class:`Piece` says where in a holder a range of a named parameter lies. Everything else (saving,
+loading, gathering) is written in terms of pieces and knows nothing of ZeRO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+
+FROZEN = -1  # the group of a tensor that no optimizer owns: a frozen parameter or a buffer
+_COMPILED = "_orig_mod."  # what torch.compile adds to names
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The range ``[start, start + numel)`` of one named tensor, flattened, that this rank holds."""
+
+    name: str
+    shape: tuple[int, ...]
+    group: int  # number of the optimizer's parameter group, or FROZEN
+    holder: Tensor  # the tensor that holds the values; a key of optimizer.state unless FROZEN
+    offset: int  # where the range begins in holder.view(-1)
+    start: int
+    numel: int  # 0: nothing of this tensor is here
+    replicated: bool  # True: every rank holds the whole
+
+    @property
+    def total(self) -> int:
+        """Elements of the whole tensor."""
+        return prod(self.shape)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """This piece's elements [numel] of the holder, or of a state tensor shaped like it."""
+        return tensor.detach().view(-1).narrow(0, self.offset, self.numel)
+
+
+def layout(engine: DeepSpeedEngine) -> list[Piece]:
+    """One piece for every parameter and persistent buffer of the engine's module, in a fixed order.
+
+    Raises:
+        NotImplementedError: for an optimizer wrapper or placement that is not known here.
+    """
+    named = {_plain(name): parameter for name, parameter in engine.module.named_parameters()}
+    names = {parameter: name for name, parameter in named.items()}
+    optimized = list(_optimized(engine.optimizer, names))
+    seen = {piece.name for piece in optimized}
+    frozen = [_frozen(name, p) for name, p in named.items() if name not in seen]
+    buffers = [_whole(name, FROZEN, b, b.shape) for name, b in _buffers(engine.module)]
+    return optimized + frozen + buffers
+
+
+def share(pieces: Iterable[Piece], rank: int, world_size: int) -> list[Piece]:
+    """What this rank stores: its own partitions, and its equal share of all that is replicated.
+
+    Replicated tensors are laid end to end and cut into ``world_size`` equal runs of elements, so
+    that every element is written exactly once.
+    """
+    pieces = list(pieces)
+    total = sum(piece.total for piece in pieces if piece.replicated)
+    low, high = total * rank // world_size, total * (rank + 1) // world_size
+    kept, at = [], 0
+    for piece in pieces:
+        if piece.replicated:
+            first, last = max(at, low) - at, min(at + piece.total, high) - at
+            at += piece.total
+            piece = replace(piece, offset=first, start=first, numel=max(last - first, 0))
+        if piece.numel:
+            kept.append(piece)
+    return kept
+
+
+def torch_optimizer(engine: DeepSpeedEngine) -> torch.optim.Optimizer | None:
+    """The torch optimizer inside DeepSpeed's wrapper; None for an engine that is not trained."""
+    if engine.optimizer is None or _kind(engine.optimizer) == "DeepSpeedZeRoOffload":
+        return None
+    return getattr(engine.optimizer, "optimizer", engine.optimizer)
+
+
+def refresh(engine: DeepSpeedEngine) -> None:
+    """Make everything DeepSpeed derives from the masters follow them; collective under ZeRO."""
+    wrapper = engine.optimizer
+    kind = _kind(wrapper)
+    if kind == "DeepSpeedZeroOptimizer_Stage3":
+        flats = zip(
+            wrapper.fp16_partitioned_groups_flat, wrapper.fp32_partitioned_groups_flat, strict=True
+        )
+        for low, master in flats:  # the parameters' partitions are views of `low`
+            low.data.copy_(master.data)
+        wrapper.invalidate_secondary_tensor()
+        wrapper.checkpoint_event_prologue()  # drops gathered parameters, which are stale now
+        wrapper.checkpoint_event_epilogue()  # gathers the small, persistent ones again
+    elif kind == "DeepSpeedZeRoOffload":
+        wrapper.partition_all_parameters()
+        if wrapper.persistent_parameters:
+            wrapper.persistent_parameters[0].all_gather(wrapper.persistent_parameters)
+    elif kind in ("DeepSpeedZeroOptimizer", "BF16_Optimizer"):
+        wrapper.update_lp_params()
+    elif kind in ("FP16_Optimizer", "FP16_UnfusedOptimizer"):
+        parameters = {_plain(name): p for name, p in engine.module.named_parameters()}
+        for piece in layout(engine):
+            if piece.group != FROZEN:
+                parameters[piece.name].data.view(-1).copy_(piece.of(piece.holder))
+
+
+_Names = Mapping[Tensor, str]
+
+
+def _optimized(wrapper: Any, names: _Names) -> Iterator[Piece]:
+    if isinstance(wrapper, torch.optim.Optimizer):
+        return _plain_torch(wrapper, names)
+    if _kind(wrapper) not in _WRAPPERS:
+        raise NotImplementedError(f"checkpoints do not know DeepSpeed's {_kind(wrapper)}")
+    return _WRAPPERS[_kind(wrapper)](wrapper, names)
+
+
+def _none(wrapper: Any, names: _Names) -> Iterator[Piece]:
+    """An engine without an optimizer: every parameter is frozen."""
+    return iter(())
+
+
+def _plain_torch(optimizer: torch.optim.Optimizer, names: _Names) -> Iterator[Piece]:
+    """Stage 0 in fp32: DeepSpeed steps the optimizer itself."""
+    for group, settings in enumerate(optimizer.param_groups):
+        for p in settings["params"]:
+            yield _whole(names[p], group, p, p.shape)
+
+
+def _stage_0_unfused(wrapper: Any, names: _Names) -> Iterator[Piece]:
+    """Stage 0 in 16 bit: an fp32 master for each parameter."""
+    for group, (lows, masters) in enumerate(
+        zip(wrapper.fp16_groups, wrapper.fp32_groups, strict=True)
+    ):
+        for low, master in zip(lows, masters, strict=True):
+            yield _whole(names[low], group, master, low.shape)
+
+
+def _stage_0_fused(wrapper: Any, names: _Names) -> Iterator[Piece]:
+    """Stage 0 in 16 bit with DeepSpeed's fused Adam: one flat fp32 master for each group."""
+    for group, (lows, flat) in enumerate(
+        zip(wrapper.fp16_groups, wrapper.fp32_groups_flat, strict=True)
+    ):
+        for low, at in zip(lows, _running_offsets(lows), strict=True):
+            yield Piece(names[low], tuple(low.shape), group, flat, at, 0, low.numel(), True)
+
+
+def _stage_1_and_2(wrapper: Any, names: _Names) -> Iterator[Piece]:
+    # round_robin_* is the order in the flat tensor whatever `round_robin_gradients` says;
+    # DeepSpeed's own `_hp_mapping` is wrong when it is on.
+    for group, flat in enumerate(wrapper.single_partition_of_fp32_groups):
+        low = dist.get_rank(wrapper.real_dp_process_group[group]) * flat.numel()
+        order = wrapper.round_robin_bit16_groups[group]
+        for p, at in zip(order, wrapper.round_robin_bit16_offsets[group], strict=True):
+            yield _cut(names[p], p, group, flat, at, low)
+
+
+def _stage_1_bf16(wrapper: Any, names: _Names) -> Iterator[Piece]:
+    """Stage 1, bf16 with fp32 gradient accumulation."""
+    for group, flat in enumerate(wrapper.fp32_groups_flat_partition):
+        low = dist.get_rank(wrapper.real_dp_process_group[group]) * flat.numel()
+        order = wrapper.bf16_groups[group]
+        for p, at in zip(order, _running_offsets(order), strict=True):
+            yield _cut(names[p], p, group, flat, at, low)
+
+
+def _stage_3(wrapper: Any, names: _Names) -> Iterator[Piece]:
+    subgroups = zip(wrapper.fp32_partitioned_groups_flat, wrapper.fp16_groups, strict=True)
+    for number, (flat, parameters) in enumerate(subgroups):
+        if wrapper._swappable_optimizer_subgroup(number):
+            raise NotImplementedError("checkpoints do not cover optimizer states on NVMe")
+        group = wrapper.sub_group_to_group_id[number]
+        for p in parameters:
+            _, offset, size = wrapper.grad_position[wrapper.get_param_id(p)]
+            start = min(wrapper._get_param_partition_rank(p) * size, p.ds_numel)
+            numel = min(size, p.ds_numel - start)
+            yield Piece(names[p], tuple(p.ds_shape), group, flat, offset, start, numel, False)
+
+
+_WRAPPERS: dict[str, Callable[[Any, _Names], Iterator[Piece]]] = {
+    "NoneType": _none,
+    "DeepSpeedZeRoOffload": _none,
+    "FP16_UnfusedOptimizer": _stage_0_unfused,
+    "FP16_Optimizer": _stage_0_fused,
+    "DeepSpeedZeroOptimizer": _stage_1_and_2,
+    "BF16_Optimizer": _stage_1_bf16,
+    "DeepSpeedZeroOptimizer_Stage3": _stage_3,
+}
+
+
+def _kind(wrapper: Any) -> str:
+    return type(wrapper).__name__
+
+
+def _plain(name: str) -> str:
+    return name.replace(_COMPILED, "")
+
+
+def _whole(name: str, group: int, holder: Tensor, shape: Sequence[int]) -> Piece:
+    return Piece(name, tuple(shape), group, holder, 0, 0, prod(shape), True)
+
+
+def _cut(name: str, p: Tensor, group: int, flat: Tensor, at: int, low: int) -> Piece:
+    """The part of a parameter at ``[at, at + numel)`` of its group that this rank's flat has.
+
+    ``flat`` is the group's range ``[low, low + flat.numel())``.
+    """
+    first, last = max(at, low), min(at + p.numel(), low + flat.numel())
+    if last <= first:
+        return Piece(name, tuple(p.shape), group, flat, 0, 0, 0, False)
+    return Piece(name, tuple(p.shape), group, flat, first - low, first - at, last - first, False)
+
+
+def _running_offsets(tensors: Sequence[Tensor]) -> list[int]:
+    offsets, at = [], 0
+    for tensor in tensors:
+        offsets.append(at)
+        at += tensor.numel()
+    return offsets
+
+
+def _frozen(name: str, parameter: Any) -> Piece:
+    if not hasattr(parameter, "ds_tensor"):
+        return _whole(name, FROZEN, parameter, parameter.shape)
+    size = parameter.ds_tensor.ds_numel
+    start = min(dist.get_rank(parameter.ds_process_group) * size, parameter.ds_numel)
+    numel = min(size, parameter.ds_numel - start)
+    shape = tuple(parameter.ds_shape)
+    return Piece(name, shape, FROZEN, parameter.ds_tensor, 0, start, numel, False)
+
+
+def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that belong to a state dict, by name."""
+    transient = {
+        f"{prefix}.{key}".lstrip(".")
+        for prefix, child in module.named_modules()
+        for key in child._non_persistent_buffers_set
+    }
+    for name, buffer in module.named_buffers():
+        if name not in transient:
+            yield _plain(name), buffer

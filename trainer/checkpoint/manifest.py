@@ -1,0 +1,157 @@
+"""The manifest: what a checkpoint contains, where each range of each tensor lies, and checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.errors import CheckpointError
+from trainer.checkpoint.folder import MANIFEST
+from trainer.checkpoint.snapshot import Fragment, Snapshot
+from trainer.checkpoint.storage import StoredFile, sha256
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """One stored tensor: every state of it is cut at the same places."""
+
+    shape: list[int]
+    group: int
+    scalars: dict[str, dict[str, Any]]
+    states: dict[str, str]  # state -> dtype
+    fragments: list[tuple[int, int, int]]  # (start, elements, index of the file), gapless
+
+
+@dataclass(frozen=True)
+class LearnerRecord:
+    """One learner's tensors, by name, and its optimizer groups and counters."""
+
+    tensors: dict[str, TensorRecord]
+    groups: list[dict[str, Any]]
+    engine: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about a checkpoint but the numbers themselves."""
+
+    step: int
+    world_size: int
+    files: list[StoredFile]
+    learners: dict[str, LearnerRecord]
+
+    def encode(self) -> dict[str, Any]:
+        """As JSON, with a checksum of itself."""
+        content = {"format": FORMAT, **asdict(self)}
+        return {"content": content, "sha256": _digest(content)}
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest of a checkpoint folder.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or of another format.
+    """
+    path = folder / MANIFEST
+    try:
+        whole = json.loads(path.read_text())
+        content, digest = whole["content"], whole["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged ({error})") from None
+    if digest != _digest(content):
+        raise CheckpointError(f"{path} is damaged (its checksum differs)")
+    if content["format"] != FORMAT:
+        raise CheckpointError(f"{path} has format {content['format']}, this version reads {FORMAT}")
+    return _decode(content)
+
+
+def check_file(folder: Path, file: StoredFile) -> None:
+    """Compare a stored file with its size and checksum.
+
+    Raises:
+        CheckpointError: naming the file, when it is missing, truncated or changed.
+    """
+    path = folder / file.path
+    try:
+        size = path.stat().st_size
+        if size != file.bytes:
+            raise CheckpointError(f"{path} is damaged ({size} bytes of {file.bytes})")
+        if sha256(path) != file.sha256:
+            raise CheckpointError(f"{path} is damaged (its checksum differs)")
+    except OSError as error:
+        raise CheckpointError(f"{path} is damaged ({error.strerror})") from None
+
+
+def merge_learner(snapshots: Sequence[Snapshot], files: Sequence[int]) -> LearnerRecord:
+    """One learner from what its ranks stored (``data`` is not looked at).
+
+    Args:
+        snapshots: one for each rank.
+        files: for each rank, the index of its file in the manifest.
+    """
+    head = snapshots[0]
+    fragments: dict[str, list[tuple[Fragment, int]]] = {name: [] for name in head.tensors}
+    for snapshot, file in zip(snapshots, files, strict=True):
+        for fragment in snapshot.fragments:
+            fragments[fragment.name].append((fragment, file))
+    tensors = {}
+    for name, about in head.tensors.items():
+        scalars = _agreed_scalars(name, [snapshot.tensors[name] for snapshot in snapshots])
+        states, cuts = _cuts(name, fragments[name], prod(about["shape"]))
+        tensors[name] = TensorRecord(about["shape"], about["group"], scalars, states, cuts)
+    return LearnerRecord(tensors, head.groups, head.engine)
+
+
+def _agreed_scalars(name: str, about: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    scalars = about[0]["scalars"]
+    for rank, other in enumerate(about):
+        if other["scalars"] != scalars:
+            raise CheckpointError(
+                f"{name}: rank {rank} holds {other['scalars']} and rank 0 {scalars}: "
+                "the ranks have diverged"
+            )
+    return scalars
+
+
+def _cuts(
+    name: str, fragments: Sequence[tuple[Fragment, int]], total: int
+) -> tuple[dict[str, str], list[tuple[int, int, int]]]:
+    """The states (with dtype) and the places where all of them are cut; proves they are gapless."""
+    states: dict[str, str] = {}
+    places: dict[str, list[tuple[int, int, int]]] = {}
+    for fragment, file in fragments:
+        states[fragment.state] = str(fragment.dtype).removeprefix("torch.")
+        places.setdefault(fragment.state, []).append((fragment.start, fragment.numel, file))
+    distinct = {tuple(sorted(cuts)) for cuts in places.values()}
+    cuts = list(distinct.pop()) if distinct else []
+    at = 0
+    for start, numel, _ in cuts:
+        assert start == at, f"{name}: a gap or an overlap at element {at}"
+        at += numel
+    assert not distinct, f"{name}: its states are cut at different places"
+    assert at == total, f"{name}: {at} of {total} elements stored"
+    return states, cuts
+
+
+def _decode(content: Mapping[str, Any]) -> Manifest:
+    learners = {
+        name: LearnerRecord(
+            {key: TensorRecord(**tensor) for key, tensor in learner["tensors"].items()},
+            learner["groups"],
+            learner["engine"],
+        )
+        for name, learner in content["learners"].items()
+    }
+    files = [StoredFile(**file) for file in content["files"]]
+    return Manifest(content["step"], content["world_size"], files, learners)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,171 @@
+"""From copies in memory to a published checkpoint: beside its name, synced, then one rename."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.checkpoint.attempts import Attempt, published
+from trainer.checkpoint.errors import CheckpointError
+from trainer.checkpoint.folder import (
+    MANIFEST,
+    TRAINER,
+    read_trainer_file,
+    remove,
+    step_name,
+)
+from trainer.checkpoint.manifest import LearnerRecord, Manifest, merge_learner
+from trainer.checkpoint.ranks import Ranks
+from trainer.checkpoint.retention import Retention
+from trainer.checkpoint.snapshot import Snapshot
+from trainer.checkpoint.storage import (
+    StoredFile,
+    safetensors_chunks,
+    safetensors_header,
+    sync_folder,
+    write_durably,
+    write_json,
+)
+
+_SPARE = 64 * 2**20  # bytes that must remain free: manifest, logs, metrics
+
+
+@dataclass(frozen=True)
+class Unit:
+    """All that one save writes from this rank."""
+
+    step: int
+    learners: Mapping[str, Snapshot]  # by "teacher", "students/NAME"
+    trainer: Mapping[str, Any]  # the content of trainer.json
+
+    @property
+    def bytes(self) -> int:
+        """What this rank writes."""
+        return sum(snapshot.data.numel() for snapshot in self.learners.values())
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Where a run's checkpoints stand and the rules for it."""
+
+    folder: Path
+    retention: Retention
+    attempt: Attempt | None
+    pinned: frozenset[int]  # steps that are never deleted
+
+    @property
+    def number(self) -> int:
+        """This attempt's number; 0 in a run without attempts."""
+        return self.attempt.number if self.attempt else 0
+
+    def check_attempt(self) -> None:
+        """Raises StaleAttempt once a newer attempt has begun."""
+        if self.attempt:
+            self.attempt.check()
+
+    def staging(self, step: int) -> Path:
+        """The folder in which this attempt prepares a checkpoint."""
+        return self.folder / f"{step_name(step)}.writing-{self.number}"
+
+
+def publish(unit: Unit, shelf: Shelf, ranks: Ranks) -> None:
+    """Write a checkpoint and make it visible; collective.
+
+    Raises:
+        StaleAttempt, CheckpointError: on every rank; nothing was published then.
+    """
+    staging = shelf.staging(unit.step)
+    needed = sum(ranks.collect(unit.bytes))
+    try:
+        ranks.agree(lambda: _begin(shelf, staging, needed) if ranks.rank == 0 else None)
+        stored = ranks.agree(lambda: _write_learners(unit, staging, ranks.rank))
+        heads = {name: _without_data(snapshot) for name, snapshot in unit.learners.items()}
+        parts = ranks.collect((heads, stored))
+        ranks.agree(lambda: _commit(unit, shelf, staging, parts) if ranks.rank == 0 else None)
+    except Exception:
+        if ranks.rank == 0:
+            shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def _begin(shelf: Shelf, staging: Path, needed: int) -> None:
+    shelf.check_attempt()
+    free = shutil.disk_usage(shelf.folder).free
+    if free < needed + _SPARE:
+        raise CheckpointError(
+            f"{shelf.folder}: {free / 1e9:.2f} GB free, the checkpoint needs "
+            f"{(needed + _SPARE) / 1e9:.2f} GB; free some space or keep fewer checkpoints"
+        )
+    shutil.rmtree(staging, ignore_errors=True)  # of a save of this step that failed
+    staging.mkdir()
+
+
+def _write_learners(unit: Unit, staging: Path, rank: int) -> dict[str, StoredFile]:
+    """Write this rank's file of every learner it holds a part of."""
+    stored = {}
+    for name, snapshot in unit.learners.items():
+        folder = staging / name
+        folder.mkdir(parents=True, exist_ok=True)
+        header = safetensors_header({f.key: (f.dtype, f.numel) for f in snapshot.fragments})
+        path = f"{name}/rank-{rank:05d}.safetensors"
+        stored[name] = write_durably(staging, path, safetensors_chunks(header, snapshot.data))
+        sync_folder(folder)
+    return stored
+
+
+def _commit(
+    unit: Unit,
+    shelf: Shelf,
+    staging: Path,
+    parts: list[tuple[dict[str, Snapshot], dict[str, StoredFile]]],
+) -> None:
+    """Rank 0's last act: manifest, rename, then retention."""
+    trainer = write_json(staging, TRAINER, {**unit.trainer, "attempt": shelf.number})
+    files, learners = [trainer], {}
+    for name in unit.learners:
+        learners[name] = _merge(name, parts, first_file=len(files))
+        files += [stored[name] for _, stored in parts]
+    manifest = Manifest(unit.step, len(parts), files, learners)
+    write_json(staging, MANIFEST, manifest.encode())
+    for folder, _, _ in os.walk(staging):
+        sync_folder(Path(folder))
+    shelf.check_attempt()
+    _rename_into_place(staging, shelf.folder / step_name(unit.step), shelf.number)
+    _expire(shelf, unit.step)
+
+
+def _merge(
+    name: str, parts: list[tuple[dict[str, Snapshot], dict[str, StoredFile]]], first_file: int
+) -> LearnerRecord:
+    snapshots = [heads[name] for heads, _ in parts]
+    return merge_learner(snapshots, range(first_file, first_file + len(parts)))
+
+
+def _rename_into_place(staging: Path, final: Path, number: int) -> None:
+    """One rename. A checkpoint that has the name (resumed from an earlier one) steps aside."""
+    aside = final.with_name(f"{final.name}.replaced-{number}")
+    if final.exists():
+        os.rename(final, aside)
+    os.rename(staging, final)
+    sync_folder(final.parent)
+    if aside.exists():
+        remove(aside, number)
+
+
+def _expire(shelf: Shelf, newest: int) -> None:
+    metrics = {
+        step: read_trainer_file(shelf.folder, step).get("metric")
+        for step in published(shelf.folder)
+    }
+    for step in shelf.retention.expired(metrics, shelf.pinned | {newest}):
+        remove(shelf.folder / step_name(step), shelf.number)
+
+
+def _without_data(snapshot: Snapshot) -> Snapshot:
+    return replace(snapshot, data=torch.empty(0, dtype=torch.uint8))

@@ -1,0 +1,62 @@
+"""The ranks of a job, seen by the thread that writes: they go on together or fail together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from trainer.checkpoint.errors import CheckpointError, StaleAttempt
+
+T = TypeVar("T")
+_PATIENCE = timedelta(hours=1)  # for the slowest rank's disk; a rank that dies is noticed at once
+
+
+class Ranks:
+    """All ranks, over a gloo group of their own. Creating it is collective.
+
+    The group is not shared with training: two threads that use one group at a time hang it.
+    """
+
+    def __init__(self) -> None:
+        self.group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+
+    def agree(self, action: Callable[[], T]) -> T:
+        """Run ``action`` on every rank and return its own result; collective.
+
+        Raises:
+            StaleAttempt: on every rank, when one rank's action raised it.
+            CheckpointError: on every rank, when an action failed somewhere; says where and why.
+        """
+        failure: Exception | None = None
+        try:
+            result = action()
+        except Exception as error:
+            failure = _portable(error, self.rank)
+        failures: list[Exception | None] = [None] * self.size
+        dist.all_gather_object(failures, failure, group=self.group)
+        raised = [each for each in failures if each is not None]
+        if raised:
+            raise min(raised, key=lambda each: not isinstance(each, StaleAttempt))
+        return result
+
+    def collect(self, value: T) -> list[T]:
+        """Every rank's value on rank 0, nothing elsewhere; collective."""
+        values: list[T] | None = [value] * self.size if self.rank == 0 else None
+        dist.gather_object(value, values, dst=0, group=self.group)
+        return values or []
+
+
+def _portable(error: Exception, rank: int) -> Exception:
+    """The error in a form that pickles and that reads as one line on any rank."""
+    if isinstance(error, StaleAttempt):
+        return StaleAttempt(str(error))
+    if isinstance(error, OSError):
+        return CheckpointError(f"{error.filename or 'checkpoint'}: {error.strerror} (rank {rank})")
+    if isinstance(error, CheckpointError):
+        return CheckpointError(str(error))
+    return CheckpointError(f"{type(error).__name__}: {error} (rank {rank})")

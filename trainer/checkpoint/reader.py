@@ -1,0 +1,157 @@
+"""Finding, verifying and reading checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor
+
+from trainer.checkpoint.attempts import published
+from trainer.checkpoint.errors import CheckpointError
+from trainer.checkpoint.folder import read_trainer_file, step_name
+from trainer.checkpoint.manifest import (
+    LearnerRecord,
+    TensorRecord,
+    check_file,
+    read_manifest,
+)
+from trainer.checkpoint.restore import restore
+from trainer.checkpoint.snapshot import MASTER, fragment_key
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+
+
+class Checkpoint:
+    """A published checkpoint. Opening it reads the manifest, not the tensors."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """Open ``folder/step-…``.
+
+        Raises:
+            CheckpointError: the manifest is missing or damaged.
+        """
+        self.step = step
+        self.path = folder / step_name(step)
+        self._manifest = read_manifest(self.path)
+        self.trainer_state: dict[str, Any] = read_trainer_file(folder, step).get("state", {})
+
+    @property
+    def learners(self) -> list[str]:
+        """The learners in it: "teacher", "students/NAME"."""
+        return list(self._manifest.learners)
+
+    def verify(self, part: int = 0, parts: int = 1) -> None:
+        """Read every ``parts``-th file and compare its checksum.
+
+        Raises:
+            CheckpointError: naming the first file that is missing, truncated or changed.
+        """
+        for file in self._manifest.files[part::parts]:
+            check_file(self.path, file)
+
+    def load(self, learner: str, engine: DeepSpeedEngine) -> None:
+        """Put a learner's weights, optimizer state and counters into a fresh engine; collective.
+
+        The engine may have any number of ranks, any ZeRO stage and any precision. The parameter
+        groups' settings (learning rate, weight decay, …) become the stored ones. An engine without
+        an optimizer takes the weights alone.
+
+        Raises:
+            CheckpointError: the parameters differ, before anything is overwritten.
+        """
+        try:
+            restore(engine, self._record(learner), _Fragments(self, learner))
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: {learner}: {error}") from None
+
+    def master_weights(self, learner: str) -> dict[str, Tensor]:
+        """A learner's parameters and persistent buffers, whole, on the CPU, without an engine.
+
+        Floating point tensors are fp32 masters; others keep their type. Names are the module's.
+        """
+        fragments = _Fragments(self, learner)
+        return {
+            name: fragments.whole(name, tensor).reshape(tensor.shape)
+            for name, tensor in self._record(learner).tensors.items()
+        }
+
+    def _record(self, learner: str) -> LearnerRecord:
+        if learner not in self._manifest.learners:
+            raise CheckpointError(
+                f"{self.path} has no learner {learner!r}, only {', '.join(self.learners)}"
+            )
+        return self._manifest.learners[learner]
+
+
+def newest_intact(
+    folder: Path, report: Callable[[str], None], group: dist.ProcessGroup | None = None
+) -> Checkpoint | None:
+    """The newest checkpoint whose every file matches its checksum; None where there is none.
+
+    A damaged one is reported by file name, and the one before it is tried. With a process group
+    this is collective: the ranks share the reading, and rank 0 reports.
+    """
+    rank, size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+    steps: list[Any] = [published(folder)]
+    if group is not None:
+        dist.broadcast_object_list(steps, group=group, group_src=0)
+    for step in reversed(steps[0]):
+        damages: list[str | None] = [_damage(folder, step, rank, size)]
+        if group is not None:
+            damages *= size
+            dist.all_gather_object(damages, damages[rank], group=group)
+        found = [damage for damage in damages if damage]
+        if not found:
+            return Checkpoint(folder, step)
+        if rank == 0:
+            report(f"{found[0]}: the checkpoint before step {step} is used")
+    return None
+
+
+def _damage(folder: Path, step: int, part: int, parts: int) -> str | None:
+    try:
+        Checkpoint(folder, step).verify(part, parts)
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
+class _Fragments:
+    """Reads ranges of a learner's tensors from wherever they were cut."""
+
+    def __init__(self, checkpoint: Checkpoint, learner: str) -> None:
+        self._folder = checkpoint.path
+        self._files = checkpoint._manifest.files
+        self._open: dict[int, Any] = {}
+
+    def fill(self, name: str, record: TensorRecord, state: str, start: int, out: Tensor) -> None:
+        """Copy the elements ``[start, start + out.numel())`` of a state into ``out`` [numel]."""
+        stop, copied = start + out.numel(), 0
+        for at, numel, file in record.fragments:
+            low, high = max(at, start), min(at + numel, stop)
+            if low < high:
+                key = fragment_key(name, state, at)
+                part = self._file(file).get_slice(key)[low - at : high - at]
+                out[low - start : high - start].copy_(part)
+                copied += high - low
+        assert copied == out.numel(), f"{name} {state}: {copied} of {out.numel()} elements"
+
+    def whole(self, name: str, record: TensorRecord) -> Tensor:
+        """The weights of one tensor, flat; fp32 where they are floating point."""
+        stored = getattr(torch, record.states[MASTER])
+        dtype = torch.float32 if stored.is_floating_point else stored
+        out = torch.empty(prod(record.shape), dtype=dtype)
+        self.fill(name, record, MASTER, 0, out)
+        return out
+
+    def _file(self, index: int) -> Any:
+        if index not in self._open:
+            self._open[index] = safe_open(self._folder / self._files[index].path, "pt")
+        return self._open[index]

@@ -1,0 +1,116 @@
+"""Durable files: written once, hashed on the way, on the disk before anybody is told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_CHUNK = 16 * 2**20  # bytes handed to the hash and the file at a time; both let other threads run
+_SAFETENSORS = {  # the format's names of dtypes
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A written file: its path relative to the checkpoint, its size and the sha256 of its bytes."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+def write_durably(folder: Path, path: str, chunks: Iterable[bytes | memoryview]) -> StoredFile:
+    """Write ``chunks`` to a new file ``folder/path`` and fsync it.
+
+    Raises:
+        OSError: with the path in it, whichever call failed.
+    """
+    digest, size = hashlib.sha256(), 0
+    try:
+        with open(folder / path, "xb", buffering=0) as file:
+            for chunk in chunks:
+                digest.update(chunk)
+                size += _write_all(file, memoryview(chunk))
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder / path)) from None
+    return StoredFile(path, size, digest.hexdigest())
+
+
+def _write_all(file: FileIO, data: memoryview) -> int:
+    """Write bytes to an unbuffered file, which may take only a part at a time."""
+    rest = data
+    while rest.nbytes:
+        rest = rest[file.write(rest) :]
+    return data.nbytes
+
+
+def write_json(folder: Path, path: str, content: Any) -> StoredFile:
+    """Write ``content`` as JSON, durably."""
+    return write_durably(folder, path, [json.dumps(content).encode()])
+
+
+def safetensors_chunks(header: bytes, data: Tensor) -> Iterable[bytes | memoryview]:
+    """A safetensors file of a header and its data (uint8 [bytes]), in pieces fit to be written."""
+    yield header
+    view = data.numpy()
+    for at in range(0, len(view), _CHUNK):
+        yield view[at : at + _CHUNK].data
+
+
+def safetensors_header(tensors: Mapping[str, tuple[torch.dtype, int]]) -> bytes:
+    """The header for flat tensors ``{name: (dtype, elements)}`` stored back to back in this order.
+
+    The format: 8 bytes of little-endian length, then JSON padded with spaces to 8 bytes
+    (https://github.com/huggingface/safetensors#format).
+    """
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, (dtype, numel) in tensors.items():
+        end = at + numel * dtype.itemsize
+        entries[name] = {
+            "dtype": _SAFETENSORS[dtype],
+            "shape": [numel],
+            "data_offsets": [at, end],
+        }
+        at = end
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def sha256(path: Path) -> str:
+    """The sha256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a folder's entries (files created, renamed or removed in it) survive a power loss."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,144 @@
+"""Saving while training goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from trainer.checkpoint.attempts import Attempt
+from trainer.checkpoint.errors import CheckpointError, StaleAttempt
+from trainer.checkpoint.folder import tidy
+from trainer.checkpoint.publication import Shelf, Unit, publish
+from trainer.checkpoint.ranks import Ranks
+from trainer.checkpoint.retention import Retention
+from trainer.checkpoint.snapshot import HostBuffer, capture
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+
+
+class CheckpointWriter:
+    """Writes a run's checkpoints, at most one at a time, in a thread. Creating it is collective.
+
+    Every rank makes the same calls. Training waits only for a copy of the state into host memory,
+    which is allocated once for each learner; a save that is asked for while the one before is still
+    being written waits for that first.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        retention: Retention,
+        attempt: Attempt | None,
+        report: Callable[[str], None],
+        *,
+        resumed_from: int | None = None,
+        max_failures: int = 3,
+    ) -> None:
+        """Prepare to write.
+
+        Args:
+            folder: ``runs/NAME/checkpoints``, on a file system that all ranks share.
+            retention: what to keep.
+            attempt: this incarnation of the run; None in a run without fencing.
+            report: called on rank 0, from the writing thread, with one line about a failed save.
+            resumed_from: the step this run was resumed from, which is never deleted.
+            max_failures: so many failed saves in a row are an error.
+        """
+        self.last_published: int | None = resumed_from
+        self.failures = 0
+        self._report = report
+        self._max_failures = max_failures
+        self._in_a_row = 0
+        self._error: CheckpointError | None = None
+        self._thread: threading.Thread | None = None
+        self._buffers: dict[str, HostBuffer] = {}
+        self._ranks = Ranks()
+        pinned = frozenset(() if resumed_from is None else (resumed_from,))
+        self._shelf = Shelf(folder, retention, attempt, pinned)
+        if self._ranks.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            tidy(folder, self._shelf.number)
+        dist.barrier(group=self._ranks.group)
+
+    def save(
+        self,
+        step: int,
+        learners: Mapping[str, DeepSpeedEngine],
+        trainer_state: Mapping[str, Any],
+        *,
+        metric: float | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Copy the state of all learners now and write it in the background.
+
+        Call between optimizer steps, not inside gradient accumulation.
+
+        Args:
+            step: the checkpoint's name: steps done.
+            learners: engines by "teacher" or "students/NAME".
+            trainer_state: anything JSON; rank 0's is stored.
+            metric: a held-out loss for ``Retention.best``; a non-finite one counts as none.
+            wait: return when the checkpoint is published (or has failed).
+
+        Raises:
+            StaleAttempt, CheckpointError: as :meth:`wait` does, about the save before.
+        """
+        self.wait()
+        usable = metric is not None and math.isfinite(metric)
+        trainer = {"step": step, "metric": metric if usable else None, "state": trainer_state}
+        snapshots = {
+            name: capture(engine, self._buffer(name), self._ranks.rank, self._ranks.size)
+            for name, engine in learners.items()
+        }
+        # Through JSON: a copy that the trainer cannot change any more, and proof that it is plain.
+        unit = Unit(step, snapshots, json.loads(json.dumps(trainer)))
+        self._thread = threading.Thread(
+            target=self._write, args=(unit,), name=f"checkpoint-{step}", daemon=True
+        )
+        self._thread.start()
+        if wait:
+            self.wait()
+
+    def wait(self) -> bool:
+        """Return when nothing is being written: whether the last save was published.
+
+        Raises:
+            StaleAttempt: a newer attempt of this run has begun.
+            CheckpointError: ``max_failures`` saves in a row have failed.
+        """
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        if isinstance(self._error, StaleAttempt):
+            raise self._error
+        if self._error and self._in_a_row >= self._max_failures:
+            raise CheckpointError(f"{self._in_a_row} saves in a row failed: {self._error}")
+        return self._error is None
+
+    def _buffer(self, learner: str) -> HostBuffer:
+        return self._buffers.setdefault(learner, HostBuffer())
+
+    def _write(self, unit: Unit) -> None:
+        try:
+            publish(unit, self._shelf, self._ranks)
+        except Exception as error:
+            self._fail(unit.step, error)
+        else:
+            self._error, self._in_a_row = None, 0
+            self.last_published = unit.step
+
+    def _fail(self, step: int, error: Exception) -> None:
+        if not isinstance(error, CheckpointError):
+            error = CheckpointError(f"{type(error).__name__}: {error}")
+        self._error = error
+        self.failures += 1
+        self._in_a_row += 1
+        if self._ranks.rank == 0:
+            self._report(f"checkpoint of step {step} not written: {self._error}")
