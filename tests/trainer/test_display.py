@@ -1,0 +1,144 @@
+import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from trainer.display import Display, duration
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def console(terminal, width=100):
+    return Console(file=io.StringIO(), force_terminal=terminal, width=width)
+
+
+def row(loss, speed=1000.0, **more):
+    return {"teacher/loss": loss, "teacher/lr": 0.1, "tokens_per_second": speed, **more}
+
+
+def test_off_a_terminal_there_is_a_line_every_ten_seconds_and_a_last_one(clock):
+    out = console(terminal=False)
+    with Display("demo", 100, console=out, clock=clock) as display:
+        for step in range(1, 101):
+            clock.now += 1
+            display.update(step, row(5 - step / 100), waiting=["students/half"])
+    lines = out.file.getvalue().splitlines()
+    assert len(lines) == 11
+    assert lines[0] == (
+        "demo: step 1/100 · 1,000 tokens/s · 1:39 left · teacher 4.990, half waiting"
+    )
+    assert lines[-1] == "demo: step 100/100 · 1,000 tokens/s · teacher 4.000, half waiting"
+    assert "\x1b" not in out.file.getvalue()
+
+
+def test_a_waiting_student_gets_its_loss_once_it_has_one(clock):
+    out = console(terminal=False)
+    with Display("demo", 3, console=out, clock=clock) as display:
+        for step, more in enumerate([{}, {"students/half/loss": 6.0}, {}], start=1):
+            clock.now += 10
+            waiting = [] if more else ["students/half"]
+            display.update(step, row(1.0, **more), waiting if step == 1 else [])
+    first, second, third = out.file.getvalue().splitlines()
+    assert first.endswith("half waiting")
+    assert second.endswith("half 6.000")
+    assert third.endswith("half 6.000")
+
+
+def test_held_out_accuracy_is_shown_beside_the_loss(clock):
+    out = console(terminal=False)
+    with Display("demo", 10, console=out, clock=clock) as display:
+        display.update(1, row(2.5))
+        clock.now += 10
+        display.update(1, {"step": 1, "val/teacher/loss": 9.9, "val/teacher/accuracy": 0.234})
+    assert out.file.getvalue().splitlines()[-1].endswith("teacher 2.500 (23.4%)")
+
+
+def test_time_left_follows_the_speed_of_the_last_minute_also_after_a_resume(clock):
+    out = console(terminal=False)
+    with Display("demo", 2000, step=1000, console=out, clock=clock) as display:
+        for step in range(1001, 1101):  # slow: one step in ten seconds
+            clock.now += 10
+            display.update(step, row(1.0))
+        assert "2:30:00 left" in out.file.getvalue().splitlines()[-1]
+        for step in range(1101, 1221):  # fast: one step in a second
+            clock.now += 1
+            display.update(step, row(1.0))
+    assert "13:00 left" in out.file.getvalue().splitlines()[-1]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_on_a_terminal_the_last_state_stays_and_messages_go_above(clock, width):
+    out = console(terminal=True, width=width)
+    with Display("demo", 10, console=out, clock=clock) as display:
+        for step in range(1, 11):
+            clock.now += 1
+            display.update(step, row(1.0, **{"students/tiny/loss": 2.0}))
+            if step == 5:
+                display.say("a [bold]message[/bold]")
+    text = out.file.getvalue()
+    assert "a [bold]message[/bold]" in text
+    assert "10/10" in text
+    assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
+    assert "tiny 2.000" in text
+
+
+PROGRAM = """
+import time
+from trainer.display import Display
+with Display("demo", 10**6) as display:
+    for step in range(10**6):
+        display.update(step, {"teacher/loss": 1.0})
+        time.sleep(0.01)
+"""
+
+
+def test_ctrl_c_gives_the_terminal_back():
+    terminal, end = pty.openpty()
+    environment = os.environ | {"TERM": "xterm"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=end, stderr=subprocess.DEVNULL, env=environment
+    )
+    os.close(end)
+    shown = b""
+    while b"1.000" not in shown:
+        shown += os.read(terminal, 4096)
+    process.send_signal(signal.SIGINT)
+    shown += _rest(terminal)
+    assert process.wait() == -signal.SIGINT
+    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l") >= 0
+
+
+def _rest(terminal):
+    content = b""
+    while True:
+        try:
+            piece = os.read(terminal, 4096)
+        except OSError:  # the other end is closed
+            return content
+        if not piece:
+            return content
+        content += piece
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (59.6, "1:00"), (754, "12:34"), (11045, "3:04:05"), (183845, "2 days 3:04")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
