@@ -4,10 +4,11 @@ A file is merged over the defaults of a typed dataclass. A key that the dataclas
 an error that names the nearest one. Three rules compose files:
 
 - A section given as a name (``model: bert_base``) is the file ``configs/<section>/<name>.yaml``.
-- A section with ``base: NAME`` starts from that file, and the other keys change it.
-- ``key=value`` overrides, dotted, come last.
+- A file or a section with ``base: NAME`` starts from that file, and the other keys change it.
+- ``key=value`` overrides, dotted, come last, from left to right.
 
-A name may also be the path of a file outside the shipped ones.
+A section that names a file keeps nothing of the section it replaces. A name with a folder or an
+ending in it is the path of a file outside the shipped ones.
 """
 
 from configs.loading import ConfigError, dump, find, load, validate

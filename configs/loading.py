@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 SHIPPED = Path(__file__).parent
@@ -25,54 +26,53 @@ class ConfigError(ValueError):
 def find(name: str, kind: str) -> Path:
     """The YAML file called `name`: a path, or the stem of a shipped file of that kind.
 
-    A path that begins with ``configs/`` is found in the shipped files from any working directory.
-    Raises ConfigError with the nearest shipped name when there is none.
+    A name with a folder or an ending in it is a path. One that begins with ``configs/`` is found in
+    the shipped files from any working directory. Raises ConfigError when there is no such file.
     """
     given = Path(name)
-    if given.is_file():
-        return given
-    if given.parts[:1] == ("configs",) and SHIPPED.joinpath(*given.parts[1:]).is_file():
-        return SHIPPED.joinpath(*given.parts[1:])
     shipped = SHIPPED / kind / f"{name}.yaml"
-    if shipped.is_file():
-        return shipped
-    names = sorted(path.stem for path in (SHIPPED / kind).glob("*.yaml"))
-    raise ConfigError(f"{name}: no such {kind} config{_nearest(given.stem, names)}")
+    if len(given.parts) == 1 and not given.suffix:
+        if shipped.is_file():
+            return shipped
+        names = sorted(path.stem for path in (SHIPPED / kind).glob("*.yaml"))
+        raise ConfigError(f"{name}: no such {kind} config{_nearest(name, names)}")
+    if given.parts[:1] == ("configs",) and not given.exists():
+        given = SHIPPED.joinpath(*given.parts[1:])
+    if given.is_dir():
+        raise ConfigError(f"{name}: is a folder; give a YAML file in it")
+    if not given.is_file():
+        names = sorted(path.name for path in given.parent.glob("*.yaml"))
+        raise ConfigError(f"{name}: no such file{_nearest(given.name, names)}")
+    return given
 
 
 def load(name: str, schema: type[T], kind: str, overrides: Sequence[str] = ()) -> T:
-    """Read the config `name` (see `find`), apply ``key=value`` overrides, check it against `schema`.
+    """Read the config `name` (see `find`), apply ``key=value`` overrides, check against `schema`.
 
-    Raises ConfigError, one line naming the file and the key, for anything that does not fit.
+    Overrides apply from left to right. Raises ConfigError, one line naming the file and the key,
+    for anything that does not fit.
     """
     path = find(name, kind)
     tree = _expand({"base": str(path)}, schema, kind)
     for override in overrides:
-        if "=" not in override:
-            raise ConfigError(f"{override!r} is not an override; write key=value")
-    tree = OmegaConf.merge(tree, OmegaConf.from_dotlist(list(overrides)))
-    plain = OmegaConf.to_container(tree)
-    assert isinstance(plain, dict)
-    return validate(_expand(plain, schema, kind), schema, str(path))
+        tree = _expand(_merge(tree, _parse(override)), schema, kind)
+    return validate(tree, schema, str(path))
 
 
-def validate(tree: dict[str, Any], schema: type[T], source: str) -> T:
+def validate(tree: Mapping[str, Any], schema: type[T], source: str) -> T:
     """Turn a plain mapping into `schema`; `source` names its origin in messages."""
-    _refuse_unknown_keys(tree, schema, source, prefix="")
+    _check_keys(tree, schema, source, prefix="")
     try:
         config = OmegaConf.merge(OmegaConf.structured(schema), tree)
         missing = sorted(OmegaConf.missing_keys(config))
         if missing:
             raise ConfigError(f"{source}: {missing[0]} must be set")
-        return typing.cast(T, OmegaConf.to_object(config))
+        assert isinstance(config, DictConfig)
+        return typing.cast(T, _instantiate(config, source))
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
         reason = str(error.msg or error).splitlines()[0]
         raise ConfigError(f"{source}: {key}{reason}") from error
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"{source}: {error}") from error
 
 
 def dump(config: Any) -> str:
@@ -80,76 +80,142 @@ def dump(config: Any) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
-def _expand(tree: dict[str, Any], schema: Any, kind: str) -> dict[str, Any]:
-    """Replace names and ``base`` keys by the contents of the files they mean, depth first."""
+def _expand(
+    tree: Mapping[str, Any], schema: Any, kind: str, above: tuple[Path, ...] = ()
+) -> dict[str, Any]:
+    """Replace names and ``base`` keys by the contents of the files they mean, depth first.
+
+    `above` are the files that this tree was reached from through ``base``.
+    """
     tree = dict(tree)
-    if "base" in tree and not _has_field(schema, "base"):
-        path = find(str(tree.pop("base")), kind)
-        base = _expand(_read(path), schema, kind)
-        merged = OmegaConf.to_container(OmegaConf.merge(base, tree))
-        assert isinstance(merged, dict)
-        tree = merged
-    for field in dataclasses.fields(schema):
-        inner, is_mapping = _section(schema, field.name)
-        value = tree.get(field.name)
-        if inner is None or value is None:
-            continue
-        if is_mapping and isinstance(value, dict):
-            tree[field.name] = {
-                key: _expand(_named(item), inner, field.name) for key, item in value.items()
-            }
-        elif not is_mapping and isinstance(value, (str, dict)):
-            tree[field.name] = _expand(_named(value), inner, field.name)
+    if isinstance(tree.get("base"), str) and not _has_field(schema, "base"):
+        path = find(tree.pop("base"), kind)
+        if path in above:
+            raise ConfigError(f"{path}: is its own base")
+        tree = _merge(_expand(_read(path), schema, kind, (*above, path)), tree)
+    for name, section in _sections(schema).items():
+        if name in tree:
+            tree[name] = _expand_section(tree[name], section, name)
     return tree
 
 
-def _named(value: Any) -> dict[str, Any]:
+def _expand_section(value: Any, section: _Section, kind: str) -> Any:
     if value is None:
-        return {}
-    return value if isinstance(value, dict) else {"base": value}
+        return None if section.optional else {}
+    if not section.is_mapping:
+        value = {"base": value} if isinstance(value, str) else value
+        return _expand(value, section.schema, kind) if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    one = dataclasses.replace(section, is_mapping=False, optional=False)
+    return {key: _expand_section(item, one, kind) for key, item in value.items()}
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`changes` over `base`; a section that names a ``base`` of its own starts from nothing."""
+    merged = dict(base)
+    for key, value in changes.items():
+        below = merged.get(key)
+        renewed = isinstance(value, dict) and isinstance(value.get("base"), str)
+        if isinstance(value, dict) and isinstance(below, dict) and not renewed:
+            merged[key] = _merge(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _parse(override: str) -> dict[str, Any]:
+    """``a.b=1`` as {"a": {"b": 1}}; the value is read as in a YAML file."""
+    key, equals, _ = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"{override!r} is not an override; write key=value")
+    try:
+        tree = OmegaConf.to_container(OmegaConf.from_dotlist([override]))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{override!r}: the value is not valid YAML") from error
+    return typing.cast(dict[str, Any], tree)
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        tree = OmegaConf.to_container(OmegaConf.load(path))  # unlike plain YAML, reads 1e-4 as a float
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+        tree = OmegaConf.to_container(OmegaConf.load(path))  # unlike plain YAML, 1e-4 is a float
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected keys and values at the top")
     return typing.cast(dict[str, Any], tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Section:
+    """A field that holds a dataclass, or (`is_mapping`) maps names to one."""
+
+    schema: Any
+    is_mapping: bool
+    optional: bool
+
+
+def _sections(schema: Any) -> dict[str, _Section]:
+    found = {}
+    for name, hint in typing.get_type_hints(schema).items():
+        is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        options = typing.get_args(hint) if is_union else (hint,)
+        for option in options:
+            is_mapping = typing.get_origin(option) is dict
+            inner = typing.get_args(option)[1] if is_mapping else option
+            if dataclasses.is_dataclass(inner):
+                found[name] = _Section(inner, is_mapping, type(None) in options)
+    return found
 
 
 def _has_field(schema: Any, name: str) -> bool:
     return any(field.name == name for field in dataclasses.fields(schema))
 
 
-def _section(schema: Any, name: str) -> tuple[Any, bool]:
-    """The dataclass behind a field, if any, and whether the field maps names to it."""
-    hint = typing.get_type_hints(schema)[name]
-    if typing.get_origin(hint) is dict:
-        inner = typing.get_args(hint)[1]
-        return (inner if dataclasses.is_dataclass(inner) else None), True
-    candidates = [hint, *typing.get_args(hint)]
-    return next((one for one in candidates if dataclasses.is_dataclass(one)), None), False
-
-
-def _refuse_unknown_keys(tree: dict[str, Any], schema: Any, source: str, prefix: str) -> None:
+def _check_keys(tree: Mapping[Any, Any], schema: Any, source: str, prefix: str) -> None:
+    """Refuse keys that `schema` does not have, and sections that are not keys and values."""
     names = [field.name for field in dataclasses.fields(schema)]
+    sections = _sections(schema)
     for key, value in tree.items():
         if key not in names:
             raise ConfigError(f"{source}: unknown key {prefix}{key}{_nearest(str(key), names)}")
-        inner, is_mapping = _section(schema, key)
-        if inner is None or not isinstance(value, dict):
+        if key not in sections or value is None:
             continue
-        children = value.items() if is_mapping else [("", value)]
-        for child, subtree in children:
-            if isinstance(subtree, dict):
-                path = f"{prefix}{key}.{child}." if child else f"{prefix}{key}."
-                _refuse_unknown_keys(subtree, inner, source, path)
+        section, path = sections[key], f"{prefix}{key}"
+        children = {path: value}
+        if section.is_mapping and isinstance(value, Mapping):
+            children = {f"{path}.{name}": child for name, child in value.items()}
+        for child_path, child in children.items():
+            if not isinstance(child, Mapping):
+                raise ConfigError(f"{source}: {child_path}: expected keys and values, not {child}")
+            _check_keys(child, section.schema, source, f"{child_path}.")
+
+
+def _instantiate(config: DictConfig, source: str) -> Any:
+    """`config` as dataclasses; a section's own complaint gets the section's path before it."""
+    for path, section in _innermost_first(config):
+        try:
+            instance = OmegaConf.to_object(section)
+        except OmegaConfBaseException:
+            raise
+        except ValueError as error:
+            message = str(error)
+            prefix = f"{path}." if path and not message.startswith(f"{path}.") else ""
+            raise ConfigError(f"{source}: {prefix}{message}") from error
+    return instance
+
+
+def _innermost_first(config: DictConfig, path: str = "") -> Iterator[tuple[str, DictConfig]]:
+    for key, value in config.items():
+        if isinstance(value, DictConfig):
+            yield from _innermost_first(value, f"{path}.{key}" if path else str(key))
+    yield path, config
 
 
 def _nearest(name: str, candidates: Sequence[str]) -> str:
     match = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
-    return f"; did you mean {match[0]}?" if match else f"; there are: {', '.join(candidates)}"
+    if match:
+        return f"; did you mean {match[0]}?"
+    return f"; there are: {', '.join(candidates)}" if candidates else ""

@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import configs
+from configs import ConfigError, loading
+
+
+@dataclass
+class Model:
+    layers: int = 2
+    dropout: float = 0.1
+    kind: str = "bert"
+
+    def __post_init__(self):
+        if self.layers < 1:
+            raise ValueError("layers must be at least 1")
+
+
+@dataclass
+class Optimizer:
+    learning_rate: float = 1e-3
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    fused: bool = False
+
+
+@dataclass
+class Learner:
+    model: Model = field(default_factory=Model)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    layers: list[int] | None = None
+    swap: Model | None = None
+
+
+@dataclass
+class Job:
+    name: str
+    steps: int
+    teacher: Learner
+    students: dict[str, Learner] = field(default_factory=dict)
+    note: str | None = None
+
+    def __post_init__(self):
+        if self.steps < 1:
+            raise ValueError("steps must be at least 1")
+
+
+@pytest.fixture(autouse=True)
+def shipped(tmp_path, monkeypatch):
+    """A folder of shipped configs, and another folder to be in."""
+    folder = tmp_path / "shipped"
+    files = {
+        "job/demo": "name: demo\nsteps: 100\nteacher: {model: small}\n"
+        "students:\n  tiny: {model: {base: small, layers: 1}}\n  half:\n",
+        "job/long": "base: demo\nsteps: 1000\nteacher: {optimizer: {learning_rate: 1e-4}}\n",
+        "job/other_teacher": "base: demo\nteacher:\n  model: {base: large, dropout: 0.5}\n",
+        "model/small": "layers: 4\ndropout: 0.2\n",
+        "model/large": "layers: 24\n",
+        "model/deeper": "base: large\nlayers: 48\n",
+        "model/loop": "base: loop_back\n",
+        "model/loop_back": "base: loop\n",
+    }
+    for name, text in files.items():
+        path = folder / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(loading, "SHIPPED", folder)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    return folder
+
+
+def load(name="demo", *overrides):
+    return configs.load(name, Job, "job", overrides)
+
+
+def message(name, *overrides, schema=Job, kind="job"):
+    with pytest.raises(ConfigError) as caught:
+        configs.load(name, schema, kind, overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def write(text, name="mine.yaml"):
+    with open(name, "w", encoding="utf-8") as file:
+        file.write(text)
+    return name
+
+
+# Composition
+
+
+def test_a_file_is_merged_over_the_defaults():
+    job = load()
+    assert job == Job(
+        name="demo",
+        steps=100,
+        teacher=Learner(model=Model(layers=4, dropout=0.2)),
+        students={"tiny": Learner(model=Model(layers=1, dropout=0.2)), "half": Learner()},
+    )
+
+
+def test_base_starts_from_another_file_and_the_other_keys_change_it():
+    job = load("long")
+    assert (job.name, job.steps) == ("demo", 1000)
+    assert job.teacher.model == Model(layers=4, dropout=0.2)
+    assert job.teacher.optimizer.learning_rate == 1e-4
+    assert configs.load("deeper", Model, "model") == Model(layers=48)
+
+
+def test_a_section_with_its_own_base_keeps_nothing_of_the_one_it_replaces():
+    assert load("other_teacher").teacher.model == Model(layers=24, dropout=0.5)
+
+
+def test_a_file_outside_the_shipped_ones_is_a_section_or_a_base_too():
+    write("layers: 9\n", "model.yaml")
+    write("base: demo\nteacher: {model: ./model.yaml}\n")
+    assert load("mine.yaml").teacher.model == Model(layers=9)
+    assert load("demo", "teacher.model=model.yaml").teacher.model == Model(layers=9)
+
+
+def test_a_shipped_path_is_found_from_any_folder(shipped):
+    assert load("configs/job/demo.yaml") == load("demo")
+    assert load(str(shipped / "job" / "demo.yaml")) == load("demo")
+
+
+def test_a_file_here_does_not_hide_a_shipped_name():
+    write("steps: 1\n", "demo")
+    assert load("demo").steps == 100
+
+
+def test_empty_sections_mean_defaults_and_empty_students_mean_none():
+    write("base: demo\nteacher:\nstudents:\nnote:\n")
+    job = load("mine.yaml")
+    assert (job.teacher, job.students, job.note) == (Learner(), {}, None)
+    assert job.teacher.swap is None
+
+
+# Overrides
+
+
+def test_overrides_come_last_and_reach_into_sections_given_by_name():
+    job = load("demo", "steps=7", "teacher.model.dropout=0", "students.tiny.model.layers=3")
+    assert job.steps == 7
+    assert job.teacher.model == Model(layers=4, dropout=0.0)
+    assert job.students["tiny"].model == Model(layers=3, dropout=0.2)
+
+
+def test_an_override_may_name_a_section_and_a_later_one_change_it():
+    job = load("demo", "teacher.model=large", "teacher.model.dropout=0.3")
+    assert job.teacher.model == Model(layers=24, dropout=0.3)
+    job = load("demo", "teacher.model.dropout=0.3", "teacher.model=large")
+    assert job.teacher.model == Model(layers=24, dropout=0.1)
+
+
+def test_an_override_adds_a_student_a_list_and_an_optional_section():
+    job = load("demo", "students.new.model=small", "teacher.layers=[0, 2]", "teacher.swap.layers=4")
+    assert job.students["new"].model == Model(layers=4, dropout=0.2)
+    assert job.teacher.layers == [0, 2]
+    assert job.teacher.swap == Model(layers=4)
+    assert load("demo", "teacher.swap.layers=4", "teacher.swap=null").teacher.swap is None
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [("1e-5", 1e-5), ("3", 3.0), (".5", 0.5), ("5E-4", 5e-4)],
+)
+def test_numbers_are_read_as_people_write_them(override, value):
+    job = load("demo", f"teacher.optimizer.learning_rate={override}")
+    assert job.teacher.optimizer.learning_rate == value
+
+
+def test_a_value_may_hold_an_equals_sign_and_be_empty():
+    assert load("demo", "note=a=b").note == "a=b"
+    assert load("demo", "note='a'", "note=").note is None
+
+
+@pytest.mark.parametrize("override", ["steps", "=5", ".steps=5", "teacher..layers=1", "a.=1", ""])
+def test_what_is_not_an_override_is_said_to_be_none(override):
+    assert message("demo", override) == f"{override!r} is not an override; write key=value"
+
+
+def test_an_override_that_is_not_yaml():
+    assert message("demo", "steps=[1") == "'steps=[1': the value is not valid YAML"
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("override", "ending"),
+    [
+        ("stepz=1", "unknown key stepz; did you mean steps?"),
+        ("teacher.modle=small", "unknown key teacher.modle; did you mean model?"),
+        (
+            "students.tiny.model.layer=3",
+            "unknown key students.tiny.model.layer; did you mean layer",
+        ),
+        ("teacher.zzz=1", "unknown key teacher.zzz; there are: model, optimizer, layers, swap"),
+        ("teacher.model=smal", "smal: no such model config; did you mean small?"),
+        ("students.tiny=smal", "smal: no such students config"),
+        ("teacher.model=no/such.yaml", "no/such.yaml: no such file"),
+        ("steps=many", "steps: Value 'many' of type 'str' could not be converted to Integer"),
+        ("steps=2.5", "steps: Value '2.5' of type 'float' could not be converted to Integer"),
+        ("students.tiny.model.dropout=x", "students.tiny.model.dropout: Value 'x' of type 'str'"),
+        ("teacher.layers=[1,a]", "teacher.layers[1]: Value 'a' of type 'str'"),
+        ("teacher.optimizer.betas=3", "teacher.optimizer.betas: Invalid value assigned"),
+        ("teacher.optimizer.fused=7x", "teacher.optimizer.fused: Value '7x' is not a valid bool"),
+        ("steps=null", "steps: Incompatible value 'None' for field of type 'int'"),
+        ("steps=0", "demo.yaml: steps must be at least 1"),
+        ("teacher.model.layers=0", "demo.yaml: teacher.model.layers must be at least 1"),
+        ("students.tiny.swap.layers=0", "students.tiny.swap.layers must be at least 1"),
+        ("teacher=[1]", "teacher: expected keys and values, not [1]"),
+        ("students=[a]", "students: expected keys and values, not ['a']"),
+        ("students.tiny=3", "students.tiny: expected keys and values, not 3"),
+        ("teacher.model=3", "teacher.model: expected keys and values, not 3"),
+        ("note=${nothing}", "note: Interpolation key 'nothing' not found"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_key(override, ending):
+    assert ending in message("demo", override)
+
+
+def test_the_file_is_named():
+    write("base: demo\nstepz: 3\n")
+    assert message("mine.yaml") == "mine.yaml: unknown key stepz; did you mean steps?"
+
+
+def test_missing_values_are_named():
+    write("name: x\nteacher: {}\n")
+    assert message("mine.yaml") == "mine.yaml: steps must be set"
+    write("name: x\nsteps: 5\n")
+    assert message("mine.yaml") == "mine.yaml: teacher must be set"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: [1\n", "not valid YAML"),
+        ("a: 1\n a: 2\n", "not valid YAML"),
+        ("name: x\nname: y\n", "not valid YAML"),
+        ("- 1\n- 2\n", "expected keys and values at the top"),
+        ("hello\n", "not valid YAML|expected keys and values|cannot be read|unknown key"),
+        ("", "must be set"),
+    ],
+)
+def test_a_file_that_is_not_a_config(text, reason):
+    write(text)
+    assert any(part in message("mine.yaml") for part in reason.split("|"))
+    assert message("mine.yaml").startswith("mine.yaml: ")
+
+
+def test_a_binary_file_a_folder_and_a_missing_file(tmp_path):
+    (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
+    assert "cannot be read" in message(str(tmp_path / "binary.yaml"))
+    assert message(str(tmp_path / "here")).endswith("here: is a folder; give a YAML file in it")
+    assert message("configs/job").startswith("configs/job: is a folder")
+    assert message("dmo") == "dmo: no such job config; did you mean demo?"
+    assert message("configs/job/dmo.yaml") == (
+        "configs/job/dmo.yaml: no such file; did you mean demo.yaml?"
+    )
+    assert message("nowhere/dmo.yaml") == "nowhere/dmo.yaml: no such file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_an_unreadable_file():
+    os.chmod(write("steps: 1\n"), 0)
+    assert "cannot be read" in message("mine.yaml")
+
+
+def test_a_file_that_is_its_own_base_is_refused():
+    assert message("loop", schema=Model, kind="model").endswith("loop.yaml: is its own base")
+
+
+# Round trip
+
+text = st.text(st.characters(blacklist_categories=("Cs",), min_codepoint=32), max_size=20).filter(
+    lambda value: "${" not in value and "???" not in value and "\\" not in value
+)
+models = st.builds(
+    Model,
+    layers=st.integers(1, 10**12),
+    dropout=st.floats(allow_nan=False),
+    kind=st.one_of(text, st.sampled_from(["1e-4", "true", "null", "007", "~", "1_0", "no"])),
+)
+learners = st.builds(
+    Learner,
+    model=models,
+    optimizer=st.builds(
+        Optimizer, st.floats(allow_nan=False), st.lists(st.floats(allow_nan=False)), st.booleans()
+    ),
+    layers=st.none() | st.lists(st.integers()),
+    swap=st.none() | models,
+)
+names = st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True)
+jobs = st.builds(
+    Job, text, st.integers(1, 10**9), learners, st.dictionaries(names, learners), st.none() | text
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(jobs)
+def test_what_dump_writes_load_reads_back(tmp_path_factory, job):
+    path = tmp_path_factory.mktemp("dumped") / "config.yaml"
+    path.write_text(configs.dump(job), encoding="utf-8")
+    assert asdict(configs.load(str(path), Job, "job")) == asdict(job)
