@@ -1,0 +1,200 @@
+"""The command line: one thin layer over the packages, which it imports when a command needs them.
+
+Exit codes: 0 done; 1 failed, with one line that says what to change; 2 wrong usage; 75 stopped on
+request after saving (start it again).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from trainer.config import JobConfig
+
+FAILED = 1
+
+
+class _OneLineErrors(click.Group):
+    """Turns what a user can fix into one line and exit code 1; anything else is a bug and shows."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except Exception as error:
+            message = _one_line(error)
+            if message is None:
+                raise
+            click.echo(f"tandem: {message}", err=True)
+            context.exit(FAILED)
+
+
+def _one_line(error: Exception) -> str | None:
+    """The message for an error that is the user's to fix, None for a bug of ours."""
+    if isinstance(error, OSError) and error.errno in (
+        errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM
+    ):  # fmt: skip
+        return f"{error.filename or 'a file'}: {error.strerror}; free some space or choose another folder"
+    user_errors = [
+        getattr(sys.modules[module], name)
+        for module, name in [
+            ("configs", "ConfigError"),
+            ("data_pipeline", "DataError"),
+            ("model", "ModelError"),
+            ("cluster", "LaunchError"),
+            ("trainer.errors", "TrainingError"),
+        ]
+        if module in sys.modules
+    ]
+    if isinstance(error, tuple(user_errors)):
+        return " ".join(str(error).split())
+    return None
+
+
+@click.group(cls=_OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Pre-train a BERT-family teacher and distil students from it, in one job."""
+
+
+@main.command()
+@click.argument("config")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--nproc", type=click.IntRange(min=1), help="Processes on this machine.")
+def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
+    """Run the job CONFIG, or go on with it; under srun or torchrun as one of their ranks."""
+    from cluster.local import launch
+    from cluster.ranks import is_launched
+
+    job = _load_job(config, overrides)
+    if is_launched():
+        sys.exit(_train_as_rank(job))
+    if _announce_if_finished(job):
+        return
+    argv = [sys.executable, "-m", "tandem", "train", config, *overrides]
+    sys.exit(launch(argv, nproc or _default_processes()))
+
+
+def _load_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
+    import configs
+    from trainer.config import JobConfig
+
+    return configs.load(config, JobConfig, "job", overrides)
+
+
+def _train_as_rank(job: JobConfig) -> int:
+    from cluster.ranks import derive, export
+    from cluster.signals import StopRequest
+
+    with StopRequest() as stop:
+        export(derive())
+        from trainer.run import run_job
+
+        return run_job(job, lambda: stop.requested, _announce).value
+
+
+def _announce(folder: Any, results: dict[str, Any]) -> None:
+    from trainer.report import student_table
+
+    click.echo(student_table(results))
+    click.echo(f"\nReport: {folder.path / 'report.html'}")
+
+
+def _announce_if_finished(job: JobConfig) -> bool:
+    """Say where the results are when there is nothing left to do."""
+    import json
+
+    from trainer.run_folder import RunFolder
+
+    folder = RunFolder.of(job)
+    if not folder.evaluation.exists():
+        return False
+    results = json.loads(folder.evaluation.read_text(encoding="utf-8"))
+    if results["step"] < job.steps:
+        return False
+    click.echo(f"{folder.path} is finished.\n")
+    _announce(folder, results)
+    return True
+
+
+def _default_processes() -> int:
+    """One for each GPU, else one."""
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+@main.group()
+def tokenizer() -> None:
+    """Train tokenizers."""
+
+
+@tokenizer.command("train")
+@click.argument("text", nargs=-1, required=True)
+@click.option("--kind", type=click.Choice(["wordpiece", "bpe", "unigram"]), required=True)
+@click.option("--vocab-size", type=click.IntRange(min=1), required=True)
+@click.option("--out", required=True)
+def tokenizer_train(text: tuple[str, ...], kind: str, vocab_size: int, out: str) -> None:
+    """Train a tokenizer on TEXT files."""
+    from data_pipeline import tokenization
+
+    tokenization.train(text, kind, vocab_size, out)
+    click.echo(f"The tokenizer is in {out}")
+
+
+@main.group()
+def data() -> None:
+    """Build corpora and look into them."""
+
+
+@data.command("build")
+@click.argument("text", nargs=-1, required=True)
+@click.option("--tokenizer", "tokenizer_dir", required=True, help="A tokenizer's folder.")
+@click.option("--out", required=True)
+@click.option("--shard-mb", type=float, default=64.0, show_default=True)
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--val-fraction", type=float, default=0.01, show_default=True)
+def data_build(text: tuple[str, ...], tokenizer_dir: str, out: str, **options: Any) -> None:
+    """Turn TEXT files into WebDataset shards with a held-out part."""
+    from data_pipeline import build
+
+    build(text, tokenizer_dir, out, **options)
+    click.echo(f"The corpus is in {out}")
+
+
+@main.command()
+@click.argument("run")
+@click.option("--learner", help="Only this one: teacher, or a student's name.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def evaluate(run: str, learner: str | None, as_json: bool) -> None:
+    """Score the learners of RUN on held-out text."""
+    import json
+
+    from trainer.evaluation import evaluate_run
+    from trainer.report import student_table
+    from trainer.run_folder import RunFolder
+
+    results = evaluate_run(RunFolder.existing(run), learner)
+    click.echo(json.dumps(results, indent=2) if as_json else student_table(results))
+
+
+@main.command()
+@click.argument("run")
+@click.option("--learner", required=True, help="teacher, or a student's name.")
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+def export(run: str, learner: str, out: Path) -> None:
+    """Write a learner of RUN in Hugging Face format."""
+    from trainer.export import export_learner
+    from trainer.run_folder import RunFolder
+
+    export_learner(RunFolder.existing(run), learner, out)
+    click.echo(f"{learner} of {run} is in {out}")
+
+
+if __name__ == "__main__":
+    main()

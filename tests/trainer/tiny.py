@@ -1,0 +1,77 @@
+"""A tiny teacher with a DistilBERT-style and a TinyBERT-style student, and random batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from data_pipeline import Batch
+from model import EncoderConfig
+from trainer.config import LearnerConfig
+from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.objectives import ObjectiveConfig
+from trainer.objectives.terms import (
+    Attention,
+    Cosine,
+    Hidden,
+    MaskedLanguageModelling,
+    SoftTargets,
+)
+
+VOCABULARY, LENGTH, CAPACITY = 97, 16, 3
+STEPS = 20
+
+
+def encoder(**changes: Any) -> EncoderConfig:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "layers": 4, "heads": 4, "ffn_size": 64}
+    return EncoderConfig(**{**sizes, "max_positions": LENGTH, **changes})
+
+
+def learner_configs(stages: tuple[int, int, int]) -> dict[str, LearnerConfig]:
+    """The teacher and both students, at these ZeRO stages."""
+    mlm = MaskedLanguageModelling()
+    distilbert = ObjectiveConfig(
+        mlm=MaskedLanguageModelling(2.0), soft=SoftTargets(5.0, 2.0), cosine=Cosine()
+    )
+    tinybert = ObjectiveConfig(mlm=mlm, soft=SoftTargets(), hidden=Hidden(), attention=Attention())
+    return {
+        TEACHER: LearnerConfig(
+            model=encoder(), objective=ObjectiveConfig(mlm=mlm), zero_stage=stages[0]
+        ),
+        student_key("distilbert"): LearnerConfig(
+            model=encoder(layers=2), objective=distilbert, zero_stage=stages[1]
+        ),
+        student_key("tinybert"): LearnerConfig(
+            model=encoder(hidden_size=16, layers=2), objective=tinybert, zero_stage=stages[2]
+        ),
+    }
+
+
+def learners(stages: tuple[int, int, int], micro_batch: int, accumulation: int) -> list[Learner]:
+    """Started engines, teacher first. Collective."""
+    workload = Workload(STEPS, seed=3, micro_batch=micro_batch, accumulation=accumulation)
+    configs = learner_configs(stages)
+    teacher = configs[TEACHER].model
+    return [Learner(name, config, teacher, workload) for name, config in configs.items()]
+
+
+def random_batch(seed: int, rows: int = 8) -> Batch:
+    """Rows of different lengths with different numbers of masked positions."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(LENGTH // 2, LENGTH + 1, rows)
+    attention_mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int64)
+    masked = rng.integers(1, CAPACITY + 1, rows)
+    slots = np.arange(CAPACITY) < masked[:, None]
+    positions = rng.integers(1, LENGTH // 2, (rows, CAPACITY))
+    labels = rng.integers(5, VOCABULARY, (rows, CAPACITY))
+    return Batch(
+        input_ids=rng.integers(5, VOCABULARY, (rows, LENGTH)) * attention_mask,
+        segment_ids=rng.integers(0, 2, (rows, LENGTH)) * attention_mask,
+        attention_mask=attention_mask,
+        masked_positions=np.where(slots, positions, 0),
+        masked_labels=np.where(slots, labels, -100),
+        pair_labels=None,
+        sample_ids=np.arange(rows),
+        epochs=np.zeros(rows, np.int64),
+    )

@@ -1,0 +1,85 @@
+"""Micro-batches on the device, and the counts every loss is divided by.
+
+Shapes: B rows, L positions, P masked-position slots (B times the per-row capacity).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from data_pipeline import Batch
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward pass reads."""
+
+    input_ids: Tensor  # [B, L] int64
+    segment_ids: Tensor  # [B, L] int64
+    attention_mask: Tensor  # [B, L] bool, True where there is a token
+    masked_positions: Tensor  # [P] int64, flat indices into B * L
+    masked_labels: Tensor  # [P] int64, -100 in spare slots
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many of each unit there are: the denominators of the losses, known from the masks.
+
+    Each field is a scalar float32 tensor once summed over the ranks.
+    """
+
+    masked: Tensor  # positions with a masked-LM label
+    attended: Tensor  # positions that are not padding
+    attended_pairs: Tensor  # pairs of such positions in one row
+
+
+def to_micro_batches(batch: Batch, size: int, device: torch.device) -> Iterator[MicroBatch]:
+    """Cut a rank's rows into micro-batches of at most `size`, and move each when it is needed."""
+    for begin in range(0, len(batch.input_ids), size):
+        yield to_device(batch.rows(begin, begin + size), device)
+
+
+def to_device(batch: Batch, device: torch.device) -> MicroBatch:
+    """All rows of `batch` as one micro-batch."""
+    rows, length = batch.input_ids.shape
+    flat_positions = batch.masked_positions + np.arange(rows)[:, None] * length  # [B, M]
+
+    def move(array: np.ndarray, dtype: torch.dtype) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
+        if device.type == "cuda":
+            return tensor.pin_memory().to(device, non_blocking=True)
+        return tensor
+
+    return MicroBatch(
+        input_ids=move(batch.input_ids, torch.int64),
+        segment_ids=move(batch.segment_ids, torch.int64),
+        attention_mask=move(batch.attention_mask, torch.bool),
+        masked_positions=move(flat_positions.reshape(-1), torch.int64),
+        masked_labels=move(batch.masked_labels.reshape(-1), torch.int64),
+    )
+
+
+def count(batch: Batch) -> list[int]:
+    """This rank's counts, in the order of the fields of `Counts`."""
+    lengths = batch.attention_mask.astype(np.int64).sum(axis=1)  # [B]
+    return [int((batch.masked_labels >= 0).sum()), int(lengths.sum()), int((lengths**2).sum())]
+
+
+def sum_over_ranks(
+    counts: list[int], stop_requested: bool, device: torch.device
+) -> tuple[Counts, Tensor]:
+    """One all-reduce before the first forward: the global counts, and whether any rank must stop.
+
+    float64 keeps the integers exact up to 2**53.
+    """
+    values = torch.tensor([*counts, int(stop_requested)], dtype=torch.float64)
+    values = values.to(device, non_blocking=True)
+    dist.all_reduce(values)
+    totals = values[:-1].clamp(min=1).float()
+    return Counts(*totals.unbind()), values[-1]

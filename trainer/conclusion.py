@@ -1,0 +1,30 @@
+"""What a run leaves behind: final scores, exports in Hugging Face format, the report."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from trainer.evaluation import evaluate_run
+from trainer.export import export_learner
+from trainer.report import write_report
+from trainer.run_folder import RunFolder
+
+
+def conclude(folder: RunFolder) -> dict[str, Any]:
+    """Evaluate and export every learner of the newest checkpoint, and write the report.
+
+    Returns the content of ``evaluation.json``, which is written last but for the report and marks
+    the run as finished. One process, no engines.
+    """
+    results = evaluate_run(folder)
+    for name, facts in results["learners"].items():
+        out = folder.exports / name.removeprefix("students/")
+        export_learner(folder, name, out)
+        facts["export"] = str(out)
+    beside = folder.evaluation.with_name("evaluation.json.new")
+    beside.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    os.replace(beside, folder.evaluation)
+    write_report(folder.path)
+    return results

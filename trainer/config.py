@@ -1,0 +1,157 @@
+"""The schema of a job YAML: one teacher, any number of students, one stream of data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from data_pipeline import DataConfig
+from model import EncoderConfig
+from trainer.objectives import ObjectiveConfig
+from trainer.optimizers import OptimizerConfig
+from trainer.schedules import ScheduleConfig
+
+ZERO_STAGES = (0, 1, 2, 3)
+PRECISIONS = ("fp32", "bf16")
+
+
+@dataclass
+class BatchConfig:
+    """The global batch, in sequences per optimizer step, and what fits on one rank at a time.
+
+    Gradient accumulation follows from the two and from the number of ranks.
+    """
+
+    size: int = 64
+    micro_batch: int = 64
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that are not positive."""
+        for key in ("size", "micro_batch"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"batch.{key} must be at least 1")
+
+
+@dataclass
+class StartConfig:
+    """When a student joins: at `step`, and once every threshold that is set has been reached.
+
+    The thresholds are read from the teacher's held-out evaluation (`evaluation.every`).
+    """
+
+    step: int = 0
+    teacher_loss: float | None = None
+    teacher_accuracy_over_unigram: float | None = None  # 0.1: ten points better
+
+
+@dataclass
+class InitConfig:
+    """Where a learner's first weights come from; at random when nothing is set."""
+
+    teacher_layers: list[int] | None = None  # 0-based, as they are when the student starts
+    pretrained: str | None = None  # a folder in Hugging Face format
+
+    def __post_init__(self) -> None:
+        """Refuse two origins."""
+        if self.teacher_layers is not None and self.pretrained is not None:
+            raise ValueError("init: set teacher_layers or pretrained, not both")
+
+
+@dataclass
+class LearnerConfig:
+    """A model being trained, and how."""
+
+    model: EncoderConfig = field(default_factory=EncoderConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    start: StartConfig = field(default_factory=StartConfig)
+    init: InitConfig = field(default_factory=InitConfig)
+    zero_stage: int = 0
+    precision: str = "fp32"
+    gradient_clipping: float = 1.0  # 0: off
+    dropout: float = 0.0  # hidden and attention, while training here; exports keep the model's own
+
+    def __post_init__(self) -> None:
+        """Refuse what DeepSpeed would refuse later, or less clearly."""
+        if self.zero_stage not in ZERO_STAGES:
+            raise ValueError(f"zero_stage must be one of {ZERO_STAGES}, not {self.zero_stage}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {PRECISIONS}, not {self.precision}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError("dropout must be from 0 up to 1")
+        if self.gradient_clipping < 0:
+            raise ValueError("gradient_clipping must be 0 (off) or positive")
+
+
+@dataclass
+class EvaluationConfig:
+    """Held-out evaluation: `sequences` of the validation split, every `every` steps."""
+
+    every: int = 500
+    sequences: int = 512
+
+    def __post_init__(self) -> None:
+        """Refuse intervals that are not positive."""
+        if self.every < 1 or self.sequences < 1:
+            raise ValueError("evaluation.every and evaluation.sequences must be at least 1")
+
+
+@dataclass
+class CheckpointConfig:
+    """A checkpoint every `every` steps; the `keep` newest stay, and every `keep_every`-th step."""
+
+    every: int = 500
+    keep: int = 3
+    keep_every: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse intervals that are not positive."""
+        if self.every < 1 or self.keep < 1:
+            raise ValueError("checkpoint.every and checkpoint.keep must be at least 1")
+
+
+@dataclass
+class LogConfig:
+    """Metrics every `every` steps; Weights & Biases `auto` (online with a key), `offline`, `off`."""
+
+    every: int = 10
+    wandb: str = "auto"
+    project: str = "tandem"
+
+    def __post_init__(self) -> None:
+        """Refuse unknown modes."""
+        if self.every < 1:
+            raise ValueError("log.every must be at least 1")
+        if self.wandb not in ("auto", "offline", "off"):
+            raise ValueError(f"log.wandb must be auto, offline or off, not {self.wandb}")
+
+
+@dataclass
+class JobConfig:
+    """One job: everything that `tandem train` needs."""
+
+    name: str
+    steps: int
+    data: DataConfig
+    teacher: LearnerConfig
+    students: dict[str, LearnerConfig] = field(default_factory=dict)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    runs: str = "runs"  # the folder that holds runs/NAME
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse jobs that cannot run, naming the key."""
+        if self.steps < 1:
+            raise ValueError("steps must be at least 1")
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            raise ValueError(f"name must be a plain folder name, not {self.name!r}")
+        for student in self.students:
+            if not student.replace("-", "_").isidentifier():
+                raise ValueError(f"students.{student}: use letters, digits, - and _ in a name")
+        if self.teacher.objective.needs_teacher():
+            raise ValueError("teacher.objective: a teacher has nobody to learn from; use mlm only")
+        if self.teacher.start != StartConfig() or self.teacher.init.teacher_layers is not None:
+            raise ValueError("teacher.start and teacher.init.teacher_layers are for students")

@@ -1,0 +1,115 @@
+"""DeepSpeed engines: one per learner, several in one process, on one process group."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# Before the import: DeepSpeed would print that it had to guess.
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+
+import deepspeed
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.utils import logger as deepspeed_logger
+from torch import Tensor, nn
+
+from trainer.config import LearnerConfig
+from trainer.optimizers import SkippableAdamW
+
+# DeepSpeed keeps reduction buckets per engine, 5e8 elements by default: ten small students would
+# cost tens of gigabytes. A bucket never needs to be larger than the model.
+LARGEST_BUCKET = 200_000_000
+
+deepspeed_logger.setLevel(logging.ERROR)
+
+
+def start_engine(
+    module: nn.Module,
+    optimizer: SkippableAdamW,
+    config: LearnerConfig,
+    micro_batch_size: int,
+    accumulation_steps: int,
+) -> DeepSpeedEngine:
+    """Put `module` (complete, on any device) under DeepSpeed at the learner's ZeRO stage."""
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    engine, *_ = deepspeed.initialize(
+        model=module,
+        optimizer=optimizer,
+        config=deepspeed_config(config, parameters, micro_batch_size, accumulation_steps),
+    )
+    return engine
+
+
+def deepspeed_config(
+    config: LearnerConfig, parameters: int, micro_batch_size: int, accumulation_steps: int
+) -> dict[str, Any]:
+    """The DeepSpeed JSON of a learner with so many parameters.
+
+    Precision is not in it: parameters and optimizer states stay float32 and bf16 is autocast in
+    the learner's forward pass, which is right at every stage (DeepSpeed's `bf16` is not at 0).
+    Stage 0 is clipped by `gradient_norm`, which also reports the norm.
+    """
+    bucket = min(LARGEST_BUCKET, parameters + parameters % 2)  # DeepSpeed wants an even number
+    return {
+        "train_micro_batch_size_per_gpu": micro_batch_size,
+        "gradient_accumulation_steps": accumulation_steps,
+        "gradient_clipping": config.gradient_clipping if config.zero_stage else 0.0,
+        "zero_optimization": {
+            "stage": config.zero_stage,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+            "overlap_comm": torch.cuda.is_available(),
+            "stage3_prefetch_bucket_size": bucket,
+            "stage3_param_persistence_threshold": 10_000,
+        },
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": None,
+    }
+
+
+def gradient_norm(engine: DeepSpeedEngine, clipping: float) -> Tensor:
+    """The L2 norm of the accumulated gradient, before clipping, as a float32 scalar.
+
+    Called at stage 0 before the step, where it clips too (0: not at all). At stages 1 to 3
+    DeepSpeed has computed the norm, over all ranks, by the time its optimizer is stepped.
+    """
+    if engine.zero_optimization_stage() == 0:
+        limit = clipping or float("inf")
+        return torch.nn.utils.clip_grad_norm_(engine.module.parameters(), limit)
+    return torch.as_tensor(engine.optimizer._global_grad_norm, dtype=torch.float32)
+
+
+@contextlib.contextmanager
+def gathered(engine: DeepSpeedEngine, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Make `parameters` whole on every rank for the block, at any stage. Read only. Collective."""
+    if engine.zero_optimization_stage() < 3:
+        yield
+        return
+    with deepspeed.zero.GatheredParameters(list(parameters)):
+        yield
+
+
+def join_process_group() -> torch.device:
+    """Enter the process group that RANK, WORLD_SIZE and MASTER_ADDR describe; returns our device.
+
+    gloo on CPU, NCCL on GPUs. Not DeepSpeed's own entry point, which compiles a shared-memory
+    extension on CPUs; its engines find the group that exists.
+    """
+    # Needs a compiler, and gains nothing on gloo.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        backend = "nccl"
+    else:
+        device, backend = torch.device("cpu"), "gloo"
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+    assert dist.is_initialized()
+    return device

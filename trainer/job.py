@@ -1,0 +1,135 @@
+"""A job on this rank: everything the training loop needs, opened or resumed."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from data_pipeline import BatchStream, Corpus
+from trainer.checkpoint import Attempt, Checkpoint, CheckpointWriter, Retention, newest_intact
+from trainer.cohort import Cohort
+from trainer.config import JobConfig
+from trainer.held_out import ValidationSet, evaluate
+from trainer.learner import TEACHER, Workload
+from trainer.prefetch import Prefetched
+from trainer.recorder import Recorder
+from trainer.run_folder import RunFolder
+from trainer.state import HeldOut, JobState
+from trainer.step import StepResult
+
+_log = logging.getLogger(__name__)
+
+
+class Job:
+    """A run in progress: the data, the learners, the record, and how far it has come.
+
+    A context manager. All methods are collective.
+    """
+
+    def __init__(
+        self, config: JobConfig, device: torch.device, stop_requested: Callable[[], bool]
+    ) -> None:
+        """Open the data, build the learners, and go back to the newest intact checkpoint.
+
+        Raises DataError, ModelError, TrainingError or CheckpointError when the job cannot run.
+        """
+        self.config, self.device, self.stop_requested = config, device, stop_requested
+        self.folder = RunFolder.of(config)
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        corpus = Corpus.open(config.data.path)
+        for learner in [config.teacher, *config.students.values()]:
+            corpus.require_vocabulary(learner.model.vocab_size)
+        stream = BatchStream(
+            corpus.split("train"), config.data, config.seed, config.batch.size, rank, world_size
+        )
+        self._validation = ValidationSet(corpus, config)
+        self._unigram = self._validation.unigram()
+        self.cohort = Cohort(config, _workload(config, world_size))
+        attempt = self._begin_attempt()
+        checkpoint = newest_intact(self.folder.checkpoints, _log.warning, dist.group.WORLD)
+        self.state = self._resume(checkpoint)
+        self._writer = CheckpointWriter(
+            self.folder.checkpoints,
+            Retention(last=config.checkpoint.keep, every=config.checkpoint.keep_every),
+            attempt,
+            _log.warning,
+            resumed_from=checkpoint.step if checkpoint else None,
+        )
+        self._began = time.monotonic() - self.state.seconds
+        self._open = ExitStack()
+        self.recorder = Recorder(config, self.folder, self.state, speaks=rank == 0)
+        self._open.enter_context(self.recorder)
+        self.batches = Prefetched(stream.batch, self.state.step)
+        self._open.callback(self.batches.close)
+
+    def admit_students(self) -> None:
+        """Start the students whose time has come."""
+        for name in self.cohort.admit(self.state, self._unigram):
+            self.recorder.say(f"step {self.state.step:,}: {name} joins")
+
+    def advance(self, result: StepResult) -> None:
+        """Count a step that was made, and record it."""
+        self.state.step += 1
+        self.state.tokens += result.tokens
+        self.state.seconds = time.monotonic() - self._began
+        learners = list(self.cohort.learners.values())
+        self.recorder.step(self.state, result, learners, self.cohort.waiting)
+
+    def evaluate(self) -> None:
+        """Score every learner on held-out text, and record it."""
+        batches = list(self._validation.batches(dist.get_rank(), dist.get_world_size()))
+        scores = {
+            name: evaluate(learner.evaluate, batches, self.config.batch.micro_batch, self.device)
+            for name, learner in self.cohort.learners.items()
+        }
+        self.state.teacher_held_out = scores[TEACHER]
+        self.recorder.held_out(self.state, scores)
+
+    def save(self, wait: bool = False) -> None:
+        """Checkpoint everyone and everything; training goes on meanwhile unless `wait`."""
+        self.state.learners = self.cohort.counters()
+        held_out = self.state.teacher_held_out
+        self._writer.save(
+            self.state.step,
+            {name: learner.engine for name, learner in self.cohort.learners.items()},
+            self.state.to_json(),
+            metric=held_out.loss if held_out else None,
+            wait=wait,
+        )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._open.close()
+
+    def _begin_attempt(self) -> Attempt:
+        """Fence off older attempts at this run; rank 0 does it, everyone knows."""
+        attempts: list[Any] = [None]
+        if dist.get_rank() == 0:
+            attempts = [Attempt.begin(self.folder.path)]
+        dist.broadcast_object_list(attempts)
+        return attempts[0]
+
+    def _resume(self, checkpoint: Checkpoint | None) -> JobState:
+        if checkpoint is None:
+            states = [JobState(wandb_id=uuid.uuid4().hex[:8])]
+            dist.broadcast_object_list(states)
+            return states[0]
+        state = JobState.from_json(checkpoint.trainer_state)
+        self.cohort.restore(checkpoint, state)
+        return state
+
+
+def _workload(config: JobConfig, world_size: int) -> Workload:
+    """How a step is cut up: as few, as large micro-batches as the config allows."""
+    rows = config.batch.size // world_size
+    micro_batch = min(config.batch.micro_batch, rows)
+    return Workload(config.steps, config.seed, micro_batch, accumulation=-(-rows // micro_batch))

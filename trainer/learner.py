@@ -1,0 +1,207 @@
+"""A learner: a model being trained, with its objective, optimizer, schedule and DeepSpeed engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from model import Capture, EncoderConfig, Features, MaskedLanguageModel, build
+from trainer.batches import Counts, MicroBatch
+from trainer.config import LearnerConfig
+from trainer.engine import gathered, gradient_norm, start_engine
+from trainer.errors import TrainingError
+from trainer.knowledge import Decoder, Knowledge
+from trainer.objectives import Lesson, Objective
+from trainer.optimizers import build_optimizer
+from trainer.schedules import factor
+from trainer.scores import masked_lm_scores
+from trainer.seeds import derive
+
+TEACHER = "teacher"
+
+
+def student_key(name: str) -> str:
+    """The name a student goes by in metrics, checkpoints and tables."""
+    return f"students/{name}"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a learner must know of its job: its length, its seed and how a step is cut up."""
+
+    steps: int
+    seed: int
+    micro_batch: int  # sequences per rank and forward pass
+    accumulation: int  # forward passes per step
+
+
+class LearnerModule(nn.Module):
+    """Model and objective as one module, so that losses run inside the engine's forward pass.
+
+    ZeRO-3 gathers parameters as modules are entered: the vocabulary projection, which the losses
+    share with the word embedding, must be used in here.
+    """
+
+    def __init__(self, model: MaskedLanguageModel, objective: Objective, precision: str) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+        self.precision = precision
+
+    def forward(
+        self,
+        batch: MicroBatch,
+        totals: Counts | None = None,
+        knowledge: Knowledge | None = None,
+        capture: Capture = Capture(),
+    ) -> tuple[Tensor, Tensor, Features | None]:
+        """The loss share (a scalar to run backward), the term shares [terms], and the features.
+
+        Without `totals` nothing is learnt: summed loss and number of right predictions at masked
+        positions come back instead, for evaluation.
+        """
+        device = batch.input_ids.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16"):
+            features = self.model.features(
+                batch.input_ids,
+                batch.segment_ids,
+                batch.attention_mask,
+                batch.masked_positions,
+                capture,
+            )
+            decoder = Decoder(*self.model.decoder())
+            if totals is None:
+                labels = batch.masked_labels
+                return *masked_lm_scores(features.vocabulary_input, decoder, labels), None
+            loss, shares = self.objective(Lesson(batch, features, decoder, knowledge), totals)
+        return loss, shares, features
+
+
+class Learner:
+    """One model in training. All methods are collective: every rank calls them alike."""
+
+    def __init__(
+        self,
+        name: str,
+        config: LearnerConfig,
+        teacher: EncoderConfig,
+        workload: Workload,
+        started_at: int = 0,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Build the model (from `weights` where given, else at random) and start its engine.
+
+        `started_at` is the job's step at which this learner began. Raises TrainingError when its
+        objective does not fit the `teacher`.
+        """
+        self.name, self.config, self.workload = name, config, workload
+        self.started_at, self.skipped_steps = started_at, 0
+        self.gradient_norm = math.nan
+        try:
+            seed = derive(workload.seed, name, "objective")
+            objective = Objective(config.objective, config.model, teacher, seed)
+        except ValueError as error:
+            raise TrainingError(f"{name.replace('/', '.')}.objective.{error}") from error
+        self.objective = objective
+        module = LearnerModule(_model(name, config, workload, weights), objective, config.precision)
+        optimizer = build_optimizer(module, config.optimizer)
+        optimizer.permitted = self._may_step
+        self.engine = start_engine(
+            module, optimizer, config, workload.micro_batch, workload.accumulation
+        )
+        self.model: MaskedLanguageModel = module.model
+        self.device: torch.device = self.engine.device
+        self._shares = torch.zeros(len(objective.terms), device=self.device)
+        self._loss_is_finite = True
+
+    def accumulate(
+        self,
+        batch: MicroBatch,
+        totals: Counts,
+        knowledge: Knowledge | None = None,
+        capture: Capture = Capture(),
+        *,
+        step: int,
+        number: int,
+    ) -> Features:
+        """Forward and backward of micro-batch `number` of `step`; returns the features."""
+        boundary = number == self.workload.accumulation - 1
+        self.engine.set_gradient_accumulation_boundary(boundary)
+        if self.config.dropout:
+            parts = (self.workload.seed, self.name, step, number, dist.get_rank())
+            torch.manual_seed(derive(*parts))
+        loss, shares, features = self.engine(batch, totals, knowledge, capture)
+        # DeepSpeed averages gradients over ranks; the shares are to be added up.
+        self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
+        self._shares += shares
+        assert features is not None
+        return features
+
+    def take_shares(self) -> Tensor:
+        """This rank's share of each term over the step so far, [terms]; starts afresh."""
+        shares, self._shares = self._shares, torch.zeros_like(self._shares)
+        return shares
+
+    def update(self, step: int, loss_is_finite: bool) -> None:
+        """The optimizer step of the job's `step`, skipped if loss or gradient is not finite."""
+        self._loss_is_finite = loss_is_finite
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = self.learning_rate(step)
+        if self.config.zero_stage == 0:
+            clipping = self.config.gradient_clipping
+            self.gradient_norm = float(gradient_norm(self.engine, clipping))
+        self.engine.step()
+        if not self._may_step():
+            self.skipped_steps += 1
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate at the job's `step`; a schedule runs from the learner's start."""
+        done, total = step - self.started_at, self.workload.steps - self.started_at
+        return self.config.optimizer.learning_rate * factor(self.config.schedule, done, total)
+
+    def decoder(self) -> Decoder:
+        """The vocabulary projection, detached and whole; a copy only where it is partitioned."""
+        parameters = [parameter for parameter in self.model.decoder() if parameter is not None]
+        with gathered(self.engine, parameters):
+            whole = [parameter.detach() for parameter in parameters]
+            if self.config.zero_stage == 3:
+                whole = [tensor.clone() for tensor in whole]
+        return Decoder(whole[0], whole[1] if len(whole) > 1 else None)
+
+    @torch.no_grad()
+    def evaluate(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Summed masked-LM loss and number of right predictions on this rank's `batch`."""
+        self.engine.eval()
+        loss, correct, _ = self.engine(batch)
+        self.engine.train()
+        return loss, correct
+
+    def _may_step(self) -> bool:
+        if self.config.zero_stage:
+            self.gradient_norm = float(gradient_norm(self.engine, 0.0))
+        return self._loss_is_finite and math.isfinite(self.gradient_norm)
+
+
+def _model(
+    name: str,
+    config: LearnerConfig,
+    workload: Workload,
+    weights: Mapping[str, Tensor] | None,
+) -> MaskedLanguageModel:
+    """The learner's model, with its training dropout and its first weights."""
+    dropout = {"dropout": config.dropout, "attention_dropout": config.dropout}
+    model = build(dataclasses.replace(config.model, **dropout), derive(workload.seed, name))
+    if weights is not None:
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:300]
+            key = name.replace("/", ".")
+            raise TrainingError(f"{key}.init: the weights do not fit: {reason}") from error
+    return model

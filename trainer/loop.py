@@ -1,0 +1,38 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from trainer.job import Job
+from trainer.step import train_step
+
+
+class Outcome(Enum):
+    """How a call of `train` ended; the value is the process's exit code."""
+
+    FINISHED = 0
+    STOPPED = 75  # on request, after saving: start it again
+
+
+def train(job: Job) -> Outcome:
+    """Take `job` from where it is to its last step, or to a requested stop. Collective."""
+    while job.state.step < job.config.steps:
+        job.admit_students()
+        result = train_step(
+            job.cohort.teacher,
+            job.cohort.students,
+            job.batches.take(),
+            job.state.step,
+            job.stop_requested(),
+        )
+        job.advance(result)
+        if job.state.step % job.config.evaluation.every == 0:
+            job.evaluate()
+        if result.stop_requested:
+            job.save(wait=True)
+            return Outcome.STOPPED
+        if job.state.step % job.config.checkpoint.every == 0:
+            job.save()
+    job.save(wait=True)
+    return Outcome.FINISHED

@@ -1,0 +1,28 @@
+"""Reading ahead: the next batch is made in a thread while the current one is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from data_pipeline import Batch
+
+
+class Prefetched:
+    """`read(step)` for consecutive steps, one of them ahead."""
+
+    def __init__(self, read: Callable[[int], Batch], step: int) -> None:
+        self._read, self._step = read, step
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._next: Future[Batch] = self._thread.submit(read, step)
+
+    def take(self) -> Batch:
+        """The batch of the next step; raises what `read` raised."""
+        batch = self._next.result()
+        self._step += 1
+        self._next = self._thread.submit(self._read, self._step)
+        return batch
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._thread.shutdown(wait=True, cancel_futures=True)

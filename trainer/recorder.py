@@ -1,0 +1,119 @@
+"""What a run says of itself while it goes on: the metrics file, the display, Weights & Biases.
+
+Only rank 0 says anything. `metrics.jsonl` is the record; the others are views of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+import torch
+
+from trainer import metrics, tracking
+from trainer.config import JobConfig
+from trainer.display import Display
+from trainer.learner import Learner
+from trainer.run_folder import RunFolder
+from trainer.state import HeldOut, JobState
+from trainer.step import StepResult
+
+
+class Recorder:
+    """Writes the rows of `metrics.jsonl` and keeps the display and W&B up to date."""
+
+    def __init__(self, config: JobConfig, folder: RunFolder, state: JobState, speaks: bool) -> None:
+        """Drop the rows after `state.step`; `speaks` is true on rank 0 only."""
+        self._config, self._speaks = config, speaks
+        self._stack = contextlib.ExitStack()
+        self._since, self._tokens = time.monotonic(), state.tokens
+        if not speaks:
+            return
+        metrics.cut_back(folder.metrics, state.step)
+        self._log = self._stack.enter_context(metrics.MetricsLog(folder.metrics))
+        self._display = self._stack.enter_context(
+            Display(config.name, config.steps, state.step)
+        )
+        self._tracking = tracking.start(
+            folder.path,
+            mode=config.log.wandb,
+            project=config.log.project,
+            run_id=state.wandb_id,
+        )
+
+    def step(
+        self, state: JobState, result: StepResult, learners: Sequence[Learner], waiting: list[str]
+    ) -> None:
+        """Record the step that made `state`, if it is one to be logged."""
+        if not self._speaks:
+            return
+        if state.step % self._config.log.every == 0 or state.step == self._config.steps:
+            row = _row(state, result, learners)
+            row["tokens_per_second"] = self._speed(state)
+            self._log.append(row)
+            self._display.update(state.step, row, waiting)
+
+    def held_out(self, state: JobState, scores: Mapping[str, HeldOut]) -> None:
+        """Record a held-out evaluation of every learner."""
+        if not self._speaks:
+            return
+        row: dict[str, float] = {"step": state.step, "tokens": state.tokens}
+        for name, score in scores.items():
+            row[f"val/{name}/loss"], row[f"val/{name}/accuracy"] = score.loss, score.accuracy
+        self._log.append(row)
+        self._display.update(state.step, row, [])
+
+    def say(self, message: str) -> None:
+        """One line for the person who watches."""
+        if self._speaks:
+            self._display.say(message)
+
+    def finish(self, *, completed: bool) -> None:
+        """Let Weights & Biases catch up; `completed` is whether the job reached its last step."""
+        if self._speaks and self._tracking is not None:
+            self._tracking.finish(completed=completed)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def _speed(self, state: JobState) -> float:
+        """Tokens per second of the whole job since the last logged step."""
+        now = time.monotonic()
+        speed = (state.tokens - self._tokens) / (now - self._since)
+        self._since, self._tokens = now, state.tokens
+        return speed
+
+
+def _row(state: JobState, result: StepResult, learners: Sequence[Learner]) -> dict[str, float]:
+    row: dict[str, float] = {
+        "step": state.step,
+        "tokens": state.tokens,
+        "seconds": state.seconds,
+        "memory": _peak_memory(),
+    }
+    for learner in learners:
+        name = learner.name
+        row[f"{name}/loss"] = result.losses[name]
+        row |= {f"{name}/{term}": value for term, value in result.terms[name].items()}
+        row[f"{name}/lr"] = learner.learning_rate(state.step - 1)
+        row[f"{name}/grad_norm"] = learner.gradient_norm
+        row[f"{name}/skipped_steps"] = learner.skipped_steps
+    return row
+
+
+def _peak_memory() -> int:
+    """Bytes: of the GPU where there is one, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,74 @@
+"""One rank's life: from a config to a finished run, or to a requested stop."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+import configs
+from trainer.conclusion import conclude
+from trainer.config import JobConfig
+from trainer.engine import join_process_group
+from trainer.job import Job
+from trainer.loop import Outcome, train
+from trainer.run_folder import RunFolder
+
+Announce = Callable[[RunFolder, dict[str, Any]], None]
+
+
+def run_job(config: JobConfig, stop_requested: Callable[[], bool], announce: Announce) -> Outcome:
+    """Train `config` to its end as one of the ranks the environment describes.
+
+    A run that was interrupted goes on from its newest intact checkpoint. Rank 0 then scores and
+    exports everyone and hands the results to `announce`.
+    """
+    device = join_process_group()
+    rank = dist.get_rank()
+    folder = RunFolder.of(config)
+    if rank == 0:
+        _prepare(folder, config)
+    dist.barrier()
+    _log_to_file(folder, rank)
+    with Job(config, device, stop_requested) as job:
+        outcome = train(job)
+        dist.barrier()
+        if outcome is Outcome.FINISHED and rank == 0:
+            announce(folder, conclude(folder))
+        job.recorder.finish(completed=outcome is Outcome.FINISHED)
+    dist.destroy_process_group()
+    return outcome
+
+
+def _prepare(folder: RunFolder, config: JobConfig) -> None:
+    folder.path.mkdir(parents=True, exist_ok=True)
+    revision = f"# git revision: {_git_revision()}\n"
+    folder.config.write_text(revision + configs.dump(config), encoding="utf-8")
+
+
+def _git_revision() -> str:
+    """Of the code that runs; "none" for an installed package."""
+    here = Path(__file__).parent
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
+    return done.stdout.strip()
+
+
+def _log_to_file(folder: RunFolder, rank: int) -> None:
+    """Everything to the rank's own log; warnings of rank 0 to the terminal as well."""
+    folder.logs.mkdir(exist_ok=True)
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    handlers: list[logging.Handler] = [logging.FileHandler(folder.logs / f"rank-{rank:03d}.log")]
+    if rank == 0:
+        terminal = logging.StreamHandler(sys.stderr)
+        terminal.setLevel(logging.WARNING)
+        handlers.append(terminal)
+    logging.basicConfig(level=logging.INFO, format=form, handlers=handlers, force=True)

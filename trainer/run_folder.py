@@ -1,0 +1,64 @@
+"""Where everything of a run lives on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import configs
+from trainer.config import JobConfig
+from trainer.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The layout of ``runs/NAME``."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, config: JobConfig) -> RunFolder:
+        """The folder of a job; it need not exist yet."""
+        return cls(Path(config.runs) / config.name)
+
+    @classmethod
+    def existing(cls, run: str) -> RunFolder:
+        """A run given by its folder, or by its name under ``runs/``. TrainingError if neither."""
+        for path in (Path(run), Path("runs") / run):
+            if (path / "config.yaml").is_file():
+                return cls(path)
+        raise TrainingError(f"{run}: no run there (no config.yaml in it, nor in runs/{run})")
+
+    @property
+    def config(self) -> Path:
+        """The resolved job config."""
+        return self.path / "config.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One folder per checkpoint."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """One line per logged step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """One log per rank."""
+        return self.path / "logs"
+
+    @property
+    def evaluation(self) -> Path:
+        """The final results of every learner; a finished run has it."""
+        return self.path / "evaluation.json"
+
+    @property
+    def exports(self) -> Path:
+        """One folder per learner, in Hugging Face format."""
+        return self.path / "exports"
+
+    def load_config(self) -> JobConfig:
+        """The config this run was started with."""
+        return configs.load(str(self.config), JobConfig, "job")

@@ -1,0 +1,53 @@
+"""How far a job has come: what a checkpoint holds besides the learners' tensors.
+
+Dropout, masks, order and learning rates are pure functions of the step, so this is all there is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class LearnerState:
+    """A learner's own counters."""
+
+    started_at: int
+    skipped_steps: int = 0
+
+
+@dataclass
+class HeldOut:
+    """Masked-LM loss (nats) and accuracy on the validation split."""
+
+    loss: float
+    accuracy: float
+
+
+@dataclass
+class JobState:
+    """Counters of the job after `step` steps. JSON in `trainer.json`."""
+
+    wandb_id: str
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    learners: dict[str, LearnerState] = field(default_factory=dict)
+    teacher_held_out: HeldOut | None = None  # the newest evaluation of the teacher
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for the checkpoint."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, tree: dict[str, Any]) -> JobState:
+        """The inverse of `to_json`."""
+        learners = {name: LearnerState(**counters) for name, counters in tree["learners"].items()}
+        held_out = tree["teacher_held_out"]
+        return cls(**{
+            **tree,
+            "learners": learners,
+            "teacher_held_out": HeldOut(**held_out) if held_out else None,
+        })

@@ -1,0 +1,76 @@
+"""One optimizer step of a teacher and its students, from one teacher forward per micro-batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from data_pipeline import Batch
+from trainer.batches import count, sum_over_ranks, to_micro_batches
+from trainer.knowledge import detach, union
+from trainer.learner import Learner
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step came to, over all ranks.
+
+    terms: learner -> term -> value before its weight; losses: learner -> weighted sum.
+    """
+
+    terms: dict[str, dict[str, float]]
+    losses: dict[str, float]
+    tokens: int  # attended positions of the global batch
+    stop_requested: bool
+
+
+def train_step(
+    teacher: Learner,
+    students: Sequence[Learner],
+    batch: Batch,
+    step: int,
+    stop_requested: bool = False,
+) -> StepResult:
+    """Train everyone on this rank's rows of the global batch of `step`. Collective.
+
+    The students' graphs live one at a time. A learner whose loss or gradient is not finite sits
+    this step out, on all ranks, and touches nobody else.
+    """
+    totals, stops = sum_over_ranks(count(batch), stop_requested, teacher.device)
+    capture = union(student.objective.teacher_capture for student in students)
+    wants_logits = any(student.objective.needs_teacher_logits for student in students)
+    decoder = teacher.decoder() if wants_logits else None
+    micro_batches = to_micro_batches(batch, teacher.workload.micro_batch, teacher.device)
+    for number, micro_batch in enumerate(micro_batches):
+        position = {"step": step, "number": number}
+        features = teacher.accumulate(micro_batch, totals, capture=capture, **position)
+        knowledge = detach(features, decoder)
+        del features
+        for student in students:
+            own = student.objective.student_capture
+            student.accumulate(micro_batch, totals, knowledge, own, **position)
+    learners = [teacher, *students]
+    terms = _sum_terms(learners)
+    losses = {learner.name: _weighted(learner, terms[learner.name]) for learner in learners}
+    for learner in learners:
+        learner.update(step, math.isfinite(losses[learner.name]))
+    return StepResult(terms, losses, int(totals.attended), bool(stops))
+
+
+def _sum_terms(learners: Sequence[Learner]) -> dict[str, dict[str, float]]:
+    """The global value of every term of every learner, in one all-reduce and one host sync."""
+    shares = torch.cat([learner.take_shares() for learner in learners])
+    dist.all_reduce(shares)
+    values = iter(shares.tolist())
+    return {
+        learner.name: {term: next(values) for term in learner.objective.terms}
+        for learner in learners
+    }
+
+
+def _weighted(learner: Learner, terms: dict[str, float]) -> float:
+    return sum(term.weight * terms[name] for name, term in learner.objective.by_name.items())
