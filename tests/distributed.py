@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ def _rank(
     faulthandler.dump_traceback_later(time_limit, exit=True)
     set_rank_environment(rank, world_size, port)
     torch.set_num_threads(1)
+    # DeepSpeed calls names that torch has deprecated, at every collective.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     try:
         dist.init_process_group("gloo", rank=rank, world_size=world_size)
         _skip_shared_memory_build()

@@ -7,6 +7,7 @@ aside while its successor takes the name) and ``….deleted-N`` (being removed).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -53,7 +54,8 @@ def remove(path: Path, attempt: int) -> None:
     grave = path.with_name(f"{path.name.split('.')[0]}.deleted-{attempt}")
     if path != grave:
         shutil.rmtree(grave, ignore_errors=True)
-        os.rename(path, grave)
+        with contextlib.suppress(FileNotFoundError):  # somebody else removed it
+            os.rename(path, grave)
     shutil.rmtree(grave, ignore_errors=True)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,6 +33,7 @@ from trainer.checkpoint.storage import (
     write_json,
 )
 
+T = TypeVar("T")
 _SPARE = 64 * 2**20  # bytes that must remain free: manifest, logs, metrics
 
 
@@ -80,21 +81,35 @@ def publish(unit: Unit, shelf: Shelf, ranks: Ranks) -> None:
     Raises:
         StaleAttempt, CheckpointError: on every rank; nothing was published then.
     """
-    staging = shelf.staging(unit.step)
+    staging, first = shelf.staging(unit.step), ranks.rank == 0
     needed = sum(ranks.collect(unit.bytes))
     try:
-        ranks.agree(lambda: _begin(shelf, staging, needed) if ranks.rank == 0 else None)
-        stored = ranks.agree(lambda: _write_learners(unit, staging, ranks.rank))
+        _together(ranks, shelf, lambda: _begin(unit, shelf, staging, needed) if first else None)
+        stored = _together(ranks, shelf, lambda: _write_learners(unit, staging, ranks.rank))
         heads = {name: _without_data(snapshot) for name, snapshot in unit.learners.items()}
         parts = ranks.collect((heads, stored))
-        ranks.agree(lambda: _commit(unit, shelf, staging, parts) if ranks.rank == 0 else None)
+        _together(ranks, shelf, lambda: _commit(unit, shelf, staging, parts) if first else None)
     except Exception:
-        if ranks.rank == 0:
+        if first:
             shutil.rmtree(staging, ignore_errors=True)
         raise
 
 
-def _begin(shelf: Shelf, staging: Path, needed: int) -> None:
+def _together(ranks: Ranks, shelf: Shelf, action: Callable[[], T]) -> T:
+    """Every rank's action, or none. What fails a stale attempt is that the newer one cleared it."""
+
+    def guarded() -> T:
+        try:
+            return action()
+        except OSError:
+            shelf.check_attempt()
+            raise
+
+    return ranks.agree(guarded)
+
+
+def _begin(unit: Unit, shelf: Shelf, staging: Path, needed: int) -> None:
+    """Rank 0's first act: permission, room, and empty folders."""
     shelf.check_attempt()
     free = shutil.disk_usage(shelf.folder).free
     if free < needed + _SPARE:
@@ -103,19 +118,17 @@ def _begin(shelf: Shelf, staging: Path, needed: int) -> None:
             f"{(needed + _SPARE) / 1e9:.2f} GB; free some space or keep fewer checkpoints"
         )
     shutil.rmtree(staging, ignore_errors=True)  # of a save of this step that failed
-    staging.mkdir()
+    for name in unit.learners:
+        (staging / name).mkdir(parents=True)
 
 
 def _write_learners(unit: Unit, staging: Path, rank: int) -> dict[str, StoredFile]:
-    """Write this rank's file of every learner it holds a part of."""
+    """Write this rank's file of every learner."""
     stored = {}
     for name, snapshot in unit.learners.items():
-        folder = staging / name
-        folder.mkdir(parents=True, exist_ok=True)
         header = safetensors_header({f.key: (f.dtype, f.numel) for f in snapshot.fragments})
         path = f"{name}/rank-{rank:05d}.safetensors"
         stored[name] = write_durably(staging, path, safetensors_chunks(header, snapshot.data))
-        sync_folder(folder)
     return stored
 
 

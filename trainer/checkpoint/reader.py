@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from trainer.checkpoint.manifest import (
 )
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.snapshot import MASTER, fragment_key
+from trainer.checkpoint.storage import StoredFile
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -35,10 +36,13 @@ class Checkpoint:
         """Open ``folder/step-…``.
 
         Raises:
-            CheckpointError: the manifest is missing or damaged.
+            CheckpointError: there is none of this step, or its manifest is damaged.
         """
         self.step = step
         self.path = folder / step_name(step)
+        if not self.path.is_dir():
+            steps = ", ".join(map(str, published(folder))) or "none"
+            raise CheckpointError(f"{folder} has no checkpoint of step {step}; there are: {steps}")
         self._manifest = read_manifest(self.path)
         self.trainer_state: dict[str, Any] = read_trainer_file(folder, step).get("state", {})
 
@@ -67,7 +71,7 @@ class Checkpoint:
             CheckpointError: the parameters differ, before anything is overwritten.
         """
         try:
-            restore(engine, self._record(learner), _Fragments(self, learner))
+            restore(engine, self._record(learner), self._fragments())
         except CheckpointError as error:
             raise CheckpointError(f"{self.path}: {learner}: {error}") from None
 
@@ -76,11 +80,14 @@ class Checkpoint:
 
         Floating point tensors are fp32 masters; others keep their type. Names are the module's.
         """
-        fragments = _Fragments(self, learner)
+        fragments = self._fragments()
         return {
             name: fragments.whole(name, tensor).reshape(tensor.shape)
             for name, tensor in self._record(learner).tensors.items()
         }
+
+    def _fragments(self) -> _Fragments:
+        return _Fragments(self.path, self._manifest.files)
 
     def _record(self, learner: str) -> LearnerRecord:
         if learner not in self._manifest.learners:
@@ -124,11 +131,11 @@ def _damage(folder: Path, step: int, part: int, parts: int) -> str | None:
 
 
 class _Fragments:
-    """Reads ranges of a learner's tensors from wherever they were cut."""
+    """Reads ranges of tensors from wherever they were cut."""
 
-    def __init__(self, checkpoint: Checkpoint, learner: str) -> None:
-        self._folder = checkpoint.path
-        self._files = checkpoint._manifest.files
+    def __init__(self, folder: Path, files: Sequence[StoredFile]) -> None:
+        self._folder = folder
+        self._files = files
         self._open: dict[int, Any] = {}
 
     def fill(self, name: str, record: TensorRecord, state: str, start: int, out: Tensor) -> None:

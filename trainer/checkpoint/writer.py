@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -18,9 +19,13 @@ from trainer.checkpoint.publication import Shelf, Unit, publish
 from trainer.checkpoint.ranks import Ranks
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.snapshot import HostBuffer, capture
+from trainer.checkpoint.storage import sync_folder
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
+
+
+_LOG = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
@@ -35,8 +40,8 @@ class CheckpointWriter:
         self,
         folder: Path,
         retention: Retention,
-        attempt: Attempt | None,
-        report: Callable[[str], None],
+        attempt: Attempt | None = None,
+        report: Callable[[str], None] = _LOG.warning,
         *,
         resumed_from: int | None = None,
         max_failures: int = 3,
@@ -64,6 +69,7 @@ class CheckpointWriter:
         self._shelf = Shelf(folder, retention, attempt, pinned)
         if self._ranks.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
+            sync_folder(folder.parent)
             tidy(folder, self._shelf.number)
         dist.barrier(group=self._ranks.group)
 
