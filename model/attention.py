@@ -22,7 +22,6 @@ class QKV(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    window: int = 0  # positions further apart than window // 2 do not see each other; 0: all do
 
 
 def attention_kernel(device: str, dtype: torch.dtype, length: int, masked: bool) -> str:
@@ -47,6 +46,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: flo
     if kernel == "fused":
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=dropout)
     weights = F.softmax(attention_scores(q, k, visible), dim=-1)
+    if visible is not None and visible.shape[2] > 1:
+        # A padded position far from every real one sees no key at all; the fused kernel gives 0.
+        weights = weights * visible
     if dropout:
         weights = F.dropout(weights, dropout)
     return weights @ v

@@ -51,7 +51,7 @@ class EncoderConfig:
     norm: str = "layer_norm"  # no_norm: g * x + b (MobileBERT)
     norm_eps: float = 1e-12
     fixed_norm_eps: float = (
-        0.0  # of the embedding and last inner norm, where it differs; 0: norm_eps
+        0.0  # of the embedding and last feed-forward norm, if it differs; 0: norm_eps
     )
     norm_bias: bool = True
     norm_placement: str = "post"

@@ -77,8 +77,7 @@ class Encoder(nn.Module):
             if number == self.config.layers and self.final_norm is not None:
                 x = self.final_norm(x)
             if qkv:
-                q, k, v = qkv
-                attention[number] = QKV(q, k, v, self.config.local_window if is_local else 0)
+                attention[number] = QKV(*qkv)
             if number in capture.hidden_states:
                 hidden_states[number] = x
         return Encoded(x, hidden_states, attention)

@@ -44,9 +44,7 @@ class FeedForwardStack(nn.Module):
         super().__init__()
         last = config.feed_forwards - 1
         self.stack = nn.ModuleList(
-            FeedForward(
-                config, config.fixed_norm_eps if i == last and config.bottleneck_size else 0.0
-            )
+            FeedForward(config, config.fixed_norm_eps if i == last else 0.0)
             for i in range(config.feed_forwards)
         )
         self.widen = None

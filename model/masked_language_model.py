@@ -140,11 +140,11 @@ class MaskedLanguageModel(nn.Module):
             output.hidden_states = tuple(found.hidden_states[i] for i in numbers)
         if output_attention_scores:
             output.attention_scores = tuple(
-                _scores(found.attention[i], attention_mask) for i in numbers[1:]
+                self._scores(i, found.attention[i], attention_mask) for i in numbers[1:]
             )
         return output
 
-
-def _scores(qkv: QKV, attention_mask: Tensor | None) -> Tensor:
-    visible = visible_keys(attention_mask, qkv.q.shape[2], qkv.window, qkv.q.device)
-    return attention_scores(qkv.q, qkv.k, visible)
+    def _scores(self, number: int, qkv: QKV, attention_mask: Tensor | None) -> Tensor:
+        window = self.config.local_window if self.config.is_local(number - 1) else 0
+        visible = visible_keys(attention_mask, qkv.q.shape[2], window, qkv.q.device)
+        return attention_scores(qkv.q, qkv.k, visible)

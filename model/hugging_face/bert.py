@@ -6,10 +6,17 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from model.config import EncoderConfig
-from model.hugging_face.family import Family, read_activation, refuse, require, write_activation
+from model.hugging_face.family import (
+    Family,
+    Rules,
+    read_activation,
+    refuse,
+    require,
+    write_activation,
+)
 
-# What every post-norm model with learned positions, layer norms and no bottleneck has in common.
-PLAIN: dict[str, Any] = {
+# What every post-norm model with layer norms and no bottleneck has in common.
+PLAIN: dict[str, object] = {
     "trigram": False,
     "embedding_norm": True,
     "norm": "layer_norm",
@@ -76,29 +83,12 @@ def write_sizes(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
-def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return read_sizes(theirs) | {
-        "pooler": "tanh" if "bert.pooler.dense.weight" in names else "none",
-        "pair_head": "cls.seq_relationship.weight" in names,
-    }
+def require_segments(config: EncoderConfig, model_type: str) -> None:
+    """Inexpressible without segment vectors: the class always adds them."""
+    require(config, model_type, segment_types=tuple(range(1, config.segment_types + 1)))
 
 
-def _write(config: EncoderConfig) -> dict[str, Any]:
-    require(config, "bert", positions="learned", embedding_projection="none", sharing="none",
-            head_activation="", **PLAIN)  # fmt: skip
-    _require_segments(config, "bert")
-    architecture = "BertForPreTraining" if config.pair_head else "BertForMaskedLM"
-    return write_sizes(config) | {"architectures": [architecture]}
-
-
-def _require_segments(config: EncoderConfig, model_type: str) -> None:
-    if config.segment_types == 0:
-        require(config, model_type, segment_types=2)
-    if config.pooler == "first":
-        require(config, model_type, pooler="tanh")
-
-
-def encoder_rules(prefix: str) -> tuple[tuple[str, str], ...]:
+def encoder_rules(prefix: str) -> Rules:
     """Names of embeddings, layers and pooler under ``prefix.``, as in BERT."""
     layer = rf"{prefix}.encoder.layer.\1"
     attention, stack = r"encoder\.attention\.(\d+)", r"encoder\.feed_forward\.(\d+)\.stack\.0"
@@ -117,15 +107,59 @@ def encoder_rules(prefix: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-BERT = Family(
-    model_type="bert",
-    read=_read,
-    write=_write,
-    rules=(
+def _read_bert(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return read_sizes(theirs) | {
+        "pooler": "tanh" if "bert.pooler.dense.weight" in names else "none",
+        "pair_head": "cls.seq_relationship.weight" in names,
+    }
+
+
+def _write_bert(config: EncoderConfig) -> dict[str, Any]:
+    require(config, "bert", positions="learned", embedding_projection="none", sharing="none",
+            pooler=("tanh", "none"), head_activation=("", config.activation), **PLAIN)  # fmt: skip
+    require_segments(config, "bert")
+    architecture = "BertForPreTraining" if config.pair_head else "BertForMaskedLM"
+    return write_sizes(config) | {"architectures": [architecture]}
+
+
+def _bert_rules(config: EncoderConfig) -> Rules:
+    return (
         *encoder_rules("bert"),
         (r"head\.dense\.(.+)", r"cls.predictions.transform.dense.\1"),
         (r"head\.norm\.(.+)", r"cls.predictions.transform.LayerNorm.\1"),
         (r"head\.bias", "cls.predictions.bias"),
         (r"pair_head\.(.+)", r"cls.seq_relationship.\1"),
-    ),
-)
+    )
+
+
+def _read_roberta(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    # Read with the defaults of its own class where it has others.
+    theirs = {"vocab_size": 50265, "pad_token_id": 1, **theirs}
+    return read_sizes(theirs) | {
+        "positions": "learned_after_padding",
+        "pooler": "tanh" if "roberta.pooler.dense.weight" in names else "none",
+        "head_activation": "gelu",
+        "initializer": "normal",
+    }
+
+
+def _write_roberta(config: EncoderConfig) -> dict[str, Any]:
+    head_activation = "gelu" if config.activation != "gelu" else ("", "gelu")
+    require(config, "roberta", positions="learned_after_padding", embedding_projection="none",
+            sharing="none", pooler=("tanh", "none"), pair_head=False,
+            head_activation=head_activation, **PLAIN)  # fmt: skip
+    require_segments(config, "roberta")
+    return write_sizes(config) | {"architectures": ["RobertaForMaskedLM"]}
+
+
+def _roberta_rules(config: EncoderConfig) -> Rules:
+    return (
+        *encoder_rules("roberta"),
+        (r"head\.dense\.(.+)", r"lm_head.dense.\1"),
+        (r"head\.norm\.(.+)", r"lm_head.layer_norm.\1"),
+        (r"head\.bias", "lm_head.bias"),
+    )
+
+
+BERT = Family("bert", _read_bert, _write_bert, _bert_rules)
+ROBERTA = Family("roberta", _read_roberta, _write_roberta, _roberta_rules)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ _ACTIVATIONS = {
 }
 
 
+Rules = tuple[tuple[str, str], ...]
+
+
 class Inexpressible(ModelError):
     """The `transformers` class has no way to say what the configuration says."""
 
@@ -32,25 +35,29 @@ class Family:
 
     read: its config.json and tensor names -> keyword arguments of EncoderConfig.
     write: our configuration -> its config.json; raises Inexpressible, saying what does not fit.
-    rules: (pattern of our tensor name, replacement), the first full match counts; layers keep
-        their number.
+    rules: our configuration -> (pattern of our tensor name, replacement); the first full match
+        counts.
     split, join: tensors stored differently there, to our layout and back.
     """
 
     model_type: str
     read: Callable[[Mapping[str, Any], Collection[str]], dict[str, Any]]
     write: Callable[[EncoderConfig], dict[str, Any]]
-    rules: tuple[tuple[str, str], ...]
+    rules: Callable[[EncoderConfig], Rules]
     split: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
     join: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
 
-    def their_name(self, name: str) -> str:
-        """The name in a `transformers` state of the tensor that we call `name`."""
-        for pattern, replacement in self.rules:
+    def their_names(self, config: EncoderConfig, names: Iterable[str]) -> dict[str, str]:
+        """For each of our tensor names the one in a `transformers` state."""
+        rules = self.rules(config)
+        return {name: self._translate(name, rules) for name in names}
+
+    def _translate(self, name: str, rules: Rules) -> str:
+        for pattern, replacement in rules:
             match = re.fullmatch(pattern, name)
             if match is not None:
                 return match.expand(replacement)
-        raise Inexpressible(f"{name} has no place in {self.model_type}")
+        raise Inexpressible(f"transformers' {self.model_type} has no place for {name}")
 
 
 def read_activation(name: object) -> str:
@@ -72,10 +79,11 @@ def refuse(theirs: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) ->
             raise ModelError(f"{key}: {theirs[key]!r} is not supported (only {values[0]!r})")
 
 
-def require(config: EncoderConfig, model_type: str, **needed: Any) -> None:
-    """Inexpressible unless each setting has the needed value."""
-    for key, value in needed.items():
-        if getattr(config, key) != value:
+def require(config: EncoderConfig, model_type: str, **needed: object) -> None:
+    """Inexpressible unless each setting has the needed value, or one of a tuple of values."""
+    for key, values in needed.items():
+        allowed = values if isinstance(values, tuple) else (values,)
+        if getattr(config, key) not in allowed:
             raise Inexpressible(
                 f"transformers' {model_type} cannot express {key}: {getattr(config, key)!r}"
             )

@@ -13,13 +13,17 @@ import torch
 from torch import Tensor
 
 from model.config import EncoderConfig, ModelError
-from model.hugging_face.bert import BERT
+from model.hugging_face.albert import ALBERT
+from model.hugging_face.bert import BERT, ROBERTA
+from model.hugging_face.distilbert import DISTILBERT
 from model.hugging_face.family import Family, Inexpressible
+from model.hugging_face.mobilebert import MOBILEBERT
+from model.hugging_face.modernbert import MODERNBERT
 from model.hugging_face.weights import read_weights, write_tensors
 from model.initialisation import empty
 from model.masked_language_model import MaskedLanguageModel
 
-FAMILIES: tuple[Family, ...] = (BERT,)
+FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT)
 OWN_TYPE = "tandem"
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -92,24 +96,30 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
+def nearest_family(config: EncoderConfig) -> Family:
+    """The architecture of `transformers` that is most like this one."""
+    if config.embedding_projection == "word" or config.bottleneck_size:
+        return MOBILEBERT
+    if config.positions == "rotary":
+        return MODERNBERT
+    if config.embedding_projection == "sum" or config.sharing != "none":
+        return ALBERT
+    if config.positions == "learned_after_padding":
+        return ROBERTA
+    return BERT if config.segment_types else DISTILBERT
+
+
 def to_transformers(
     config: EncoderConfig, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The config.json and the tensors of the first architecture that expresses `config`.
+    """The config.json and the tensors as `transformers` has them.
 
-    Raises Inexpressible with the reason of the nearest one.
+    Raises Inexpressible, saying what does not fit.
     """
-    reasons: list[Inexpressible] = []
-    for family in FAMILIES:
-        try:
-            theirs = family.write(config)
-        except Inexpressible as error:
-            reasons.append(error)
-            continue
-        tensors = {family.their_name(name): tensor for name, tensor in state.items()}
-        theirs |= {"model_type": family.model_type, "dtype": "float32"}
-        return theirs, family.join(tensors)
-    raise reasons[0]
+    family = nearest_family(config)
+    theirs = family.write(config) | {"model_type": family.model_type, "dtype": "float32"}
+    names = family.their_names(config, state)
+    return theirs, family.join({names[name]: tensor for name, tensor in state.items()})
 
 
 def read_folder(folder: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:
@@ -160,7 +170,7 @@ def _from_transformers(
         )
     tensors = family.split(dict(weights))
     config = EncoderConfig(**family.read(theirs, tensors))
-    names = {name: family.their_name(name) for name in empty_names(config)}
+    names = family.their_names(config, empty_names(config))
     missing = [name for name in names.values() if name not in tensors]
     if missing:
         raise ModelError(f"the weights have no {missing[0]} ({len(missing)} tensors missing)")

@@ -1,0 +1,83 @@
+"""DistilBERT (arXiv 1910.01108): BERT without segment vectors and pooler."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from model.config import EncoderConfig
+from model.hugging_face.bert import PLAIN
+from model.hugging_face.family import (
+    Family,
+    Rules,
+    read_activation,
+    refuse,
+    require,
+    write_activation,
+)
+
+
+def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    refuse(theirs, {"tie_word_embeddings": (True,)})
+    pad = theirs.get("pad_token_id", 0)
+    return {
+        "vocab_size": theirs.get("vocab_size", 30522),
+        "hidden_size": theirs.get("dim", 768),
+        "layers": theirs.get("n_layers", 6),
+        "heads": theirs.get("n_heads", 12),
+        "ffn_size": theirs.get("hidden_dim", 3072),
+        "max_positions": theirs.get("max_position_embeddings", 512),
+        "segment_types": 0,
+        "pad_token_id": -1 if pad is None else pad,
+        "activation": read_activation(theirs.get("activation", "gelu")),
+        "pooler": "none",
+        "dropout": theirs.get("dropout", 0.1),
+        "attention_dropout": theirs.get("attention_dropout", 0.1),
+        "initializer": "normal",
+        "initializer_range": theirs.get("initializer_range", 0.02),
+    }
+
+
+def _write(config: EncoderConfig) -> dict[str, Any]:
+    require(config, "distilbert", positions="learned", embedding_projection="none",
+            sharing="none", segment_types=0, norm_eps=1e-12, pooler="none",
+            head_activation=("", config.activation), **PLAIN)  # fmt: skip
+    return {
+        "architectures": ["DistilBertForMaskedLM"],
+        "vocab_size": config.vocab_size,
+        "dim": config.hidden_size,
+        "n_layers": config.layers,
+        "n_heads": config.heads,
+        "hidden_dim": config.ffn_size,
+        "max_position_embeddings": config.max_positions,
+        "sinusoidal_pos_embds": False,
+        "pad_token_id": None if config.pad_token_id < 0 else config.pad_token_id,
+        "activation": write_activation(config.activation),
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "initializer_range": config.initializer_range,
+        "tie_word_embeddings": True,
+    }
+
+
+def _rules(config: EncoderConfig) -> Rules:
+    layer = r"distilbert.transformer.layer.\1"
+    attention, stack = r"encoder\.attention\.(\d+)", r"encoder\.feed_forward\.(\d+)\.stack\.0"
+    return (
+        (r"embeddings\.(word|position)\.weight", r"distilbert.embeddings.\1_embeddings.weight"),
+        (r"embeddings\.norm\.(.+)", r"distilbert.embeddings.LayerNorm.\1"),
+        (attention + r"\.query\.(.+)", layer + r".attention.q_lin.\2"),
+        (attention + r"\.key\.(.+)", layer + r".attention.k_lin.\2"),
+        (attention + r"\.value\.(.+)", layer + r".attention.v_lin.\2"),
+        (attention + r"\.output\.(.+)", layer + r".attention.out_lin.\2"),
+        (attention + r"\.norm\.(.+)", layer + r".sa_layer_norm.\2"),
+        (stack + r"\.input\.(.+)", layer + r".ffn.lin1.\2"),
+        (stack + r"\.output\.(.+)", layer + r".ffn.lin2.\2"),
+        (stack + r"\.norm\.(.+)", layer + r".output_layer_norm.\2"),
+        (r"head\.dense\.(.+)", r"vocab_transform.\1"),
+        (r"head\.norm\.(.+)", r"vocab_layer_norm.\1"),
+        (r"head\.bias", "vocab_projector.bias"),
+    )
+
+
+DISTILBERT = Family("distilbert", _read, _write, _rules)

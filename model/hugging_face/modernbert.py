@@ -1,0 +1,172 @@
+"""ModernBERT (arXiv 2412.13663): rotary positions, gated units, pre-norm, local attention."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.config import EncoderConfig, ModelError
+from model.hugging_face.family import (
+    Family,
+    Rules,
+    read_activation,
+    refuse,
+    require,
+    write_activation,
+)
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_PARTS = ("query", "key", "value")
+
+
+def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    refuse(theirs, {"tie_word_embeddings": (True,), "position_embedding_type": ("absolute",)})
+    layers, pad = theirs.get("num_hidden_layers", 22), theirs.get("pad_token_id", 50283)
+    global_theta, local_theta = _read_thetas(theirs)
+    return {
+        "vocab_size": theirs.get("vocab_size", 50368),
+        "hidden_size": theirs.get("hidden_size", 768),
+        "layers": layers,
+        "heads": theirs.get("num_attention_heads", 12),
+        "ffn_size": theirs.get("intermediate_size", 1152),
+        "max_positions": theirs.get("max_position_embeddings", 8192),
+        "segment_types": 0,
+        "pad_token_id": -1 if pad is None else pad,
+        "positions": "rotary",
+        "norm_eps": theirs.get("norm_eps", 1e-5),
+        "norm_bias": theirs.get("norm_bias", False),
+        "norm_placement": "pre",
+        "activation": read_activation(theirs.get("hidden_activation", "gelu")),
+        "feed_forward": "glu",
+        "attention_bias": theirs.get("attention_bias", False),
+        "ffn_bias": theirs.get("mlp_bias", False),
+        "local_window": theirs.get("local_attention", 128),
+        "global_every": _read_global_every(theirs, layers),
+        "global_rope_theta": global_theta,
+        "local_rope_theta": local_theta,
+        "pooler": "none",
+        "head_activation": read_activation(theirs.get("classifier_activation", "gelu")),
+        "head_bias": theirs.get("classifier_bias", False),
+        "decoder_bias": theirs.get("decoder_bias", True),
+        "dropout": theirs.get("mlp_dropout", 0.0),
+        "attention_dropout": theirs.get("attention_dropout", 0.0),
+        "initializer": "scaled_truncated_normal",
+        "initializer_range": theirs.get("initializer_range", 0.02),
+    }
+
+
+def _read_global_every(theirs: Mapping[str, Any], layers: int) -> int:
+    if theirs.get("layer_types") is None:
+        return int(theirs.get("global_attn_every_n_layers", 3))
+    kinds = list(theirs["layer_types"])
+    for every in range(1, layers + 1):
+        if kinds == _layer_types(layers, every):
+            return every
+    raise ModelError("layer_types: only every n-th layer, from the first, may attend globally")
+
+
+def _read_thetas(theirs: Mapping[str, Any]) -> tuple[float, float]:
+    """Bases of the rotary angles, global and local, from the new or the old form."""
+    new = theirs.get("rope_parameters") or {}
+    full, sliding = new.get(_FULL) or {}, new.get(_SLIDING) or {}
+    for part in (full, sliding):
+        refuse(part, {"rope_type": ("default",)})
+    refuse(theirs, {"rope_scaling": (None,)})
+    full_theta = full.get("rope_theta", theirs.get("global_rope_theta", 160000.0))
+    sliding_theta = sliding.get("rope_theta", theirs.get("local_rope_theta", 10000.0))
+    return float(full_theta), float(full_theta if sliding_theta is None else sliding_theta)
+
+
+def _layer_types(layers: int, every: int) -> list[str]:
+    return [_SLIDING if i % every else _FULL for i in range(layers)]
+
+
+def _write(config: EncoderConfig) -> dict[str, Any]:
+    require(config, "modernbert", positions="rotary", embedding_projection="none", trigram=False,
+            segment_types=0, embedding_norm=True, norm="layer_norm", fixed_norm_eps=0.0,
+            norm_placement="pre", feed_forward="glu", feed_forwards=1, bottleneck_size=0,
+            sharing="none", pooler="none")  # fmt: skip
+    every = config.global_every if config.local_window else 1
+    return {
+        "architectures": ["ModernBertForMaskedLM"],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.ffn_size,
+        "max_position_embeddings": config.max_positions,
+        "pad_token_id": None if config.pad_token_id < 0 else config.pad_token_id,
+        # The class's defaults name rows of its own vocabulary.
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "cls_token_id": None,
+        "sep_token_id": None,
+        "norm_eps": config.norm_eps,
+        "norm_bias": config.norm_bias,
+        "hidden_activation": write_activation(config.activation),
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.ffn_bias,
+        "local_attention": config.local_window or 128,
+        "layer_types": _layer_types(config.layers, every),
+        "rope_parameters": {
+            _FULL: {"rope_type": "default", "rope_theta": config.global_rope_theta},
+            _SLIDING: {"rope_type": "default", "rope_theta": config.local_rope_theta},
+        },
+        "classifier_activation": write_activation(config.head_activation or config.activation),
+        "classifier_bias": config.head_bias,
+        "decoder_bias": config.decoder_bias,
+        "embedding_dropout": config.dropout,
+        "mlp_dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "initializer_range": config.initializer_range,
+        "initializer_cutoff_factor": 2.0,
+        "tie_word_embeddings": True,
+    }
+
+
+def _rules(config: EncoderConfig) -> Rules:
+    layer = r"model.layers.\1"
+    attention, stack = r"encoder\.attention\.(\d+)", r"encoder\.feed_forward\.(\d+)\.stack\.0"
+    return (
+        (r"embeddings\.word\.weight", "model.embeddings.tok_embeddings.weight"),
+        (r"embeddings\.norm\.(.+)", r"model.embeddings.norm.\1"),
+        (attention + r"\.(query|key|value)\.(.+)", layer + r".attn.\2.\3"),
+        (attention + r"\.output\.(.+)", layer + r".attn.Wo.\2"),
+        (attention + r"\.norm\.(.+)", layer + r".attn_norm.\2"),
+        (stack + r"\.input\.(.+)", layer + r".mlp.Wi.\2"),
+        (stack + r"\.output\.(.+)", layer + r".mlp.Wo.\2"),
+        (stack + r"\.norm\.(.+)", layer + r".mlp_norm.\2"),
+        (r"encoder\.final_norm\.(.+)", r"model.final_norm.\1"),
+        (r"head\.(dense|norm)\.(.+)", r"head.\1.\2"),
+        (r"head\.bias", "decoder.bias"),
+    )
+
+
+def _split(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Cut each fused ``Wqkv`` [3 H, ...] into query, key and value."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if ".attn.Wqkv." not in name or len(tensor) % 3:
+            result[name] = tensor
+            continue
+        for part, piece in zip(_PARTS, tensor.chunk(3), strict=True):
+            result[name.replace("Wqkv", part)] = piece
+    return result
+
+
+def _join(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The reverse of `_split`."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if ".attn.query." in name:
+            pieces = [state[name.replace("query", part)] for part in _PARTS]
+            result[name.replace("query", "Wqkv")] = torch.cat(pieces)
+        elif ".attn.key." not in name and ".attn.value." not in name:
+            result[name] = tensor
+    return result
+
+
+MODERNBERT = Family("modernbert", _read, _write, _rules, _split, _join)

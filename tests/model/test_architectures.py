@@ -1,0 +1,153 @@
+"""Every architecture against `transformers`: outputs, hidden states, scores, gradients, files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForMaskedLM, PreTrainedModel
+
+import model
+from model.hugging_face.folder import FAMILIES
+from tests.model.references import CASES, batch, reference
+
+torch.set_num_threads(1)
+BATCHES = pytest.mark.parametrize(
+    ("length", "padded"), [(6, False), (23, True), (57, True)], ids=["short", "padded", "long"]
+)
+
+
+def pair(case: str, folder: Path) -> tuple[PreTrainedModel, model.MaskedLanguageModel]:
+    theirs = reference(case)
+    theirs.save_pretrained(folder)
+    return theirs, model.from_pretrained(folder)
+
+
+def inputs(
+    theirs: PreTrainedModel, length: int, padded: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ids, segments, mask = batch(length, padded)
+    pad = theirs.config.pad_token_id
+    ids[mask == 0] = pad
+    types = getattr(theirs.config, "type_vocab_size", 0)
+    return ids, segments if types > 1 else None, mask if padded else None
+
+
+def their_output(
+    theirs: PreTrainedModel, ids: Tensor, segments: Tensor | None, mask: Tensor | None
+) -> dict[str, object]:
+    extra = {} if segments is None else {"token_type_ids": segments}
+    found = theirs(ids, attention_mask=mask, output_hidden_states=True, **extra)
+    return {
+        "logits": found.get("logits", found.get("prediction_logits")),
+        "pair": found.get("seq_relationship_logits", found.get("sop_logits")),
+        "hidden_states": found.hidden_states,
+    }
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+
+
+@BATCHES
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_equal(case: str, length: int, padded: bool, tmp_path: Path) -> None:
+    theirs, ours = pair(case, tmp_path)
+    given = inputs(theirs, length, padded)
+    with torch.no_grad():
+        expected, got = their_output(theirs, *given), ours(*given, output_hidden_states=True)
+    assert_close(got.logits, expected["logits"])
+    assert len(got.hidden_states) == len(expected["hidden_states"])
+    for mine, yours in zip(got.hidden_states, expected["hidden_states"], strict=True):
+        assert_close(mine, yours)
+    if expected["pair"] is not None:
+        assert_close(got.pair_logits, expected["pair"])
+    if ours.config.pooler != "none":
+        extra = {} if given[1] is None else {"token_type_ids": given[1]}
+        with torch.no_grad():
+            base = theirs.base_model(given[0], attention_mask=given[2], **extra)
+        assert_close(got.pooled, base.pooler_output)
+
+
+@BATCHES
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_equal(case: str, length: int, padded: bool, tmp_path: Path) -> None:
+    theirs, ours = pair(case, tmp_path)
+    given = inputs(theirs, length, padded)
+    direction = torch.randn(
+        (*given[0].shape, theirs.config.vocab_size), generator=torch.Generator().manual_seed(1)
+    )
+    # In float64: their fused attention alone is off by more than 1e-5 in float32.
+    expected = their_output(theirs.double(), *given)
+    got = ours.train()(*given)
+    for logits, sequence_pair in (
+        (expected["logits"], expected["pair"]),
+        (got.logits, got.pair_logits),
+    ):
+        loss = (logits.log_softmax(-1) * direction).sum()
+        if sequence_pair is not None:
+            loss = loss + F.cross_entropy(sequence_pair, torch.tensor([0, 1, 1]))
+        loss.backward()
+
+    theirs.float()
+    family = next(f for f in FAMILIES if f.model_type == theirs.config.model_type)
+    gradients = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
+    gradients = family.split(gradients)
+    names = family.their_names(ours.config, [n for n, _ in ours.named_parameters()])
+    compared = 0
+    for name, parameter in ours.named_parameters():
+        if parameter.grad is None or name.endswith("key.bias"):  # its true gradient is zero
+            continue
+        expected_gradient = gradients[names[name]]
+        difference = (parameter.grad - expected_gradient).norm()
+        assert difference <= 1e-5 * expected_gradient.norm().clamp_min(1e-6), name
+        compared += 1
+    assert compared >= len(gradients) - ours.config.layers
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_attention_scores_give_their_attention(case: str, tmp_path: Path) -> None:
+    theirs, ours = pair(case, tmp_path)
+    theirs.set_attn_implementation("eager")
+    ids, segments, mask = inputs(theirs, 23, padded=True)
+    extra = {} if segments is None else {"token_type_ids": segments}
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=mask, output_attentions=True, **extra).attentions
+        got = ours(ids, segments, mask, output_attention_scores=True).attention_scores
+    theirs.set_attn_implementation("sdpa")
+    assert len(got) == len(expected) == ours.config.layers
+    for scores, attention in zip(got, expected, strict=True):
+        attended = mask[:, None, :, None]
+        assert_close(scores.softmax(-1) * attended, attention * attended)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_round_trip_is_exact_to_the_bit(case: str, tmp_path: Path) -> None:
+    theirs, ours = pair(case, tmp_path / "theirs")
+    assert model.save_pretrained(ours, tmp_path / "ours") == ""
+    again = model.from_pretrained(tmp_path / "ours")
+    assert again.config == ours.config
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor)
+    reloaded = type(theirs).from_pretrained(tmp_path / "ours")
+    expected = theirs.state_dict()
+    for name, tensor in reloaded.state_dict().items():
+        if name.endswith("embedding_hidden_mapping_in.weight") or name in expected:
+            assert torch.equal(tensor, expected[name]), name
+    saved = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert saved["architectures"] == [type(theirs).__name__]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_exports_load_as_masked_language_models(case: str, tmp_path: Path) -> None:
+    _, ours = pair(case, tmp_path / "theirs")
+    model.save_pretrained(ours, tmp_path / "ours")
+    loaded = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").eval()
+    ids = batch(11, padded=False)[0]
+    with torch.no_grad():
+        assert_close(ours(ids).logits, loaded(ids).logits)
