@@ -1,0 +1,77 @@
+# On a fresh Debian or Ubuntu with Python 3.10+ (and its venv module) and make:
+#   make demo      trains a teacher and two students in one job, and reports
+#   make test      lint and the quick tests (with SLURM's where it may be installed)
+#   make test-all  the slow tests too
+#   make lint      ruff and mypy;  make format;  make bench;  make setup
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+DEMO := runs/demo
+
+# Nothing is compiled: DeepSpeed's kernels are optional, and this project uses none of them.
+export DS_BUILD_OPS := 0
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup demo test test-all lint format bench slurm
+.DELETE_ON_ERROR:
+
+setup: $(READY)
+
+$(READY): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "Python 3.10 or newer is needed: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
+	    { rm -rf .venv; echo "Python's venv module is needed: apt-get install python3-venv"; exit 1; }
+	@echo "Installing into .venv ..."
+	@$(BIN)/python -m pip install --quiet pip==26.1
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	    --build-constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# The text, the tokenizer and the corpus are made once. The job goes on where it was, and says so
+# when it is done.
+demo: $(DEMO)-data/corpus.json
+	@$(BIN)/tandem train configs/job/demo.yaml --nproc $$($(BIN)/python -c \
+	    'import torch; n = torch.cuda.device_count(); print(max(k for k in (1, 2, 4, 8) if k <= (n or 2)))')
+
+$(DEMO)-data/corpus.json: $(DEMO)-tokenizer/tokenizer.json
+	@rm -rf $(@D)
+	@$(BIN)/tandem data build $(DEMO)-text.txt --tokenizer $(<D) --out $(@D) --val-fraction 0.03
+
+$(DEMO)-tokenizer/tokenizer.json: $(DEMO)-text.txt
+	@$(BIN)/tandem tokenizer train $< --kind wordpiece --vocab-size 8192 --out $(@D)
+
+$(DEMO)-text.txt: | $(READY)
+	@$(BIN)/python -m data_pipeline.machine_text --out $@
+
+test: lint slurm
+	@$(BIN)/python -m pytest -q -m "not slow"
+
+test-all: lint slurm
+	@$(BIN)/python -m pytest -q
+
+# The tests of SLURM bring up a cluster of Debian's own packages; without them they skip.
+slurm:
+	@command -v slurmctld >/dev/null || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Installing SLURM for its tests ..."; \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+	        --no-install-recommends slurmctld slurmd slurm-client munge; } >/dev/null 2>&1 || \
+	    echo "SLURM could not be installed: its tests will skip."; \
+	else \
+	    echo "SLURM is not here and cannot be installed without root: its tests will skip."; \
+	fi
+
+lint: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(READY)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(READY)
+	@$(BIN)/python -m benchmarks
