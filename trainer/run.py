@@ -37,11 +37,11 @@ def run_job(config: JobConfig, stop_requested: Callable[[], bool], announce: Ann
     _log_to_file(folder, rank)
     with Job(config, device, stop_requested) as job:
         outcome = train(job)
-        dist.barrier()
-        if outcome is Outcome.FINISHED and rank == 0:
-            announce(folder, conclude(folder))
-        job.recorder.finish(completed=outcome is Outcome.FINISHED)
-    dist.destroy_process_group()
+    dist.barrier()
+    dist.destroy_process_group()  # what follows is rank 0's alone
+    if outcome is Outcome.FINISHED and rank == 0:
+        announce(folder, conclude(folder))
+    job.recorder.finish(completed=outcome is Outcome.FINISHED)
     return outcome
 
 
