@@ -39,11 +39,11 @@ def save_unit(folder: Path) -> dict[str, Any]:
     return {"before": before, "weights": weights, "after": after, "ends": ends}
 
 
-def resume(folder: Path, stage_of: dict[str, list[int]]) -> dict[str, Any]:
+def resume(folder: Path, stage_of: dict[str, list[int]]) -> dict[tuple[str, int], Any]:
     """Resume every learner at each of its stages, from other weights and another rate."""
     checkpoint = newest_intact(folder / "asynchronous", print, dist.group.WORLD)
     assert checkpoint is not None
-    results = {}
+    results: dict[tuple[str, int], Any] = {}
     for name, stages in stage_of.items():
         for stage in stages:
             engine = start(Kind(stage), seed=1, learning_rate=0.5)
@@ -64,7 +64,7 @@ def refuse_other_shapes(folder: Path) -> None:
     assert digest(full_state_dict(engine)) == before
 
 
-def resume_shifted(folder: Path, shift: int) -> dict[str, Any]:
+def resume_shifted(folder: Path, shift: int) -> dict[tuple[str, int], Any]:
     refuse_other_shapes(folder)
     return resume(folder, {name: [(stage + shift) % 4] for name, stage in STAGES.items()})
 

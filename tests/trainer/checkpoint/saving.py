@@ -1,0 +1,81 @@
+"""Saving without DeepSpeed, for tests of what happens on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from trainer.checkpoint import Attempt, Checkpoint, Retention, newest_intact
+from trainer.checkpoint.publication import Shelf, Unit, publish
+from trainer.checkpoint.snapshot import HostBuffer, capture
+
+T = TypeVar("T")
+LEARNERS = ("teacher", "students/small")
+
+
+class Alone:
+    """The ranks of a job of one process, without a process group."""
+
+    rank, size = 0, 1
+
+    def agree(self, action: Callable[[], T]) -> T:
+        return action()
+
+    def collect(self, value: T) -> list[T]:
+        return [value]
+
+
+def plain_engine(value: float, size: int = 5) -> Any:
+    """What an engine of stage 0 in fp32 looks like to a checkpoint, all weights ``value``."""
+    module = nn.Linear(size, size)
+    for parameter in module.parameters():
+        nn.init.constant_(parameter, value)
+    return SimpleNamespace(
+        module=module,
+        optimizer=torch.optim.AdamW(module.parameters()),
+        torch_autocast_z0_gradscaler=None,
+        global_steps=0,
+        global_samples=0,
+        skipped_steps=0,
+    )
+
+
+def unit(step: int, size: int = 5) -> Unit:
+    """A checkpoint whose weights are all its step."""
+    learners = {
+        name: capture(plain_engine(float(step), size), HostBuffer(), 0, 1) for name in LEARNERS
+    }
+    return Unit(step, learners, {"step": step, "metric": None, "state": {"step": step}})
+
+
+def save(run: Path, step: int, attempt: Attempt | None, keep: int = 2, size: int = 5) -> None:
+    """Publish a checkpoint of ``run`` from this process alone."""
+    shelf = Shelf(run / "checkpoints", Retention(last=keep), attempt, frozenset())
+    shelf.folder.mkdir(exist_ok=True)
+    publish(unit(step, size), shelf, Alone())  # type: ignore[arg-type]
+
+
+def is_whole(checkpoint: Checkpoint) -> bool:
+    """Whether every number in a checkpoint made by :func:`save` is its own."""
+    return checkpoint.trainer_state == {"step": checkpoint.step} and all(
+        (tensor == checkpoint.step).all()
+        for name in LEARNERS
+        for tensor in checkpoint.master_weights(name).values()
+    )
+
+
+def newest(run: Path) -> Checkpoint:
+    """The newest checkpoint of a run in which nothing is damaged."""
+
+    def unexpected(line: str) -> None:
+        raise AssertionError(line)
+
+    checkpoint = newest_intact(run / "checkpoints", unexpected)
+    assert checkpoint is not None
+    assert is_whole(checkpoint)
+    return checkpoint

@@ -1,0 +1,255 @@
+"""Whatever goes wrong while a checkpoint is written or lies on the disk, there is one to load."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.distributed import RankFailed, run_distributed
+from tests.trainer.checkpoint.saving import is_whole, newest, plain_engine, save
+from trainer.checkpoint import (
+    Attempt,
+    Checkpoint,
+    CheckpointError,
+    CheckpointWriter,
+    Retention,
+    newest_intact,
+    publication,
+    published,
+    storage,
+)
+
+# ---------------------------------------------------------------------------------- SIGKILL
+
+
+def killed_save(run: Path, step: int, attempt: Attempt, event: int) -> bool:
+    """Save in a child that is killed just before its n-th act on the disk; whether it was."""
+    child = os.fork()
+    if child == 0:
+        kill_at(event, str(run))
+        save(run, step, attempt)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert os.WEXITSTATUS(status) == 0
+    return False
+
+
+def kill_at(event: int, run: str) -> None:
+    """Kill this process before its n-th opening, making, renaming or removing inside ``run``."""
+    seen = 0
+
+    def watch(name: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if name.startswith(("open", "os.", "shutil.")) and run in str(arguments[:2]):
+            seen += 1
+            if seen == event:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> tuple[Path, Attempt]:
+    """A run with checkpoints 2 and 3, the number that is kept."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    attempt = Attempt.begin(folder)
+    for step in (1, 2, 3):
+        save(folder, step, attempt)
+    assert published(folder / "checkpoints") == [2, 3]
+    return folder, attempt
+
+
+@pytest.mark.parametrize("step", [4, 3], ids=["new", "again"])
+def test_killed_at_every_act_on_the_disk(run: tuple[Path, Attempt], step: int) -> None:
+    folder, attempt = run
+    template = folder.with_name("template")
+    shutil.copytree(folder, template)
+    event = 1
+    while killed_save(folder, step, attempt, event):
+        following = Attempt.begin(folder)
+        assert newest(folder).step in {3, step}
+        assert sorted(os.listdir(folder / "checkpoints")) == [
+            f"step-{left:09d}" for left in published(folder / "checkpoints")
+        ]
+        save(folder, 5, following)
+        assert newest(folder).step == 5
+        shutil.rmtree(folder)
+        shutil.copytree(template, folder)
+        event += 1
+    assert event > 30
+    assert newest(folder).step == step
+
+
+def train_and_die(run: Path, rank: int) -> None:
+    """Two ranks save; the second time one of them is killed in the middle of its file."""
+    writer = CheckpointWriter(run / "checkpoints", Retention())
+    writer.save(1, {"teacher": plain_engine(1.0)}, {"step": 1}, wait=True)
+    if dist.get_rank() == rank:
+        kill_at(4, ".writing-")
+    writer.save(2, {"teacher": plain_engine(2.0)}, {"step": 2}, wait=True)
+
+
+def test_one_rank_killed_in_the_middle_of_a_save(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="process 0 terminated with signal SIGKILL"):
+        run_distributed(train_and_die, 2, tmp_path, 0)
+    left = os.listdir(tmp_path / "checkpoints")
+    assert sorted(left) == ["step-000000001", "step-000000002.writing-0"]
+    checkpoint = newest_intact(tmp_path / "checkpoints", pytest.fail)
+    assert checkpoint is not None
+    assert checkpoint.step == 1
+    Attempt.begin(tmp_path)
+    assert os.listdir(tmp_path / "checkpoints") == ["step-000000001"]
+
+
+# ---------------------------------------------------------------------------------- damage
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "bit": flip_a_bit,
+    "truncated": truncate,
+    "missing": Path.unlink,
+}
+FILES = ["teacher/rank-00000.safetensors", "trainer.json", "manifest.json"]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_file_is_named_and_the_one_before_is_used(
+    run: tuple[Path, Attempt], file: str, damage: str
+) -> None:
+    folder, _ = run
+    path = folder / "checkpoints" / "step-000000003" / file
+    DAMAGE[damage](path)
+    lines: list[str] = []
+    checkpoint = newest_intact(folder / "checkpoints", lines.append)
+    assert checkpoint is not None
+    assert checkpoint.step == 2
+    assert is_whole(checkpoint)
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{path} is damaged")
+    assert lines[0].endswith("the checkpoint before step 3 is used")
+
+
+def test_nothing_intact_is_nothing(run: tuple[Path, Attempt]) -> None:
+    folder, _ = run
+    lines: list[str] = []
+    for step in (2, 3):
+        flip_a_bit(folder / "checkpoints" / f"step-{step:09d}" / FILES[0])
+    assert newest_intact(folder / "checkpoints", lines.append) is None
+    assert len(lines) == 2
+    assert newest_intact(folder / "elsewhere", lines.append) is None
+
+
+def test_a_digit_changed_inside_the_manifest_is_noticed(run: tuple[Path, Attempt]) -> None:
+    path = run[0] / "checkpoints" / "step-000000003" / "manifest.json"
+    path.write_text(path.read_text().replace('"group": 0', '"group": 1', 1))
+    with pytest.raises(CheckpointError, match="damaged"):
+        Checkpoint(run[0] / "checkpoints", 3)
+
+
+# ---------------------------------------------------------------------------------- full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB, where this process may mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("may not mount a file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_leaves_the_old_checkpoint(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CheckpointError, match="free some space"):
+        save(small_disk, 1, None)
+    monkeypatch.setattr(publication, "_SPARE", -(10**9))  # the check sees room, the disk has none
+    save(small_disk, 1, None, size=100)
+    with pytest.raises(OSError, match=r"No space left.*safetensors") as caught:
+        save(small_disk, 2, None, size=400)
+    assert caught.value.errno == errno.ENOSPC
+    assert os.listdir(small_disk / "checkpoints") == ["step-000000001"]
+    assert newest(small_disk).step == 1
+    save(small_disk, 3, None, size=100)
+    assert newest(small_disk).step == 3
+
+
+def fail_and_recover(folder: Path) -> dict[str, Any]:
+    """Rank 1's disk is full for a while: what the writer does on both ranks."""
+    lines: list[str] = []
+    writer = CheckpointWriter(folder, Retention(), None, lines.append, max_failures=2)
+    engines = {"teacher": plain_engine(1.0)}
+    write_all = storage._write_all
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def set_disk(is_full: bool) -> None:
+        if dist.get_rank() == 1:
+            setattr(storage, "_write_all", full if is_full else write_all)  # noqa: B010
+
+    writer.save(1, engines, {})
+    published_first = writer.wait()
+    set_disk(is_full=True)
+    writer.save(2, engines, {})
+    failed_quietly = not writer.wait()
+    set_disk(is_full=False)
+    writer.save(3, engines, {}, wait=True)
+    set_disk(is_full=True)
+    writer.save(4, engines, {})
+    writer.save(5, engines, {})
+    with pytest.raises(CheckpointError, match=r"2 saves in a row failed.*No space left.*rank 1"):
+        writer.save(6, engines, {})
+    return {
+        "first": published_first,
+        "quiet": failed_quietly,
+        "failures": writer.failures,
+        "last": writer.last_published,
+        "steps": published(folder),
+        "lines": lines,
+    }
+
+
+def test_a_failure_on_one_rank_is_reported_once_and_counted_on_all(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    one, two = run_distributed(fail_and_recover, 2, folder)
+    lines, silent = one.pop("lines"), two.pop("lines")
+    assert one == two
+    assert one["first"]
+    assert one["quiet"]
+    assert (one["failures"], one["last"], one["steps"]) == (3, 3, [1, 3])
+    assert sorted(os.listdir(folder)) == ["step-000000001", "step-000000003"]
+    assert silent == []
+    file = "step-000000002.writing-0/teacher/rank-00001.safetensors"
+    assert lines[0] == (
+        f"checkpoint of step 2 not written: {folder}/{file}: No space left on device (rank 1)"
+    )
+    assert len(lines) == 3

@@ -1,0 +1,105 @@
+"""An attempt that a newer one has replaced can change nothing, and notices."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.checkpoint.saving import newest, save
+from trainer.checkpoint import Attempt, StaleAttempt, newest_intact, publication, published
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return folder
+
+
+def test_a_stale_attempt_stops_before_it_writes(run: Path) -> None:
+    first = Attempt.begin(run)
+    save(run, 1, first)
+    first.check()
+    second = Attempt.begin(run)
+    assert (first.number, second.number) == (1, 2)
+    with pytest.raises(StaleAttempt, match="attempt 2 of this run has begun; attempt 1 stops"):
+        first.check()
+    with pytest.raises(StaleAttempt):
+        save(run, 2, first)
+    assert os.listdir(run / "checkpoints") == ["step-000000001"]
+    save(run, 2, second)
+    assert newest(run).step == 2
+
+
+def test_one_that_goes_stale_while_writing_does_not_publish(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Attempt.begin(run)
+    save(run, 1, first)
+    write = publication.write_durably
+
+    def overtaken(*arguments: object) -> object:
+        if not (run / "attempts" / "000002.json").exists():
+            Attempt.begin(run)  # clears what the first has written so far
+        return write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(publication, "write_durably", overtaken)
+    with pytest.raises(StaleAttempt):
+        save(run, 2, first)
+    assert os.listdir(run / "checkpoints") == ["step-000000001"]
+
+
+def test_what_it_publishes_in_spite_of_all_is_ignored(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is frozen between its last check and the rename cannot notice."""
+    first = Attempt.begin(run)
+    save(run, 1, first)
+    second = Attempt.begin(run)
+    with monkeypatch.context() as blind:
+        blind.setattr(Attempt, "check", lambda self: None)
+        save(run, 2, first)
+    assert "step-000000002" in os.listdir(run / "checkpoints")
+    assert published(run / "checkpoints") == [1]
+    assert newest(run).step == 1
+    save(run, 2, second)
+    assert published(run / "checkpoints") == [1, 2]
+    third = Attempt.begin(run)
+    assert published(run / "checkpoints") == [1, 2]
+    save(run, 3, third)
+    assert newest(run).step == 3
+
+
+def test_an_attempt_that_died_while_beginning_changes_nothing(run: Path) -> None:
+    first = Attempt.begin(run)
+    save(run, 1, first)
+    (run / "attempts" / "000002.json").touch()
+    assert published(run / "checkpoints") == [1]
+    assert Attempt.begin(run).number == 3
+    assert newest(run).step == 1
+
+
+def test_a_newer_attempts_unfinished_work_is_not_cleared(run: Path) -> None:
+    (run / "checkpoints" / "step-000000009.writing-7").mkdir(parents=True)
+    assert Attempt.begin(run).number == 1
+    assert os.listdir(run / "checkpoints") == ["step-000000009.writing-7"]
+
+
+def begin(run: Path) -> int:
+    return Attempt.begin(run).number
+
+
+def test_attempts_that_begin_at_once_get_different_numbers(run: Path) -> None:
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        numbers = pool.map(begin, [run] * 20, chunksize=1)
+    assert sorted(numbers) == list(range(1, 21))
+
+
+def test_without_attempts_every_checkpoint_counts(run: Path) -> None:
+    save(run, 1, None)
+    save(run, 2, None)
+    assert published(run / "checkpoints") == [1, 2]
+    assert newest_intact(run / "checkpoints", pytest.fail).step == 2  # type: ignore[union-attr]

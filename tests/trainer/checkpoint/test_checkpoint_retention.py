@@ -1,0 +1,70 @@
+"""Which checkpoints are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.checkpoint.saving import Alone, unit
+from trainer.checkpoint import Attempt, Retention, published
+from trainer.checkpoint.publication import Shelf, Unit, publish
+
+METRICS = {100: 5.0, 200: 2.0, 300: None, 400: 3.0, 500: 2.0, 600: 4.0}
+
+
+@pytest.mark.parametrize(
+    ("retention", "pinned", "kept"),
+    [
+        (Retention(last=1), [], [600]),
+        (Retention(last=2), [], [500, 600]),
+        (Retention(last=1, every=200), [], [200, 400, 600]),
+        (Retention(last=1, best=1), [], [200, 600]),
+        (Retention(last=1, best=3), [], [200, 400, 500, 600]),
+        (Retention(last=1), [300], [300, 600]),
+        (Retention(last=9), [], [100, 200, 300, 400, 500, 600]),
+    ],
+)
+def test_examples(retention: Retention, pinned: list[int], kept: list[int]) -> None:
+    expired = retention.expired(METRICS, pinned)
+    assert [step for step in METRICS if step not in expired] == kept
+
+
+@given(
+    st.dictionaries(st.integers(0, 99), st.none() | st.floats(0, 9)),
+    st.integers(1, 5),
+    st.none() | st.integers(1, 9),
+    st.integers(0, 3),
+)
+def test_deciding_twice_deletes_nothing_more(
+    metrics: dict[int, float | None], last: int, every: int | None, best: int
+) -> None:
+    retention = Retention(last, every, best)
+    expired = retention.expired(metrics, ())
+    left = {step: metrics[step] for step in metrics if step not in expired}
+    assert retention.expired(left, ()) == []
+    assert max(metrics, default=None) == max(left, default=None)
+
+
+@pytest.mark.parametrize("wrong", [{"last": 0}, {"every": 0}, {"best": -1}])
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Retention(**wrong)
+
+
+def test_a_run_keeps_the_last_the_best_and_the_one_it_resumed_from(tmp_path: Path) -> None:
+    shelf = Shelf(
+        tmp_path / "checkpoints",
+        Retention(last=2, best=1),
+        Attempt.begin(tmp_path),
+        pinned=frozenset([1]),
+    )
+    shelf.folder.mkdir()
+    for step, loss in enumerate([9.0, 3.0, 8.0, 7.0, 6.0, 5.0], start=1):
+        made = unit(step)
+        metric = {**made.trainer, "metric": loss}
+        publish(Unit(step, made.learners, metric), shelf, Alone())  # type: ignore[arg-type]
+    assert published(shelf.folder) == [1, 2, 5, 6]
