@@ -18,6 +18,7 @@ from cluster.errors import LaunchError
 # Below Linux's ephemeral ports (32768 and up), so that no client socket takes one first.
 FIRST_PORT, PORTS = 16000, 16000
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+EXPORTED = (*TORCHRUN, "GROUP_RANK")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,134 @@
+"""How a job runs on one SLURM cluster: the schema of ``configs/cluster/*.yaml``."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.errors import LaunchError
+
+# The script sets these itself; the key or option that steers each.
+OWN_OPTIONS = {
+    "job-name": "the job's name",
+    "nodes": "nodes",
+    "ntasks": "nodes and ranks_per_node",
+    "ntasks-per-node": "ranks_per_node",
+    "gpus-per-node": "gpus_per_node",
+    "output": "nothing: the log is in the run folder",
+    "error": "nothing: the log is in the run folder",
+    "open-mode": "nothing: the log is appended to",
+    "chdir": "nothing: the job starts where it was submitted",
+    "signal": "warning_seconds",
+    "requeue": "requeue",
+    "no-requeue": "requeue",
+    "array": "--seeds",
+    "dependency": "--chain",
+}
+
+
+@dataclass
+class ClusterConfig:
+    """Everything about a cluster that a job's own config should not need to know.
+
+    ``sbatch`` and ``srun`` hold any option of theirs by its long name; an empty value is a flag.
+    """
+
+    nodes: str = "1"  # or the least and the most: 2-4
+    gpus_per_node: int = 0
+    ranks_per_node: int = 1  # where there are no GPUs; otherwise one rank per GPU
+    sbatch: dict[str, str] = field(default_factory=dict)
+    srun: dict[str, str] = field(default_factory=dict)
+    warning_seconds: int = 300  # how long before the time limit the ranks are told to save
+    requeue: bool = True
+    fruitless_requeues: int = 3  # in a row, each without a new step, before the job gives up
+    preflight: bool = True
+    min_free_gb: float = 10.0  # in the run folder
+    modules: list[str] = field(default_factory=list)
+    venv: str = ""
+    conda: str = ""
+    container: list[str] = field(default_factory=list)  # a prefix: [apptainer, exec, image.sif]
+    python: str = ""  # the submitter's own, or `python` where an environment is named above
+    variables: dict[str, str] = field(default_factory=dict)
+    before: list[str] = field(default_factory=list)  # shell commands on the first node
+    after: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, naming the key."""
+        if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)?", self.nodes):
+            raise ValueError(f"nodes: {self.nodes!r} is neither a number nor a range such as 2-4")
+        if self.gpus_per_node < 0 or self.ranks_per_node < 1:
+            raise ValueError("gpus_per_node must be at least 0, ranks_per_node at least 1")
+        if self.warning_seconds < 1 or self.fruitless_requeues < 0:
+            raise ValueError("warning_seconds must be at least 1, fruitless_requeues at least 0")
+        for name in self.variables:
+            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+                raise ValueError(f"variables: {name!r} is not a name for an environment variable")
+        for section, options in (("sbatch", self.sbatch), ("srun", self.srun)):
+            for name in options:
+                if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
+                    raise ValueError(f"{section}: {name!r} is not the long name of an option")
+        for name in OWN_OPTIONS.keys() & self.sbatch.keys():
+            raise ValueError(f"sbatch.{name} is set by {OWN_OPTIONS[name]}")
+        if self.sbatch.get("time", "").isdigit():
+            raise ValueError(
+                f"sbatch.time: {self.sbatch['time']} is minutes or seconds (YAML reads 24:00:00 as "
+                "86400); write '24:00:00' or '0:30:00', in quotes"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """Ranks on each node: one per GPU where there are GPUs."""
+        return self.gpus_per_node or self.ranks_per_node
+
+
+def with_options(config: ClusterConfig, arguments: Sequence[str]) -> ClusterConfig:
+    """Apply command-line options: ours by their key, any other to sbatch.
+
+    ``--nodes 4 --partition=debug --exclusive`` sets ``nodes`` and adds two sbatch options. Raises
+    LaunchError for an argument that is no option, or for a value that does not fit.
+    """
+    ours: dict[str, Any] = {}
+    sbatch = dict(config.sbatch)
+    fields = {one.name: getattr(config, one.name) for one in dataclasses.fields(config)}
+    for name, text in _pairs(arguments):
+        current = fields.get(name.replace("-", "_"))
+        if isinstance(current, (str, int, float)):
+            ours[name.replace("-", "_")] = _converted(name, text, current)
+        else:
+            sbatch[name] = text
+    try:
+        return dataclasses.replace(config, sbatch=sbatch, **ours)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+
+
+def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    taken = False
+    for index, argument in enumerate(arguments):
+        if taken:
+            taken = False
+            continue
+        if not argument.startswith("--") or argument == "--":
+            raise LaunchError(f"{argument!r} is not an option; write --name value, or key=value")
+        name, equals, text = argument[2:].partition("=")
+        following = arguments[index + 1] if index + 1 < len(arguments) else "--"
+        if not equals and not following.startswith("--"):
+            text, taken = following, True
+        pairs.append((name, text))
+    return pairs
+
+
+def _converted(name: str, text: str, current: str | int | float) -> str | int | float | bool:
+    if isinstance(current, bool):
+        words = {"true": True, "": True, "false": False}
+        if text.lower() not in words:
+            raise LaunchError(f"--{name} {text}: true or false is expected")
+        return words[text.lower()]
+    try:
+        return type(current)(text)
+    except ValueError:
+        raise LaunchError(f"--{name} {text}: a number is expected") from None

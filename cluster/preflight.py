@@ -1,0 +1,107 @@
+"""One check per node before training: ``python -m cluster.preflight RUN GPUS MIN_FREE_GB``.
+
+Each node prints ``ok NODE`` or ``bad NODE: REASON``, and the batch script takes a node that says
+nothing for bad as well. A node first looks at itself (run folder, space, devices). Then the nodes
+meet, at the address where the ranks will meet, and add up one number over the network that they
+will use.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from cluster.ranks import Ranks, derive
+
+MEETING = datetime.timedelta(seconds=60)
+
+
+def main(run: Path, gpus: int, min_free_gb: float) -> int:
+    """Check this node and its connections; 0 when all is well, 1 when it is not."""
+    node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
+    fault = folder_fault(run, min_free_gb) or device_fault(gpus)
+    fault = meeting_fault(derive(), gpus) or fault  # every node comes, lest the others wait
+    print(f"bad {node}: {fault}" if fault else f"ok {node}", flush=True)
+    return 1 if fault else 0
+
+
+def folder_fault(run: Path, min_free_gb: float) -> str | None:
+    """Why the run folder cannot be used from here, if so."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=run, prefix=".preflight-"):
+            free = shutil.disk_usage(run).free / 1e9
+    except OSError as error:
+        return f"{run}: {error.strerror}"
+    return f"{run}: {free:.1f} GB free of {min_free_gb:g} needed" if free < min_free_gb else None
+
+
+def device_fault(gpus: int) -> str | None:
+    """Why this node's GPUs cannot compute, if so."""
+    found = torch.cuda.device_count()
+    if found < gpus:
+        return f"{found} of {gpus} GPUs found"
+    for index in range(gpus):
+        try:
+            ones_NN = torch.ones(256, 256, device=f"cuda:{index}")
+            total = (ones_NN @ ones_NN).sum().item()
+        except RuntimeError as error:
+            return f"GPU {index}: {str(error).splitlines()[0]}"
+        if total != 256.0**3:
+            return f"GPU {index} computes {total} where {256.0**3} is right"
+    return None
+
+
+def meeting_fault(ranks: Ranks, gpus: int) -> str | None:
+    """Why this node cannot work with the others, if so.
+
+    When another one stays away this node has no fault: it is the silent one that is bad.
+    """
+    where = f"{ranks.master_addr}:{ranks.master_port}"
+    try:
+        store = dist.TCPStore(
+            ranks.master_addr,
+            ranks.master_port,
+            is_master=ranks.rank == 0,
+            timeout=MEETING,
+            wait_for_workers=False,
+        )
+        store.set(f"here/{ranks.rank}", "")
+    except (RuntimeError, ConnectionError) as error:
+        return f"cannot reach {where}: {str(error).splitlines()[0]}"
+    try:
+        store.wait([f"here/{rank}" for rank in range(ranks.world_size)], MEETING)
+    except RuntimeError:
+        return None
+    return _sum_fault(store, ranks, gpus)
+
+
+def _sum_fault(store: dist.TCPStore, ranks: Ranks, gpus: int) -> str | None:
+    usable = gpus > 0 and torch.cuda.is_available()
+    try:
+        dist.init_process_group(
+            "nccl" if usable else "gloo",
+            store=store,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            timeout=MEETING,
+        )
+        one = torch.ones(1, device="cuda:0" if usable else "cpu")
+        dist.all_reduce(one)
+        total = int(one.item())
+        dist.barrier()  # rank 0 holds the store
+        dist.destroy_process_group()
+    except RuntimeError as error:
+        return f"all-reduce failed: {str(error).splitlines()[0]}"
+    return None if total == ranks.world_size else f"all-reduce gave {total} of {ranks.world_size}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

@@ -1,0 +1,207 @@
+"""The part of every sbatch script that starts the ranks and decides what happens when they end.
+
+It is bash, not Python, so that it works where Python exists only inside a container. What it does
+is decided by the ranks' exit code and by the signals that the batch shell was sent:
+
+- SLURM's warning before the time limit (USR1) is passed on to the ranks, which save and exit 75;
+  the job is then requeued.
+- TERM means that SLURM itself ends the job: ``scancel``, which is final; a preemption, after which
+  SLURM requeues by itself; or the time limit, where the warning was too short to save.
+- 0 is the end; 2 is a wrong command line; 75 without a warning is ``tandem stop``.
+- 1 says that a person must change something, unless the attempt made new steps or a node is bad.
+- Anything else (a killed rank, a crash, a hang that was noticed) is requeued.
+
+An attempt is fruitful when the newest step in ``metrics.jsonl`` or among the checkpoints is higher
+than ever before. More fruitless ones in a row than the budget end the job. The account is opened
+at the start of an attempt and closed at its end, so that one which never reached its end (a dead
+node) is counted at the start of the next.
+"""
+
+SUPERVISOR = r"""
+# ---- From here on, the text is the same in every script ------------------------------------------
+record=$submission/progress${seed:+-$seed} # "best fruitless open|closed", or "final REASON"
+verdict='' why='' bad='' shared=no best=0 fruitless=0
+signals=0 pending='' child='' warned=no ended=no
+
+say() { printf 'tandem: %s\n' "$*"; }
+
+note() { # EVENT CODE REASON: one line for `tandem status`
+  local form='{"time": %s, "job": "%s", "restart": %d, "nodes": "%s", '
+  form+='"event": "%s", "code": %d, "reason": "%s"}\n'
+  printf "$form" "$(date +%s)" "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}" \
+    "$SLURM_JOB_NODELIST" "$1" "$2" "$(printf %s "$3" | tr '"\\\n\t' "'/  ")" >>"$run/slurm.jsonl"
+}
+
+newest_step() { # the highest step that is logged or saved
+  {
+    echo 0
+    tail -n 2 "$run/metrics.jsonl" | sed -n 's/.*"step": *\([0-9][0-9]*\).*/\1/p'
+    ls "$run/checkpoints" | sed -n 's/^step-0*\([0-9][0-9]*\)$/\1/p'
+  } 2>/dev/null | sort -n | tail -n 1
+}
+
+write_record() { printf '%s\n' "$*" >"$record.new" && mv "$record.new" "$record"; }
+
+open_account() { # fails when there is nothing left to try
+  local best_before fruitless_before state
+  best=$(newest_step)
+  if [ "$chained" = no ] && [ -z "$SLURM_RESTART_COUNT" ]; then
+    rm -f "$record" # a person submitted it again
+  fi
+  if [ -e "$record" ]; then
+    read -r best_before fruitless_before state <"$record"
+    if [ "$best_before" = final ]; then
+      why="$fruitless_before $state"
+      return 1
+    fi
+    best=$best_before fruitless=$fruitless_before
+    [ "$state" = closed ] || close_account
+  fi
+  why="$fruitless attempts in a row made no new step"
+  [ "$fruitless" -le "$budget" ] || return 1
+  write_record "$best $fruitless open"
+}
+
+close_account() {
+  local step
+  step=$(newest_step)
+  if [ "$step" -gt "$best" ]; then
+    best=$step fruitless=0
+  elif [ "$ended" = no ]; then
+    fruitless=$((fruitless + 1))
+  fi
+  write_record "$best $fruitless closed"
+}
+
+deliver() {
+  kill -s "$pending" "$child" 2>/dev/null
+  pending=
+}
+
+receive() { # SIGNAL: pass it on, at once or as soon as there is a child
+  signals=$((signals + 1)) pending=$1
+  [ -z "$child" ] || deliver
+}
+trap 'warned=yes; receive USR1' USR1
+trap 'ended=yes; receive TERM' TERM
+
+supervise() { # COMMAND...: its exit code, whatever signals come meanwhile
+  local code seen
+  "$@" &
+  child=$!
+  [ -z "$pending" ] || deliver
+  while
+    seen=$signals
+    wait "$child"
+    code=$?
+    [ "$seen" != "$signals" ]
+  do :; done
+  child=
+  return "$code"
+}
+
+check_nodes() { # sets $bad to the nodes that cannot train, or $shared where none of them can
+  local out=$submission/preflight${seed:+-$seed}.txt all named silent
+  supervise timeout --kill-after=10 300 srun --chdir="$submission/code" \
+    --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 \
+    "${check[@]}" "$run" "$gpus" "$min_free_gb" >"$out" 2>&1
+  all=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sort)
+  named=$(sed -n -e 's/^bad \([^ :]*\):.*/\1/p' \
+    -e 's/.*Task launch.* failed on node \([^ :]*\):.*/\1/p' "$out" | sort -u)
+  silent=$(sed -n 's/^\(ok\|bad\) \([^ :]*\).*/\2/p' "$out" | sort | comm -23 <(echo "$all") -)
+  bad=${named:-$silent}
+  [ -n "$bad" ] || return
+  why="bad node $(paste -s -d, <<<"$bad"): $(grep -v '^ok ' "$out" | head -n 1)"
+  if [ "$bad" = "$all" ] && { [ "$bad" != "$named" ] || [ "$SLURM_NNODES" -gt 1 ]; }; then
+    shared=yes # not the fault of one node, so there is nothing to exclude
+  fi
+  bad=$(paste -s -d, <<<"$bad")
+}
+
+exclude_bad_nodes() { # works only while the requeued job is not running
+  local before
+  before=$(scontrol -o show job "$SLURM_JOB_ID" | sed -n 's/.* ExcNodeList=\([^ (]*\).*/\1/p')
+  scontrol update jobid="$SLURM_JOB_ID" ExcNodeList="${before:+$before,}$bad"
+}
+
+requeue() {
+  local words
+  if [ "$ended" = yes ] && ! timed_out; then
+    verdict=final why='cancelled'
+    return
+  fi
+  trap '' TERM USR1 # requeueing ends this shell as well
+  if ! words=$(scontrol requeue "$SLURM_JOB_ID" 2>&1); then
+    verdict=final why+="; SLURM did not requeue it: $words"
+    return
+  fi
+  [ -z "$bad" ] || [ "$shared" = yes ] || exclude_bad_nodes
+}
+
+attempt() { # sets $code
+  code=75
+  if [ "$preflight" = yes ]; then
+    check_nodes
+  fi
+  [ "$warned$ended" = nono ] || return
+  if [ -n "$bad" ]; then
+    code=69
+    return
+  fi
+  supervise srun --nodes="$SLURM_NNODES" --ntasks=$((SLURM_NNODES * ranks)) \
+    --ntasks-per-node="$ranks" "${srun[@]}" "${train[@]}"
+  code=$?
+}
+
+timed_out() { scontrol -o show job "$SLURM_JOB_ID" | grep -q ' Reason=TimeLimit '; }
+
+judge() { # sets $verdict (done, requeue, final) and $why from $code
+  close_account
+  if [ "$code" = 0 ]; then
+    verdict='done' why='finished'
+  elif [ "$ended" = yes ] && timed_out; then
+    verdict=requeue why='the time limit, before the ranks had saved'
+  elif [ "$ended" = yes ]; then
+    verdict=final why='ended by SLURM: cancelled or preempted'
+  elif [ "$warned" = yes ]; then
+    verdict=requeue why='the time limit'
+  elif [ "$code" = 75 ]; then
+    verdict=final why='stopped on request'
+  elif [ "$code" = 69 ]; then
+    verdict=requeue
+    [ "$shared" = no ] || verdict=final
+  else
+    judge_failure
+  fi
+  if [ "$verdict" = requeue ] && [ "$fruitless" -gt "$budget" ]; then
+    verdict=final why+="; $fruitless attempts in a row made no new step"
+  fi
+  [ "$verdict" != requeue ] || [ "$may_requeue" = yes ] || verdict=left
+}
+
+judge_failure() {
+  why="the ranks ended with code $code"
+  [ "$preflight" = no ] || check_nodes
+  verdict=requeue
+  if [ "$code" = 2 ] || { [ "$code" = 1 ] && [ "$fruitless" -gt 0 ] && [ -z "$bad" ]; }; then
+    verdict=final
+  fi
+}
+
+mkdir -p "$run/logs"
+if ! open_account; then
+  say "not started: $why"
+  note final 1 "$why"
+  exit 1
+fi
+note start 0 "${SLURM_RESTART_COUNT:+restart $SLURM_RESTART_COUNT}"
+before
+attempt
+judge
+after
+[ "$verdict" != requeue ] || requeue
+note "$verdict" "$code" "$why"
+say "$verdict: $why (code $code)"
+[ "$verdict" != final ] || [ "$ended" = yes ] || write_record "final $why"
+exit "$code"
+"""

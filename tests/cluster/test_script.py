@@ -1,0 +1,166 @@
+"""The sbatch script: its golden text, and hostile values that must stay values."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import configs
+from cluster import LaunchError
+from cluster.config import ClusterConfig, with_options
+from cluster.script import Job, build
+
+GOLDEN = Path(__file__).parent / "golden/job.sbatch"
+HOSTILE = """a b"c'd $(touch pwned) `touch pwned` ; touch pwned # \\ %j * é"""
+
+
+def job(**changes) -> Job:
+    values = {
+        "name": "large",
+        "run": Path("/scratch/runs/large"),
+        "submission": Path("/scratch/runs/large/submissions/001"),
+        "directory": Path("/home/me"),
+        "python": "python",
+        "seeds": (1, 2, 5),
+    }
+    return Job(**(values | changes))
+
+
+def test_golden():
+    cluster = ClusterConfig(
+        nodes="2-4",
+        gpus_per_node=8,
+        sbatch={"time": "24:00:00", "partition": "long", "exclusive": ""},
+        srun={"cpu-bind": "cores"},
+        modules=["cuda/12.4", "nccl"],
+        venv="/home/me/venv",
+        container=["apptainer", "exec", "--nv", "my image.sif"],
+        variables={"NCCL_SOCKET_IFNAME": "ib0"},
+        before=["nvidia-smi", "df -h"],
+    )
+    text = build(job(), cluster)
+    if "UPDATE_GOLDEN" in os.environ:
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text(), "if this is meant, run the test with UPDATE_GOLDEN=1"
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck")
+def test_shellcheck():
+    command = ["shellcheck", "--severity=warning", GOLDEN]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("name", ["gpu", "container", "cpu"])
+def test_shipped_configs_build(name):
+    text = build(job(), configs.load(name, ClusterConfig, "cluster"))
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        ClusterConfig(sbatch={"comment": "a\n#SBATCH --wrap=evil"}),
+        ClusterConfig(variables={"A": "b\nc"}),
+        ClusterConfig(modules=["a\rb"]),
+    ],
+)
+def test_line_breaks_are_refused_with_the_key(cluster):
+    with pytest.raises(LaunchError, match=r"^(sbatch.comment|variables.A|modules): "):
+        build(job(), cluster)
+
+
+def test_line_break_in_the_name_is_refused():
+    with pytest.raises(LaunchError, match=r"^name: "):
+        build(job(name="a\nb"), ClusterConfig())
+
+
+def test_hostile_values_reach_the_ranks_as_they_are(tmp_path):
+    """Run the script with bash; `srun` is a stand-in that shows what it was given."""
+    run = tmp_path / HOSTILE.replace("/", "")
+    cluster = ClusterConfig(
+        preflight=False,
+        srun={"comment": HOSTILE},
+        container=["env", "--", f"A={HOSTILE}"],
+        variables={"WORD": HOSTILE},
+    )
+    submission = run / "submissions/001"
+    submission.mkdir(parents=True)
+    srun = tmp_path / "bin/srun"
+    srun.parent.mkdir()
+    srun.write_text('#!/bin/sh\nprintf "%s\\n" "$WORD" "$@"\n')
+    srun.chmod(0o755)
+    text = build(job(name=HOSTILE, run=run, submission=submission), cluster)
+    env = os.environ | {
+        "PATH": f"{srun.parent}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "1",
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_NODELIST": "n1",
+        "SLURM_ARRAY_TASK_ID": "2",
+    }
+    result = subprocess.run(
+        ["bash"], input=text, text=True, capture_output=True, env=env, cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == HOSTILE
+    assert f"--comment={HOSTILE}" in lines
+    assert lines[lines.index("python") - 1] == f"A={HOSTILE}"
+    assert lines[-5:-1] == [
+        "train",
+        f"{submission}/config.yaml",
+        "seed=5",
+        f"name={HOSTILE}-seed5",
+    ]
+    assert not list(tmp_path.rglob("pwned"))
+    assert (tmp_path / f"{run.name}-seed5/slurm.jsonl").exists()
+
+
+def test_chained_jobs_are_not_requeued():
+    text = build(job(chained=True), ClusterConfig())
+    assert "#SBATCH --no-requeue" in text
+    assert "may_requeue=no" in text
+
+
+def test_command_line_options():
+    arguments = [
+        "--nodes",
+        "4",
+        "--gpus-per-node=8",
+        "--partition",
+        "p",
+        "--exclusive",
+        "--time=1:00",
+    ]
+    config = with_options(
+        ClusterConfig(sbatch={"partition": "old"}), [*arguments, "--preflight", "false"]
+    )
+    assert (config.nodes, config.gpus_per_node, config.preflight) == ("4", 8, False)
+    assert config.sbatch == {"partition": "p", "exclusive": "", "time": "1:00"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["partition"], "'partition' is not an option"),
+        (["--nodes", "many"], "nodes: 'many'"),
+        (["--gpus-per-node", "x"], "--gpus-per-node x: a number"),
+        (["--output", "x"], "sbatch.output is set by nothing"),
+        (["--time", "60"], "write '24:00:00'"),
+        (["--Bad_name", "x"], "'Bad_name' is not the long name"),
+        (["--requeue", "maybe"], "true or false"),
+    ],
+)
+def test_bad_options_are_one_line(arguments, words):
+    with pytest.raises(LaunchError, match=words) as error:
+        with_options(ClusterConfig(), arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_unquoted_yaml_time_is_caught(tmp_path):
+    file = tmp_path / "site.yaml"
+    file.write_text("sbatch:\n  time: 24:00:00\n")
+    with pytest.raises(configs.ConfigError, match="in quotes"):
+        configs.load(str(file), ClusterConfig, "cluster")

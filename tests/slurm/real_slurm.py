@@ -1,0 +1,231 @@
+"""A real SLURM cluster on one machine, for tests: Debian's daemons, one namespace per node.
+
+Every node has its own network, hostname, process, mount and IPC namespaces, so that it can be
+powered off or cut off from the others as a machine can. It is up in half a second. Needs root, and
+``apt-get install --no-install-recommends slurmctld slurmd slurm-client munge iproute2``.
+
+    with RealSlurm(nodes=3) as slurm:
+        job = slurm.run("sbatch", "--parsable", "job.sh").strip()
+        slurm.wait_job(job, "COMPLETED")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster.ranks import free_port
+from tests.slurm.slurm_conf import Layout
+
+PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
+PROGRAMS = (
+    "slurmctld",
+    "slurmd",
+    "munged",
+    "sbatch",
+    "srun",
+    "ip",
+    "unshare",
+    "nsenter",
+    "setpriv",
+)
+FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+
+
+def why_not() -> str | None:
+    """Why such a cluster cannot run here, or None."""
+    if os.geteuid() != 0:
+        return "a SLURM cluster of network namespaces needs root"
+    missing = [name for name in PROGRAMS if not shutil.which(name, path=PATH)]
+    return f"not installed: {', '.join(missing)}" if missing else None
+
+
+class RealSlurm:
+    def __init__(self, nodes: int = 3, gpus: int = 0) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="slurm-"))
+        self.tag = f"{os.getpid():x}{time.monotonic_ns() >> 20 & 0xFFF:x}"
+        names = tuple(f"n{i + 1}" for i in range(nodes))
+        network = _free_network()
+        self.layout = Layout(self.root, network, names, free_port(), free_port(), gpus=gpus)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.inits: dict[str, int] = {}  # the pid of each node's first process
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self.layout.nodes
+
+    @property
+    def env(self) -> dict[str, str]:
+        """For sbatch and its like: this cluster, and nothing of one that the caller is in."""
+        prefixes = ("SLURM", "SBATCH_", "SRUN_", "SQUEUE_", "SCANCEL_")
+        env = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
+        return env | {"SLURM_CONF": str(self.layout.conf)}
+
+    def __enter__(self) -> RealSlurm:
+        try:
+            self._up()
+        except BaseException:
+            self.down()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.down()
+
+    # What a test does
+
+    def run(self, *command: str, timeout: float = 60) -> str:
+        """The output of a SLURM command; its words in the error where it fails."""
+        result = subprocess.run(
+            command, env=self.env, cwd=self.root, capture_output=True, text=True, timeout=timeout
+        )
+        assert result.returncode == 0, f"{command}: {result.returncode}\n{result.stderr}"
+        return result.stdout
+
+    def job(self, job_id: str) -> dict[str, str]:
+        """SLURM's facts about a job: JobState, Restarts, NodeList, ..."""
+        words = self.run("scontrol", "-o", "show", "job", job_id).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wait_job(self, job_id: str, *states: str, timeout: float = 60) -> dict[str, str]:
+        """Wait until a job is in one of `states` (any final one by default)."""
+        wanted = states or FINAL
+        until(lambda: self.job(job_id)["JobState"] in wanted, f"job {job_id} {wanted}", timeout)
+        return self.job(job_id)
+
+    def wait_nodes(self, state: str, *nodes: str, timeout: float = 40) -> None:
+        def reached() -> bool:
+            lines = self.run("sinfo", "-h", "-N", "-o", "%N %T").splitlines()
+            states = dict(line.split() for line in lines)
+            return all(states.get(node) == state for node in nodes or self.nodes)
+
+        until(reached, f"nodes to be {state}", timeout)
+
+    def power_off(self, node: str) -> None:
+        """Everything on the node dies at once, the network first: its peers hear nothing."""
+        self.cut_off(node)
+        os.kill(self.inits.pop(node), signal.SIGKILL)
+        for name in (f"slurmd/{node}", f"node/{node}"):
+            self._end(name)
+
+    def cut_off(self, node: str) -> None:
+        """The node lives on, but nobody can reach it."""
+        _ip("link", "set", self._link(node), "down")
+
+    def reconnect(self, node: str) -> None:
+        _ip("link", "set", self._link(node), "up")
+
+    # How it is built
+
+    def _up(self) -> None:
+        bridge = f"sb{self.tag}"
+        _ip("link", "add", bridge, "type", "bridge")
+        _ip("addr", "add", f"{self.layout.network}.1/24", "dev", bridge)
+        _ip("link", "set", bridge, "up")
+        self.layout.write()
+        self._start_munged()
+        conf = str(self.layout.conf)
+        # slurmctld starts only on a host that is called what SlurmctldHost says
+        named = f'hostname ctl; mount --bind {self.layout.hosts} /etc/hosts; exec "$@"'
+        inner = ["sh", "-c", named, "sh", "slurmctld", "-D", "-f", conf]
+        self._start("slurmctld", "unshare", "--uts", "--mount", *inner)
+        for node in self.nodes:
+            self._boot(node)
+        ping = ["scontrol", "ping"]
+        until(
+            lambda: subprocess.run(ping, env=self.env, capture_output=True).returncode == 0, "ctl"
+        )
+        for node in self.nodes:
+            (self.root / "spool" / node).mkdir()
+            inside = ["nsenter", "-t", str(self.inits[node]), "-n", "-u", "-m", "-p", "-i", "--"]
+            self._start(f"slurmd/{node}", *inside, "slurmd", "-D", "-N", node, "-f", conf)
+        self.wait_nodes("idle")
+
+    def _start_munged(self) -> None:
+        run = self.root / "run"
+        self._start(
+            "munged",
+            *("munged", "-F", f"--key-file={self.root}/etc/munge.key"),
+            *(f"--socket={run}/munge.sock", f"--pid-file={run}/munged.pid"),
+            *(f"--log-file={self.root}/log/munged.log", f"--seed-file={run}/munged.seed"),
+            "--num-threads=4",
+        )
+        until((run / "munge.sock").exists, "munged's socket")
+
+    def _boot(self, node: str) -> None:
+        """The node's namespaces, with a first process that does nothing, and its network."""
+        ready = self.root / f"run/{node}.ready"
+        first = (
+            f"hostname {node}; mount --bind {self.layout.hosts} /etc/hosts; "
+            "mount -t tmpfs -o mode=1777 tmpfs /dev/shm; ip link set lo up; "
+            f"touch {ready}; while :; do sleep 3600; done"
+        )
+        spaces = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--mount-proc")
+        self._start(f"node/{node}", "unshare", *spaces, "--kill-child=KILL", "sh", "-c", first)
+        until(ready.exists, f"namespaces of {node}")
+        outer = self.processes[f"node/{node}"].pid
+        children = Path(f"/proc/{outer}/task/{outer}/children").read_text()
+        self.inits[node] = init = int(children.split()[0])
+        link = self._link(node)
+        _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(init))
+        _ip("link", "set", link, "master", f"sb{self.tag}", "up")
+        inner = ["nsenter", "-t", str(init), "-n", "--", "ip"]
+        address = f"{self.layout.address(node)}/24"
+        subprocess.run([*inner, "addr", "add", address, "dev", "eth0"], check=True)
+        subprocess.run([*inner, "link", "set", "eth0", "up"], check=True)
+
+    def _link(self, node: str) -> str:
+        return f"sv{self.tag}{self.nodes.index(node)}"
+
+    def _start(self, name: str, *command: str) -> None:
+        with open(self.root / "log" / f"{name.replace('/', '.')}.out", "ab") as out:
+            self.processes[name] = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *command],  # no daemon outlives the tests
+                **{"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out},
+                start_new_session=True,
+                cwd=self.root,
+                env=self.env | {"PATH": PATH},
+            )
+
+    def _end(self, name: str) -> None:
+        process = self.processes.pop(name, None)
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def down(self) -> None:
+        for node in list(self.inits):
+            self.power_off(node)
+        for name in list(self.processes):
+            self._end(name)
+        for link in [*map(self._link, self.nodes), f"sb{self.tag}"]:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                _ip("link", "del", link)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def until(condition: Callable[[], object], what: str, timeout: float = 20) -> None:
+    """Wait for a condition; an assertion names what never came."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+def _ip(*arguments: str) -> str:
+    command = ["ip", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _free_network() -> str:
+    """The first three numbers of a private network that this machine does not use."""
+    used = _ip("-4", "-o", "addr") + _ip("-4", "route")
+    candidates = (f"10.{201 + n // 256}.{n % 256}" for n in range(os.getpid() % 4096, 1 << 13))
+    return next(network for network in candidates if f"{network}." not in used)
