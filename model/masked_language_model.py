@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +76,15 @@ class MaskedLanguageModel(nn.Module):
         Pass no mask when nothing is padded: the kernels without one are faster.
         """
         return self.encoder(self.embeddings(input_ids, segment_ids), attention_mask, capture)
+
+    def compile_layers(self, **options: Any) -> None:
+        """Run each half of a layer through ``torch.compile`` with these options.
+
+        Compiled as modules in place: names, hooks and checkpointing stay as they are, and layers
+        of equal shape share their code.
+        """
+        for part in (*self.encoder.attention, *self.encoder.feed_forward):
+            part.compile(dynamic=False, **options)
 
     def features(
         self,

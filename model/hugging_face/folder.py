@@ -25,6 +25,7 @@ from model.masked_language_model import MaskedLanguageModel
 
 FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT)
 OWN_TYPE = "tandem"
+_MOST_SHARED_LAYERS = 1024  # more than the tensors can be only in a model that shares layers
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -129,14 +130,14 @@ def read_folder(folder: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:
     weights = read_weights(folder)
     try:
         if theirs.get("model_type") == OWN_TYPE:
-            config, state = _read_own(theirs), weights
+            config, state = _read_own(theirs, weights), weights
         else:
             config, state = _from_transformers(theirs, weights)
         return config, _checked(config, state)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"{path}: {error}") from error
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        raise ModelError(f"{path}: {' '.join(str(error).split())}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -151,12 +152,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     return theirs
 
 
-def _read_own(theirs: Mapping[str, Any]) -> EncoderConfig:
+def _read_own(theirs: Mapping[str, Any], weights: Mapping[str, Tensor]) -> EncoderConfig:
     fields = {field.name for field in dataclasses.fields(EncoderConfig)}
     unknown = sorted(set(theirs) - fields - {"model_type"})
     if unknown:
         raise ModelError(f"unknown key {unknown[0]}; the folder is from another version")
-    return EncoderConfig(**{key: theirs[key] for key in theirs if key in fields})
+    config = EncoderConfig(**{key: theirs[key] for key in theirs if key in fields})
+    _refuse_endless(config, weights)
+    return config
 
 
 def _from_transformers(
@@ -168,13 +171,29 @@ def _from_transformers(
         raise ModelError(
             f"model_type {theirs.get('model_type')!r} is not one of {', '.join(sorted(known))}"
         )
-    tensors = family.split(dict(weights))
+    tensors = family.split({_modern_name(name): tensor for name, tensor in weights.items()})
     config = EncoderConfig(**family.read(theirs, tensors))
+    _refuse_endless(config, tensors)
     names = family.their_names(config, empty_names(config))
     missing = [name for name in names.values() if name not in tensors]
     if missing:
-        raise ModelError(f"the weights have no {missing[0]} ({len(missing)} tensors missing)")
+        raise ModelError(
+            f"the weights have no {missing[0]}; import a checkpoint with its masked-LM head"
+        )
     return config, {ours: tensors[name] for ours, name in names.items()}
+
+
+def _refuse_endless(config: EncoderConfig, weights: Mapping[str, Tensor]) -> None:
+    """A layer count that no memory holds must not even be tried."""
+    if config.layers > max(len(weights), _MOST_SHARED_LAYERS):
+        raise ModelError(f"the configuration says {config.layers} layers, the weights have fewer")
+
+
+def _modern_name(name: str) -> str:
+    """Norms in the oldest checkpoints have TensorFlow's names."""
+    if name.endswith(".gamma"):
+        return name.removesuffix("gamma") + "weight"
+    return name.removesuffix("beta") + "bias" if name.endswith(".beta") else name
 
 
 def empty_names(config: EncoderConfig) -> list[str]:
@@ -190,6 +209,8 @@ def _checked(config: EncoderConfig, state: Mapping[str, Tensor]) -> dict[str, Te
     for name, tensor in expected.items():
         if name not in state:
             raise ModelError(f"the weights have no {name}")
+        if not state[name].is_floating_point():
+            raise ModelError(f"{name} is {state[name].dtype}; import the weights unquantised")
         if state[name].shape != tensor.shape:
             raise ModelError(
                 f"{name} has shape {tuple(state[name].shape)}, "

@@ -1,0 +1,254 @@
+"""Model folders: wrong and hostile ones, our own form, tokenizer files."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from transformers import (
+    AutoTokenizer,
+    BertForMaskedLM,
+    BertTokenizerFast,
+    MobileBertConfig,
+    MobileBertForPreTraining,
+)
+
+import configs
+import model
+from model.hugging_face.mobilebert import MOBILEBERT
+
+torch.set_num_threads(1)
+SMALL = model.EncoderConfig(vocab_size=50, hidden_size=16, layers=2, heads=2, ffn_size=24)
+
+
+def save(folder: Path) -> Path:
+    model.save_pretrained(model.build(SMALL, seed=0), folder)
+    return folder
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = folder / "model.safetensors"
+    state = safetensors.torch.load_file(path)
+    change(state)
+    safetensors.torch.save_file(state, path)
+
+
+def to_bin(folder: Path, content: object) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save(content, folder / "pytorch_model.bin")
+
+
+class Hostile:
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch {self.witness}",)
+
+
+BIAS = "cls.predictions.bias"
+WORD = "bert.embeddings.word_embeddings.weight"
+MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json: not found"),
+    "no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json: not readable"),
+    "a list": (lambda f: (f / "config.json").write_text("[]"), "expected a mapping"),
+    "binary": (lambda f: (f / "config.json").write_bytes(b"\xff\x00"), "not readable"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "has neither"),
+    "other model": (lambda f: edit_config(f, model_type="gpt2"), "model_type 'gpt2' is not one"),
+    "a name": (lambda f: edit_config(f, hidden_size="wide"), "config.json: "),
+    "no heads": (lambda f: edit_config(f, num_attention_heads=0), "heads: must be at least 1"),
+    "uneven heads": (lambda f: edit_config(f, num_attention_heads=3), "heads: 3 does not divide"),
+    "activation": (lambda f: edit_config(f, hidden_act="maxout"), "activation 'maxout'"),
+    "relative": (
+        lambda f: edit_config(f, position_embedding_type="relative_key"),
+        "position_embedding_type: 'relative_key' is not supported",
+    ),
+    "untied": (lambda f: edit_config(f, tie_word_embeddings=False), "tie_word_embeddings"),
+    "decoder": (lambda f: edit_config(f, is_decoder=True), "is_decoder"),
+    "wrong width": (lambda f: edit_config(f, vocab_size=51), "has shape (50, 16)"),
+    "endless": (lambda f: edit_config(f, num_hidden_layers=10**9), "1000000000 layers"),
+    "more layers": (lambda f: edit_config(f, num_hidden_layers=3), "the weights have no"),
+    "no head": (
+        lambda f: edit_weights(f, lambda state: state.pop(BIAS)),
+        f"the weights have no {BIAS}; import a checkpoint with its masked-LM head",
+    ),
+    "quantised": (
+        lambda f: edit_weights(f, lambda s: s.update({WORD: s[WORD].to(torch.int8)})),
+        "import the weights unquantised",
+    ),
+    "cut off": (
+        lambda f: (f / "model.safetensors").write_bytes(
+            (f / "model.safetensors").read_bytes()[:-100]
+        ),
+        "model.safetensors: not a readable tensor file",
+    ),
+    "noise": (
+        lambda f: (f / "model.safetensors").write_bytes(os.urandom(1000)),
+        "model.safetensors: not a readable tensor file",
+    ),
+    "empty": (
+        lambda f: (f / "model.safetensors").write_bytes(b""),
+        "model.safetensors: not a readable tensor file",
+    ),
+    "not tensors": (lambda f: to_bin(f, {"a": "b"}), "expected a mapping from names to tensors"),
+    "noise in bin": (
+        lambda f: (to_bin(f, {}), (f / "pytorch_model.bin").write_bytes(os.urandom(1000))),
+        "pytorch_model.bin: ",
+    ),
+    "outside": (
+        lambda f: (
+            (f / "model.safetensors").unlink(),
+            (f / "model.safetensors.index.json").write_text(
+                json.dumps({"weight_map": {"a": "../../etc/passwd"}})
+            ),
+        ),
+        "points outside the folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_wrong_folder_gives_one_clear_line(mistake: str, tmp_path: Path) -> None:
+    spoil, message = MISTAKES[mistake]
+    spoil(save(tmp_path))
+    with pytest.raises(model.ModelError) as raised:
+        model.from_pretrained(tmp_path)
+    assert message in str(raised.value)
+    assert str(tmp_path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_hostile_pickle_is_refused_and_does_not_run(zipped: bool, tmp_path: Path) -> None:
+    folder, witness = save(tmp_path), tmp_path / "ran"
+    to_bin(folder, {"a": Hostile(witness)})
+    if not zipped:
+        (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Hostile(witness)}))
+    with pytest.raises(model.ModelError, match=r"pytorch_model\.bin: refused, it holds more than"):
+        model.from_pretrained(folder)
+    assert not witness.exists()
+
+
+def test_a_bin_of_tensors_is_read(tmp_path: Path) -> None:
+    expected = model.from_pretrained(save(tmp_path)).state_dict()
+    to_bin(tmp_path, safetensors.torch.load_file(tmp_path / "model.safetensors"))
+    read = model.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(read[name], expected[name]) for name in expected)
+
+
+def test_a_sharded_checkpoint_with_tensorflow_norm_names_is_read(tmp_path: Path) -> None:
+    expected = model.from_pretrained(save(tmp_path))
+    BertForMaskedLM.from_pretrained(tmp_path).save_pretrained(
+        tmp_path / "shards", max_shard_size="4KB"
+    )
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    sharded = model.from_pretrained(tmp_path / "shards")
+    ids = torch.randint(0, 50, (2, 7))
+    assert torch.equal(sharded(ids).logits, expected(ids).logits)
+
+    def rename(state: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in state if "LayerNorm" in name]:
+            old = name.replace("weight", "gamma").replace("bias", "beta")
+            state[old] = state.pop(name)
+
+    edit_weights(tmp_path, rename)
+    assert torch.equal(model.from_pretrained(tmp_path)(ids).logits, expected(ids).logits)
+
+
+def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
+    save(tmp_path)
+    edit_weights(tmp_path, lambda s: s.update({n: t.bfloat16() for n, t in list(s.items())}))
+    assert all(p.dtype == torch.float32 for p in model.from_pretrained(tmp_path).parameters())
+
+
+INEXPRESSIBLE = {
+    "shared feed-forward": {"sharing": "ffn", "embedding_projection": "sum", "embedding_size": 8},
+    "shared, no projection": {"sharing": "all"},
+    "pre-norm": {"norm_placement": "pre"},
+    "first token": {"pooler": "first"},
+    "rotary BERT": {"positions": "rotary"},
+    "several feed-forwards": {"feed_forwards": 2},
+    "RoBERTa without segments": {"positions": "learned_after_padding", "segment_types": 0},
+    "ALBERT groups transformers rounds": {
+        "sharing": "all", "layers": 18, "groups": 14, "embedding_projection": "sum",
+        "embedding_size": 8,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", INEXPRESSIBLE)
+def test_what_transformers_cannot_express_says_so_and_is_saved_in_our_form(
+    case: str, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 50, "hidden_size": 16, "layers": 2, "heads": 2, "ffn_size": 24}
+    config = model.EncoderConfig(**(sizes | INEXPRESSIBLE[case]))
+    saved = model.build(config, seed=0).eval()
+    reason = model.save_pretrained(saved, tmp_path)
+    assert reason.startswith("transformers' ")
+    assert "own form" in reason
+    read = model.from_pretrained(tmp_path)
+    assert read.config == config
+    ids = torch.randint(0, 50, (2, 7))
+    assert torch.equal(read(ids).logits, saved(ids).logits)
+
+
+def test_ib_bert_equals_the_mobilebert_class_made_to_read_hidden_states(tmp_path: Path) -> None:
+    """`transformers` has the flags for IB-BERT but gives its query and key the wrong width."""
+    torch.manual_seed(0)
+    theirs = MobileBertForPreTraining(
+        MobileBertConfig(
+            vocab_size=50, num_hidden_layers=3, hidden_size=24, num_attention_heads=4,
+            intermediate_size=60, hidden_act="gelu", embedding_size=10, intra_bottleneck_size=40,
+            key_query_shared_bottleneck=False, num_feedforward_networks=1,
+            normalization_type="layer_norm", attention_probs_dropout_prob=0.0,
+        )
+    ).eval()  # fmt: skip
+    for layer in theirs.mobilebert.encoder.layer:
+        layer.attention.self.query = torch.nn.Linear(24, 40)
+        layer.attention.self.key = torch.nn.Linear(24, 40)
+    for parameter in theirs.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.2)
+    sizes = [
+        "vocab_size=50", "layers=3", "hidden_size=24", "heads=4", "ffn_size=60",
+        "embedding_size=10", "bottleneck_size=40", "pair_head=true", "fixed_norm_eps=1e-5",
+    ]  # fmt: skip
+    config = configs.load("ib_bert_large", model.EncoderConfig, "model", sizes)
+    ours = model.build(config, seed=0).eval()
+    names = MOBILEBERT.their_names(config, ours.state_dict())
+    state = theirs.state_dict()
+    ours.load_state_dict({mine: state[name] for mine, name in names.items()})
+
+    ids, mask = torch.randint(1, 50, (2, 13)), torch.ones(2, 13, dtype=torch.long)
+    mask[1, 8:] = 0
+    expected = theirs(ids, attention_mask=mask, output_hidden_states=True)
+    got = ours(ids, None, mask, output_hidden_states=True)
+    torch.testing.assert_close(got.logits, expected.prediction_logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got.hidden_states, expected.hidden_states, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got.pair_logits, expected.seq_relationship_logits)
+    assert "own form" in model.save_pretrained(ours, tmp_path)
+
+
+def test_tokenizer_files_travel_with_the_model(tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "model", "##s"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "tokenizer")
+    model.save_pretrained(
+        model.build(SMALL, 0), tmp_path / "out", tokenizer=tmp_path / "tokenizer", card="# Card\n"
+    )
+    expected = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    exported = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert exported("a models").input_ids == expected("a models").input_ids
+    assert (tmp_path / "out" / "README.md").read_text() == "# Card\n"
+    with pytest.raises(model.ModelError, match="has no tokenizer files"):
+        model.save_pretrained(model.build(SMALL, 0), tmp_path / "out", tokenizer=tmp_path / "no")
