@@ -1,0 +1,297 @@
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.metrics import MetricsLog
+from trainer.report import student_table, write_report
+from trainer.report.chart import Series
+from trainer.report.scale import MOST_POINTS, log_ticks, nice_ticks, padded, thin
+from trainer.report.words import count, short
+
+VOID = {"meta", "input", "line", "path", "br"}
+
+
+class Page(HTMLParser):
+    """A page with its tags checked for balance."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.text = [], [], [], []
+        self.feed(path.read_text(encoding="utf-8"))
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes.append(dict(attrs))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes.append(dict(attrs))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    @property
+    def words(self):
+        return " ".join("".join(self.text).split())
+
+
+def evaluation(students):
+    def facts(parameters, accuracy, started_at, export):
+        return {
+            "parameters": parameters,
+            "loss": 6 - 10 * accuracy,
+            "accuracy": accuracy,
+            "retention": accuracy / 0.25,
+            "tokens_per_second": 1e11 / parameters,
+            "started_at": started_at,
+            "export": f"runs/demo/exports/{export}",
+        }
+
+    learners = {"teacher": facts(1_873_280, 0.25, 0, "teacher")}
+    for i, name in enumerate(students):
+        learners[f"students/{name}"] = facts(10**6 // (i + 1), 0.2 / (i + 1), 50 * i, name)
+    return {
+        "step": 200,
+        "corpus": {
+            "documents": 4587,
+            "tokens": 2_666_936,
+            "validation_tokens": 58_312,
+            "path": "runs/demo-data",
+        },
+        "unigram": {"loss": 6.54, "accuracy": 0.0526},
+        "learners": learners,
+    }
+
+
+def config(students):
+    names = "".join(f"  {json.dumps(name)}: {{zero_stage: 1}}\n" for name in students)
+    return (
+        "name: demo\nsteps: 200\nbatch: {size: 64, micro_batch: 32}\n"
+        "data: {path: runs/demo-data, sequence_length: 128}\n"
+        f"students:{' {}' if not students else ''}\n{names}"
+    )
+
+
+def rows(students, steps=range(10, 201, 10), value=lambda step: 9 / (1 + step / 50)):
+    for step in steps:
+        row = {"step": step, "tokens": step * 7000, "seconds": step * 0.2, "memory": 1e9}
+        row |= {"tokens_per_second": 40_000.0}
+        for i, name in enumerate(["teacher", *(f"students/{one}" for one in students)]):
+            if step > 50 * (i - 1):
+                row |= {f"{name}/loss": value(step) + i, f"{name}/mlm": value(step) + i}
+                row |= {f"{name}/lr": 1e-3, f"{name}/grad_norm": 0.5, f"{name}/skipped_steps": 0}
+                row |= {f"{name}/hidden": 0.25} if i else {}
+        yield row
+        if step % 50 == 0:
+            yield {"step": step, "tokens": step * 7000} | {
+                key.replace(name, f"val/{name}"): value / 10
+                for name in ["teacher", *(f"students/{one}" for one in students)]
+                for key, value in [(f"{name}/loss", 50), (f"{name}/accuracy", 1.0)]
+            }
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(students=("half", "tiny"), logged=None, results=True):
+        folder = tmp_path / "demo"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.yaml").write_text(config(students), encoding="utf-8")
+        with MetricsLog(folder / "metrics.jsonl") as log:
+            for row in rows(students) if logged is None else logged:
+                log.append(row)
+        if results:
+            (folder / "evaluation.json").write_text(json.dumps(evaluation(students)))
+        return folder
+
+    return make
+
+
+def test_the_page_is_whole_small_and_needs_no_network(make):
+    folder = make()
+    path = write_report(folder)
+    assert path == folder / "report.html"
+    page = Page(path)
+    text = path.read_text(encoding="utf-8")
+    assert len(text) < 1_000_000
+    assert not re.search(r"https?://|@import|url\(|\bsrc=|\bhref=", text)
+    assert page.attributes[page.tags.index("html")] == {"lang": "en"}
+    assert "prefers-color-scheme: dark" in text
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "config.yaml",
+        "evaluation.json",
+        "metrics.jsonl",
+        "report.html",
+    ]
+
+
+def test_the_same_files_give_the_same_page(make):
+    folder = make()
+    assert write_report(folder).read_bytes() == write_report(folder).read_bytes()
+
+
+def test_facts_and_table(make):
+    words = Page(write_report(make())).words
+    for fact in ("2.67M tokens", "200", "1.4M", "0.5 times the text", "0:40", "finished"):
+        assert fact in words
+    for cell in ("teacher", "half", "tiny", "1.87M", "25.0%", "80.0%", "40.0%", "6.540", "5.3%"):
+        assert cell in words
+    assert "runs/demo/exports/tiny" in words
+
+
+def test_every_learner_is_drawn_against_steps_tokens_and_time(make):
+    page = Page(write_report(make()))
+    assert page.tags.count("figure") == 1 + 4 + 2 + 3  # scatter, main, objectives, the rest
+    assert page.words.count("unigram") >= 2 * 3 + 2
+    choices = [a["id"] for t, a in zip(page.tags, page.attributes, strict=True) if t == "input"]
+    assert choices == ["by-steps", "by-tokens", "by-minutes"]
+    drawn = [
+        a["d"] for t, a in zip(page.tags, page.attributes, strict=True) if t == "path" and a["d"]
+    ]
+    assert len(drawn) == 3 * (3 + 3 + 3 + 1 + 3 + 3 + 3 + 3 + 1)
+    assert "tiny joins" in page.words
+    assert "half joins" not in page.words
+
+
+def test_what_the_script_reads_is_json(make):
+    page = Page(write_report(make(logged=list(rows(["half"], value=lambda step: math.nan)))))
+    charts = [json.loads(a["data-hover"]) for a in page.attributes if "data-hover" in a]
+    (loss,) = [c["y"] for c in charts[0]["curves"] if c["name"] == "teacher"]
+    assert set(loss) == {None}
+    assert charts[0]["axes"]["tokens"]["end"] == 200 * 7000
+
+
+def test_a_run_that_goes_on(make):
+    words = Page(write_report(make(results=False, logged=list(rows(["half", "tiny"]))[:3]))).words
+    assert "step 30 of 200" in words
+    assert "finished" not in words
+    assert "Learners" not in words
+
+
+def test_a_run_that_has_logged_nothing_and_one_that_has_logged_once(make):
+    assert "Nothing has been logged yet" in Page(write_report(make(results=False, logged=[]))).words
+    Page(write_report(make(results=False, logged=[{"step": 10, "teacher/mlm": 9.0}])))
+
+
+def test_a_teacher_alone_and_many_students(make):
+    assert "A teacher, pre-trained" in Page(write_report(make(students=()))).words
+    many = [f"student-{i}" for i in range(20)]
+    assert "A teacher and 20 students" in Page(write_report(make(students=many))).words
+
+
+def test_names_cannot_break_out_of_the_page(make):
+    hostile = '"><script>alert(1)</script>'
+    path = write_report(make(students=(hostile,)))
+    page = Page(path)
+    assert page.tags.count("script") == 1
+    assert "alert(1)" in page.words
+
+
+def test_the_table_of_a_terminal():
+    lines = student_table(evaluation(["half"])).splitlines()
+    assert [line.split() for line in lines[:4]] == [
+        ["learner", "parameters", "loss", "accuracy", "kept", "tokens/s", "exported", "to"],
+        ["teacher", "1.87M", "3.500", "25.0%", "53.4k", "runs/demo/exports/teacher"],
+        ["half", "1M", "4.000", "20.0%", "80.0%", "100k", "runs/demo/exports/half"],
+        ["(unigram)", "6.540", "5.3%"],
+    ]
+    assert len({line.index("%") for line in lines[1:4]}) == 1  # columns are aligned
+
+
+def test_the_table_keeps_long_export_paths_on_one_line():
+    results = evaluation(["half"])
+    results["learners"]["teacher"]["export"] = "/very/long" * 20
+    assert "/very/long" * 20 in student_table(results)
+
+
+def test_the_table_of_a_scoring_that_exports_nothing():
+    results = evaluation(["half"])
+    for facts in results["learners"].values():
+        del facts["export"]
+    results["learners"].pop("teacher")
+    results["learners"]["students/half"]["retention"] = None
+    assert "exported" not in student_table(results)
+
+
+@given(
+    st.floats(-1e6, 1e6),
+    st.floats(1e-3, 1e6),
+    st.integers(3, 8),
+)
+def test_ticks_are_round_few_and_inside(low, span, most):
+    ticks = nice_ticks(low, low + span, most)
+    assert 1 <= len(ticks) <= most
+    assert all(low - span * 1e-6 <= tick <= low + span * (1 + 1e-6) for tick in ticks)
+    gaps = np.diff(ticks)
+    if len(gaps):
+        digits = f"{gaps[0]:.3e}"
+        assert digits[0] in "125"
+        np.testing.assert_allclose(gaps, gaps[0], rtol=1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(4e5, 3.3e6, [5e5, 1e6, 2e6]), (1e6, 4e8, [1e6, 1e7, 1e8]), (110, 450, [200])],
+)
+def test_log_ticks(low, high, ticks):
+    assert log_ticks(low, high) == pytest.approx(ticks)
+
+
+@given(st.integers(1, 3 * MOST_POINTS))
+def test_a_thinned_curve_keeps_its_ends_and_its_range(length):
+    steps = np.arange(1.0, length + 1)
+    values = np.sin(steps)
+    fewer, means = thin(steps, values)
+    assert len(fewer) == len(means) <= MOST_POINTS
+    assert (np.diff(fewer) > 0).all()
+    assert fewer[-1] == steps[-1]
+    assert means[-1] == values[-1]
+    assert np.abs(means).max() <= 1
+
+
+def test_a_range_has_air_and_survives_flat_and_missing_values():
+    assert padded(np.array([1.0, 3.0])) == pytest.approx((0.88, 3.12))
+    assert padded(np.array([1.0, math.nan, math.inf, 3.0]), from_zero=True)[0] == 0
+    for values in ([], [0.0], [5.0, 5.0], [math.nan]):
+        low, high = padded(np.array(values))
+        assert high > low
+    assert len(Series("x", 0, np.zeros(0), np.zeros(0)).thinned().steps) == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (7, "7"),
+        (1234, "1,234"),
+        (12345, "12.3k"),
+        (736_000, "736k"),
+        (999_999, "1M"),
+        (1_873_280, "1.87M"),
+        (109_482_240, "109M"),
+        (2.5e12, "2.5T"),
+        (0.25, "0.25"),
+        (4.5678, "4.57"),
+        (1e-4, "0.0001"),
+        (1.234e-7, "1.23e-07"),
+        (math.nan, "nan"),
+        (-1500.5, "-1,500"),
+    ],
+)
+def test_short_numbers(number, text):
+    assert short(number) == text
+
+
+def test_counts():
+    assert (count(1, "student"), count(2, "student")) == ("1 student", "2 students")

@@ -1,0 +1,257 @@
+"""Line charts and a scatter as HTML: curves in an SVG that stretches, words as text beside it.
+
+Text inside a stretched SVG would stretch with it and be unreadable on a phone; as positioned HTML
+it keeps its size, and the same markup fits every width without a script. Colours are CSS variables
+(``--c0`` ...), so that one picture serves light and dark.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from trainer.report.scale import Floats, Scale, log_ticks, nice_ticks, padded, thin
+from trainer.report.words import percent, short
+
+COLOURS = 8
+SIZE = 1000  # width and height in the SVG's own coordinates
+
+Formatter = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A curve: `steps` [N] rising, `values` [N]; values that are not finite leave a gap."""
+
+    name: str
+    colour: int
+    steps: Floats
+    values: Floats
+
+    def thinned(self) -> Series:
+        """The same curve with no more points than can be seen."""
+        return Series(self.name, self.colour, *thin(self.steps, self.values))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A way to place steps along x, such as by the tokens read until then."""
+
+    key: str
+    unit: str
+    of_steps: Callable[[Floats], Floats]
+    form: Formatter
+
+
+@dataclass(frozen=True)
+class Level:
+    """A horizontal line to compare with."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened at a step."""
+
+    name: str
+    step: float
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """A titled chart of curves over steps; `shares` says that the values are shares."""
+
+    title: str
+    note: str
+    series: Sequence[Series]
+    form: Formatter
+    levels: Sequence[Level] = ()
+    marks: Sequence[Mark] = ()
+    from_zero: bool = False
+    shares: bool = False
+
+
+@dataclass(frozen=True)
+class Point:
+    """A named dot of a scatter."""
+
+    name: str
+    colour: int
+    x: float
+    y: float
+
+
+def line_chart(chart: LineChart, axes: Sequence[Axis]) -> str:
+    """`chart` drawn once for each of `axes`; the page shows the one that its reader chose."""
+    series = [one.thinned() for one in chart.series]
+    levels = np.array([level.value for level in chart.levels])
+    values = np.concatenate([*(one.values for one in series), levels])
+    low, high = padded(values, from_zero=chart.from_zero)
+    y = Scale(high, low)
+    plots = "".join(_plot(chart, series, axis, y) for axis in axes)
+    legend = "".join(_legend_entry(one, chart.form) for one in series)
+    hover = json.dumps(_hover(chart, series, axes, y), separators=(",", ":"))
+    return (
+        f'<figure class="chart" data-hover="{escape(hover)}">{_caption(chart.title, chart.note)}'
+        f'<div class="legend">{legend}</div>{plots}</figure>'
+    )
+
+
+def scatter(
+    title: str,
+    note: str,
+    points: Sequence[Point],
+    level: Level,
+    unit: str,
+    form: Formatter,
+) -> str:
+    """Named points of shares y over x, which has a log scale, with a level to beat."""
+    left, right = min(point.x for point in points) / 1.8, max(point.x for point in points) * 1.8
+    x = Scale(math.log10(left), math.log10(right))
+    heights = np.array([level.value, *(point.y for point in points)])
+    low, high = padded(heights, from_zero=True)
+    y = Scale(high * 1.1, low)
+    ticks = nice_ticks(low, high * 1.1)
+    inside = [
+        _svg([*(_rule(y(tick), "grid") for tick in ticks), _rule(y(level.value), "level")]),
+        *(_y_label(_tick(tick, shares=True), y(tick)) for tick in ticks),
+        *(_x_label(form(tick), x(math.log10(tick))) for tick in log_ticks(left, right)),
+        _level_label(level.name, y(level.value)),
+        *(_dot(point, x(math.log10(point.x)), y(point.y), form) for point in points),
+    ]
+    plot = _frame(title, "", inside, unit)
+    return f'<figure class="chart">{_caption(title, note)}{plot}</figure>'
+
+
+def _plot(chart: LineChart, series: Sequence[Series], axis: Axis, y: Scale) -> str:
+    x = Scale(0.0, _right_end(series, axis))
+    ticks = nice_ticks(y.end, y.start)
+    curves = [
+        f'<path style="--c:var(--c{one.colour})" '
+        f'd="{_path(x.many(axis.of_steps(one.steps)), y.many(one.values))}"/>'
+        for one in series
+    ]
+    rules = [_rule(y(tick), "grid") for tick in ticks]
+    levels = [_rule(y(level.value), "level") for level in chart.levels]
+    inside = [
+        _svg([*rules, *levels, *curves]),
+        *(_y_label(_tick(tick, chart.shares), y(tick)) for tick in ticks),
+        *(_x_label(axis.form(tick), x(tick)) for tick in nice_ticks(0, x.end, 5)),
+        *(_level_label(level.name, y(level.value)) for level in chart.levels),
+        *(_mark(mark, x(_place(axis, mark.step))) for mark in chart.marks),
+    ]
+    return _frame(chart.title, axis.key, inside, axis.unit)
+
+
+def _hover(
+    chart: LineChart, series: Sequence[Series], axes: Sequence[Axis], y: Scale
+) -> dict[str, Any]:
+    """What the page's script needs to show the values under the pointer."""
+    return {
+        "top": y.start,
+        "bottom": y.end,
+        "shares": chart.shares,
+        "curves": [
+            {"name": one.name, "colour": one.colour, "y": _rounded(one.values)} for one in series
+        ],
+        "axes": {
+            axis.key: {
+                "unit": axis.unit,
+                "end": _right_end(series, axis),
+                "x": [_rounded(axis.of_steps(one.steps)) for one in series],
+            }
+            for axis in axes
+        },
+    }
+
+
+def _right_end(series: Sequence[Series], axis: Axis) -> float:
+    ends = [_place(axis, one.steps[-1]) for one in series if len(one.steps)]
+    return max(ends, default=1.0) or 1.0
+
+
+def _place(axis: Axis, step: float) -> float:
+    return float(axis.of_steps(np.array([step], dtype=np.float64))[0])
+
+
+def _rounded(values: Floats) -> list[float | None]:
+    return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values.tolist()]
+
+
+def _path(x: Floats, y: Floats) -> str:
+    """SVG path commands for places in 0..1; a new piece begins after each gap."""
+    commands, drawing = [], False
+    for across, down in zip((x * SIZE).tolist(), (y * SIZE).tolist(), strict=True):
+        if math.isfinite(down):
+            commands.append(f"{'L' if drawing else 'M'}{across:.1f} {down:.1f}")
+        drawing = math.isfinite(down)
+    return "".join(commands)
+
+
+def _frame(title: str, axis: str, inside: Sequence[str], unit: str) -> str:
+    """`axis` is the key of the choice that shows this plot; one without is always shown."""
+    choice = f' by by-{axis}" data-axis="{axis}' if axis else ""
+    return (
+        f'<div class="plot{choice}" role="img" aria-label="{escape(title)}">'
+        f'<div class="area">{"".join(inside)}</div><div class="unit">{escape(unit)}</div></div>'
+    )
+
+
+def _svg(inside: Sequence[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" aria-hidden="true">'
+        f"{''.join(inside)}</svg>"
+    )
+
+
+def _caption(title: str, note: str) -> str:
+    return f"<figcaption><h3>{escape(title)}</h3><p>{escape(note)}</p></figcaption>"
+
+
+def _legend_entry(series: Series, form: Formatter) -> str:
+    finite = series.values[np.isfinite(series.values)]
+    last = form(float(finite[-1])) if len(finite) else ""
+    words = f"<i></i>{escape(series.name)} <b>{last}</b>"
+    return f'<span style="--c:var(--c{series.colour})">{words}</span>'
+
+
+def _tick(value: float, shares: bool) -> str:
+    return f"{short(100 * value)}%" if shares else short(value)
+
+
+def _rule(y: float, kind: str) -> str:
+    return f'<line class="{kind}" x1="0" x2="{SIZE}" y1="{y * SIZE:.1f}" y2="{y * SIZE:.1f}"/>'
+
+
+def _y_label(text: str, y: float) -> str:
+    return f'<span class="y" style="top:{y:.2%}">{escape(text)}</span>'
+
+
+def _x_label(text: str, x: float) -> str:
+    return f'<span class="x" style="left:{x:.2%}">{escape(text)}</span>'
+
+
+def _level_label(text: str, y: float) -> str:
+    return f'<span class="beat" style="top:{y:.2%}">{escape(text)}</span>'
+
+
+def _mark(mark: Mark, x: float) -> str:
+    side = "before" if x > 0.7 else "after"
+    return f'<span class="mark {side}" style="left:{x:.2%}"><em>{escape(mark.name)}</em></span>'
+
+
+def _dot(point: Point, x: float, y: float, form: Formatter) -> str:
+    side = "before" if x > 0.6 else "after"
+    words = f"<b>{escape(point.name)}</b> {percent(point.y)}"
+    return (
+        f'<span class="dot {side}" title="{escape(point.name)}: {form(point.x)}" '
+        f'style="--c:var(--c{point.colour});left:{x:.2%};top:{y:.2%}"><i></i><em>{words}</em></span>'
+    )

@@ -1,0 +1,137 @@
+"""The part of the report about the training: every curve of every learner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from trainer.report.chart import Axis, Formatter, Level, LineChart, Mark, Series, line_chart
+from trainer.report.run_files import RunFiles
+from trainer.report.scale import Floats
+from trainer.report.words import percent, plain_name, short
+
+NOT_TERMS = ("loss", "lr", "grad_norm", "skipped_steps")
+
+
+def curves_section(run: RunFiles) -> str:
+    """All charts, with a choice of what runs along x."""
+    if not run.rows:
+        return "<section><p>Nothing has been logged yet.</p></section>"
+    axes = _axes(run)
+    choices = "".join(
+        f'<label><input type="radio" name="axis" id="by-{axis.key}"'
+        f"{' checked' if axis is axes[0] else ''}>{axis.unit}</label>"
+        for axis in axes
+    )
+    main = [line_chart(chart, axes) for chart in _main_charts(run) if chart.series]
+    more = [line_chart(chart, axes) for chart in _more_charts(run) if chart.series]
+    return (
+        f'<section class="curves"><h2>Curves</h2><fieldset>{choices}</fieldset>'
+        f'<div class="grid">{"".join(main)}</div>'
+        "<details><summary>Objectives, learning rates, gradients, memory</summary>"
+        f'<div class="grid">{"".join(more)}</div></details></section>'
+    )
+
+
+def _axes(run: RunFiles) -> list[Axis]:
+    axes = [Axis("steps", "steps", lambda steps: steps, short)]
+    for unit, column, divisor in (("tokens", "tokens", 1), ("minutes", "seconds", 60)):
+        steps, values = run.clock(column)
+        if values[-1] > 3 * 3600 and unit == "minutes":
+            unit, divisor = "hours", 3600
+        if values[-1] > 0:
+            axes.append(_interpolated(unit, steps, values / divisor))
+    return axes
+
+
+def _interpolated(unit: str, known: Floats, values: Floats) -> Axis:
+    return Axis(unit, unit, lambda steps: np.interp(steps, known, values), short)
+
+
+def _main_charts(run: RunFiles) -> Iterator[LineChart]:
+    marks = [Mark(f"{plain_name(name)} joins", step) for name, step in sorted(run.joined().items())]
+    unigram = run.evaluation["unigram"] if run.evaluation else None
+    loss_level = [Level("unigram", unigram["loss"])] if unigram else []
+    accuracy_level = [Level("unigram", unigram["accuracy"])] if unigram else []
+    yield LineChart(
+        "Masked-LM loss in training",
+        "Nats per masked token, of every learner that is trained on it",
+        _series(run, "{}/mlm"),
+        _nats,
+        loss_level,
+        marks,
+    )
+    yield LineChart(
+        "Masked-LM loss on held-out text",
+        "Nats per masked token",
+        _series(run, "val/{}/loss"),
+        _nats,
+        loss_level,
+        marks,
+    )
+    yield LineChart(
+        "Accuracy on held-out text",
+        "Share of masked tokens predicted right",
+        _series(run, "val/{}/accuracy"),
+        percent,
+        accuracy_level,
+        marks,
+        from_zero=True,
+        shares=True,
+    )
+    steps, speed = run.curve("tokens_per_second")
+    yield LineChart(
+        "Speed",
+        "Tokens per second of the whole job: the teacher and all its students",
+        [Series("job", 0, steps, speed)] if len(steps) else [],
+        short,
+        marks=marks,
+        from_zero=True,
+    )
+
+
+def _more_charts(run: RunFiles) -> Iterator[LineChart]:
+    for learner in run.learners:
+        terms = [column for column in run.columns_of(learner) if column not in NOT_TERMS]
+        if len(terms) > 1:
+            columns = ["loss", *terms]
+            yield LineChart(
+                f"Objective of {plain_name(learner)}",
+                "Its loss (the weighted sum) and its terms",
+                [
+                    Series(name, i, *run.curve(f"{learner}/{name}"))
+                    for i, name in enumerate(columns)
+                ],
+                short,
+                from_zero=True,
+            )
+    yield _each_learner(run, "Learning rate", "By each learner's own schedule", "lr", short)
+    yield _each_learner(run, "Gradient norm", "Before clipping", "grad_norm", short)
+    steps, memory = run.curve("memory")
+    if len(steps):
+        yield LineChart(
+            "Memory",
+            "Largest so far, in GB",
+            [Series("process", 0, steps, memory / 1e9)],
+            short,
+            from_zero=True,
+        )
+
+
+def _each_learner(run: RunFiles, title: str, note: str, column: str, form: Formatter) -> LineChart:
+    return LineChart(title, note, _series(run, f"{{}}/{column}"), form, from_zero=True)
+
+
+def _series(run: RunFiles, column: str) -> list[Series]:
+    """The column of every learner that has it; `column` holds {} for the learner's name."""
+    curves = {name: run.curve(column.format(name)) for name in run.learners}
+    return [
+        Series(plain_name(name), run.colour(name), steps, values)
+        for name, (steps, values) in curves.items()
+        if len(steps)
+    ]
+
+
+def _nats(loss: float) -> str:
+    return f"{loss:.3g}" if loss >= 100 else f"{loss:.2f}"

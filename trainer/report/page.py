@@ -1,0 +1,89 @@
+"""``report.html``: one file, no network, light and dark, phone and desktop."""
+
+from __future__ import annotations
+
+import os
+from html import escape
+from pathlib import Path
+
+from trainer.display import duration
+from trainer.report.curves import curves_section
+from trainer.report.results import results_section
+from trainer.report.run_files import RunFiles
+from trainer.report.words import count, short
+
+HERE = Path(__file__).parent
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write ``report.html`` from the files in `run_folder` and return its path.
+
+    Needs ``config.yaml``; whatever of ``metrics.jsonl`` and ``evaluation.json`` is there is shown.
+    """
+    page = render(RunFiles.read(run_folder))
+    path = run_folder / "report.html"
+    beside = path.with_name("report.html.new")
+    beside.write_text(page, encoding="utf-8")
+    os.replace(beside, path)
+    return path
+
+
+def render(run: RunFiles) -> str:
+    """The page as text."""
+    style = (HERE / "style.css").read_text(encoding="utf-8")
+    script = (HERE / "script.js").read_text(encoding="utf-8")
+    body = [_head(run), results_section(run), curves_section(run), _config(run)]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(run.name)}</title><style>\n{style}</style></head>\n"
+        f"<body><main>{''.join(body)}</main>\n<script>\n{script}</script></body></html>\n"
+    )
+
+
+def _head(run: RunFiles) -> str:
+    students = len(run.learners) - 1
+    done, steps = int(run.last["step"]), run.config["steps"]
+    state = "finished" if run.evaluation else f"step {done:,} of {steps:,}"
+    what = "A teacher, pre-trained by masked language modelling."
+    if students:
+        what = (
+            f"A teacher and {count(students, 'student')}, trained in one job "
+            "from the same teacher forward passes."
+        )
+    facts = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd>{escape(more)}</dd></div>"
+        for name, value, more in _facts(run)
+    )
+    return (
+        f'<header><h1>{escape(run.name)}</h1> <span class="state">{state}</span>'
+        f'<p>{what}</p></header><dl class="facts">{facts}</dl>'
+    )
+
+
+def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
+    """(name, value, what else to know) of the run as a whole."""
+    last, config = run.last, run.config
+    shape = f"of {config['batch']['size']:,} sequences of {config['data']['sequence_length']:,}"
+    facts, passes = [("Steps", f"{int(last['step']):,}", shape)], "by the teacher"
+    if run.evaluation:
+        corpus = run.evaluation["corpus"]
+        held_out = f"{short(corpus['validation_tokens'])} tokens held out"
+        documents = f"{short(corpus['documents'])} documents, and {held_out}"
+        facts.insert(0, ("Text", f"{short(corpus['tokens'])} tokens", documents))
+        passes = f"{last['tokens'] / corpus['tokens']:.1f} times the text"
+    facts.append(("Tokens read", short(last["tokens"]), passes))
+    if last["seconds"]:
+        speed = f"{short(last['tokens'] / last['seconds'])} tokens/s, all included"
+        facts.append(("Time", duration(last["seconds"]), speed))
+    if run.evaluation and "machine" in run.evaluation:
+        name, _, more = run.evaluation["machine"].partition(", ")
+        facts.append(("Machine", name, more))
+    return facts
+
+
+def _config(run: RunFiles) -> str:
+    return (
+        "<section><details><summary>Configuration</summary>"
+        f"<pre>{escape(run.config_text)}</pre></details></section>"
+    )

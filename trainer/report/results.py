@@ -1,0 +1,80 @@
+"""The part of the report about the trained models: their table and a picture of the trade-off."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from trainer.report.chart import Level, Point, scatter
+from trainer.report.run_files import RunFiles
+from trainer.report.words import percent, plain_name, short
+
+HEADINGS = ("parameters", "loss", "accuracy", "kept", "tokens/s", "joined at")
+LEGEND = (
+    "Loss (nats) and accuracy are of masked tokens in held-out text; kept is the share of the "
+    "teacher's accuracy; parameters are without the heads; tokens/s is the encoder alone. "
+    "Unigram always guesses by frequency."
+)
+
+
+def results_section(run: RunFiles) -> str:
+    """The table of learners and size against quality; nothing before there are results."""
+    if run.evaluation is None:
+        return ""
+    return (
+        f'<section class="results"><h2>Learners</h2><div>{_table(run, run.evaluation)}</div>'
+        f"{_picture(run, run.evaluation)}</section>"
+    )
+
+
+def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
+    headings = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
+    learners, unigram = evaluation["learners"], evaluation["unigram"]
+    rows = "".join(_row(name, facts, run.colour(name)) for name, facts in learners.items())
+    exports = "".join(
+        f"<li>{escape(plain_name(name))}: <code>{escape(facts['export'])}</code></li>"
+        for name, facts in learners.items()
+        if "export" in facts
+    )
+    return (
+        f'<div class="scroll"><table><thead><tr><th>learner</th>{headings}</tr></thead><tbody>'
+        f'{rows}<tr class="unigram"><td>unigram</td><td></td><td>{unigram["loss"]:.3f}</td>'
+        f"<td>{percent(unigram['accuracy'])}</td><td></td><td></td><td></td></tr></tbody></table>"
+        f"</div><p>{LEGEND}</p>{'<p>In Hugging Face format:</p>' if exports else ''}"
+        f"<ul>{exports}</ul>"
+    )
+
+
+def _row(name: str, facts: dict[str, Any], colour: int) -> str:
+    kept = None if name == "teacher" else facts["retention"]
+    cells = [
+        short(facts["parameters"]),
+        f"{facts['loss']:.3f}",
+        percent(facts["accuracy"]),
+        "" if kept is None else _bar(kept),
+        short(facts["tokens_per_second"]),
+        f"{facts['started_at']:,}",
+    ]
+    learner = f"<td><i></i>{escape(plain_name(name))}</td>"
+    values = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f'<tr style="--c:var(--c{colour})">{learner}{values}</tr>'
+
+
+def _bar(share: float) -> str:
+    width = max(0.0, min(share, 1.0))
+    return f'<span class="bar"><i style="width:{width:.0%}"></i></span>{percent(share)}'
+
+
+def _picture(run: RunFiles, evaluation: dict[str, Any]) -> str:
+    points = [
+        Point(plain_name(name), run.colour(name), facts["parameters"], facts["accuracy"])
+        for name, facts in evaluation["learners"].items()
+    ]
+    return scatter(
+        "Size against quality",
+        "Held-out accuracy, by parameters on a log scale",
+        points,
+        Level("unigram", evaluation["unigram"]["accuracy"]),
+        unit="parameters",
+        form=short,
+    )

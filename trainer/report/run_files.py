@@ -1,0 +1,77 @@
+"""The files of a run folder, read for its report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from trainer import metrics
+from trainer.report.chart import COLOURS
+from trainer.report.scale import Floats
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What is known of a run; `evaluation` is None until it has ended."""
+
+    name: str
+    config: dict[str, Any]
+    config_text: str
+    rows: list[metrics.Row]
+    evaluation: dict[str, Any] | None
+
+    @classmethod
+    def read(cls, folder: Path) -> RunFiles:
+        """Everything in `folder`, which must have a ``config.yaml``."""
+        text = (folder / "config.yaml").read_text(encoding="utf-8")
+        config: Any = OmegaConf.to_container(OmegaConf.create(text))
+        results = folder / "evaluation.json"
+        evaluation = json.loads(results.read_text(encoding="utf-8")) if results.exists() else None
+        rows = metrics.read(folder / "metrics.jsonl")
+        return cls(folder.resolve().name, config, text, rows, evaluation)
+
+    @property
+    def learners(self) -> list[str]:
+        """All of the config, the teacher first."""
+        return ["teacher", *(f"students/{name}" for name in self.config["students"])]
+
+    def colour(self, learner: str) -> int:
+        """The number of a learner's colour, the same on the whole page."""
+        return self.learners.index(learner) % COLOURS
+
+    @property
+    def last(self) -> metrics.Row:
+        """The newest value of every column."""
+        newest: metrics.Row = {"step": 0, "tokens": 0, "seconds": 0}
+        for row in self.rows:
+            newest.update(row)
+        return newest
+
+    def curve(self, column: str) -> tuple[Floats, Floats]:
+        """The steps [N] and values [N] of a column, of the rows that have it."""
+        steps, values = metrics.series(self.rows, column)
+        return np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
+
+    def columns_of(self, learner: str) -> list[str]:
+        """The columns of a learner, without its name, in the order of the file."""
+        found: dict[str, None] = {}
+        for row in self.rows:
+            found.update(dict.fromkeys(key for key in row if key.startswith(f"{learner}/")))
+        return [key.removeprefix(f"{learner}/") for key in found]
+
+    def clock(self, column: str) -> tuple[Floats, Floats]:
+        """How `column` (tokens, seconds) grows with the step, from zero on; see `curve`."""
+        steps, values = self.curve(column)
+        return np.concatenate([[0.0], steps]), np.concatenate([[0.0], values])
+
+    def joined(self) -> dict[str, float]:
+        """The learners that started after the run did, with the first logged step of each."""
+        starts = {name: self.curve(f"{name}/loss")[0] for name in self.learners}
+        began = {name: float(steps[0]) for name, steps in starts.items() if len(steps)}
+        first = min(began.values(), default=0.0)
+        return {name: step for name, step in began.items() if step > first}

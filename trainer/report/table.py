@@ -1,0 +1,54 @@
+"""The learners of a run side by side, for a terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from trainer.report.words import percent, plain_name, short
+
+WIDTH = 10_000  # a line is never broken: paths stay copyable
+
+
+def student_table(evaluation: dict[str, Any]) -> str:
+    """The results in ``evaluation.json`` as plain text, one line for each learner.
+
+    The last line is the unigram baseline, which every learner has to beat.
+    """
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("learner")
+    for heading in ("parameters", "loss", "accuracy", "kept", "tokens/s"):
+        table.add_column(heading, justify="right")
+    learners = evaluation["learners"]
+    exported = any("export" in facts for facts in learners.values())
+    if exported:
+        table.add_column("exported to", no_wrap=True)
+    for name, facts in learners.items():
+        table.add_row(*_cells(name, facts), *([facts.get("export", "")] if exported else []))
+    unigram = evaluation["unigram"]
+    table.add_row("(unigram)", "", f"{unigram['loss']:.3f}", percent(unigram["accuracy"]))
+    out = io.StringIO()
+    Console(file=out, width=WIDTH, color_system=None).print(table)
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    return "\n".join([*lines, "", _LEGEND])
+
+
+_LEGEND = (
+    "loss and accuracy: of masked tokens in held-out text; kept: share of the teacher's accuracy;\n"
+    "parameters: without the heads; tokens/s: of the encoder alone, on this machine"
+)
+
+
+def _cells(name: str, facts: dict[str, Any]) -> list[str]:
+    kept = facts["retention"]
+    return [
+        plain_name(name),
+        short(facts["parameters"]),
+        f"{facts['loss']:.3f}",
+        percent(facts["accuracy"]),
+        "" if kept is None or name == "teacher" else percent(kept),
+        short(facts["tokens_per_second"]),
+    ]

@@ -1,0 +1,39 @@
+"""Numbers and names as a reader wants them."""
+
+from __future__ import annotations
+
+import math
+
+
+def short(number: float) -> str:
+    """At most three digits that matter: 950, 1,234, 12.3k, 4.56M, 7.89B; 0.00123, 1.23e-07."""
+    if not math.isfinite(number):
+        return f"{number:g}"
+    size = abs(number)
+    for unit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if size >= max(0.9995 * unit, 9999.5):
+            return f"{_digits(number / unit)}{suffix}"
+    return f"{number:,.0f}" if size >= 1000 or number == round(number) else _digits(number)
+
+
+def percent(share: float) -> str:
+    """0.1234 as 12.3%."""
+    return f"{share:.1%}"
+
+
+def plain_name(learner: str) -> str:
+    """``students/tiny`` as tiny; ``teacher`` as it is."""
+    return learner.removeprefix("students/")
+
+
+def count(number: int, singular: str) -> str:
+    """1 student, 2 students."""
+    return f"{number:,} {singular}{'' if number == 1 else 's'}"
+
+
+def _digits(number: float) -> str:
+    decimals = max(0, 2 - math.floor(math.log10(abs(number))))
+    if decimals > 6:
+        return f"{number:.2e}"
+    text = f"{number:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
