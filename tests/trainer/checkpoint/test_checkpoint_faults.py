@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.distributed import RankFailed, run_distributed
-from tests.trainer.checkpoint.saving import is_whole, newest, plain_engine, save
+from tests.trainer.checkpoint.saving import is_whole, kill_at, newest, plain_engine, save
 from trainer.checkpoint import (
     Attempt,
     Checkpoint,
@@ -45,20 +44,6 @@ def killed_save(run: Path, step: int, attempt: Attempt, event: int) -> bool:
         return True
     assert os.WEXITSTATUS(status) == 0
     return False
-
-
-def kill_at(event: int, run: str) -> None:
-    """Kill this process before its n-th opening, making, renaming or removing inside ``run``."""
-    seen = 0
-
-    def watch(name: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal seen
-        if name.startswith(("open", "os.", "shutil.")) and run in str(arguments[:2]):
-            seen += 1
-            if seen == event:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(watch)
 
 
 @pytest.fixture

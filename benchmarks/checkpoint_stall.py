@@ -1,0 +1,114 @@
+"""How long training waits for a checkpoint: asynchronous against synchronous saves.
+
+    python benchmarks/checkpoint_stall.py [--parameters 50] [--ranks 2] [--stages 0 1 2 3]
+
+A stack of linear layers of so many million parameters is trained with AdamW in fp32 on gloo ranks
+of this machine, one thread each. For each ZeRO stage some saves are waited for and some are not
+(training goes on while they are written), and the medians of the slowest rank are compared. The
+first save's stall, which allocates the copy, is shown apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.distributed import run_distributed
+from trainer.checkpoint import CheckpointWriter, Retention
+
+WIDTH = 1024
+
+
+def measure(parameters: int, stage: int, saves: int, folder: str) -> dict[str, float]:
+    """Times in seconds and sizes in bytes, of this rank."""
+    engine = start(parameters, stage)
+    step(engine)
+    writer = CheckpointWriter(Path(folder) / f"stage-{stage}", Retention(last=1))
+    save = {"learners": {"teacher": engine}, "trainer_state": {}}
+    first = timed(lambda: writer.save(0, **save))
+    writer.wait()
+    synchronous = [
+        timed(lambda number=number: writer.save(1 + number, **save, wait=True))  # type: ignore[misc]
+        for number in range(saves)
+    ]
+    stalls, meanwhile = [], []
+    for number in range(saves):
+        stalls.append(timed(lambda number=number: writer.save(100 + number, **save)))  # type: ignore[misc]
+        meanwhile.append(timed(lambda: step(engine)))
+        writer.wait()
+    alone = [timed(lambda: step(engine)) for _ in range(saves)]
+    return {
+        "first": first,
+        "synchronous": statistics.median(synchronous),
+        "stall": statistics.median(stalls),
+        "step alone": statistics.median(alone),
+        "step meanwhile": statistics.median(meanwhile),
+        "copy": sum(buffer.memory.numel() for buffer in writer._buffers.values()),
+    }
+
+
+def start(parameters: int, stage: int) -> Any:
+    """An engine of about so many million parameters."""
+    import deepspeed
+
+    layers = max(1, round(parameters * 1e6 / (WIDTH * WIDTH + WIDTH)))
+    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 10_000_000},
+        "zero_allow_untested_optimizer": True,
+    }
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def step(engine: Any) -> None:
+    """One optimizer step on noise."""
+    engine.backward(engine(torch.randn(32, WIDTH)).square().mean())
+    engine.step()
+
+
+def timed(action: Any) -> float:
+    """Seconds an action takes."""
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Print one line of a Markdown table for each stage."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parameters", type=int, default=50, help="millions")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--stages", type=int, nargs="+", default=[0, 1, 2, 3])
+    parser.add_argument("--saves", type=int, default=5)
+    arguments = parser.parse_args()
+    columns = "stage", "synchronous", "stall", "ratio", "first stall", "step", "copy per rank"
+    print(f"| {' | '.join(columns)} |")
+    print("|---" * len(columns) + "|")
+    for stage in arguments.stages:
+        with tempfile.TemporaryDirectory() as folder:
+            ranks = run_distributed(
+                measure, arguments.ranks, arguments.parameters, stage, arguments.saves, folder
+            )
+        worst = {key: max(rank[key] for rank in ranks) for key in ranks[0]}
+        print(
+            f"| {stage} | {worst['synchronous']:.2f} s | {worst['stall']:.3f} s "
+            f"| {worst['stall'] / worst['synchronous']:.1%} | {worst['first']:.2f} s "
+            f"| {worst['step alone']:.2f} s, while writing {worst['step meanwhile']:.2f} s "
+            f"| {worst['copy'] / 1e6:.0f} MB |"
+        )
+
+
+if __name__ == "__main__":
+    main()
