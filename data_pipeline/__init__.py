@@ -5,14 +5,15 @@ it depends on no world size and on no restart, and any step can be had at any ti
 """
 
 from data_pipeline.batches import Batch
-from data_pipeline.build import build
-from data_pipeline.config import DataConfig, MaskingConfig
+from data_pipeline.building import build
+from data_pipeline.config import DataConfig, MaskingConfig, PhaseConfig, SourceConfig
 from data_pipeline.corpus import Corpus, CorpusSplit
-from data_pipeline.errors import DataError
-from data_pipeline.stream import BatchStream
+from data_pipeline.errors import BadShard, DataError
+from data_pipeline.stream import BatchStream, open_splits, rows_for_tokens
 from data_pipeline.tokenization import Vocabulary
 
 __all__ = [
+    "BadShard",
     "Batch",
     "BatchStream",
     "Corpus",
@@ -20,6 +21,10 @@ __all__ = [
     "DataConfig",
     "DataError",
     "MaskingConfig",
+    "PhaseConfig",
+    "SourceConfig",
     "Vocabulary",
     "build",
+    "open_splits",
+    "rows_for_tokens",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ class Batch:
 
     def rows(self, first: int, last: int) -> Batch:
         """The rows from `first` up to `last`, as views."""
-        cut = {
+        cut: dict[str, Any] = {
             one.name: None if (array := getattr(self, one.name)) is None else array[first:last]
             for one in fields(self)
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Optional
 
 PACKINGS = (
     "full_sentences",
@@ -13,22 +14,48 @@ PACKINGS = (
     "sop",
 )
 PAIR_PACKINGS = ("segment_pair", "sentence_pair", "sop")
+UNITS = ("token", "word", "ngram")
 
 
 @dataclass
 class MaskingConfig:
     """How positions are chosen for masked-language modelling and what they become.
 
-    Of the chosen positions `mask_share` become the mask token, `random_share` a random ordinary
-    token, and the rest stay as they are.
+    - rate: share of a sequence's ordinary tokens that is chosen. With `final_rate` it changes
+      linearly from step 0 to `final_rate_step` and stays there.
+    - unit: what is chosen as one: a token, a whole word, or up to `max_ngram` whole words (n
+      with probability proportional to 1/n, as in ALBERT).
+    - smoothing: tokens are drawn with probability proportional to count**-smoothing (DistilBERT:
+      0.7); 0 draws them alike.
+    - copies: 0 gives new masks every epoch; k > 0 gives k fixed masks for each sequence in turn.
+    - Of the chosen positions `mask_share` become the mask token, `random_share` a random ordinary
+      token, and the rest stay as they are.
     """
 
     rate: float = 0.15
+    final_rate: Optional[float] = None  # noqa: UP045 (evaluated by OmegaConf on Python 3.10)
+    final_rate_step: int = 0
+    unit: str = "token"
+    max_ngram: int = 3
+    smoothing: float = 0.0
+    copies: int = 0
     mask_share: float = 0.8
     random_share: float = 0.1
 
     def __post_init__(self) -> None:
         _require(0.0 <= self.rate <= 1.0, "rate", "must lie between 0 and 1")
+        final = self.rate if self.final_rate is None else self.final_rate
+        _require(0.0 <= final <= 1.0, "final_rate", "must lie between 0 and 1")
+        _require(
+            self.final_rate is None or self.final_rate_step > 0,
+            "final_rate_step",
+            "must be set to the step at which final_rate is reached",
+        )
+        _require(self.unit in UNITS, "unit", f"must be one of {', '.join(UNITS)}")
+        _require(1 <= self.max_ngram <= 16, "max_ngram", "must lie between 1 and 16")
+        _require(self.smoothing >= 0.0, "smoothing", "must not be negative")
+        _require(self.smoothing == 0.0 or self.unit == "token", "smoothing", "needs unit: token")
+        _require(self.copies >= 0, "copies", "must not be negative")
         _require(self.mask_share >= 0.0, "mask_share", "must not be negative")
         _require(self.random_share >= 0.0, "random_share", "must not be negative")
         _require(
@@ -37,21 +64,93 @@ class MaskingConfig:
             "mask_share and random_share together must not exceed 1",
         )
 
+    def rate_at(self, step: int) -> float:
+        """The masking rate of a step."""
+        if self.final_rate is None:
+            return self.rate
+        progress = min(step / self.final_rate_step, 1.0)
+        return self.rate + progress * (self.final_rate - self.rate)
+
+    @property
+    def highest_rate(self) -> float:
+        """The highest rate of any step."""
+        return self.rate if self.final_rate is None else max(self.rate, self.final_rate)
+
+
+@dataclass
+class SourceConfig:
+    """One corpus of a mixture and its share of the rows of each batch, relative to the others."""
+
+    path: str = "???"
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self.weight > 0.0, "weight", "must be positive")
+
+
+@dataclass
+class PhaseConfig:
+    """From `from_step` on, sequences of another length or packing (128 then 512, say)."""
+
+    from_step: int = 0
+    sequence_length: Optional[int] = None  # noqa: UP045
+    packing: Optional[str] = None  # noqa: UP045
+
+    def __post_init__(self) -> None:
+        _require(self.from_step > 0, "from_step", "must be positive")
+
 
 @dataclass
 class DataConfig:
-    """A corpus folder (`tandem data build`) and how its documents become training sequences."""
+    """Which corpora are read (`tandem data build` makes one) and how they become sequences.
 
-    path: str = "???"
+    - path: a corpus folder or URL; or mixture: several, by name.
+    - short_sequence_probability: how often a sequence aims at a random smaller length (BERT: 0.1).
+    - phases: changes of length or packing at later steps, in ascending order. Each begins a new
+      pass over the corpus.
+    - on_bad_shard: `stop`, or `skip`: a sample that cannot be read keeps its row, without labels.
+    - cache_dir, cache_gb: where shards of a URL are kept, shared by the ranks of a node.
+    """
+
+    path: str = ""
+    mixture: dict[str, SourceConfig] = field(default_factory=dict)
     sequence_length: int = 128
     packing: str = "full_sentences"
+    short_sequence_probability: float = 0.0
+    phases: list[PhaseConfig] = field(default_factory=list)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
+    on_bad_shard: str = "stop"
+    cache_dir: Optional[str] = None  # noqa: UP045
+    cache_gb: float = 50.0
 
     def __post_init__(self) -> None:
+        _require(not (self.path and self.mixture), "mixture", "set either path or mixture")
+        _require(self.on_bad_shard in ("stop", "skip"), "on_bad_shard", "must be stop or skip")
+        _require(self.cache_gb > 0.0, "cache_gb", "must be positive")
         _require(
-            8 <= self.sequence_length <= 1 << 15, "sequence_length", "must lie between 8 and 32768"
+            0.0 <= self.short_sequence_probability <= 1.0,
+            "short_sequence_probability",
+            "must lie between 0 and 1",
         )
-        _require(self.packing in PACKINGS, "packing", f"must be one of {', '.join(PACKINGS)}")
+        _require(
+            self.short_sequence_probability == 0.0
+            or all(packing != "contiguous" for _, packing in self.lengths_and_packings()),
+            "short_sequence_probability",
+            "does not go with packing: contiguous",
+        )
+        starts = [0, *(phase.from_step for phase in self.phases)]
+        _require(starts == sorted(set(starts)), "phases", "from_step must ascend")
+        for length, packing in self.lengths_and_packings():
+            _require(8 <= length <= 1 << 15, "sequence_length", "must lie between 8 and 32768")
+            _require(packing in PACKINGS, "packing", f"must be one of {', '.join(PACKINGS)}")
+
+    def lengths_and_packings(self) -> list[tuple[int, str]]:
+        """(sequence length, packing) at the start and from each phase on."""
+        pairs = [(self.sequence_length, self.packing)]
+        for phase in self.phases:
+            length, packing = pairs[-1]
+            pairs.append((phase.sequence_length or length, phase.packing or packing))
+        return pairs
 
 
 def _require(condition: bool, key: str, reason: str) -> None:

@@ -2,107 +2,124 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import tempfile
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline import packing
-from data_pipeline.build import FORMAT
-from data_pipeline.errors import DataError
-from data_pipeline.index import Index, shard_name
+from data_pipeline.errors import BadShard, DataError
+from data_pipeline.index import INDEX_FILES, Index, shard_name
 from data_pipeline.order import SequenceCounts
+from data_pipeline.packing import PackingRules
 from data_pipeline.shards import Block, decode_block
+from data_pipeline.sources import Expected, Folder, Remote, is_url
 from data_pipeline.tokenization import Vocabulary
+
+FORMAT = 1
+SPLITS = ("train", "val")
 
 
 @dataclass(frozen=True)
 class CorpusSplit:
-    """The training or the held-out part of a corpus."""
+    """The training or the held-out part of a corpus. `name` is its folder or URL."""
 
-    folder: Path
+    name: str
     index: Index
     vocabulary: Vocabulary
+    shards: Folder | Remote
+    folder: Path  # of the index
 
     def read_block(self, number: int) -> Block:
-        """Read and verify one block. Raises DataError naming the shard when it is not as built."""
+        """Read and verify one block. Raises BadShard naming the shard when it is not as built."""
         record = self.index.blocks[number]
-        path = self.folder / shard_name(self.index.shard_of(number))
-        try:
-            with open(path, "rb") as file:
-                file.seek(int(record["offset"]))
-                data = file.read(int(record["bytes"]))
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        shard = shard_name(self.index.shard_of(number))
+        data = self.shards.read(shard, int(record["offset"]), int(record["bytes"]))
         if len(data) < record["bytes"]:
-            raise DataError(f"{path}: truncated inside block {number}; build the corpus again")
+            raise BadShard(f"{self.name}/{shard}: cut off inside block {number}")
         if zlib.crc32(data) != record["crc32"]:
-            raise DataError(f"{path}: damaged in block {number} (checksum); build the corpus again")
+            raise BadShard(f"{self.name}/{shard}: damaged in block {number} (checksum)")
         return decode_block(data)
 
-    def sequence_counts(self, kind: str, length: int) -> SequenceCounts:
-        """How many sequences each block makes with packing `kind` at sequence length `length`.
+    def sequence_counts(self, rules: PackingRules) -> SequenceCounts:
+        """How many sequences each block makes with the given packing and length.
 
-        Computed from the sentence boundaries once and kept beside the index. Ranks that find no
-        file all compute the same one; the last rename wins, so nothing is ever half-written.
+        Computed from the sentence boundaries in the index once and kept beside it. Ranks that
+        find no file all compute the same one; each renames a whole file into place.
         """
-        path = self.folder / f"sequences-{kind}-{length}.npy"
+        path = self.folder / f"sequences-{rules.name}.npy"
         try:
             per_block = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError):
-            per_block = self._count(kind, length)
+            per_block = self._count(rules)
             _save_atomically(path, per_block)
         first = np.append(self.index.shards["first_block"], len(self.index.blocks)).astype(np.int64)
-        totals = np.concatenate([[0], np.cumsum(per_block, dtype=np.int64)])
-        return SequenceCounts(per_block, totals[first[1:]] - totals[first[:-1]], first)
+        per_shard = np.add.reduceat(per_block, first[:-1], dtype=np.int64)
+        return SequenceCounts(per_block, per_shard, first)
 
-    def _count(self, kind: str, length: int) -> NDArray[np.uint32]:
-        return np.array(
-            [
-                len(packing.spans(self.read_block(number), kind, length).starts)
-                for number in range(len(self.index.blocks))
-            ],
-            np.uint32,
-        )
+    @cached_property
+    def word_starts(self) -> NDArray[np.bool_]:
+        """[vocab_size] whether a token begins a word."""
+        return np.load(self.folder.parent / "word_starts.npy", allow_pickle=False)
+
+    def _count(self, rules: PackingRules) -> NDArray[np.uint32]:
+        counts = np.zeros(len(self.index.blocks), np.uint32)
+        for number, boundaries in enumerate(self.index.boundaries()):
+            counts[number] = packing.count(boundaries, rules)
+        return counts
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus folder as `data_pipeline.build` leaves it."""
+    """A corpus as `data_pipeline.build` leaves it, in a folder or behind a URL.
 
+    `folder` holds its index and tokenizer: the corpus itself, or the local cache of a URL.
+    """
+
+    name: str
     folder: Path
     vocabulary: Vocabulary
+    cache_bytes: int = 0
 
     @classmethod
-    def open(cls, path: str) -> Corpus:
+    def open(cls, path: str, cache_dir: str | None = None, cache_gb: float = 50.0) -> Corpus:
         """Open the corpus at `path`; reads no shard. Raises DataError when there is none."""
-        folder = Path(path)
-        try:
-            tree = json.loads((folder / "corpus.json").read_text())
-        except FileNotFoundError:
-            if not folder.exists():
-                raise DataError(
-                    f"{folder}: no such corpus; build one with `tandem data build`"
-                ) from None
-            raise DataError(
-                f"{folder}: not a finished corpus (no corpus.json); run `tandem data build` on it"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise DataError(f"{folder}/corpus.json: cannot be read: {error}") from None
+        if is_url(path):
+            folder, tree = _fetch_index(path, Path(cache_dir or _default_cache()))
+        else:
+            folder = Path(path)
+            tree = _read_json(folder)
         if tree.get("format") != FORMAT:
-            raise DataError(f"{folder}: of another format version; build the corpus again")
-        return cls(folder, Vocabulary.from_json(tree["vocabulary"]))
+            raise DataError(f"{path}: of another format version; build the corpus again")
+        vocabulary = Vocabulary.from_json(tree["vocabulary"])
+        return cls(path, folder, vocabulary, int(cache_gb * 1e9) if is_url(path) else 0)
 
     def split(self, name: str) -> CorpusSplit:
         """The split called "train" or "val". Raises DataError when it has no documents."""
-        split = CorpusSplit(self.folder / name, Index.open(self.folder / name), self.vocabulary)
-        if not len(split.index.blocks):
-            raise DataError(f"{split.folder}: has no documents; build with another --val-fraction")
-        return split
+        folder = self.folder / name
+        index = Index.open(folder)
+        if not len(index.blocks):
+            raise DataError(f"{self.name}/{name}: has no documents; change --val-fraction")
+        shards: Folder | Remote = Folder(folder)
+        if self.cache_bytes:
+            expected = {
+                shard_name(number): Expected(int(shard["bytes"]), shard["sha256"].tobytes())
+                for number, shard in enumerate(index.shards)
+            }
+            url = (
+                self.name.replace("{}", f"{name}/{{}}")
+                if "{}" in self.name
+                else f"{self.name.rstrip('/')}/{name}"
+            )
+            shards = Remote(url, folder, self.cache_bytes, expected)
+        return CorpusSplit(f"{self.name}/{name}", index, self.vocabulary, shards, folder)
 
     @property
     def vocab_size(self) -> int:
@@ -128,15 +145,58 @@ class Corpus:
         """Raise DataError when a model of another vocabulary is to be trained on this corpus."""
         if vocab_size < self.vocab_size:
             raise DataError(
-                f"{self.folder}: built with a vocabulary of {self.vocab_size} tokens, "
+                f"{self.name}: built with a vocabulary of {self.vocab_size} tokens, "
                 f"but the model has vocab_size {vocab_size}"
             )
         if fingerprint is not None and fingerprint != self.fingerprint:
             raise DataError(
-                f"{self.folder}: built with another vocabulary than the model's "
+                f"{self.name}: built with another vocabulary than the model's "
                 f"(fingerprint {self.fingerprint[:12]}, not {fingerprint[:12]}); "
                 "build it with the model's tokenizer"
             )
+
+
+def _read_json(folder: Path) -> dict:
+    try:
+        return json.loads((folder / "corpus.json").read_text())
+    except FileNotFoundError:
+        if not folder.exists():
+            raise DataError(
+                f"{folder}: no such corpus; build one with `tandem data build`"
+            ) from None
+        raise DataError(
+            f"{folder}: not a finished corpus (no corpus.json); run `tandem data build` on it"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}/corpus.json: cannot be read: {error}") from None
+
+
+def _fetch_index(url: str, cache: Path) -> tuple[Path, dict]:
+    """Copy everything but the shards of a remote corpus into the cache.
+
+    The folder is named after the URL and the contents of its corpus.json, so that a corpus which
+    was built anew is fetched anew.
+    """
+    key = hashlib.sha256(url.encode()).hexdigest()[:12]
+    with tempfile.TemporaryDirectory() as scratch:
+        fresh = Remote(url, Path(scratch), 0, {}).fetch("corpus.json").read_bytes()
+    try:
+        tree = json.loads(fresh)
+    except ValueError as error:
+        raise DataError(f"{url}: corpus.json is not valid: {error}") from None
+    folder = cache / f"{key}-{hashlib.sha256(fresh).hexdigest()[:12]}"
+    remote = Remote(url, folder, 0, {})
+    names = [f"{split}/{name}" for split in SPLITS for name in INDEX_FILES]
+    names += ["word_starts.npy", "corpus.json"]
+    names += [f"tokenizer/{name}" for name in tree["tokenizer_files"]]
+    for name in names:
+        remote.fetch(name)
+    return folder, tree
+
+
+def _default_cache() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return str(Path(base) / "tandem")
 
 
 def _save_atomically(path: Path, array: NDArray) -> None:

@@ -1,15 +1,17 @@
 """The binary index of one split: what each shard and each block holds and where.
 
-Three ``.npy`` files beside the shards, read through memory maps, little-endian, never pickled:
+Files beside the shards, read through memory maps, little-endian, never pickled (`INDEX_FILES`):
 
 - ``shards.npy``: one `SHARD` record for each ``shard-NNNNNN.tar``, in order;
 - ``blocks.npy``: one `BLOCK` record for each block, in shard order;
-- ``token_counts.npy``: int64 [vocabulary], how often each id occurs in the split.
+- ``token_counts.npy``: int64 [vocabulary], how often each id occurs in the split;
+- ``sentences.u16``, ``documents.u32``: the boundaries of all blocks end to end (tokens of each
+  sentence, sentences of each document), so that sequences can be counted without the shards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
+from data_pipeline.shards import Block
 
 SHARD = np.dtype(
     [
@@ -37,8 +40,11 @@ BLOCK = np.dtype(
         ("documents", "<u4"),
         ("sentences", "<u4"),
         ("tokens", "<u4"),
+        ("continues", "u1"),  # 1 where the first document began in the block before
     ]
 )
+SENTENCES, DOCUMENTS = "sentences.u16", "documents.u32"
+INDEX_FILES = ("shards.npy", "blocks.npy", "token_counts.npy", SENTENCES, DOCUMENTS)
 
 
 def shard_name(number: int) -> str:
@@ -53,6 +59,8 @@ class Index:
     shards: NDArray[np.void]  # [shards] SHARD
     blocks: NDArray[np.void]  # [blocks] BLOCK
     token_counts: NDArray[np.int64]  # [vocabulary]
+    sentence_sizes: NDArray[np.uint16]  # [sentences of all blocks] tokens of each
+    document_sizes: NDArray[np.uint32]  # [documents of all blocks] sentences of each
 
     @property
     def tokens(self) -> int:
@@ -61,21 +69,39 @@ class Index:
 
     @property
     def documents(self) -> int:
-        """Documents of the split."""
-        return int(self.shards["documents"].sum())
+        """Documents of the split, those cut between blocks counted once."""
+        return int(self.blocks["documents"].sum()) - int(self.blocks["continues"].sum())
 
     @classmethod
     def open(cls, folder: Path) -> Index:
         """Map the index of the split at `folder`. Raises DataError when missing or damaged."""
         arrays = [_map(folder / f"{name}.npy") for name in ("shards", "blocks", "token_counts")]
-        index = cls(*arrays)
-        if index.shards.dtype != SHARD or index.blocks.dtype != BLOCK:
+        if arrays[0].dtype != SHARD or arrays[1].dtype != BLOCK:
             raise DataError(f"{folder}: the index is of another format; build the corpus again")
-        return index
+        return cls(
+            arrays[0],
+            arrays[1],
+            arrays[2],
+            _map_raw(folder / SENTENCES, "<u2", int(arrays[0]["sentences"].sum())),
+            _map_raw(folder / DOCUMENTS, "<u4", int(arrays[0]["documents"].sum())),
+        )
 
     def shard_of(self, block: int) -> int:
         """The number of the shard that holds a block."""
         return int(np.searchsorted(self.shards["first_block"], block, side="right")) - 1
+
+    def boundaries(self) -> Iterator[Block]:
+        """Each block in order with zeros for tokens, from the index alone."""
+        sentence = document = 0
+        for record in self.blocks:
+            next_sentence = sentence + int(record["sentences"])
+            next_document = document + int(record["documents"])
+            yield Block(
+                np.broadcast_to(np.uint16(0), int(record["tokens"])),
+                self.sentence_sizes[sentence:next_sentence],
+                self.document_sizes[document:next_document],
+            )
+            sentence, document = next_sentence, next_document
 
 
 def write_index(
@@ -84,7 +110,7 @@ def write_index(
     blocks: Sequence[NDArray[np.void]],
     token_counts: NDArray[np.int64],
 ) -> None:
-    """Write the index files of a split; `shards` and `blocks` are arrays to be joined."""
+    """Write the ``.npy`` files of an index; `shards` and `blocks` are arrays to be joined."""
     np.save(folder / "shards.npy", np.concatenate([np.zeros(0, SHARD), *shards]))
     np.save(folder / "blocks.npy", np.concatenate([np.zeros(0, BLOCK), *blocks]))
     np.save(folder / "token_counts.npy", token_counts.astype("<i8"))
@@ -92,10 +118,17 @@ def write_index(
 
 def _map(path: Path) -> NDArray:
     try:
-        # A memory map of nothing is refused by the operating system.
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-        return array
+        return np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"{path}: missing; build the corpus again") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
+
+
+def _map_raw(path: Path, dtype: str, size: int) -> NDArray:
+    try:
+        if path.stat().st_size != size * np.dtype(dtype).itemsize:
+            raise DataError(f"{path}: not of the size that the index says; build the corpus again")
+        return np.memmap(path, dtype, "r") if size else np.zeros(0, dtype)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None

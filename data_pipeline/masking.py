@@ -1,9 +1,10 @@
 """Masking: which positions of which sequence are predicted in which epoch, and what they show.
 
-Every decision is a 32-bit word hashed from (seed, epoch, sample id, position). The positions with
-the smallest words are chosen, exactly ``round(rate * maskable positions)`` of them (half to even);
-a tie is decided by the position. Special tokens and padding are never chosen, and a random
-replacement is never a special token.
+Every decision is a 32-bit word hashed from (seed, epoch, sample id, position). For token masks
+the positions with the smallest words are chosen, exactly ``round(rate * ordinary tokens)`` of
+them (half to even); a tie is decided by the position. Special tokens and padding are never
+chosen, and a random replacement is never a special token. `torch_masking` makes the same token
+masks on any device.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from data_pipeline.config import MaskingConfig
 from data_pipeline.hashing import array_keys, scalar_key, words
 from data_pipeline.tokenization import Vocabulary
+from data_pipeline.word_masking import choose_words
 
 CHOICE, ACTION, REPLACEMENT = 11, 12, 13  # what a hash decides; part of its key
 NEVER = np.uint32(0xFFFFFFFF)
@@ -31,28 +33,80 @@ class Masked:
     labels: NDArray[np.int64]  # [R, M] the ids that were there; spare slots -100
 
 
-def capacity(length: int, config: MaskingConfig) -> int:
-    """M, the most positions that a sequence of `length` tokens can have chosen."""
-    return int(np.rint(config.rate * (length - 2)))
+class Masker:
+    """Masks sequences of one length."""
+
+    def __init__(
+        self,
+        seed: int,
+        config: MaskingConfig,
+        vocabulary: Vocabulary,
+        length: int,
+        token_counts: NDArray[np.int64],
+        word_starts: NDArray[np.bool_],
+    ) -> None:
+        """`token_counts` and `word_starts` [vocab_size] are for smoothing and for words."""
+        self._config, self._vocabulary, self._word_starts = config, vocabulary, word_starts
+        self._key = scalar_key(seed, CHOICE)
+        self._is_ordinary = ~vocabulary.is_special
+        self._rarity = (np.maximum(token_counts, 1) ** config.smoothing).astype(np.float64)
+        self.capacity = int(np.rint(config.highest_rate * (length - 2)))
+
+    def __call__(
+        self,
+        input_ids: NDArray[np.int64],
+        epochs: NDArray[np.int64],
+        sample_ids: NDArray[np.int64],
+        step: int = 0,
+    ) -> Masked:
+        """Choose and replace tokens of `input_ids` [R, L]; `epochs` and `sample_ids` are [R]."""
+        if self._config.copies:
+            epochs = epochs % self._config.copies
+        keys = array_keys(self._key, epochs, sample_ids)
+        maskable = self._is_ordinary[input_ids]
+        budget = np.rint(self._config.rate_at(step) * maskable.sum(1)).astype(np.int64)
+        positions, used = self._choose(keys, input_ids, maskable, budget)
+        return _replace(input_ids, positions, used, keys, self._config, self._vocabulary)
+
+    def _choose(
+        self,
+        keys: NDArray[np.uint64],
+        input_ids: NDArray[np.int64],
+        maskable: NDArray[np.bool_],
+        budget: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The chosen columns, ascending, spare slots 0: [R, M], and which slots are used."""
+        if self._config.unit == "token" and not self._config.smoothing:
+            return smallest(keys, maskable, budget, self.capacity)
+        if self._config.unit == "token":
+            chosen = self._choose_smoothed(keys, input_ids, maskable, budget)
+        else:
+            starts = maskable & (self._word_starts[input_ids] | ~np.roll(maskable, 1, axis=1))
+            longest = self._config.max_ngram if self._config.unit == "ngram" else 1
+            chosen = choose_words(keys, starts, maskable, budget, longest)
+        columns = np.where(chosen, np.arange(chosen.shape[1]), chosen.shape[1])
+        positions = np.sort(columns, axis=1)[:, : self.capacity]
+        used = positions < chosen.shape[1]
+        return np.where(used, positions, 0), used
+
+    def _choose_smoothed(
+        self,
+        keys: NDArray[np.uint64],
+        input_ids: NDArray[np.int64],
+        maskable: NDArray[np.bool_],
+        budget: NDArray[np.int64],
+    ) -> NDArray[np.bool_]:
+        """Exactly `budget` tokens drawn without replacement, weighted by count**-smoothing.
+
+        The smallest of exponential variables with the weights as rates are such a draw.
+        """
+        uniform = (words(keys, np.arange(input_ids.shape[1])) + 0.5) / 2.0**32
+        waiting = np.where(maskable, -np.log(uniform) * self._rarity[input_ids], np.inf)
+        rank = np.argsort(np.argsort(waiting, axis=1, kind="stable"), axis=1)
+        return rank < budget[:, None]
 
 
-def mask_tokens(
-    input_ids: NDArray[np.int64],
-    epochs: NDArray[np.int64],
-    sample_ids: NDArray[np.int64],
-    seed: int,
-    config: MaskingConfig,
-    vocabulary: Vocabulary,
-) -> Masked:
-    """Choose and replace tokens of `input_ids` [R, L]; `epochs` and `sample_ids` are [R]."""
-    maskable = ~vocabulary.is_special[input_ids]
-    budget = np.rint(config.rate * maskable.sum(1)).astype(np.int64)
-    keys = array_keys(scalar_key(seed, CHOICE), epochs, sample_ids)
-    positions, used = _smallest(keys, maskable, budget, capacity(input_ids.shape[1], config))
-    return _replace(input_ids, positions, used, keys, config, vocabulary)
-
-
-def _smallest(
+def smallest(
     keys: NDArray[np.uint64],
     maskable: NDArray[np.bool_],
     budget: NDArray[np.int64],

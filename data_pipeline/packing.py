@@ -1,11 +1,18 @@
 """Packing: how the sentences of one block become sequences of at most L tokens.
 
 A block is packed on its own, so the number of sequences that a corpus makes is a sum over its
-blocks. Everything is computed for a whole block at once from its boundaries.
+blocks, and it depends on no seed: only which text is joined to which changes from epoch to epoch.
+Everything is computed for a whole block at once from its boundaries.
 
 The block becomes a stream in which a separator follows each document. A sequence is
-``[CLS] stream[start : start + length] [SEP]``; the separator of a document that ends a sequence
-is left to the sequence's own. RoBERTa (arXiv 1907.11692, section 4.2) defines the packings.
+``[CLS] first [SEP]`` or ``[CLS] first [SEP] second [SEP]``, where first and second are stretches
+of the stream; the separator of a document that ends a stretch is left to the sequence's own.
+RoBERTa (arXiv 1907.11692, section 4.2) defines the packings, ALBERT (1909.11942) sentence order.
+
+- full_sentences: sentences until the next does not fit, across documents;
+- contiguous: the same, but a sentence may be split, so nothing is padded but the block's end;
+- doc_sentences: sentences of one document;
+- segment_pair, sentence_pair, sop: see `data_pipeline.pairs`.
 """
 
 from __future__ import annotations
@@ -15,22 +22,67 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.config import PAIR_PACKINGS
+from data_pipeline.hashing import array_keys, scalar_key
 from data_pipeline.shards import Block
 
-SPECIALS = 2  # [CLS] and the last [SEP]
+SHORT = 21  # what a hash decides; part of its key
+
+
+@dataclass(frozen=True)
+class PackingRules:
+    """What the number of sequences of a block depends on."""
+
+    kind: str
+    length: int
+    short_probability: float = 0.0
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether sequences are pairs of segments."""
+        return self.kind in PAIR_PACKINGS
+
+    @property
+    def capacity(self) -> int:
+        """Text tokens that fit into a sequence."""
+        return self.length - (3 if self.is_pair else 2)
+
+    @property
+    def name(self) -> str:
+        """A name for files, different for different rules."""
+        short = f"-short{self.short_probability:g}" if self.short_probability else ""
+        return f"{self.kind}-{self.length}{short}"
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Sentences in the stream; one that is longer than a sequence is several pieces."""
+
+    starts: NDArray[np.int64]  # [pieces]
+    ends: NDArray[np.int64]  # [pieces]
+    documents: NDArray[np.int64]  # [pieces] ascending
+
+
+@dataclass(frozen=True)
+class Units:
+    """Runs of pieces that each become one sequence: pieces first[i] up to last[i]."""
+
+    first: NDArray[np.int64]  # [sequences]
+    last: NDArray[np.int64]  # [sequences], exclusive
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Where the sequences of a block lie in its stream."""
+    """Where the sequences of a block lie in its stream: [sequences] each."""
 
-    starts: NDArray[np.int64]  # [sequences]
-    lengths: NDArray[np.int64]  # [sequences] tokens, [CLS] and the last [SEP] not counted
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
 
 
 def stream(block: Block, separator: int) -> NDArray[np.integer]:
     """The tokens of a block with a separator after each document: [tokens + documents]."""
-    ends = _document_ends(block)
+    sentence_ends = np.cumsum(block.sentences, dtype=np.int64)
+    ends = sentence_ends[np.cumsum(block.documents, dtype=np.int64) - 1]
     joined = np.empty(len(block.tokens) + len(ends), block.tokens.dtype)
     is_text = np.ones(len(joined), bool)
     is_text[ends + np.arange(len(ends))] = False
@@ -39,49 +91,80 @@ def stream(block: Block, separator: int) -> NDArray[np.integer]:
     return joined
 
 
-def spans(block: Block, packing: str, length: int) -> Spans:
-    """The sequences that `block` makes at sequence length `length`, in reading order."""
-    if packing == "contiguous":
-        return _contiguous(len(block.tokens) + len(block.documents), length - SPECIALS)
-    starts, ends, last_of_document = _pieces(block, length - SPECIALS)
-    fits = np.searchsorted(ends, starts + (length - SPECIALS), side="right")
-    if packing == "doc_sentences":
-        fits = np.minimum(fits, last_of_document + 1)
-    first = _follow(fits)
-    return Spans(starts[first], ends[fits[first] - 1] - starts[first])
+def count(block: Block, rules: PackingRules) -> int:
+    """The number of sequences that a block makes."""
+    if rules.kind == "contiguous":
+        return len(_contiguous(block, rules).starts)
+    return len(units(pieces(block, rules.capacity), rules, short_key(block)).first)
 
 
-def _contiguous(size: int, capacity: int) -> Spans:
-    # The separator of the block's last document is the sequence's own.
-    starts = np.arange(0, size - 1, capacity)
-    return Spans(starts, np.minimum(capacity, size - 1 - starts))
+def single_spans(block: Block, rules: PackingRules) -> Spans:
+    """The sequences that a block makes with a packing of single segments, in reading order."""
+    if rules.kind == "contiguous":
+        return _contiguous(block, rules)
+    cut = pieces(block, rules.capacity)
+    runs = units(cut, rules, short_key(block))
+    starts = cut.starts[runs.first]
+    return Spans(starts, cut.ends[runs.last - 1] - starts)
 
 
-def _document_ends(block: Block) -> NDArray[np.int64]:
-    """The token at which each document ends: [documents]."""
-    sentence_ends = np.cumsum(block.sentences, dtype=np.int64)
-    return sentence_ends[np.cumsum(block.documents, dtype=np.int64) - 1]
-
-
-def _pieces(
-    block: Block, capacity: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Sentences as (start, end) in the stream and the last piece of each one's document.
-
-    A sentence longer than `capacity` is several pieces.
-    """
+def pieces(block: Block, capacity: int) -> Pieces:
+    """The sentences of a block, none longer than `capacity`."""
     lengths = block.sentences.astype(np.int64)
-    pieces = -(-lengths // capacity)
     document = np.repeat(np.arange(len(block.documents)), block.documents)
     starts = np.cumsum(lengths) - lengths + document
-    if pieces.max(initial=1) > 1:
-        nth = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        remaining = np.repeat(lengths, pieces) - nth * capacity
-        starts = np.repeat(starts, pieces) + nth * capacity
+    parts = -(-lengths // capacity)
+    if parts.max(initial=1) > 1:
+        nth = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
+        remaining = np.repeat(lengths, parts) - nth * capacity
+        starts = np.repeat(starts, parts) + nth * capacity
         lengths = np.minimum(remaining, capacity)
-        document = np.repeat(document, pieces)
-    last_of_document = np.searchsorted(document, document, side="right") - 1
-    return starts, starts + lengths, last_of_document
+        document = np.repeat(document, parts)
+    return Pieces(starts, starts + lengths, document)
+
+
+def units(cut: Pieces, rules: PackingRules, key: int) -> Units:
+    """Group pieces greedily into sequences."""
+    document_end = np.searchsorted(cut.documents, cut.documents, side="right")
+    numbers = np.arange(len(cut.starts))
+    if rules.kind == "sentence_pair":
+        # A third sentence joins the pair rather than stay alone at the end of its document.
+        last = numbers + np.where(document_end - numbers == 3, 3, 2)
+    else:
+        targets = _targets(len(numbers), rules, key)
+        last = np.searchsorted(cut.ends, cut.starts + targets, side="right")
+        last = np.maximum(last, numbers + 1)
+    if rules.kind != "full_sentences":
+        last = np.minimum(last, document_end)
+    first = _follow(last)
+    found = Units(first, last[first])
+    if rules.is_pair:  # a single token cannot be split into two segments
+        splittable = cut.ends[found.last - 1] - cut.starts[found.first] > 1
+        found = Units(found.first[splittable], found.last[splittable])
+    return found
+
+
+def short_key(block: Block) -> int:
+    """The key of the draws that shorten sequences: of the block alone, for counts to be fixed."""
+    return scalar_key(SHORT, len(block.tokens), len(block.sentences), len(block.documents))
+
+
+def _targets(size: int, rules: PackingRules, key: int) -> NDArray[np.int64]:
+    """The length that a sequence starting at each piece aims at: [size]."""
+    targets = np.full(size, rules.capacity)
+    if rules.short_probability:
+        draw = array_keys(key, np.arange(size))
+        fraction = (draw >> np.uint64(32)).astype(np.int64) / 2.0**32
+        shorter = 2 + ((draw & np.uint64(0xFFFFFFFF)) % np.uint64(rules.capacity - 1)).astype(int)
+        targets = np.where(fraction < rules.short_probability, shorter, targets)
+    return targets
+
+
+def _contiguous(block: Block, rules: PackingRules) -> Spans:
+    # The separator of the block's last document is the sequence's own.
+    size = len(block.tokens) + len(block.documents) - 1
+    starts = np.arange(0, size, rules.capacity)
+    return Spans(starts, np.minimum(rules.capacity, size - starts))
 
 
 def _follow(following: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline import packing
 from data_pipeline.batches import Batch
 from data_pipeline.config import DataConfig
-from data_pipeline.corpus import CorpusSplit
+from data_pipeline.corpus import Corpus, CorpusSplit
 from data_pipeline.errors import DataError
-from data_pipeline.masking import capacity, mask_tokens
-from data_pipeline.order import EpochOrder, Stretch, locate
-
-SPARE_BLOCKS = 8  # kept beside one for each row
+from data_pipeline.lanes import Lanes, Sequences
+from data_pipeline.masking import Masker
+from data_pipeline.mixing import rows_of_sources
+from data_pipeline.packing import PackingRules
 
 
 @dataclass(frozen=True)
-class _OpenBlock:
-    """A packed block, its sequences in the shuffled order of one epoch."""
+class _Source:
+    lanes: Lanes
+    at: NDArray[np.int64]  # the rank's rows that it fills
 
-    stretch: Stretch
-    stream: NDArray[np.integer]  # [tokens + documents]
-    starts: list[int]
-    lengths: list[int]
-    sample_ids: list[int]
+
+@dataclass(frozen=True)
+class _Phase:
+    """A stretch of steps with one sequence length and packing."""
+
+    first_step: int
+    rules: PackingRules
+    sources: list[_Source]
+    masker: Masker
 
 
 class BatchStream:
     """Batches of the rows that `rank` owns: [rank * R, (rank + 1) * R) of the global batch.
 
-    Memory: about 1.1 MiB for each of the rank's rows (its current block), at most one for each
-    block of the split. Raises DataError when the global batch does not divide by the world size,
-    the split has fewer samples than there are ranks, or not a single full sequence.
+    `splits` is one split, or one for each name in `config.mixture`. Raises DataError when the
+    global batch does not divide by the world size, a split has fewer samples than there are
+    ranks or not a single full sequence, or the corpora of a mixture differ in vocabulary.
     """
 
     def __init__(
         self,
-        split: CorpusSplit,
+        splits: CorpusSplit | Mapping[str, CorpusSplit],
         config: DataConfig,
         seed: int,
         global_batch_size: int,
@@ -51,122 +56,143 @@ class BatchStream:
             raise DataError(
                 f"global batch size: {global_batch_size} rows do not divide by {world_size} ranks"
             )
-        self.split, self.config, self.seed = split, config, seed
-        self.global_batch_size = global_batch_size
-        self.counts = split.sequence_counts(config.packing, config.sequence_length)
-        _require_samples(split, config, self.counts.total, world_size)
+        self.splits = [splits] if isinstance(splits, CorpusSplit) else list(splits.values())
+        self.config, self.seed = config, seed
+        self.vocabulary = self.splits[0].vocabulary
+        _require_one_vocabulary(self.splits)
+        self._world_size = world_size
         rows = global_batch_size // world_size
-        self._rows = np.arange(rank * rows, (rank + 1) * rows)
-        self._orders: OrderedDict[int, EpochOrder] = OrderedDict()
-        self._blocks: OrderedDict[tuple[int, int], _OpenBlock] = OrderedDict()
-        self._lanes: list[_OpenBlock | None] = [None] * rows
-        self._lane_epochs = np.full(rows, -1)
-        self._lane_starts = np.zeros(rows, np.int64)
-        self._lane_ends = np.zeros(rows, np.int64)
+        self._first_row, self._row_count = rank * rows, rows
+        weights = (
+            [1.0]
+            if isinstance(splits, CorpusSplit)
+            else [config.mixture[name].weight for name in splits]
+        )
+        owners = rows_of_sources(weights, global_batch_size)
+        starts = [0, *(phase.from_step for phase in config.phases)]
+        self._phases = [
+            self._phase(start, length, kind, owners)
+            for start, (length, kind) in zip(starts, config.lengths_and_packings(), strict=True)
+        ]
+        self.unreadable_rows = 0
+
+    @classmethod
+    def open(
+        cls,
+        config: DataConfig,
+        split: str,
+        seed: int,
+        global_batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> BatchStream:
+        """The stream over the split called "train" or "val" of the corpora that `config` names."""
+        return cls(open_splits(config, split), config, seed, global_batch_size, rank, world_size)
 
     @property
     def samples_per_epoch(self) -> int:
-        """Sequences that the split makes."""
-        return self.counts.total
+        """Sequences that the corpora make, in the first phase."""
+        return sum(source.lanes.counts.total for source in self._phases[0].sources)
 
     @property
     def capacity(self) -> int:
-        """M, the number of slots for masked positions in each row."""
-        return capacity(self.config.sequence_length, self.config.masking)
+        """M, the number of slots for masked positions in each row, in the first phase."""
+        return self._phases[0].masker.capacity
 
     def batch(self, step: int) -> Batch:
         """The rank's rows of global step `step` (from 0)."""
-        epochs, positions = locate(step, self._rows, self.global_batch_size, self.counts.total)
-        self._move_lanes(epochs, positions)
-        input_ids, lengths, sample_ids = self._fill((positions - self._lane_starts).tolist())
-        masked = mask_tokens(
-            input_ids, epochs, sample_ids, self.seed, self.config.masking, self.split.vocabulary
-        )
-        columns = np.arange(self.config.sequence_length)
+        starts = [phase.first_step for phase in self._phases]
+        phase = self._phases[bisect_right(starts, step) - 1]
+        length = phase.rules.length
+        rows = Sequences.empty(self._row_count, length, self.vocabulary)
+        for source in phase.sources:
+            source.lanes.fill(step - phase.first_step, rows, source.at)
+        self.unreadable_rows += int(np.count_nonzero(~rows.readable))
+        masked = phase.masker(rows.input_ids, rows.epochs, rows.sample_ids, step)
         return Batch(
             input_ids=masked.input_ids,
-            segment_ids=np.zeros_like(input_ids),
-            attention_mask=(columns < lengths[:, None] + packing.SPECIALS).astype(np.int64),
+            segment_ids=rows.segment_ids,
+            attention_mask=(np.arange(length) < rows.lengths[:, None]).astype(np.int64),
             masked_positions=masked.positions,
             masked_labels=masked.labels,
-            pair_labels=None,
-            sample_ids=sample_ids,
-            epochs=epochs,
+            pair_labels=rows.pair_labels if phase.rules.is_pair else None,
+            sample_ids=rows.sample_ids,
+            epochs=rows.epochs,
         )
 
-    def _move_lanes(self, epochs: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
-        """Open the next block for every lane that has left its current one."""
-        stale = (
-            (epochs != self._lane_epochs)
-            | (positions < self._lane_starts)
-            | (positions >= self._lane_ends)
+    def _phase(self, first_step: int, length: int, kind: str, owners: NDArray[np.int64]) -> _Phase:
+        rules = PackingRules(kind, length, self.config.short_sequence_probability)
+        mine = owners[self._first_row : self._first_row + self._row_count]
+        sources = []
+        for number, split in enumerate(self.splits):
+            rows = np.flatnonzero(owners == number)  # of the global batch
+            at = np.flatnonzero(mine == number)  # of this rank
+            own = np.searchsorted(rows, at + self._first_row)
+            lanes = Lanes(
+                split,
+                rules,
+                self.seed,
+                batch_size=len(rows),
+                rows=own,
+                source=number,
+                skip_bad_shards=self.config.on_bad_shard == "skip",
+            )
+            _require_samples(split, rules, lanes.counts.total, self._world_size)
+            sources.append(_Source(lanes, at))
+        counts = sum(split.index.token_counts for split in self.splits)
+        masker = Masker(
+            self.seed,
+            self.config.masking,
+            self.vocabulary,
+            length,
+            token_counts=np.asarray(counts),
+            word_starts=self.splits[0].word_starts,
         )
-        for row in np.flatnonzero(stale):
-            block = self._open(int(epochs[row]), int(positions[row]))
-            self._lanes[row] = block
-            self._lane_epochs[row] = epochs[row]
-            self._lane_starts[row] = block.stretch.first_position
-            self._lane_ends[row] = block.stretch.first_position + block.stretch.count
-
-    def _open(self, epoch: int, position: int) -> _OpenBlock:
-        order = self._order(epoch)
-        stretch = order.stretch(position)
-        key = (epoch, stretch.block)
-        if key not in self._blocks:
-            self._blocks[key] = self._pack(order, stretch)
-            if len(self._blocks) > len(self._rows) + SPARE_BLOCKS:
-                self._blocks.popitem(last=False)
-        self._blocks.move_to_end(key)
-        return self._blocks[key]
-
-    def _order(self, epoch: int) -> EpochOrder:
-        if epoch not in self._orders:
-            self._orders[epoch] = EpochOrder(self.counts, self.seed, epoch)
-            if len(self._orders) > 2:
-                self._orders.popitem(last=False)
-        return self._orders[epoch]
-
-    def _pack(self, order: EpochOrder, stretch: Stretch) -> _OpenBlock:
-        block = self.split.read_block(stretch.block)
-        spans = packing.spans(block, self.config.packing, self.config.sequence_length)
-        shuffled = order.within_block(stretch)
-        return _OpenBlock(
-            stretch=stretch,
-            stream=packing.stream(block, self.split.vocabulary.sep),
-            starts=spans.starts[shuffled].tolist(),
-            lengths=spans.lengths[shuffled].tolist(),
-            sample_ids=(stretch.first_sample + shuffled).tolist(),
-        )
-
-    def _fill(
-        self, within: list[int]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Unmasked sequences: input_ids [R, L], text lengths [R], sample ids [R]."""
-        vocabulary = self.split.vocabulary
-        rows = len(self._rows)
-        input_ids = np.full((rows, self.config.sequence_length), vocabulary.pad, np.int64)
-        lengths = np.empty(rows, np.int64)
-        sample_ids = np.empty(rows, np.int64)
-        for row, (block, number) in enumerate(zip(self._lanes, within, strict=True)):
-            assert block is not None
-            start, length = block.starts[number], block.lengths[number]
-            input_ids[row, 1 : length + 1] = block.stream[start : start + length]
-            lengths[row] = length
-            sample_ids[row] = block.sample_ids[number]
-        input_ids[:, 0] = vocabulary.cls
-        input_ids[np.arange(rows), lengths + 1] = vocabulary.sep
-        return input_ids, lengths, sample_ids
+        return _Phase(first_step, rules, sources, masker)
 
 
-def _require_samples(split: CorpusSplit, config: DataConfig, total: int, world_size: int) -> None:
-    tokens = split.index.tokens + packing.SPECIALS
-    if tokens < config.sequence_length:
+def open_splits(config: DataConfig, split: str) -> CorpusSplit | dict[str, CorpusSplit]:
+    """The split called "train" or "val" of the corpus, or of each corpus of the mixture."""
+    if config.mixture:
+        return {
+            name: Corpus.open(source.path, config.cache_dir, config.cache_gb).split(split)
+            for name, source in config.mixture.items()
+        }
+    if not config.path:
+        raise DataError("data.path: must be set to a corpus made by `tandem data build`")
+    return Corpus.open(config.path, config.cache_dir, config.cache_gb).split(split)
+
+
+def rows_for_tokens(split: CorpusSplit, config: DataConfig, tokens: int, multiple: int) -> int:
+    """The global batch size at which a batch holds about `tokens` tokens, padding not counted.
+
+    A multiple of `multiple` (the world size, say), at least that. For packings whose sequences
+    are short, such as sentence_pair.
+    """
+    rules = PackingRules(config.packing, config.sequence_length, config.short_sequence_probability)
+    samples = split.sequence_counts(rules).total
+    per_sequence = split.index.tokens / samples + rules.length - rules.capacity
+    return max(1, round(tokens / per_sequence / multiple)) * multiple
+
+
+def _require_one_vocabulary(splits: list[CorpusSplit]) -> None:
+    for split in splits[1:]:
+        if split.vocabulary.fingerprint != splits[0].vocabulary.fingerprint:
+            raise DataError(
+                f"{split.name}: built with another vocabulary than {splits[0].name}; "
+                "build the corpora of a mixture with one tokenizer"
+            )
+
+
+def _require_samples(split: CorpusSplit, rules: PackingRules, total: int, world_size: int) -> None:
+    tokens = split.index.tokens + rules.length - rules.capacity
+    if tokens < rules.length:
         raise DataError(
-            f"{split.folder}: {tokens} tokens do not make a single full sequence at "
-            f"sequence_length {config.sequence_length}"
+            f"{split.name}: {tokens} tokens do not make a single full sequence at "
+            f"sequence_length {rules.length}"
         )
     if total < world_size:
         raise DataError(
-            f"{split.folder}: {total} samples are too few for {world_size} ranks; "
+            f"{split.name}: {total} samples are too few for {world_size} ranks; "
             "use fewer ranks or more text"
         )

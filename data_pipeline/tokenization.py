@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -29,6 +30,17 @@ SPECIAL_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+)
+WORD_MARKS = ("\u0120", "\u010a", "\u2581")  # byte-level space and line feed, unigram space
 ROLES = ("pad", "cls", "sep", "mask")
 
 
@@ -62,7 +74,7 @@ class Vocabulary:
 
     def to_json(self) -> dict:
         """Plain values, for `corpus.json`."""
-        return asdict(self)
+        return {**asdict(self), "special": list(self.special)}
 
     @classmethod
     def from_json(cls, tree: dict) -> Vocabulary:
@@ -150,10 +162,12 @@ def load(folder: Path) -> tuple[tokenizers.Tokenizer, Vocabulary]:
 
 def _describe(tokenizer: tokenizers.Tokenizer, folder: Path) -> Vocabulary:
     roles = _roles(folder)
-    ids = {role: tokenizer.token_to_id(roles.get(role, "")) for role in ROLES}
-    for role, number in ids.items():
+    ids: dict[str, int] = {}
+    for role in ROLES:
+        number = tokenizer.token_to_id(roles.get(role, ""))
         if number is None:
             raise DataError(f"{folder}: the tokenizer has no {role} token")
+        ids[role] = number
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     added = tokenizer.get_added_tokens_decoder()
     special = {number for number, token in added.items() if token.special}
@@ -183,3 +197,28 @@ def _roles(folder: Path) -> dict[str, str]:
         if token:
             roles[role] = token["content"] if isinstance(token, dict) else token
     return roles
+
+
+def word_starts(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> NDArray[np.bool_]:
+    """[vocab_size] whether a token begins a word.
+
+    WordPiece marks what continues a word (``##``), byte-level BPE and unigram mark what begins
+    one. Punctuation is a word of its own, as the pre-tokenizers have it.
+    """
+    starts = np.ones(vocabulary.vocab_size, bool)
+    wordpiece = isinstance(tokenizer.model, models.WordPiece)
+    for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
+        if wordpiece:
+            starts[number] = not token.startswith("##")
+        else:
+            starts[number] = token[:1] in WORD_MARKS or not token[:1].isalnum()
+    return starts
+
+
+def copy_folder(source: Path, target: Path) -> list[str]:
+    """Copy the files of a tokenizer folder; returns their names."""
+    target.mkdir(parents=True, exist_ok=True)
+    names = sorted(path.name for path in source.iterdir() if path.name in TOKENIZER_FILES)
+    for name in names:
+        shutil.copyfile(source / name, target / name)
+    return names

@@ -1,7 +1,8 @@
-"""Writing the shards of one split: documents in, finished tar files out.
+"""Writing the shards of one split: documents in, finished tar files and an index out.
 
 A shard is written under a hidden name and renamed when it is complete and on disk, so that a
-visible shard is always whole.
+visible shard is always whole. `state` is all that a later process needs to go on from here: it
+names how many bytes of each file count, and `restore` drops what was written beyond.
 """
 
 from __future__ import annotations
@@ -18,46 +19,113 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
-from data_pipeline.index import BLOCK, SHARD, shard_name, write_index
+from data_pipeline.index import BLOCK, DOCUMENTS, SENTENCES, SHARD, shard_name, write_index
 from data_pipeline.shards import BLOCK_BYTES, END_OF_TAR, Block, encode_block
+
+State = dict[str, NDArray]
 
 
 class SplitWriter:
     """Collects documents into blocks and blocks into shards, in the order they come."""
 
-    def __init__(self, folder: Path, dtype: np.dtype, vocab_size: int, shard_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: np.dtype,
+        vocab_size: int,
+        shard_bytes: int,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
         self.folder = folder
-        self.dtype = dtype
-        self.shard_bytes = shard_bytes
-        self.token_counts = np.zeros(vocab_size, np.int64)
-        self.shards: list[NDArray[np.void]] = []
-        self.blocks: list[NDArray[np.void]] = []
-        self._first_block = 0  # of the open shard
+        self._dtype = dtype
+        self._shard_bytes = shard_bytes
+        self._block_tokens = block_bytes // dtype.itemsize
+        self._token_counts = np.zeros(vocab_size, np.int64)
+        self._shards = np.zeros(0, SHARD)
+        self._blocks: list[NDArray[np.void]] = []  # to be joined
+        self._block_count = 0
         self._written = 0  # bytes in the open shard
         self._pending: list[tuple[NDArray, NDArray]] = []  # (tokens, sentences) per document
         self._pending_tokens = 0
+        self._continues = False  # whether the first pending document began in the block before
+        self._boundaries = {SENTENCES: 0, DOCUMENTS: 0}  # bytes written
         folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, tokens: NDArray[np.integer], sentences: NDArray[np.uint16]) -> None:
         """Append a document: its ids and the number of ids of each sentence."""
-        limit = BLOCK_BYTES // self.dtype.itemsize
+        limit = self._block_tokens
         while self._pending_tokens + len(tokens) > limit and len(tokens) > limit:
-            cut = int(np.searchsorted(np.cumsum(sentences), limit - self._pending_tokens, "right"))
+            room = limit - self._pending_tokens
+            cut = int(np.searchsorted(np.cumsum(sentences, dtype=np.int64), room, "right"))
+            if cut == 0 and not self._pending:
+                cut = 1  # a sentence longer than a block
             head = int(sentences[:cut].sum())
             if cut:
                 self._append(tokens[:head], sentences[:cut])
             tokens, sentences = tokens[head:], sentences[cut:]
             self._flush_block()
-        self._append(tokens, sentences)
+            self._continues = cut > 0 and len(tokens) > 0
+        if len(tokens):
+            self._append(tokens, sentences)
         if self._pending_tokens >= limit:
             self._flush_block()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in finished blocks."""
+        return int(self._token_counts.sum())
 
     def finish(self) -> None:
         """Close the last block and shard and write the index."""
         self._flush_block()
         self._close_shard()
+        for name in self._boundaries:
+            self._append_to(self.folder / name, b"", self._boundaries[name])
         with disk_errors(self.folder):
-            write_index(self.folder, self.shards, self.blocks, self.token_counts)
+            write_index(self.folder, [self._shards], self._blocks, self._token_counts)
+
+    @property
+    def state(self) -> State:
+        """Everything that `restore` needs; the files it speaks of are on disk."""
+        for path in (self._open_path, *(self.folder / name for name in self._boundaries)):
+            if path.exists():
+                with disk_errors(path), open(path, "rb") as file:
+                    os.fsync(file.fileno())
+        numbers = [self._block_count, self._written, self._pending_tokens, self._continues]
+        return {
+            "numbers": np.array([*numbers, *self._boundaries.values()], np.int64),
+            "token_counts": self._token_counts,
+            "shards": self._shards.view(np.uint8),
+            "blocks": np.concatenate([np.zeros(0, BLOCK), *self._blocks]).view(np.uint8),
+            "tokens": _joined([one for one, _ in self._pending], self._dtype),
+            "sentences": _joined([one for _, one in self._pending], np.dtype("<u2")),
+            "documents": np.array([len(one) for _, one in self._pending], np.int64),
+        }
+
+    def restore(self, state: State) -> None:
+        """Go on from `state`; shards finished after it are made again."""
+        numbers = state["numbers"].tolist()
+        self._block_count, self._written, self._pending_tokens = numbers[:3]
+        self._continues = bool(numbers[3])
+        self._boundaries = dict(zip(self._boundaries, numbers[4:], strict=True))
+        self._token_counts = state["token_counts"].copy()
+        self._shards = state["shards"].view(SHARD)
+        self._blocks = [state["blocks"].view(BLOCK)]
+        ends = np.cumsum(state["documents"])
+        parts = np.split(state["sentences"], ends[:-1]) if len(ends) else []
+        token_ends = np.cumsum([part.sum(dtype=np.int64) for part in parts], dtype=np.int64)
+        tokens = np.split(state["tokens"], token_ends[:-1]) if len(ends) else []
+        self._pending = list(zip(tokens, parts, strict=True))
+        finished = self.folder / shard_name(len(self._shards))
+        with disk_errors(self.folder):
+            if finished.exists() and self._written:
+                finished.rename(self._open_path)
+            for path in self.folder.glob("shard-*.tar"):
+                if path.name >= finished.name:
+                    path.unlink()
+            for path in self.folder.glob(".shard-*.part"):
+                if path != self._open_path:
+                    path.unlink()
 
     def _append(self, tokens: NDArray[np.integer], sentences: NDArray[np.uint16]) -> None:
         self._pending.append((tokens, sentences))
@@ -66,50 +134,54 @@ class SplitWriter:
     def _flush_block(self) -> None:
         if not self._pending:
             return
-        tokens = np.concatenate([one for one, _ in self._pending]).astype(self.dtype, copy=False)
-        sentences = np.concatenate([one for _, one in self._pending]).astype("<u2", copy=False)
-        documents = np.array([len(one) for _, one in self._pending], "<u4")
-        self._pending, self._pending_tokens = [], 0
-        self.token_counts += np.bincount(tokens, minlength=len(self.token_counts))
-        data = encode_block(f"block-{len(self.blocks):09d}", Block(tokens, sentences, documents))
-        record = np.zeros(1, BLOCK)
-        record[0] = (
-            self._written,
-            len(data),
-            zlib.crc32(data),
-            len(documents),
-            len(sentences),
-            len(tokens),
+        block = Block(
+            tokens=_joined([one for one, _ in self._pending], self._dtype),
+            sentences=_joined([one for _, one in self._pending], np.dtype("<u2")),
+            documents=np.array([len(one) for _, one in self._pending], "<u4"),
         )
-        self._write(data)
-        self.blocks.append(record)
-        if self._written >= self.shard_bytes:
+        self._pending, self._pending_tokens = [], 0
+        self._token_counts += np.bincount(block.tokens, minlength=len(self._token_counts))
+        data = encode_block(f"block-{self._block_count:09d}", block)
+        sizes = (len(block.documents), len(block.sentences), len(block.tokens))
+        record = np.array(
+            [(self._written, len(data), zlib.crc32(data), *sizes, self._continues)], BLOCK
+        )
+        self._continues = False
+        self._written = self._append_to(self._open_path, data, self._written)
+        for name, array in ((SENTENCES, block.sentences), (DOCUMENTS, block.documents)):
+            at = self._boundaries[name]
+            self._boundaries[name] = self._append_to(self.folder / name, array.tobytes(), at)
+        self._blocks.append(record)
+        self._block_count += 1
+        if self._written >= self._shard_bytes:
             self._close_shard()
 
     @property
     def _open_path(self) -> Path:
-        return self.folder / f".{shard_name(len(self.shards))}.part"
+        return self.folder / f".{shard_name(len(self._shards))}.part"
 
-    def _write(self, data: bytes) -> None:
-        with disk_errors(self._open_path), open(self._open_path, "ab") as file:
-            file.truncate(self._written)  # drops what a killed build wrote beyond its journal
+    def _append_to(self, path: Path, data: bytes, size: int) -> int:
+        """Append to a file of which the first `size` bytes count; returns its new size."""
+        with disk_errors(path), open(path, "ab") as file:
+            file.truncate(size)
             file.write(data)
-        self._written += len(data)
+        return size + len(data)
 
     def _close_shard(self) -> None:
         if not self._written:
             return
-        self._write(END_OF_TAR)
-        blocks = np.concatenate(self.blocks[self._first_block :])
+        size = self._append_to(self._open_path, END_OF_TAR, self._written)
         record = np.zeros(1, SHARD)
-        record["bytes"] = self._written
-        record["sha256"] = np.frombuffer(publish(self._open_path, len(self.shards)), np.uint8)
-        record["first_block"] = self._first_block
-        record["blocks"] = len(blocks)
+        record["bytes"] = size
+        record["sha256"] = np.frombuffer(publish(self._open_path, len(self._shards)), np.uint8)
+        done = int(self._shards["blocks"].sum())
+        joined = np.concatenate(self._blocks)
+        self._blocks, blocks = [joined], joined[done:]
+        record["first_block"], record["blocks"] = done, len(blocks)
         for name in ("documents", "sentences", "tokens"):
             record[name] = blocks[name].sum(dtype=np.uint64)
-        self.shards.append(record)
-        self._first_block, self._written = len(self.blocks), 0
+        self._shards = np.concatenate([self._shards, record])
+        self._written = 0
 
 
 def publish(part: Path, number: int) -> bytes:
@@ -134,3 +206,7 @@ def disk_errors(path: Path) -> Iterator[None]:
                 f"{path.parent}: the disk is full; free some space and run the same command again"
             ) from None
         raise DataError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _joined(arrays: list[NDArray], dtype: np.dtype) -> NDArray:
+    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)

@@ -1,0 +1,201 @@
+"""Filling rows with packed sequences: the reading side of `data_pipeline.order`.
+
+`Lanes` serves some rows of a global batch from one split. Each row keeps the block that it is
+reading; several rows of one block share it. Memory: about 1.1 MiB for each row (its block), at
+most one for each block of the split, plus `SPARE_BLOCKS`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline import packing, pairs
+from data_pipeline.corpus import CorpusSplit
+from data_pipeline.errors import BadShard
+from data_pipeline.hashing import scalar_key
+from data_pipeline.order import EpochOrder, Stretch, locate
+from data_pipeline.packing import PackingRules
+from data_pipeline.tokenization import Vocabulary
+
+SPARE_BLOCKS = 8
+PAIRS = 4  # what a hash decides; part of its key, beside those of `order`
+SOURCE_SHIFT = 48  # sample ids of source number n of a mixture begin at n << 48
+NO_PAIR_LABEL = -100
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """R packed sequences before masking; rows are filled in place."""
+
+    input_ids: NDArray[np.int64]  # [R, L]
+    segment_ids: NDArray[np.int64]  # [R, L]
+    lengths: NDArray[np.int64]  # [R] tokens, special ones included
+    pair_labels: NDArray[np.int64]  # [R]
+    sample_ids: NDArray[np.int64]  # [R]
+    epochs: NDArray[np.int64]  # [R]
+    readable: NDArray[np.bool_]  # [R]
+
+    @classmethod
+    def empty(cls, rows: int, length: int, vocabulary: Vocabulary) -> Sequences:
+        """Rows of padding behind a [CLS]."""
+        input_ids = np.full((rows, length), vocabulary.pad, np.int64)
+        input_ids[:, 0] = vocabulary.cls
+        return cls(
+            input_ids,
+            segment_ids=np.zeros_like(input_ids),
+            lengths=np.zeros(rows, np.int64),
+            pair_labels=np.zeros(rows, np.int64),
+            sample_ids=np.zeros(rows, np.int64),
+            epochs=np.zeros(rows, np.int64),
+            readable=np.ones(rows, bool),
+        )
+
+
+@dataclass(frozen=True)
+class _OpenBlock:
+    """A block of one epoch, its sequences in shuffled order. `spans` are (start, length) lists.
+
+    `stream` is None where the block could not be read.
+    """
+
+    stretch: Stretch
+    sample_ids: list[int]
+    stream: NDArray[np.integer] | None = None
+    spans: tuple[list[int], ...] = ()
+
+
+class Lanes:
+    """Serves the given rows of a global batch of `batch_size` rows from one split."""
+
+    def __init__(
+        self,
+        split: CorpusSplit,
+        rules: PackingRules,
+        seed: int,
+        batch_size: int,
+        rows: NDArray[np.int64],
+        source: int = 0,
+        skip_bad_shards: bool = False,
+    ) -> None:
+        self.counts = split.sequence_counts(rules)
+        self._split, self._rules, self._seed = split, rules, seed
+        self._batch_size, self._rows = batch_size, rows
+        self._first_sample = source << SOURCE_SHIFT
+        self._skip_bad_shards = skip_bad_shards
+        self._orders: OrderedDict[int, EpochOrder] = OrderedDict()
+        self._blocks: OrderedDict[tuple[int, int], _OpenBlock] = OrderedDict()
+        self._lanes: list[_OpenBlock] = [_OpenBlock(Stretch(0, 0, 0, 0), [])] * len(rows)
+        self._lane_epochs = np.full(len(rows), -1)
+        self._lane_starts = np.zeros(len(rows), np.int64)
+        self._lane_ends = np.zeros(len(rows), np.int64)
+
+    def fill(self, step: int, out: Sequences, at: NDArray[np.int64]) -> None:
+        """Write this object's rows of step `step` into the rows `at` of `out`."""
+        epochs, positions = locate(step, self._rows, self._batch_size, self.counts.total)
+        self._move(epochs, positions)
+        out.epochs[at] = epochs
+        within = (positions - self._lane_starts).tolist()
+        out.sample_ids[at] = [
+            lane.sample_ids[number] for lane, number in zip(self._lanes, within, strict=True)
+        ]
+        fill_row = self._fill_pair if self._rules.is_pair else self._fill_single
+        for row, lane, number in zip(at.tolist(), self._lanes, within, strict=True):
+            if lane.stream is None:
+                self._fill_unreadable(out, row)
+            else:
+                fill_row(out, row, lane, number)
+
+    def _fill_single(self, out: Sequences, row: int, lane: _OpenBlock, number: int) -> None:
+        assert lane.stream is not None
+        start, length = lane.spans[0][number], lane.spans[1][number]
+        ids = out.input_ids[row]
+        ids[1 : length + 1] = lane.stream[start : start + length]
+        ids[length + 1] = self._split.vocabulary.sep
+        out.lengths[row] = length + 2
+
+    def _fill_pair(self, out: Sequences, row: int, lane: _OpenBlock, number: int) -> None:
+        assert lane.stream is not None
+        first, first_length, second, second_length, label = (
+            column[number] for column in lane.spans
+        )
+        ids, middle = out.input_ids[row], first_length + 2
+        end = middle + second_length
+        ids[1 : middle - 1] = lane.stream[first : first + first_length]
+        ids[middle:end] = lane.stream[second : second + second_length]
+        ids[middle - 1] = ids[end] = self._split.vocabulary.sep
+        out.segment_ids[row, middle : end + 1] = 1
+        out.lengths[row] = end + 1
+        out.pair_labels[row] = label
+
+    def _fill_unreadable(self, out: Sequences, row: int) -> None:
+        """[CLS] [SEP]: nothing that could be masked, something to attend to."""
+        out.input_ids[row, 1] = self._split.vocabulary.sep
+        out.lengths[row] = 2
+        out.pair_labels[row] = NO_PAIR_LABEL
+        out.readable[row] = False
+
+    def _move(self, epochs: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
+        """Open the next block for every lane that has left its current one."""
+        stale = (
+            (epochs != self._lane_epochs)
+            | (positions < self._lane_starts)
+            | (positions >= self._lane_ends)
+        )
+        for row in np.flatnonzero(stale):
+            block = self._open(int(epochs[row]), int(positions[row]))
+            self._lanes[row] = block
+            self._lane_epochs[row] = epochs[row]
+            self._lane_starts[row] = block.stretch.first_position
+            self._lane_ends[row] = block.stretch.first_position + block.stretch.count
+
+    def _open(self, epoch: int, position: int) -> _OpenBlock:
+        order = self._order(epoch)
+        stretch = order.stretch(position)
+        key = (epoch, stretch.block)
+        if key not in self._blocks:
+            self._blocks[key] = self._pack(order, stretch, epoch)
+            if len(self._blocks) > len(self._rows) + SPARE_BLOCKS:
+                self._blocks.popitem(last=False)
+        self._blocks.move_to_end(key)
+        return self._blocks[key]
+
+    def _order(self, epoch: int) -> EpochOrder:
+        if epoch not in self._orders:
+            self._orders[epoch] = EpochOrder(self.counts, self._seed, epoch)
+            if len(self._orders) > 2:
+                self._orders.popitem(last=False)
+        return self._orders[epoch]
+
+    def _pack(self, order: EpochOrder, stretch: Stretch, epoch: int) -> _OpenBlock:
+        shuffled = order.within_block(stretch)
+        sample_ids = (self._first_sample + stretch.first_sample + shuffled).tolist()
+        try:
+            block = self._split.read_block(stretch.block)
+        except BadShard:
+            if not self._skip_bad_shards:
+                raise
+            return _OpenBlock(stretch, sample_ids)
+        columns: tuple[NDArray[np.int64], ...]
+        if self._rules.is_pair:
+            key = scalar_key(self._seed, epoch, PAIRS, stretch.block)
+            pair = pairs.pair_spans(block, self._rules, key)
+            columns = (
+                pair.first_starts,
+                pair.first_lengths,
+                pair.second_starts,
+                pair.second_lengths,
+                pair.labels,
+            )
+        else:
+            single = packing.single_spans(block, self._rules)
+            columns = (single.starts, single.lengths)
+        return _OpenBlock(
+            stretch=stretch,
+            sample_ids=sample_ids,
+            stream=packing.stream(block, self._split.vocabulary.sep),
+            spans=tuple(column[shuffled].tolist() for column in columns),
+        )

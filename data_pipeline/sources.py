@@ -1,0 +1,208 @@
+"""Where the files of a corpus come from: a folder, or a URL behind a bounded local cache.
+
+A URL is anything that ``webdataset.gopen`` opens: ``https://host/corpus``, ``pipe:ssh host cat
+/corpus/{}``, ``file:/corpus``. File names are appended, or put in the place of ``{}``. The ranks
+of a node share the cache: one fetches a file while the others wait for it, a file appears whole or
+not at all, and the least recently used shards make room.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from data_pipeline.errors import BadShard
+
+ATTEMPTS = 5
+FIRST_PAUSE = 0.5  # seconds, doubled after each failure
+STALL_SECONDS = 60.0
+LOCK_SECONDS = 600.0  # an older lock was left by a process that died
+CHUNK = 1 << 20
+
+
+def is_url(path: str) -> bool:
+    """Whether a corpus path is a URL rather than a folder."""
+    return re.match(r"[a-z][a-z0-9+.-]+:", path) is not None
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Files of a local or shared file system."""
+
+    root: Path
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """`size` bytes of a file, fewer at its end. Raises BadShard when it cannot be read."""
+        try:
+            with open(self.root / name, "rb") as file:
+                file.seek(offset)
+                return file.read(size)
+        except FileNotFoundError:
+            raise BadShard(f"{self.root / name}: missing") from None
+        except OSError as error:
+            raise BadShard(f"{self.root / name}: cannot be read: {error.strerror}") from None
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a shard must be."""
+
+    size: int
+    sha256: bytes
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Files of a URL, kept in `cache` up to `cache_bytes`; `expected` describes those to verify."""
+
+    url: str
+    cache: Path
+    cache_bytes: int
+    expected: dict[str, Expected]
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """`size` bytes of a file, fewer at its end. Raises BadShard when it cannot be had."""
+        for _ in range(ATTEMPTS):
+            path = self.fetch(name)
+            try:
+                with open(path, "rb") as file:
+                    os.utime(path)
+                    file.seek(offset)
+                    return file.read(size)
+            except FileNotFoundError:
+                continue  # another rank needed the room
+        raise BadShard(f"{join(self.url, name)}: falls out of the cache at once; raise cache_gb")
+
+    def fetch(self, name: str) -> Path:
+        """The local copy of a file, fetched if need be."""
+        path = self.cache / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while not path.exists():
+            with _lock(path) as mine:
+                if mine and not path.exists():
+                    self._make_room(self.expected[name].size if name in self.expected else 0)
+                    self._fetch_with_retries(name, path)
+        return path
+
+    def _fetch_with_retries(self, name: str, path: Path) -> None:
+        address = join(self.url, name)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        for attempt in range(ATTEMPTS):
+            try:
+                copy(address, part)
+                self._verify(name, part)
+                part.rename(path)
+                return
+            except (OSError, ValueError) as error:
+                part.unlink(missing_ok=True)
+                reason = str(error)
+            if attempt + 1 < ATTEMPTS:
+                time.sleep(FIRST_PAUSE * 2**attempt)
+        raise BadShard(f"{address}: cannot be fetched after {ATTEMPTS} attempts: {reason}")
+
+    def _verify(self, name: str, part: Path) -> None:
+        if name not in self.expected:
+            return
+        expected = self.expected[name]
+        if part.stat().st_size != expected.size:
+            raise ValueError(f"{part.stat().st_size} bytes came instead of {expected.size}")
+        digest = hashlib.sha256()
+        with open(part, "rb") as file:
+            while data := file.read(CHUNK):
+                digest.update(data)
+        if digest.digest() != expected.sha256:
+            raise ValueError("its SHA-256 is not that of the index")
+
+    def _make_room(self, size: int) -> None:
+        """Remove the least recently used shards until `size` more bytes fit."""
+        found = []
+        for path in self.cache.rglob("shard-*.tar"):
+            try:
+                stat = path.stat()
+            except FileNotFoundError:
+                continue  # another rank was quicker
+            found.append((stat.st_mtime_ns, stat.st_size, path))
+        excess = sum(one[1] for one in found) + size - self.cache_bytes
+        for _, bytes_, path in sorted(found):
+            if excess <= 0:
+                break
+            path.unlink(missing_ok=True)
+            excess -= bytes_
+
+
+def join(url: str, name: str) -> str:
+    """The address of a file of a corpus."""
+    return url.replace("{}", name) if "{}" in url else f"{url.rstrip('/')}/{name}"
+
+
+def copy(address: str, part: Path) -> None:
+    """Copy a URL into a file. Raises OSError or ValueError, also when nothing comes any more."""
+    import webdataset  # brings torch, which a build does not need
+
+    stream = webdataset.gopen(address)
+    state = _Progress()
+    worker = threading.Thread(target=_pump, args=(stream, part, state), daemon=True)
+    worker.start()
+    seen, since = -1, time.monotonic()
+    while worker.is_alive():
+        worker.join(0.05)
+        if state.bytes != seen:
+            seen, since = state.bytes, time.monotonic()
+        elif time.monotonic() - since > STALL_SECONDS:
+            _abandon(stream)
+            raise ValueError(f"stalled: no data for {STALL_SECONDS:g} s")
+    if state.error is not None:
+        raise ValueError(" ".join(str(state.error).split())) from state.error
+
+
+@dataclass
+class _Progress:
+    bytes: int = 0
+    error: Exception | None = None
+
+
+def _pump(stream: BinaryIO, part: Path, state: _Progress) -> None:
+    try:
+        with open(part, "wb") as file:
+            while data := stream.read(CHUNK):
+                file.write(data)
+                state.bytes += len(data)
+        stream.close()
+    except Exception as error:  # raised again by `copy`
+        state.error = error
+
+
+def _abandon(stream: BinaryIO) -> None:
+    """End the process behind a stalled pipe: closing would wait for it."""
+    process = getattr(stream, "proc", None)
+    if process is not None:
+        process.kill()
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[bool]:
+    """Whether this process may make `path`; if not, waits a moment for the one that does."""
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        try:
+            if time.time() - lock.stat().st_mtime > LOCK_SECONDS:
+                lock.unlink(missing_ok=True)
+        except FileNotFoundError:
+            pass
+        time.sleep(0.05)
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.unlink(missing_ok=True)

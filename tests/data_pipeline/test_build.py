@@ -1,0 +1,203 @@
+"""Building: the same bytes however the work is done, and nothing lost when it is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline import Corpus, DataError, build, building
+from data_pipeline.encoding import digest
+from tests.data_pipeline.conftest import make_documents
+
+OPTIONS: dict = {"shard_mb": 0.02, "block_bytes": 4000, "val_fraction": 0.1}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "corpus.json"
+    }
+
+
+def documents_of(corpus: Corpus) -> dict[str, list[tuple[int, ...]]]:
+    """The ids of each document, in order, for each split that has any."""
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for name in ("train", "val"):
+        split = corpus.split(name)
+        found[name] = []
+        for number in range(len(split.index.blocks)):
+            block = split.read_block(number)
+            ends = np.cumsum(block.sentences)[np.cumsum(block.documents) - 1]
+            parts = [tuple(one.tolist()) for one in np.split(block.tokens, ends)[:-1]]
+            if split.index.blocks[number]["continues"]:
+                found[name][-1] += parts.pop(0)
+            found[name] += parts
+    return found
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_pipeline.documents.CHUNK_BYTES", 5000)
+
+
+def test_workers_change_no_byte(tmp_path: Path, text_file: Path, tokenizer_dir: Path) -> None:
+    for workers in (1, 2):
+        build(
+            [str(text_file)], str(tokenizer_dir), str(tmp_path / str(workers)),
+            workers=workers, **OPTIONS,
+        )  # fmt: skip
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+
+
+@pytest.mark.parametrize("stops", [(1,), (3, 4), (2, 5, 11)])
+def test_an_interrupted_build_goes_on_to_the_same_bytes(
+    tmp_path: Path, text_file: Path, tokenizer_dir: Path, small_chunks, monkeypatch, stops
+) -> None:
+    """Killed in the middle of a chunk, some time after the last journal entry."""
+    arguments = ([str(text_file)], str(tokenizer_dir))
+    build(*arguments, str(tmp_path / "whole"), **OPTIONS)
+    journalled = iter(range(10**9))
+    monkeypatch.setattr(building, "JOURNAL_SECONDS", -1.0)
+    take = building._Build._take
+    save = building._Build._save
+    monkeypatch.setattr(
+        building._Build,
+        "_save",
+        lambda self: save(self) if next(journalled) % 3 == 0 else None,
+    )
+    for stop in stops:
+
+        def killed(self, chunk, stop=stop):
+            take(self, chunk)
+            if self.tally.chunks > stop:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(building._Build, "_take", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build(*arguments, str(tmp_path / "parts"), **OPTIONS)
+        assert not (tmp_path / "parts" / "corpus.json").exists()
+    monkeypatch.setattr(building._Build, "_take", take)
+    build(*arguments, str(tmp_path / "parts"), **OPTIONS)
+    assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
+    tree = [(tmp_path / one / "corpus.json").read_text() for one in ("whole", "parts")]
+    assert tree[0] == tree[1]
+
+
+BUILD = """
+import sys, data_pipeline.building as b
+b.JOURNAL_SECONDS = 0.05
+b.build([sys.argv[1]], sys.argv[2], sys.argv[3], shard_mb=0.2, block_bytes=20000, val_fraction=0.1)
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_time(tmp_path: Path, tokenizer_dir: Path) -> None:
+    text = tmp_path / "big.txt"
+    text.write_text("\n\n".join(make_documents(12000, 7)))
+    command = [sys.executable, "-c", BUILD, str(text), str(tokenizer_dir)]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True)
+    kills = 0
+    for attempt in range(12):
+        process = subprocess.Popen([*command, str(tmp_path / "killed")])
+        time.sleep(0.5 + 0.13 * (attempt % 7))
+        if process.poll() is not None:
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        kills += 1
+    subprocess.run([*command, str(tmp_path / "killed")], check=True)
+    assert kills > 2
+    assert contents(tmp_path / "whole") == contents(tmp_path / "killed")
+
+
+def test_the_same_command_on_a_finished_corpus_changes_nothing(
+    tmp_path: Path, text_file: Path, tokenizer_dir: Path
+) -> None:
+    arguments = ([str(text_file)], str(tokenizer_dir), str(tmp_path / "out"))
+    first = build(*arguments, **OPTIONS)
+    before = contents(tmp_path / "out")
+    assert build(*arguments, **OPTIONS) == first
+    assert contents(tmp_path / "out") == before
+    with pytest.raises(DataError, match="already holds another corpus"):
+        build(*arguments, **(OPTIONS | {"val_fraction": 0.2}))
+
+
+def test_duplicates_are_dropped_once_and_counted(
+    make_corpus: Callable[..., Corpus], tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    documents = make_documents(40)
+    corpus = make_corpus(documents + documents[:15])
+    assert documents_of(corpus) == documents_of(make_corpus(documents))
+    (tmp_path / "in.txt").write_text("\n\n".join(documents + documents[:15]))
+    for keep in (False, True):
+        tree = build(
+            [str(tmp_path / "in.txt")], str(tokenizer_dir), str(tmp_path / f"{keep}"),
+            drop_duplicates=not keep,
+        )  # fmt: skip
+        assert tree["tally"]["duplicates"] == (0 if keep else 15)
+        assert tree["tally"]["documents"] == (55 if keep else 40)
+        assert sum(tree["tally"]["tokens_per_document"]) == tree["tally"]["documents"]
+
+
+def test_the_split_is_decided_by_the_document_alone(make_corpus: Callable[..., Corpus]) -> None:
+    documents = make_documents(200)
+    all_of_them = set(documents_of(make_corpus(documents))["val"])
+    some = set(documents_of(make_corpus(documents[100:] + make_documents(50, 9)))["val"])
+    other = set(documents_of(make_corpus(make_documents(50, 9) + documents[:2]))["val"])
+    assert some & all_of_them
+    assert some <= all_of_them | other
+    assert digest("a") != digest("b")
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=30), st.integers(100, 2000))
+@settings(max_examples=10, deadline=None)
+def test_blocks_and_shards_hold_all_documents_in_order(
+    make_corpus: Callable[..., Corpus], sizes: list[int], block_bytes: int
+) -> None:
+    documents = [f"{number} " + "river stone. " * size for number, size in enumerate(sizes)]
+    corpus = make_corpus(documents, val_fraction=0.0, block_bytes=block_bytes, shard_mb=0.003)
+    split = corpus.split("train")
+    assert split.index.documents == len(documents)
+    folder = split.folder
+    names = sorted(path.name for path in folder.glob("shard-*.tar"))
+    assert len(names) == len(split.index.shards)
+    assert not list(folder.glob(".*"))
+
+
+def test_mistakes_are_one_line(tmp_path: Path, text_file: Path, tokenizer_dir: Path) -> None:
+    (tmp_path / "empty.txt").write_text("\n \n")
+    cases = [
+        ([str(tmp_path / "none.txt")], tokenizer_dir, {}, "none.txt: no such file"),
+        ([str(tmp_path / "empty.txt")], tokenizer_dir, {}, "no documents"),
+        ([str(text_file)], tmp_path, {}, "no tokenizer.json"),
+        ([str(text_file)], tokenizer_dir, {"val_fraction": 1.5}, "--val-fraction"),
+        ([str(text_file)], tokenizer_dir, {"task": (5, 3)}, "--task 5/3"),
+    ]
+    for inputs, tokenizer, options, message in cases:
+        with pytest.raises(DataError, match=message) as caught:
+            build(inputs, str(tokenizer), str(tmp_path / "out"), **options)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_is_one_line(text_file: Path, tokenizer_dir: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    from data_pipeline.writing import disk_errors
+
+    def fill() -> None:
+        with disk_errors(Path("/dev/full")), open("/dev/full", "wb", buffering=0) as file:
+            file.write(b"x")
+
+    with pytest.raises(DataError, match="the disk is full"):
+        fill()

@@ -1,0 +1,143 @@
+"""The order of samples, for any corpus, seed, batch and world size."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline.hashing import array_keys, permutation, scalar_key, words
+from data_pipeline.order import EpochOrder, SequenceCounts, locate
+
+shards = st.lists(
+    st.lists(st.integers(0, 7), min_size=1, max_size=5), min_size=1, max_size=6
+).filter(lambda one: sum(map(sum, one)) > 0)
+
+
+def counts_of(shards: list[list[int]]) -> SequenceCounts:
+    return SequenceCounts(
+        per_block=np.array([n for shard in shards for n in shard], np.uint32),
+        per_shard=np.array([sum(shard) for shard in shards]),
+        first_block=np.cumsum([0, *map(len, shards)]),
+    )
+
+
+def samples_of_step(counts, seed, batch_size, step, rows) -> list[tuple[int, int]]:
+    epochs, positions = locate(step, rows, batch_size, counts.total)
+    found = []
+    for epoch, position in zip(epochs.tolist(), positions.tolist(), strict=True):
+        order = EpochOrder(counts, seed, epoch)
+        stretch = order.stretch(position)
+        within = order.within_block(stretch)[position - stretch.first_position]
+        found.append((epoch, stretch.first_sample + int(within)))
+    return found
+
+
+@given(shards, st.integers(0, 2**63), st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_every_sample_of_an_epoch_comes_once_and_epochs_follow_each_other(shards, seed, batch_size):
+    counts = counts_of(shards)
+    epochs = 3
+    slots = counts.total * epochs
+    stream = [
+        sample
+        for step in range(-(-slots // batch_size))
+        for sample in samples_of_step(counts, seed, batch_size, step, np.arange(batch_size))
+    ][:slots]
+    assert Counter(stream) == Counter((e, s) for e in range(epochs) for s in range(counts.total))
+    assert [epoch for epoch, _ in stream] == sorted(epoch for epoch, _ in stream)
+
+
+@given(shards, st.integers(0, 2**63), st.integers(0, 2**40), st.integers(1, 6))
+@settings(max_examples=60, deadline=None)
+def test_ranks_partition_the_same_global_step(shards, seed, step, rows):
+    counts = counts_of(shards)
+    batch_size = rows * 12
+    whole = samples_of_step(counts, seed, batch_size, step, np.arange(batch_size))
+    for world_size in (1, 2, 3, 4, 6, 12):
+        share = batch_size // world_size
+        parts = [
+            samples_of_step(
+                counts, seed, batch_size, step, np.arange(rank * share, (rank + 1) * share)
+            )
+            for rank in range(world_size)
+        ]
+        assert [sample for part in parts for sample in part] == whole
+
+
+def test_a_lane_reads_its_blocks_one_after_the_other() -> None:
+    counts = counts_of([[50, 60, 70]] * 8)
+    for row in range(4):
+        blocks = []
+        for step in range(counts.total // 4):
+            _, positions = locate(step, np.array([row]), 4, counts.total)
+            blocks.append(EpochOrder(counts, 5, 0).stretch(int(positions[0])).block)
+        changes = sum(a != b for a, b in itertools.pairwise(blocks))
+        assert changes == len(set(blocks)) - 1 <= 8
+
+
+def test_epochs_and_seeds_differ() -> None:
+    counts = counts_of([[9, 9], [9]] * 5)
+    rows = np.arange(counts.total)
+    first = samples_of_step(counts, 1, counts.total, 0, rows)
+    second = samples_of_step(counts, 1, counts.total, 1, rows)
+    other = samples_of_step(counts, 2, counts.total, 0, rows)
+    assert [s for _, s in first] != [s for _, s in second]
+    assert first != other
+    assert samples_of_step(counts, 1 + 2**32, counts.total, 0, rows) != first
+
+
+SEEK = """
+import resource, sys, time
+import numpy as np
+from data_pipeline.order import EpochOrder, SequenceCounts, locate
+shards, blocks = int(sys.argv[1]), int(sys.argv[2])
+per_block = np.full(shards * blocks, 1000, np.uint32)
+counts = SequenceCounts(
+    per_block, np.full(shards, 1000 * blocks), np.arange(shards + 1) * blocks
+)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start = time.perf_counter()
+epochs, positions = locate(1_000_000, np.arange(256), 256, counts.total)
+order = EpochOrder(counts, 7, int(epochs[0]))
+stretches = [order.stretch(int(position)) for position in positions]
+print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("shards", [100_000, 1_000_000])
+def test_seeking_in_huge_indexes_takes_little_memory(shards: int) -> None:
+    out = subprocess.run(
+        [sys.executable, "-c", SEEK, str(shards), "16"], capture_output=True, text=True, check=True
+    )
+    _, kilobytes = map(float, out.stdout.split())
+    assert kilobytes < 300_000
+
+
+def test_the_order_is_pinned() -> None:
+    """A change of any of these numbers breaks the resumption of running jobs."""
+    assert scalar_key(1, 2, 3) == 15020427595393229491
+    assert permutation(42, 8).tolist() == [3, 2, 5, 1, 4, 0, 7, 6]
+    keys = array_keys(5, np.array([1, 2]), np.array([3, 2**40]))
+    assert words(keys, np.array([0, 7])).tolist() == [
+        [3613504034, 1972316908],
+        [1219079486, 3314475086],
+    ]
+
+
+def test_words_are_uniform_and_independent() -> None:
+    keys = array_keys(9, np.arange(2000))
+    bits = words(keys, np.arange(128)).view(np.uint8)
+    histogram = np.bincount(bits.ravel(), minlength=256)
+    chi_square = ((histogram - histogram.mean()) ** 2 / histogram.mean()).sum()
+    assert chi_square < 350  # 255 degrees of freedom: mean 255, deviation 23
+    fractions = words(keys, np.arange(128)) / 2.0**32
+    rows, columns = np.corrcoef(fractions), np.corrcoef(fractions.T)
+    assert np.abs(columns - np.eye(128)).max() < 5.5 / 2000**0.5
+    assert np.abs(rows - np.eye(2000)).max() < 6.5 / 128**0.5

@@ -1,0 +1,139 @@
+"""Batches: complete, the same for every world size, the same after any restart."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline import Batch, BatchStream, Corpus, DataConfig, DataError, MaskingConfig
+from data_pipeline.config import PACKINGS
+from tests.data_pipeline.conftest import make_documents
+
+
+def config(**options) -> DataConfig:
+    return DataConfig(**({"path": "unused", "sequence_length": 64} | options))
+
+
+def assert_equal(left: Batch, right: Batch) -> None:
+    for field in dataclasses.fields(Batch):
+        one, other = getattr(left, field.name), getattr(right, field.name)
+        np.testing.assert_array_equal(one, other, err_msg=field.name)
+
+
+def joined(batches: list[Batch]) -> Batch:
+    fields = [field.name for field in dataclasses.fields(Batch)]
+    columns = {
+        name: None
+        if getattr(batches[0], name) is None
+        else np.concatenate([getattr(b, name) for b in batches])
+        for name in fields
+    }
+    return Batch(**columns)
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_every_sample_once_an_epoch(corpus: Corpus, packing: str) -> None:
+    stream = BatchStream(corpus.split("train"), config(packing=packing), 3, 7)
+    total = stream.samples_per_epoch
+    batches = joined([stream.batch(step) for step in range(-(-2 * total // 7))]).rows(0, 2 * total)
+    assert Counter(zip(batches.epochs.tolist(), batches.sample_ids.tolist(), strict=True)) == (
+        Counter((epoch, sample) for epoch in range(2) for sample in range(total))
+    )
+
+
+@given(st.integers(0, 2**62), st.integers(0, 10**7), st.sampled_from(PACKINGS))
+@settings(max_examples=25, deadline=None)
+def test_world_size_changes_nothing(corpus: Corpus, seed: int, step: int, packing: str) -> None:
+    split, data = corpus.split("train"), config(packing=packing)
+    whole = BatchStream(split, data, seed, 12).batch(step)
+    for world_size in (2, 3, 4, 6, 12):
+        parts = [
+            BatchStream(split, data, seed, 12, rank, world_size).batch(step)
+            for rank in range(world_size)
+        ]
+        assert_equal(joined(parts), whole)
+
+
+@given(st.integers(0, 2**62), st.lists(st.integers(0, 300), min_size=1, max_size=8))
+@settings(max_examples=15, deadline=None)
+def test_any_step_can_be_had_at_any_time(corpus: Corpus, seed: int, steps: list[int]) -> None:
+    used = BatchStream(corpus.split("train"), config(), seed, 8)
+    for step in steps:
+        fresh = BatchStream(corpus.split("train"), config(), seed, 8)
+        assert_equal(used.batch(step), fresh.batch(step))
+
+
+@given(st.integers(1, 60), st.integers(1, 40), st.integers(0, 2**32), st.sampled_from([16, 40]))
+@settings(max_examples=10, deadline=None)
+def test_any_corpus_gives_back_its_text(
+    make_corpus: Callable[..., Corpus], documents: int, batch: int, seed: int, length: int
+) -> None:
+    """What an epoch shows, unmasked and put in order, is the text of the corpus."""
+    corpus = make_corpus(make_documents(documents, seed), val_fraction=0.0)
+    split = corpus.split("train")
+    data = config(sequence_length=length, masking=MaskingConfig(rate=0.0))
+    stream = BatchStream(split, data, seed, batch)
+    steps = -(-stream.samples_per_epoch // batch)
+    all_rows = joined([stream.batch(step) for step in range(steps)])
+    epoch = all_rows.rows(0, stream.samples_per_epoch)
+    ordered = epoch.input_ids[np.argsort(epoch.sample_ids)]
+    blocks = [split.read_block(number).tokens for number in range(len(split.index.blocks))]
+    special = corpus.vocabulary.is_special
+    np.testing.assert_array_equal(ordered[~special[ordered]], np.concatenate(blocks))
+
+
+def test_shape_of_a_sequence(corpus: Corpus) -> None:
+    stream = BatchStream(corpus.split("train"), config(), 1, 32)
+    batch, vocabulary = stream.batch(4), corpus.vocabulary
+    used = batch.attention_mask.sum(1)
+    ids = batch.input_ids
+    assert (ids[:, 0] == vocabulary.cls).all()
+    assert (ids[np.arange(32), used - 1] == vocabulary.sep).all()
+    assert (ids[np.arange(32), used - 2] != vocabulary.sep).all()
+    assert ((ids == vocabulary.pad) == (batch.attention_mask == 0)).all()
+    assert batch.masked_positions.shape == batch.masked_labels.shape == (32, stream.capacity)
+    labels = batch.labels()
+    assert ((labels != -100).sum(1) == (batch.masked_labels != -100).sum(1)).all()
+    part = batch.rows(8, 16)
+    np.testing.assert_array_equal(part.labels(), labels[8:16])
+
+
+@pytest.mark.parametrize(
+    ("options", "batch", "world", "message"),
+    [
+        ({}, 6, 4, "6 rows do not divide by 4 ranks"),
+        ({"sequence_length": 32768}, 4, 1, "single full sequence"),
+        ({"packing": "contiguous"}, 4096, 4096, "too few for 4096 ranks"),
+    ],
+)
+def test_what_a_user_did_is_one_line(corpus: Corpus, options, batch, world, message) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        BatchStream(corpus.split("val"), config(**options), 1, batch, 0, world)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_unfinished_corpora(tmp_path) -> None:
+    with pytest.raises(DataError, match="no such corpus"):
+        Corpus.open(str(tmp_path / "none"))
+    with pytest.raises(DataError, match="not a finished corpus"):
+        Corpus.open(str(tmp_path))
+
+
+def test_a_corpus_of_another_vocabulary_is_refused(corpus: Corpus) -> None:
+    corpus.require_vocabulary(corpus.vocab_size, corpus.fingerprint)
+    with pytest.raises(DataError, match="another vocabulary"):
+        corpus.require_vocabulary(corpus.vocab_size, "0" * 64)
+    with pytest.raises(DataError, match="vocab_size 10"):
+        corpus.require_vocabulary(10)
+
+
+def test_a_split_without_documents_is_refused(make_corpus: Callable[..., Corpus]) -> None:
+    corpus = make_corpus(make_documents(20), val_fraction=0.0)
+    with pytest.raises(DataError, match="no documents"):
+        corpus.split("val")
