@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -27,9 +28,11 @@ class Capture:
     attention: tuple[int, ...] = ()
 
 
-@dataclass
-class Encoded:
-    """The last hidden state [B, L, H] and what was captured; references, still in the graph."""
+class Encoded(NamedTuple):
+    """The last hidden state [B, L, H] and what was captured; references, still in the graph.
+
+    A tuple, because DeepSpeed looks for tensors in what a module returns.
+    """
 
     last_hidden_state: Tensor
     hidden_states: dict[int, Tensor]
