@@ -77,6 +77,11 @@ class Tally:
         default_factory=lambda: [0] * (len(HISTOGRAM_LIMITS) + 1)
     )
 
+    def count(self, tokens: int) -> None:
+        """Count one document of so many tokens."""
+        self.documents += 1
+        self.tokens_per_document[int(np.searchsorted(HISTOGRAM_LIMITS, tokens, "right"))] += 1
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -227,8 +232,7 @@ class _Build:
                 chunk.tokens[token[number] : token[number + 1]],
                 chunk.sentences[sentence[number] : sentence[number + 1]],
             )
-            tally.documents += 1
-            tally.tokens_per_document[int(np.searchsorted(HISTOGRAM_LIMITS, size, "right"))] += 1
+            tally.count(size)
         tally.characters += chunk.characters
         tally.chunks += 1
         self._report(chunk)

@@ -1,0 +1,120 @@
+"""Looking at what a job would train on: ``tandem data dump`` and ``tandem data show``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from rich.text import Text
+
+from data_pipeline import tokenization
+from data_pipeline.batches import Batch
+from data_pipeline.config import DataConfig
+from data_pipeline.corpus import Corpus
+from data_pipeline.errors import DataError
+from data_pipeline.masking import NO_LABEL
+from data_pipeline.stream import BatchStream
+from data_pipeline.writing import disk_errors
+
+MASK_STYLE, RANDOM_STYLE, KEPT_STYLE = "bold white on blue", "bold white on red", "bold green"
+PAIR_NAMES = {
+    "sop": ("in order", "swapped"),
+    "segment_pair": ("next", "from another document"),
+    "sentence_pair": ("next", "from another document"),
+}
+
+
+def dump(
+    config: DataConfig,
+    seed: int,
+    global_batch_size: int,
+    steps: tuple[int, int],
+    world_size: int,
+    rank: int,
+    out: str,
+    split: str = "train",
+) -> int:
+    """Write exactly what a rank trains on in steps[0] <= step < steps[1] into an .npz file.
+
+    One row for each sequence: step, sample_ids (unique within an epoch), epochs, input_ids,
+    segment_ids, attention_mask, labels (-100 where not masked) and, for pairs, pair_labels.
+    Where phases differ in length, shorter rows are padded. Returns the number of rows.
+    """
+    first, last = steps
+    if not 0 <= first < last:
+        raise DataError(f"--steps {first}:{last}: must be A:B with 0 <= A < B")
+    if not 0 <= rank < world_size:
+        raise DataError(f"--rank {rank}: must lie between 0 and {world_size - 1}")
+    stream = BatchStream.open(config, split, seed, global_batch_size, rank, world_size)
+    batches = [stream.batch(step) for step in range(first, last)]
+    length = max(batch.input_ids.shape[1] for batch in batches)
+    pad = stream.vocabulary.pad
+    columns: dict[str, list[np.ndarray]] = {
+        "step": [np.full(len(b.sample_ids), first + n) for n, b in enumerate(batches)],
+        "sample_ids": [batch.sample_ids for batch in batches],
+        "epochs": [batch.epochs for batch in batches],
+        "input_ids": [_widened(batch.input_ids, length, pad) for batch in batches],
+        "segment_ids": [_widened(batch.segment_ids, length, 0) for batch in batches],
+        "attention_mask": [_widened(batch.attention_mask, length, 0) for batch in batches],
+        "labels": [_widened(batch.labels(), length, NO_LABEL) for batch in batches],
+    }
+    if any(batch.pair_labels is not None for batch in batches):
+        columns["pair_labels"] = [
+            np.full(len(b.sample_ids), NO_LABEL) if b.pair_labels is None else b.pair_labels
+            for b in batches
+        ]
+    arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
+    with disk_errors(Path(out)), open(out, "wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    return len(arrays["step"])
+
+
+def show(config: DataConfig, seed: int, count: int = 4, split: str = "train") -> Iterator[Text]:
+    """A few masked, packed samples, coloured for a person.
+
+    Blue: shown as the mask token; red: replaced by a random token; green: to be predicted though
+    it is shown. The token that was there follows in brackets.
+    """
+    stream = BatchStream.open(config, split, seed, count)
+    path = config.path or next(iter(config.mixture.values())).path
+    folder = Corpus.open(path, config.cache_dir, config.cache_gb).tokenizer_dir
+    tokenizer, vocabulary = tokenization.load(folder)
+    batch = stream.batch(0)
+    for row in range(count):
+        yield _heading(batch, row, config)
+        yield _coloured(batch, row, tokenizer, vocabulary)
+
+
+def _heading(batch: Batch, row: int, config: DataConfig) -> Text:
+    used = int(batch.attention_mask[row].sum())
+    masked = int((batch.masked_labels[row] != NO_LABEL).sum())
+    text = f"sample {batch.sample_ids[row]}: {used} tokens, {masked} to predict"
+    if batch.pair_labels is not None:
+        label = int(batch.pair_labels[row])
+        text += f", second segment: {PAIR_NAMES[config.packing][label]}"
+    return Text(text, style="bold underline")
+
+
+def _coloured(
+    batch: Batch, row: int, tokenizer: tokenizers.Tokenizer, vocabulary: tokenization.Vocabulary
+) -> Text:
+    labels, line = batch.labels()[row], Text()
+    for column in range(int(batch.attention_mask[row].sum())):
+        shown, label = int(batch.input_ids[row, column]), int(labels[column])
+        word = str(tokenizer.id_to_token(shown))
+        if label == NO_LABEL:
+            line.append(word)
+        elif shown == label:
+            line.append(word, KEPT_STYLE)
+        else:
+            line.append(word, MASK_STYLE if shown == vocabulary.mask else RANDOM_STYLE)
+            line.append(f"({tokenizer.id_to_token(label)})", "dim")
+        line.append(" ")
+    return line
+
+
+def _widened(array: np.ndarray, length: int, value: int) -> np.ndarray:
+    spare = length - array.shape[1]
+    return np.pad(array, ((0, 0), (0, spare)), constant_values=value) if spare else array

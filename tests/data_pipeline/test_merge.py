@@ -1,0 +1,92 @@
+"""Parts built by an array of tasks give the documents and order of a single build."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from data_pipeline import Corpus, DataError, build
+from data_pipeline.checking import check
+from data_pipeline.merging import documents, merge
+from tests.data_pipeline.conftest import make_documents
+
+OPTIONS: dict = {"shard_mb": 0.02, "block_bytes": 4000, "val_fraction": 0.15}
+
+
+def texts(folder: Path) -> dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]]:
+    corpus = Corpus.open(str(folder))
+    return {
+        name: [
+            (tuple(tokens.tolist()), tuple(sentences.tolist()))
+            for tokens, sentences in documents(corpus.split(name))
+        ]
+        for name in ("train", "val")
+    }
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Text, JSON lines and a compressed file, with duplicates within and across tasks."""
+    monkeypatch.setattr("data_pipeline.documents.CHUNK_BYTES", 3000)
+    first, second, third = make_documents(90), make_documents(60, 1), make_documents(30, 2)
+    (tmp_path / "a.txt").write_text("\n\n \n\n".join(first + second[:9]))
+    (tmp_path / "b.jsonl").write_text(
+        "\n".join(json.dumps({"text": one}) for one in second + first[::7])
+    )
+    with gzip.open(tmp_path / "c.txt.gz", "wt") as file:
+        file.write("\n\n".join(third + third[:3] + first[:2]))
+    return [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.txt.gz")]
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 5, 11])
+@pytest.mark.parametrize("first", [0, 1])
+def test_tasks_and_merge_equal_one_build(
+    tmp_path: Path, inputs: list[str], tokenizer_dir: Path, tasks: int, first: int
+) -> None:
+    whole = build(inputs, str(tokenizer_dir), str(tmp_path / "whole"), **OPTIONS)
+    for task in reversed(range(first, tasks + first)):
+        build(
+            inputs, str(tokenizer_dir), str(tmp_path / "merged"), task=(task, tasks), **OPTIONS
+        )  # fmt: skip
+    merged = merge(str(tmp_path / "merged"))
+    assert texts(tmp_path / "merged") == texts(tmp_path / "whole")
+    assert check(str(tmp_path / "merged")) == []
+    for name in ("documents", "duplicates", "problems", "tokens_per_document"):
+        assert merged["tally"][name] == whole["tally"][name], name
+    assert merge(str(tmp_path / "merged")) == merged
+    assert not (tmp_path / "merged" / "parts").exists()
+
+
+def test_a_missing_part_is_named(tmp_path: Path, inputs: list[str], tokenizer_dir: Path) -> None:
+    out = str(tmp_path / "out")
+    with pytest.raises(DataError, match="holds no parts"):
+        merge(out)
+    build(inputs, str(tokenizer_dir), out, task=(0, 3), **OPTIONS)
+    build(inputs, str(tokenizer_dir), out, task=(2, 3), **OPTIONS)
+    with pytest.raises(DataError, match="--task 1/3"):
+        merge(out)
+
+
+def test_a_merge_that_was_ended_goes_on(
+    tmp_path: Path, inputs: list[str], tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    whole = build(inputs, str(tokenizer_dir), str(tmp_path / "whole"), **OPTIONS)
+    for task in range(4):
+        build(inputs, str(tokenizer_dir), str(out), task=(task, 4), **OPTIONS)
+    import data_pipeline.merging as merging
+
+    def ended(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("_join_split", "finish_folder", "write_index"):
+        with monkeypatch.context() as patch:
+            patch.setattr(merging, name, ended)
+            with pytest.raises(KeyboardInterrupt):
+                merge(str(out))
+    assert merge(str(out))["tally"]["duplicates"] == whole["tally"]["duplicates"]
+    assert texts(out) == texts(tmp_path / "whole")
+    assert check(str(out)) == []
