@@ -91,10 +91,11 @@ class CheckpointWriter:
             learners: engines by "teacher" or "students/NAME".
             trainer_state: anything JSON; rank 0's is stored.
             metric: a held-out loss for ``Retention.best``; a non-finite one counts as none.
-            wait: return when the checkpoint is published (or has failed).
+            wait: return when the checkpoint is published.
 
         Raises:
-            StaleAttempt, CheckpointError: as :meth:`wait` does, about the save before.
+            StaleAttempt, CheckpointError: as :meth:`wait` does, about the save before; with
+                ``wait`` also when this save fails.
         """
         self.wait()
         usable = metric is not None and math.isfinite(metric)
@@ -109,8 +110,8 @@ class CheckpointWriter:
             target=self._write, args=(unit,), name=f"checkpoint-{step}", daemon=True
         )
         self._thread.start()
-        if wait:
-            self.wait()
+        if wait and not self.wait() and self._error:
+            raise self._error
 
     def wait(self) -> bool:
         """Return when nothing is being written: whether the last save was published.

@@ -190,7 +190,7 @@ def test_a_disk_that_fills_up_leaves_the_old_checkpoint(
 def fail_and_recover(folder: Path) -> dict[str, Any]:
     """Rank 1's disk is full for a while: what the writer does on both ranks."""
     lines: list[str] = []
-    writer = CheckpointWriter(folder, Retention(), None, lines.append, max_failures=2)
+    writer = CheckpointWriter(folder, Retention(), None, lines.append, max_failures=3)
     engines = {"teacher": plain_engine(1.0)}
     write_all = storage._write_all
 
@@ -206,13 +206,15 @@ def fail_and_recover(folder: Path) -> dict[str, Any]:
     set_disk(is_full=True)
     writer.save(2, engines, {})
     failed_quietly = not writer.wait()
+    with pytest.raises(CheckpointError, match="No space left"):
+        writer.save(2, engines, {}, wait=True)
     set_disk(is_full=False)
     writer.save(3, engines, {}, wait=True)
     set_disk(is_full=True)
-    writer.save(4, engines, {})
-    writer.save(5, engines, {})
-    with pytest.raises(CheckpointError, match=r"2 saves in a row failed.*No space left.*rank 1"):
-        writer.save(6, engines, {})
+    for step in (4, 5, 6):
+        writer.save(step, engines, {})
+    with pytest.raises(CheckpointError, match=r"3 saves in a row failed.*No space left.*rank 1"):
+        writer.save(7, engines, {})
     return {
         "first": published_first,
         "quiet": failed_quietly,
@@ -230,11 +232,11 @@ def test_a_failure_on_one_rank_is_reported_once_and_counted_on_all(tmp_path: Pat
     assert one == two
     assert one["first"]
     assert one["quiet"]
-    assert (one["failures"], one["last"], one["steps"]) == (3, 3, [1, 3])
+    assert (one["failures"], one["last"], one["steps"]) == (5, 3, [1, 3])
     assert sorted(os.listdir(folder)) == ["step-000000001", "step-000000003"]
     assert silent == []
     file = "step-000000002.writing-0/teacher/rank-00001.safetensors"
     assert lines[0] == (
         f"checkpoint of step 2 not written: {folder}/{file}: No space left on device (rank 1)"
     )
-    assert len(lines) == 3
+    assert len(lines) == 5
