@@ -7,7 +7,7 @@ was submitted from, and a person can read it, change it and submit it again by h
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,9 @@ from cluster.config import ClusterConfig
 from cluster.errors import LaunchError
 from cluster.ranks import EXPORTED
 from cluster.supervisor import SUPERVISOR
+
+BACKSLASH = "\\"
+FLAG = ("", "True")  # values of an option that has none
 
 
 @dataclass(frozen=True)
@@ -33,35 +36,52 @@ class Job:
 def build(job: Job, cluster: ClusterConfig) -> str:
     """The text of the script.
 
-    Raises LaunchError for a value with a line break or another unprintable character, since
-    sbatch's own option lines have no way to quote one.
+    Raises LaunchError for what sbatch's option lines have no way to quote: a line break or another
+    unprintable character anywhere, and a ``%`` or a backslash in the path of the log.
     """
     _refuse_unprintable(job, cluster)
+    if set(str(job.run)) & {"%", BACKSLASH}:
+        raise LaunchError(f"{job.run}: SLURM cannot log to a path with % or {BACKSLASH} in it")
     parts = [_options(job, cluster), _work(job, cluster), _environment(cluster), SUPERVISOR]
     return "\n".join(parts)
 
 
 def _options(job: Job, cluster: ClusterConfig) -> str:
     log = "%A_%a" if job.seeds else "%j"
-    folder = str(job.run / "logs").replace("\\", "\\\\").replace("%", "%%")
     options = {
         "job-name": job.name,
         "nodes": cluster.nodes,
-        "ntasks-per-node": str(cluster.ranks),
+        **_tasks(cluster),
         **({"gpus-per-node": str(cluster.gpus_per_node)} if cluster.gpus_per_node else {}),
         "chdir": str(job.directory),
-        "output": f"{folder}/slurm-{log}.log",
+        "output": f"{job.run}/logs/slurm-{log}.log",
         "open-mode": "append",
         "signal": f"B:USR1@{cluster.warning_seconds}",
-        _requeue_flag(job, cluster): "",
+        ("requeue" if _may_requeue(job, cluster) else "no-requeue"): "",
         **({"array": f"0-{len(job.seeds) - 1}"} if job.seeds else {}),
         **cluster.sbatch,
     }
+    # In these lines, unlike in a shell, a backslash escapes within single quotes as well.
+    lines = [
+        f"#SBATCH {_option(name, _quote(text.replace(BACKSLASH, BACKSLASH * 2)), text)}"
+        for name, text in options.items()
+    ]
     head = [
         "#!/bin/bash",
         f"# Job {job.name}, written by `tandem submit`. To submit it again: sbatch THIS_FILE",
     ]
-    return "\n".join([*head, *(f"#SBATCH {option}" for option in _flags(options))]) + "\n"
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def _tasks(cluster: ClusterConfig) -> dict[str, str]:
+    """Room for the ranks of a node.
+
+    With a range of nodes it is asked for in CPUs: told in tasks, SLURM would fix the number of
+    nodes at the first start, and a requeued job could not go on with fewer.
+    """
+    if "-" not in cluster.nodes:
+        return {"ntasks-per-node": str(cluster.ranks)}
+    return {"mincpus": str(cluster.ranks * int(cluster.sbatch.get("cpus-per-task", "1")))}
 
 
 def _work(job: Job, cluster: ClusterConfig) -> str:
@@ -74,12 +94,12 @@ def _work(job: Job, cluster: ClusterConfig) -> str:
         f"submission={_quote(str(job.submission))}",
         _array("train", [*cluster.container, *train]),
         _array("check", [*cluster.container, python, "-m", "cluster.preflight"]),
-        _array("srun", list(_flags(_srun(cluster), quoted=False))),
+        _array("srun", [_option(name, text, text) for name, text in _srun(cluster).items()]),
         f"ranks={cluster.ranks}  # per node",
         f"gpus={cluster.gpus_per_node}",
         f"min_free_gb={cluster.min_free_gb:g}",
         f"budget={cluster.fruitless_requeues}",
-        f"may_requeue={_yes(cluster.requeue and not job.chained)}",
+        f"may_requeue={_yes(_may_requeue(job, cluster))}",
         f"chained={_yes(job.chained)}",
         f"preflight={_yes(cluster.preflight)}",
     ]
@@ -117,8 +137,8 @@ def _indented(commands: list[str]) -> Iterator[str]:
     yield from (f"  {command}" for command in commands or [":"])
 
 
-def _requeue_flag(job: Job, cluster: ClusterConfig) -> str:
-    return "requeue" if cluster.requeue and not job.chained else "no-requeue"
+def _may_requeue(job: Job, cluster: ClusterConfig) -> bool:
+    return cluster.requeue and not job.chained
 
 
 def _srun(cluster: ClusterConfig) -> dict[str, str]:
@@ -127,10 +147,8 @@ def _srun(cluster: ClusterConfig) -> dict[str, str]:
     return {"wait": "300", **cluster.srun}
 
 
-def _flags(options: Mapping[str, str], quoted: bool = True) -> Iterator[str]:
-    for name, text in options.items():
-        shown = _quote(text) if quoted else text
-        yield f"--{name}={shown}" if text not in ("", "True") else f"--{name}"
+def _option(name: str, shown: str, text: str) -> str:
+    return f"--{name}" if text in FLAG else f"--{name}={shown}"
 
 
 def _array(name: str, words: list[str]) -> str:

@@ -21,7 +21,7 @@ SUPERVISOR = r"""
 # ---- From here on, the text is the same in every script ------------------------------------------
 record=$submission/progress${seed:+-$seed} # "best fruitless open|closed", or "final REASON"
 verdict='' why='' bad='' shared=no best=0 fruitless=0
-signals=0 pending='' child='' warned=no ended=no
+signals=0 pending='' child='' warned=no ended=no rescued=no
 
 say() { printf 'tandem: %s\n' "$*"; }
 
@@ -78,12 +78,20 @@ deliver() {
   pending=
 }
 
+timed_out() { scontrol -o show job "$SLURM_JOB_ID" | grep -q ' Reason=TimeLimit '; }
+
+rescue() { # at the limit itself: this shell is killed as soon as the ranks are, so it is now or never
+  [ "$may_requeue" = yes ] && timed_out && scontrol requeue "$SLURM_JOB_ID" || return
+  rescued=yes
+  note requeue 0 'the time limit, before the ranks had saved'
+}
+
 receive() { # SIGNAL: pass it on, at once or as soon as there is a child
   signals=$((signals + 1)) pending=$1
   [ -z "$child" ] || deliver
 }
 trap 'warned=yes; receive USR1' USR1
-trap 'ended=yes; receive TERM' TERM
+trap 'ended=yes; receive TERM; rescue' TERM
 
 supervise() { # COMMAND...: its exit code, whatever signals come meanwhile
   local code seen
@@ -101,7 +109,7 @@ supervise() { # COMMAND...: its exit code, whatever signals come meanwhile
 }
 
 check_nodes() { # sets $bad to the nodes that cannot train, or $shared where none of them can
-  local out=$submission/preflight${seed:+-$seed}.txt all named silent
+  local out=$submission/preflight${seed:+-$seed}.txt all named silent words
   supervise timeout --kill-after=10 300 srun --chdir="$submission/code" \
     --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 \
     "${check[@]}" "$run" "$gpus" "$min_free_gb" >"$out" 2>&1
@@ -111,7 +119,8 @@ check_nodes() { # sets $bad to the nodes that cannot train, or $shared where non
   silent=$(sed -n 's/^\(ok\|bad\) \([^ :]*\).*/\2/p' "$out" | sort | comm -23 <(echo "$all") -)
   bad=${named:-$silent}
   [ -n "$bad" ] || return
-  why="bad node $(paste -s -d, <<<"$bad"): $(grep -v '^ok ' "$out" | head -n 1)"
+  words=$(grep -m 1 '^bad ' "$out" || grep -m 1 -v -e '^ok ' -e '^\[W' "$out" || echo no answer)
+  why="bad node $(paste -s -d, <<<"$bad"): ${words#bad *: }"
   if [ "$bad" = "$all" ] && { [ "$bad" != "$named" ] || [ "$SLURM_NNODES" -gt 1 ]; }; then
     shared=yes # not the fault of one node, so there is nothing to exclude
   fi
@@ -126,8 +135,8 @@ exclude_bad_nodes() { # works only while the requeued job is not running
 
 requeue() {
   local words
-  if [ "$ended" = yes ] && ! timed_out; then
-    verdict=final why='cancelled'
+  if [ "$ended" = yes ]; then
+    verdict=ended why='ended by SLURM before it was requeued'
     return
   fi
   trap '' TERM USR1 # requeueing ends this shell as well
@@ -153,16 +162,12 @@ attempt() { # sets $code
   code=$?
 }
 
-timed_out() { scontrol -o show job "$SLURM_JOB_ID" | grep -q ' Reason=TimeLimit '; }
-
-judge() { # sets $verdict (done, requeue, final) and $why from $code
+judge() { # sets $verdict (done, requeue, left, ended, final) and $why from $code
   close_account
   if [ "$code" = 0 ]; then
     verdict='done' why='finished'
-  elif [ "$ended" = yes ] && timed_out; then
-    verdict=requeue why='the time limit, before the ranks had saved'
   elif [ "$ended" = yes ]; then
-    verdict=final why='ended by SLURM: cancelled or preempted'
+    verdict=ended why='ended by SLURM: cancelled, preempted, or a node failed'
   elif [ "$warned" = yes ]; then
     verdict=requeue why='the time limit'
   elif [ "$code" = 75 ]; then
@@ -197,11 +202,12 @@ fi
 note start 0 "${SLURM_RESTART_COUNT:+restart $SLURM_RESTART_COUNT}"
 before
 attempt
+[ "$rescued" = no ] || exit "$code"
 judge
 after
 [ "$verdict" != requeue ] || requeue
 note "$verdict" "$code" "$why"
 say "$verdict: $why (code $code)"
-[ "$verdict" != final ] || [ "$ended" = yes ] || write_record "final $why"
+[ "$verdict" != final ] || write_record "final $why"
 exit "$code"
 """

@@ -14,6 +14,7 @@ from cluster.script import Job, build
 
 GOLDEN = Path(__file__).parent / "golden/job.sbatch"
 HOSTILE = """a b"c'd $(touch pwned) `touch pwned` ; touch pwned # \\ %j * é"""
+HOSTILE_PATH = HOSTILE.replace("\\", "").replace("%", "")
 
 
 def job(**changes) -> Job:
@@ -79,7 +80,7 @@ def test_line_break_in_the_name_is_refused():
 
 def test_hostile_values_reach_the_ranks_as_they_are(tmp_path):
     """Run the script with bash; `srun` is a stand-in that shows what it was given."""
-    run = tmp_path / HOSTILE.replace("/", "")
+    run = tmp_path / HOSTILE_PATH
     cluster = ClusterConfig(
         preflight=False,
         srun={"comment": HOSTILE},
@@ -116,6 +117,12 @@ def test_hostile_values_reach_the_ranks_as_they_are(tmp_path):
     ]
     assert not list(tmp_path.rglob("pwned"))
     assert (tmp_path / f"{run.name}-seed5/slurm.jsonl").exists()
+
+
+@pytest.mark.parametrize("run", ["/runs/50%", "/runs/a\\b"])
+def test_paths_that_slurm_cannot_log_to_are_refused(run):
+    with pytest.raises(LaunchError, match="cannot log to a path with"):
+        build(job(run=Path(run)), ClusterConfig())
 
 
 def test_chained_jobs_are_not_requeued():

@@ -122,6 +122,10 @@ class RealSlurm:
     def reconnect(self, node: str) -> None:
         _ip("link", "set", self._link(node), "up")
 
+    def inside(self, node: str, *command: str) -> None:
+        """Run a command on a node."""
+        subprocess.run([*self._entry(node), *command], check=True)
+
     # How it is built
 
     def _up(self) -> None:
@@ -144,8 +148,8 @@ class RealSlurm:
         )
         for node in self.nodes:
             (self.root / "spool" / node).mkdir()
-            inside = ["nsenter", "-t", str(self.inits[node]), "-n", "-u", "-m", "-p", "-i", "--"]
-            self._start(f"slurmd/{node}", *inside, "slurmd", "-D", "-N", node, "-f", conf)
+            daemon = ["slurmd", "-D", "-N", node, "-f", conf]
+            self._start(f"slurmd/{node}", *self._entry(node), *daemon)
         self.wait_nodes("idle")
 
     def _start_munged(self) -> None:
@@ -180,6 +184,9 @@ class RealSlurm:
         address = f"{self.layout.address(node)}/24"
         subprocess.run([*inner, "addr", "add", address, "dev", "eth0"], check=True)
         subprocess.run([*inner, "link", "set", "eth0", "up"], check=True)
+
+    def _entry(self, node: str) -> list[str]:
+        return ["nsenter", "-t", str(self.inits[node]), "-n", "-u", "-m", "-p", "-i", "--"]
 
     def _link(self, node: str) -> str:
         return f"sv{self.tag}{self.nodes.index(node)}"

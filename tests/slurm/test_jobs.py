@@ -1,0 +1,260 @@
+"""Jobs on a real SLURM: submitted, warned, requeued, cancelled, and robbed of their nodes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster import LaunchError
+from cluster.config import ClusterConfig
+from cluster.slurm import plan_job, submit
+from tests.slurm.real_slurm import RealSlurm, until
+
+
+class Submitted:
+    """A job on the cluster, and what its run folder shows of it."""
+
+    def __init__(
+        self,
+        slurm: RealSlurm,
+        source: Path,
+        name: str = "demo",
+        seeds: tuple[int, ...] = (),
+        length: int = 1,
+        cluster: dict | None = None,
+        **config: float,
+    ) -> None:
+        self.slurm = slurm
+        self.run = slurm.root / "runs" / name
+        values = {"steps": 100, "seconds": 0.05, "save_every": 1000, **config}
+        text = json.dumps({"runs": str(slurm.root / "runs"), "name": name, **values})
+        defaults = {"nodes": "2", "ranks_per_node": 2, "preflight": False, "min_free_gb": 0.01}
+        chosen = ClusterConfig(**(defaults | (cluster or {})))
+        job = plan_job(name, self.run, chosen, seeds, chained=length > 1)
+        self.ids = submit(job, chosen, text, length, source)
+        self.id = self.ids[0]
+
+    @property
+    def steps(self) -> list[int]:
+        file = self.run / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [json.loads(line)["step"] for line in lines]
+
+    @property
+    def events(self) -> list[tuple[str, str]]:
+        lines = (self.run / "slurm.jsonl").read_text().splitlines()
+        return [(one["event"], one["reason"]) for one in map(json.loads, lines)]
+
+    def ranks(self, restart: int = 0) -> list[dict]:
+        files = sorted(self.run.glob(f"seen/{restart}-*"))
+        return [json.loads(file.read_text()) for file in files]
+
+    def reach(self, step: int, timeout: float = 40) -> None:
+        until(lambda: self.steps and self.steps[-1] >= step, f"step {step}", timeout)
+
+    def end(self, state: str = "COMPLETED", timeout: float = 60) -> None:
+        facts = self.slurm.wait_job(self.id, timeout=timeout)
+        assert facts["JobState"] == state, self.log
+
+    def requeue_soon(self, restarts: int) -> None:
+        """Spare the test SLURM's pause before a requeued job starts again."""
+        job = self.slurm.job
+
+        def requeued() -> bool:
+            facts = job(self.id)
+            return facts["Restarts"] == str(restarts) and facts["JobState"] == "PENDING"
+
+        until(requeued, "the requeue", 40)
+        time.sleep(1.5)  # sooner, and nodes take it for the job whose credential was just revoked
+        self.slurm.run("scontrol", "update", f"jobid={self.id}", "StartTime=now")
+
+    @property
+    def log(self) -> str:
+        return "".join(file.read_text() for file in self.run.glob("logs/slurm-*.log"))
+
+
+def test_two_nodes(slurm: RealSlurm, source: Path) -> None:
+    job = Submitted(slurm, source, steps=3)
+    job.end()
+    assert job.steps == [1, 2, 3]
+    ranks = job.ranks()
+    assert [one["rank"] for one in ranks] == [0, 1, 2, 3]
+    assert [one["local_rank"] for one in ranks] == [0, 1, 0, 1]
+    assert [one["node"] for one in ranks] == ["n1", "n1", "n2", "n2"]
+    assert {(one["world_size"], one["local_world_size"]) for one in ranks} == {(4, 2)}
+    assert {one["master_addr"] for one in ranks} == {"n1"}
+    assert len({one["master_port"] for one in ranks}) == 1
+    assert job.events == [("start", ""), ("done", "finished")]
+
+
+def test_warning_requeues_and_the_job_goes_on(slurm: RealSlurm, source: Path) -> None:
+    """What SLURM sends ahead of the time limit, here sent by hand: its clock counts in minutes."""
+    job = Submitted(slurm, source, steps=40)
+    job.reach(5)
+    slurm.run("scancel", "--batch", "--signal=USR1", job.id)
+    job.requeue_soon(1)
+    job.end()
+    assert job.steps == list(range(1, 41))
+    assert [name for name, _ in job.events] == ["start", "requeue", "start", "done"]
+    assert job.events[1] == ("requeue", "the time limit")
+    first, second = job.ranks(0)[0], job.ranks(1)[0]
+    assert first["master_port"] != second["master_port"]
+
+
+def test_scancel_is_final(slurm: RealSlurm, source: Path) -> None:
+    job = Submitted(slurm, source)
+    job.reach(3)
+    slurm.run("scancel", job.id)
+    job.end("CANCELLED")
+    slurm.wait_nodes("idle")
+    assert slurm.job(job.id)["Restarts"] == "0"
+    assert list(job.run.glob("checkpoints/*")), "the ranks saved before they ended"
+
+
+def test_scancel_after_the_warning_is_final(slurm: RealSlurm, source: Path) -> None:
+    job = Submitted(slurm, source, seconds=2)
+    job.reach(1)
+    slurm.run("scancel", "--batch", "--signal=USR1", job.id)
+    slurm.run("scancel", job.id)
+    job.end("CANCELLED")
+    slurm.wait_nodes("idle")
+    assert slurm.job(job.id)["JobState"] == "CANCELLED"
+
+
+def test_a_powered_off_node_is_replaced(slurm: RealSlurm, source: Path) -> None:
+    job = Submitted(slurm, source, steps=60, save_every=10)
+    job.reach(15)
+    slurm.power_off("n2")
+    slurm.run("scontrol", "update", "nodename=n2", "state=down", "reason=powered-off")
+    job.requeue_soon(1)
+    job.end()
+    assert job.steps == list(range(1, 61))
+    assert {one["node"] for one in job.ranks(1)} == {"n1", "n3"}
+
+
+def test_fewer_nodes_when_asked(slurm: RealSlurm, source: Path) -> None:
+    job = Submitted(slurm, source, steps=60, save_every=10, cluster={"nodes": "2-3"})
+    job.reach(5)
+    assert job.ranks(0)[0]["world_size"] == 6
+    slurm.power_off("n3")
+    slurm.run("scontrol", "update", "nodename=n3", "state=down", "reason=powered-off")
+    job.requeue_soon(1)
+    job.end()
+    assert job.ranks(1)[0]["world_size"] == 4
+    assert job.steps == list(range(1, 61))
+
+
+def test_a_crash_loop_ends(slurm: RealSlurm, source: Path) -> None:
+    job = Submitted(slurm, source, crash_at=3, cluster={"fruitless_requeues": 1})
+    for restarts in (1, 2):
+        job.requeue_soon(restarts)
+    job.end("FAILED")
+    assert job.events[-1][0] == "final"
+    assert "2 attempts in a row made no new step" in job.events[-1][1]
+
+
+def test_preflight_names_a_bad_node_and_goes_on_without_it(slurm: RealSlurm, source: Path) -> None:
+    """On n2 the run folder is mounted read-only."""
+    run = slurm.root / "runs/demo"
+    run.mkdir(parents=True)
+    slurm.inside("n2", "mount", "--bind", str(run), str(run))
+    slurm.inside("n2", "mount", "-o", "remount,bind,ro", str(run))
+    job = Submitted(slurm, source, steps=3, cluster={"preflight": True})
+    job.requeue_soon(1)
+    assert slurm.job(job.id)["ExcNodeList"] == "n2"
+    job.end(timeout=100)
+    assert job.steps == [1, 2, 3]
+    assert job.events[1] == ("requeue", f"bad node n2: {run}: Read-only file system")
+    assert {one["node"] for one in job.ranks(1)} == {"n1", "n3"}
+
+
+@pytest.mark.parametrize("slurm", [{"nodes": 1, "gpus": 2}], indirect=True)
+def test_one_rank_per_gpu(slurm: RealSlurm, source: Path) -> None:
+    job = Submitted(slurm, source, steps=1, cluster={"nodes": "1", "gpus_per_node": 2})
+    job.end()
+    assert [one["local_rank"] for one in job.ranks()] == [0, 1]
+    assert {one["gpus"] for one in job.ranks()} == {"0,1"}, "every rank sees all, for NCCL's sake"
+
+
+@pytest.mark.slow
+def test_the_time_limit_itself(slurm: RealSlurm, source: Path) -> None:
+    """Two minutes of SLURM's own clock: the warning comes by itself, and so does the restart."""
+    limits = {"sbatch": {"time": "0:01:30"}, "warning_seconds": 45}
+    job = Submitted(slurm, source, steps=150, seconds=1, cluster=limits)
+    job.reach(1)
+    until(lambda: job.events[-1][0] == "done", "the end", 400)
+    assert job.steps == list(range(1, 151))
+    assert ("requeue", "the time limit") in job.events
+
+
+@pytest.mark.slow
+def test_a_limit_reached_without_having_saved(slurm: RealSlurm, source: Path) -> None:
+    """The ranks take no notice of the warning, and SLURM ends them; the job goes on even so."""
+    limits = {"sbatch": {"time": "0:01:00"}, "warning_seconds": 5}
+    job = Submitted(slurm, source, steps=2, seconds=300, cluster=limits)
+    until(lambda: job.run.joinpath("slurm.jsonl").exists() and len(job.events) > 1, "it", 300)
+    assert job.events[1] == ("requeue", "the time limit, before the ranks had saved")
+
+
+def test_array_of_seeds(slurm: RealSlurm, source: Path) -> None:
+    job = Submitted(slurm, source, steps=2, seeds=(3, 7), cluster={"nodes": "1"})
+    runs = [job.run.with_name(f"demo-seed{seed}") for seed in (3, 7)]
+    events = [run / "slurm.jsonl" for run in runs]
+    until(lambda: all(file.exists() and "done" in file.read_text() for file in events), "both")
+
+
+def test_chain(slurm: RealSlurm, source: Path) -> None:
+    """Two links: the first is warned and leaves the rest to the second."""
+    job = Submitted(slurm, source, steps=30, length=2)
+    job.reach(5)
+    slurm.run("scancel", "--batch", "--signal=USR1", job.id)
+    slurm.wait_job(job.ids[1])
+    assert job.steps == list(range(1, 31))
+    assert [name for name, _ in job.events] == ["start", "left", "start", "done"]
+
+
+def test_hostile_name(slurm: RealSlurm, source: Path) -> None:
+    name = """a b"c'd $(touch pwned) `touch pwned` ; touch pwned # *"""
+    odd = {"comment": f"{name} \\ %j"}
+    job = Submitted(slurm, source, name=name, steps=2, cluster={"sbatch": odd})
+    job.end()
+    assert job.steps == [1, 2]
+    assert "finished" in (job.run / f"logs/slurm-{job.id}.log").read_text()
+    shown = slurm.run("squeue", "-h", "--states=all", "-j", job.id, "-o", "%j")
+    assert shown.rstrip("\n") == name
+    shown = slurm.run("squeue", "-h", "--states=all", "-j", job.id, "-o", "%k")
+    assert shown.rstrip("\n") == odd["comment"]
+    assert not list(slurm.root.rglob("pwned"))
+
+
+def test_slurms_refusal_is_one_line_and_leaves_nothing(slurm: RealSlurm, source: Path) -> None:
+    with pytest.raises(LaunchError, match="invalid partition specified: nope") as error:
+        Submitted(slurm, source, cluster={"sbatch": {"partition": "nope"}})
+    assert "\n" not in str(error.value)
+    assert not list(slurm.root.glob("runs/demo/submissions/*"))
+
+
+def test_second_submission_of_a_live_run_is_refused(slurm: RealSlurm, source: Path) -> None:
+    first = Submitted(slurm, source)
+    with pytest.raises(LaunchError, match=rf"job {first.id} of this run is .*scancel {first.id}"):
+        Submitted(slurm, source)
+
+
+def test_editing_the_checkout_does_not_change_a_queued_job(
+    slurm: RealSlurm, source: Path, tmp_path: Path
+) -> None:
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    for path in source.iterdir():
+        (checkout / path.name).symlink_to(path)
+    (checkout / "tandem.py").unlink()
+    (checkout / "tandem.py").write_bytes((source / "tandem.py").read_bytes())
+    slurm.run("scontrol", "update", "partition=main", "state=down")
+    job = Submitted(slurm, checkout, steps=2)
+    (checkout / "tandem.py").write_text("raise SystemExit('edited')")
+    slurm.run("scontrol", "update", "partition=main", "state=up")
+    job.end()
+    assert job.steps == [1, 2]
