@@ -36,9 +36,10 @@ def evaluate_run(folder: RunFolder, only: str | None = None) -> dict[str, Any]:
     names = saved.names if only is None else [saved.resolve(only)]
     batches = list(validation.batches())
     learners = {name: _measure(saved, name, batches) for name in names}
-    if TEACHER in learners:
+    reference = learners.get(TEACHER, {}).get("accuracy")
+    if reference:
         for facts in learners.values():
-            facts["retention"] = facts["accuracy"] / learners[TEACHER]["accuracy"]
+            facts["retention"] = facts["accuracy"] / reference
     return {
         "step": saved.checkpoint.step,
         "corpus": {

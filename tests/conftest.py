@@ -1,0 +1,57 @@
+"""What the whole suite shares: a small corpus of real prose, and a way to run the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+TINY_JOB = Path(__file__).with_name("tiny_job.yaml")
+
+
+def tandem(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the real command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "tandem", *map(str, arguments)],
+        env=command_environment(**environment),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def command_environment(**changes: str) -> dict[str, str]:
+    """The environment of a user at a shell: none of a launcher's variables, no W&B key."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM", "WANDB")) and name not in ("RANK", "WORLD_SIZE")
+    }
+    return {**kept, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **changes}
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory) -> Path:
+    """Python's own reference text, as documents of paragraphs."""
+    from pydoc_data.topics import topics
+
+    path = tmp_path_factory.mktemp("text") / "topics.txt"
+    documents = [topics[name] for name in sorted(topics)][:60]
+    path.write_text("\n\n".join("\n".join(d.split("\n\n")) for d in documents))
+    return path
+
+
+@pytest.fixture(scope="session")
+def corpus(text, tmp_path_factory) -> Path:
+    """A corpus of `text` with a vocabulary of 600 tokens."""
+    folder = tmp_path_factory.mktemp("corpus")
+    sizes = ["--kind", "wordpiece", "--vocab-size", 600]
+    assert tandem("tokenizer", "train", text, *sizes, "--out", folder / "tokenizer").returncode == 0
+    options = ["--tokenizer", folder / "tokenizer", "--val-fraction", 0.1]
+    built = tandem("data", "build", text, *options, "--out", folder / "data")
+    assert built.returncode == 0, built.stderr
+    return folder / "data"

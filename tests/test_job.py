@@ -1,0 +1,138 @@
+"""The main job through the real command line, on two ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import TINY_JOB, command_environment, tandem
+
+from trainer import metrics
+
+LEARNERS = ("teacher", "students/distilbert", "students/tinybert")
+STOPPED = 75
+
+
+def arguments(corpus: Path, runs: Path, *more: str) -> list[str]:
+    return ["train", str(TINY_JOB), f"data.path={corpus}", f"runs={runs}", "--nproc", "2", *more]
+
+
+def losses(run: Path) -> list[tuple[str, float]]:
+    """Every loss and every held-out score of a run, in order."""
+    return [
+        (f"{row['step']} {key}", value)
+        for row in metrics.read(run / "metrics.jsonl")
+        for key, value in row.items()
+        if key not in ("seconds", "tokens_per_second", "memory")
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(corpus, tmp_path_factory):
+    """An undisturbed run: its folder, and what it printed."""
+    runs = tmp_path_factory.mktemp("undisturbed")
+    done = tandem(*arguments(corpus, runs))
+    assert done.returncode == 0, done.stderr
+    return runs / "tiny", done.stdout
+
+
+def test_every_learner_is_logged_scored_and_reported(finished):
+    run, printed = finished
+    rows = metrics.read(run / "metrics.jsonl")
+    steps = [row for row in rows if "teacher/loss" in row]
+    assert [row["step"] for row in steps] == list(range(1, 9))
+    assert "students/tinybert/hidden" in steps[0]
+    assert "students/distilbert/loss" not in steps[1]
+    assert "students/distilbert/cosine" in steps[2]  # it joined at the evaluation of step 2
+    results = json.loads((run / "evaluation.json").read_text())
+    assert list(results["learners"]) == list(LEARNERS)
+    assert results["learners"]["students/distilbert"]["started_at"] == 2
+    for name, facts in results["learners"].items():
+        last = [row for row in rows if f"val/{name}/loss" in row][-1]
+        assert facts["loss"] == pytest.approx(last[f"val/{name}/loss"], rel=1e-5)
+        assert name.removeprefix("students/") in printed
+    assert "distilbert" in (run / "report.html").read_text()
+
+
+def test_a_copied_student_begins_as_its_teacher(finished):
+    """Half the teacher's layers, but all of its embeddings, predict far better than chance."""
+    run, _ = finished
+    rows = metrics.read(run / "metrics.jsonl")
+    row = next(row for row in rows if "students/distilbert/mlm" in row)
+    assert row["students/distilbert/mlm"] == pytest.approx(row["teacher/mlm"], rel=0.05)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_exports_load_in_transformers(finished, learner):
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    from model import from_pretrained
+
+    folder = finished[0] / "exports" / learner.removeprefix("students/")
+    theirs = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(["The [MASK] statement.", "An expression"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = theirs(**batch).logits
+        ours = from_pretrained(folder)(
+            batch.input_ids, batch.token_type_ids, batch.attention_mask
+        ).logits
+    attended = batch.attention_mask.bool()
+    assert (ours - expected)[attended].abs().max() < 1e-5
+
+
+def test_a_finished_run_says_so(finished, corpus):
+    run, _ = finished
+    again = tandem(*arguments(corpus, run.parent))
+    assert again.returncode == 0
+    assert f"{run} is finished" in again.stdout
+    assert "report.html" in again.stdout
+
+
+def start(corpus: Path, runs: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tandem", *arguments(corpus, runs)],
+        env=command_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None:
+        rows = metrics.read(run / "metrics.jsonl")
+        if rows and rows[-1]["step"] >= step:
+            return
+        time.sleep(0.02)
+
+
+def test_killed_and_started_again_it_is_the_same_run(finished, corpus, tmp_path):
+    """SIGKILL at a random step: the losses afterwards equal the undisturbed run's to the bit."""
+    process = start(corpus, tmp_path)
+    wait_for_step(tmp_path / "tiny", random.randint(1, 6), process)
+    process.kill()
+    process.wait()
+    again = tandem(*arguments(corpus, tmp_path))
+    assert again.returncode == 0, again.stderr
+    assert losses(tmp_path / "tiny") == losses(finished[0])
+
+
+def test_interrupted_it_saves_and_goes_on(finished, corpus, tmp_path):
+    """Ctrl-C: exit code 75 with everything saved; the same command goes on, to the bit."""
+    process = start(corpus, tmp_path)
+    wait_for_step(tmp_path / "tiny", 3, process)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(timeout=120) == STOPPED
+    last = metrics.read(tmp_path / "tiny" / "metrics.jsonl")[-1]["step"]
+    assert (tmp_path / "tiny" / "checkpoints" / f"step-{int(last):09d}").is_dir()
+    again = tandem(*arguments(corpus, tmp_path))
+    assert again.returncode == 0, again.stderr
+    assert losses(tmp_path / "tiny") == losses(finished[0])
