@@ -7,9 +7,7 @@ request after saving (start it again).
 from __future__ import annotations
 
 import errno
-import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +47,7 @@ def _one_line(error: Exception) -> str | None:
             ("model", "ModelError"),
             ("cluster", "LaunchError"),
             ("trainer.errors", "TrainingError"),
+            ("trainer.checkpoint.errors", "CheckpointError"),
         ]
         if module in sys.modules
     ]
@@ -165,6 +164,74 @@ def data_build(text: tuple[str, ...], tokenizer_dir: str, out: str, **options: A
 
     build(text, tokenizer_dir, out, **options)
     click.echo(f"The corpus is in {out}")
+
+
+@main.command("model")
+@click.argument("config")
+@click.option("--length", type=click.IntRange(min=1), help="Tokens of a sequence, for the FLOPs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def describe_models(config: str, length: int | None, as_json: bool) -> None:
+    """Count parameters, bytes and FLOPs of a model CONFIG, or of each model of a job."""
+    import dataclasses
+    import json
+
+    from model import describe
+
+    found = {name: describe(one, length or its) for name, one, its in _models(config)}
+    if as_json:
+        plain = {name: dataclasses.asdict(size) for name, size in found.items()}
+        click.echo(json.dumps(plain if len(plain) > 1 else next(iter(plain.values())), indent=2))
+        return
+    for name, size in found.items():
+        click.echo(
+            f"{name}: {size.parameters:,} parameters and {size.head_parameters:,} of its heads, "
+            f"{size.bytes / 2**20:,.0f} MiB in float32, {size.flops_per_token / 1e6:,.1f} MFLOPs "
+            f"per token forward and backward at {size.sequence_length} tokens"
+        )
+
+
+def _models(config: str) -> list[tuple[str, Any, int | None]]:
+    """Name, configuration and sequence length of each model in a model or job file."""
+    import configs
+    from model import EncoderConfig
+
+    if not _is_job(config):
+        name = configs.find(config, "model").stem
+        return [(name, configs.load(config, EncoderConfig, "model"), None)]
+    job = _load_job(config, ())
+    learners = {"teacher": job.teacher, **job.students}
+    return [(name, one.model, job.data.sequence_length) for name, one in learners.items()]
+
+
+def _is_job(config: str) -> bool:
+    """Whether a name means a job: there is no such model, or its file has a job's keys."""
+    import dataclasses
+
+    import configs
+    from trainer.config import JobConfig
+
+    try:
+        path = configs.find(config, "model")
+    except configs.ConfigError:
+        try:
+            configs.find(config, "job")
+        except configs.ConfigError:
+            return False
+        return True
+    keys = {field.name for field in dataclasses.fields(JobConfig)}
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return any(line.partition(":")[0] in keys for line in lines)
+
+
+@main.command("import")
+@click.argument("folder")
+@click.option("--out", required=True)
+def import_model(folder: str, out: str) -> None:
+    """Turn the Hugging Face checkpoint in FOLDER into a teacher or student."""
+    from model import describe, import_folder
+
+    size = describe(import_folder(folder, out).config)
+    click.echo(f"{size.parameters:,} parameters are in {out}; name {out}/model.yaml in a job")
 
 
 @main.command()

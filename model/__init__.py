@@ -5,10 +5,11 @@ An `EncoderConfig` describes every architecture; `build` makes a model of it wit
 `MaskedLanguageModel.features` and `decoder`; everyone else calls the model.
 """
 
+from model.accounting import ModelSize, describe
 from model.attention import QKV
 from model.config import EncoderConfig, ModelError
 from model.encoder import Capture
-from model.hugging_face import from_pretrained, save_pretrained
+from model.hugging_face import from_pretrained, import_folder, save_pretrained
 from model.initialisation import build
 from model.layer_selection import select_layers
 from model.masked_language_model import Features, MaskedLanguageModel, ModelOutput
@@ -21,8 +22,11 @@ __all__ = [
     "MaskedLanguageModel",
     "ModelError",
     "ModelOutput",
+    "ModelSize",
     "build",
+    "describe",
     "from_pretrained",
+    "import_folder",
     "save_pretrained",
     "select_layers",
 ]

@@ -1,0 +1,27 @@
+"""A foreign checkpoint becomes a teacher or a student."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import yaml
+
+from model.hugging_face.folder import TOKENIZER_FILES, from_pretrained, save_pretrained
+from model.masked_language_model import MaskedLanguageModel
+
+
+def import_folder(source: str | Path, out: str | Path) -> MaskedLanguageModel:
+    """Read a `transformers` folder, check it, and write it to `out` for a job to use.
+
+    `out` gets config.json, model.safetensors (float32), the tokenizer files there are, and
+    model.yaml, which a job names as ``model:`` beside ``init.pretrained: OUT``. Returns the
+    model. Raises ModelError, one line, for a folder that is not such a model.
+    """
+    source, out = Path(source), Path(out)
+    model = from_pretrained(source)
+    has_tokenizer = any((source / name).is_file() for name in TOKENIZER_FILES)
+    save_pretrained(model, out, tokenizer=source if has_tokenizer else None)
+    text = yaml.safe_dump(dataclasses.asdict(model.config), sort_keys=False)
+    (out / "model.yaml").write_text(f"# Imported from {source.resolve().name}\n{text}")
+    return model
