@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from data_pipeline.errors import DataError
 
@@ -247,9 +247,40 @@ def _open_zst(path: str) -> BinaryIO:
         import zstandard
     except ImportError:
         raise DataError(f"{path}: reading .zst needs `pip install zstandard`") from None
-    file = open(path, "rb")  # noqa: SIM115 (closed by the reader)
-    stream = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-    return io.BufferedReader(stream)
+    return io.BufferedReader(_Zstd(open(path, "rb"), zstandard.ZstdDecompressor()))
+
+
+class _Zstd(io.RawIOBase):
+    """The contents of a .zst file of any number of frames. Unlike the library's own reader, it
+    raises EOFError when the last frame is cut off."""
+
+    def __init__(self, file: BinaryIO, context: Any) -> None:
+        self._file, self._context = file, context
+        self._frame: Any = None  # the decoder of the frame that is being read
+        self._packed = self._plain = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._plain:
+            self._packed = self._packed or self._file.read(1 << 17)
+            if not self._packed:
+                if self._frame is not None:
+                    raise EOFError("the last frame is cut off")
+                return 0
+            self._frame = self._frame or self._context.decompressobj()
+            self._plain = self._frame.decompress(self._packed)
+            self._packed = self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+        size = min(len(buffer), len(self._plain))
+        buffer[:size], self._plain = self._plain[:size], self._plain[size:]
+        return size
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _byte_chunks(stretch: Stretch, reading: Reading) -> Iterator[RawChunk]:

@@ -32,8 +32,9 @@ def choose_words(
     rows, length = starts.shape
     word_of = np.cumsum(starts, axis=1) - 1  # [R, L]
     word_count = word_of[:, -1] + 1
-    sizes = _sizes(word_of, maskable)  # [R, L + 1 + longest], by word
+    sizes = _sizes(word_of, maskable)  # [R, L + 16], by word
     ends = np.concatenate([np.zeros((rows, 1), np.int64), np.cumsum(sizes, axis=1)], axis=1)
+    barrier = _after_gap(word_of, starts, maskable, sizes.shape[1])
     order = _visits(keys, word_count, length)
     wanted = _lengths(keys, order, longest)
     taken = np.zeros((rows, length + longest), bool)
@@ -48,6 +49,8 @@ def choose_words(
         for more in range(1, longest + 1):
             cost = ends[every_row, word + more] - ends[every_row, word]
             free &= ~taken[every_row, word + more - 1] & (word + more <= word_count)
+            if more > 1:
+                free &= ~barrier[every_row, word + more - 1]
             fits = free & (cost <= left) & (more <= want)
             n = np.where(fits, more, n)
         left -= ends[every_row, word + n] - ends[every_row, word]
@@ -63,6 +66,19 @@ def _sizes(word_of: NDArray[np.int64], maskable: NDArray[np.bool_]) -> NDArray[n
     width = length + 16
     flat = (np.arange(rows)[:, None] * width + word_of)[maskable]
     return np.bincount(flat, minlength=rows * width).reshape(rows, width)
+
+
+def _after_gap(
+    word_of: NDArray[np.int64],
+    starts: NDArray[np.bool_],
+    maskable: NDArray[np.bool_],
+    width: int,
+) -> NDArray[np.bool_]:
+    """Whether something else stands between each word and the one before: [R, width]."""
+    table = np.zeros((len(word_of), width), bool)
+    row, column = np.nonzero(starts & ~np.roll(maskable, 1, axis=1))
+    table[row, word_of[row, column]] = True
+    return table
 
 
 def _visits(

@@ -1,0 +1,132 @@
+"""Damaged corpora: found, named, and either fatal or skipped with exact accounting."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipeline import BadShard, BatchStream, Corpus, DataConfig, DataError
+from data_pipeline.checking import check
+from data_pipeline.index import shard_name
+from data_pipeline.shards import decode_block
+
+SHARD = 1
+
+
+@pytest.fixture
+def copied(corpus: Corpus, tmp_path: Path) -> Path:
+    shutil.copytree(corpus.folder, tmp_path / "corpus")
+    return tmp_path / "corpus"
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 4
+    path.write_bytes(data)
+
+
+def add_member(path: Path) -> None:
+    with tarfile.open(path, "a") as tar:
+        tar.addfile(tarfile.TarInfo("stranger.pickle"), io.BytesIO(b""))
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "truncated": truncate,
+    "flipped": flip,
+    "missing": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "stranger": add_member,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_check_names_the_shard(copied: Path, damage: str) -> None:
+    assert check(str(copied)) == []
+    path = copied / "train" / shard_name(SHARD)
+    DAMAGES[damage](path)
+    found = check(str(copied))
+    assert found
+    assert all(path.name in line for line in found)
+    if damage == "stranger":
+        assert any("stranger.pickle" in line for line in found)
+
+
+def test_check_finds_damaged_indexes(copied: Path) -> None:
+    truncate(copied / "train" / "blocks.npy")
+    assert any("blocks.npy" in line for line in check(str(copied)))
+    (copied / "val" / "sentences.u16").unlink()
+    assert any("sentences.u16" in line for line in check(str(copied)))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "empty"])
+@pytest.mark.parametrize("packing", ["full_sentences", "segment_pair"])
+def test_bad_shards_stop_or_are_skipped_row_by_row(
+    copied: Path, corpus: Corpus, damage: str, packing: str
+) -> None:
+    shard = copied / "train" / shard_name(SHARD)
+    shutil.rmtree(copied / "train" / "cache", ignore_errors=True)
+    DAMAGES[damage](shard)
+    options = {"path": str(copied), "sequence_length": 64, "packing": packing}
+    stopping = BatchStream.open(DataConfig(**options), "train", 1, 8)
+    steps = -(-stopping.samples_per_epoch // 8)
+    with pytest.raises(BadShard, match=shard.name) as caught:
+        list(map(stopping.batch, range(steps)))
+    assert "\n" not in str(caught.value)
+
+    skipping = BatchStream.open(DataConfig(**options, on_bad_shard="skip"), "train", 1, 8)
+    good = BatchStream(corpus.split("train"), DataConfig(**options), 1, 8)
+    lost = 0
+    for step in range(steps):
+        one, other = skipping.batch(step), good.batch(step)
+        np.testing.assert_array_equal(one.sample_ids, other.sample_ids)
+        np.testing.assert_array_equal(one.epochs, other.epochs)
+        bad = one.attention_mask.sum(1) == 2
+        lost += bad.sum()
+        assert (one.masked_labels[bad] == -100).all()
+        if one.pair_labels is not None:
+            assert (one.pair_labels[bad] == -100).all()
+        np.testing.assert_array_equal(one.input_ids[~bad], other.input_ids[~bad])
+        np.testing.assert_array_equal(one.labels()[~bad], other.labels()[~bad])
+    assert skipping.unreadable_rows == lost > 0
+    split = corpus.split("train")
+    counts = skipping._phases[0].sources[0].lanes.counts
+    blocks = [b for b in range(len(split.index.blocks)) if split.index.shard_of(b) == SHARD]
+    broken = 0
+    for block in blocks:
+        try:
+            Corpus.open(str(copied)).split("train").read_block(block)
+        except BadShard:
+            broken += int(counts.per_block[block])
+    wrapped = steps * 8 - counts.total  # rows of the last batch that belong to the next epoch
+    assert broken <= lost <= broken + wrapped
+
+
+def test_pickles_are_never_read() -> None:
+    members = io.BytesIO()
+    with tarfile.open(fileobj=members, mode="w") as tar:
+        content = io.BytesIO()
+        np.save(content, np.array([print, "x"], object), allow_pickle=True)
+        for name in ("tokens", "sentences", "documents"):
+            header = tarfile.TarInfo(f"block-000000000.{name}.npy")
+            header.size = content.tell()
+            content.seek(0)
+            tar.addfile(header, content)
+    with pytest.raises(ValueError, match="unexpected array"):
+        decode_block(members.getvalue())
+
+
+def test_a_corpus_of_another_format_is_refused(copied: Path) -> None:
+    path = copied / "corpus.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(DataError, match="format"):
+        Corpus.open(str(copied))

@@ -1,0 +1,171 @@
+"""Every way in for text gives the same documents, and what is none is counted by file and line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline import DataError, build
+from data_pipeline.documents import (
+    Reading,
+    find_files,
+    line_of,
+    parse,
+    raw_chunks,
+    read_documents,
+    slice_of,
+)
+from tests.data_pipeline.conftest import make_documents
+
+DOCUMENTS = [*make_documents(25, 4), "Ünïcödé — “quotes”\nand a second line.", "日本語。"]
+READING = Reading()
+
+
+def write_all(folder: Path) -> list[Path]:
+    text = "\n\n".join(DOCUMENTS) + "\n"
+    lines = "".join(json.dumps({"text": one, "id": 3}) + "\n" for one in DOCUMENTS)
+    paths = []
+    for name, content in (("a.txt", text), ("b.jsonl", lines)):
+        data = content.encode()
+        for suffix, packed in (
+            ("", data),
+            (".gz", gzip.compress(data[:700]) + gzip.compress(data[700:])),
+            (".xz", lzma.compress(data)),
+            (".zst", zstandard.compress(data[:900]) + zstandard.compress(data[900:])),
+        ):
+            paths.append(folder / f"{name}{suffix}")
+            paths[-1].write_bytes(packed)
+    paths.append(folder / "c.parquet")
+    table = pyarrow.table({"text": DOCUMENTS, "n": list(range(len(DOCUMENTS)))})
+    pyarrow.parquet.write_table(table, paths[-1], row_group_size=7)
+    return paths
+
+
+def test_formats_and_compressions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in (1 << 21, 300):
+        monkeypatch.setattr("data_pipeline.documents.CHUNK_BYTES", size)
+        for path in write_all(tmp_path):
+            assert list(read_documents([str(path)])) == DOCUMENTS, path
+
+
+def test_folders_globs_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = write_all(tmp_path)
+    (tmp_path / "notes.md").write_text("not read")
+    assert find_files([str(tmp_path)]) == sorted(map(str, paths))
+    assert find_files([str(tmp_path / "*.jsonl*")]) == sorted(
+        str(p) for p in paths if "jsonl" in p.name
+    )
+    text = ("\n\n".join(DOCUMENTS)).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert list(read_documents(["-"])) == DOCUMENTS
+    with pytest.raises(DataError, match="no such file or folder"):
+        find_files([str(tmp_path / "*.nothing")])
+    (tmp_path / "hollow").mkdir()
+    with pytest.raises(DataError, match="no text files there"):
+        find_files([str(tmp_path / "hollow")])
+
+
+def test_separator_line_endings_and_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffone\r\n\r\ntwo\r\nlines\r\n\r\n\r\nthree".encode())
+    assert list(read_documents([str(path)])) == ["one", "two\nlines", "three"]
+    path.write_text("one\n\nstill one\n###\ntwo\n###\n###\nthree ### no\n###")
+    reading = Reading(separator="###")
+    assert list(read_documents([str(path)], reading)) == ["one\n\nstill one", "two", "three ### no"]
+    chunk = next(raw_chunks(slice_of([str(path)], reading, 0, 1), reading))
+    assert [line_of(one) for one in parse(chunk, reading).problems] == [f"{path}:7"]
+
+
+BAD_TEXT = b"good one\n\nbad \xff\xfe bytes\n\nlast good"
+BAD_LINES = (
+    b'{"text": "good"}\n{"text": broken\n\n{"other": 1}\n[1]\n{"text": ""}\n{"text": 5}\n'
+    b'{"text": "\\ud800 lone"}\n'
+)
+
+
+def test_problems_have_file_and_line(tmp_path: Path, tokenizer_dir: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(BAD_TEXT)
+    with gzip.open(tmp_path / "b.jsonl.gz", "wb") as file:
+        file.write(BAD_LINES)
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x", None, " "]}), tmp_path / "c.parquet")
+    inputs = [str(tmp_path / name) for name in ("a.txt", "b.jsonl.gz", "c.parquet")]
+    tree = build(inputs, str(tokenizer_dir), str(tmp_path / "out"), val_fraction=0.0)
+    lines = tree["tally"]["first_problems"]
+    assert tree["tally"]["problems"] == len(lines) == 8
+    expected = [
+        "a.txt:3: not valid UTF-8",
+        "b.jsonl.gz:2: not valid JSON",
+        "b.jsonl.gz:4: no field 'text'",
+        "b.jsonl.gz:5: no field 'text'",
+        "b.jsonl.gz:6: empty document",
+        "b.jsonl.gz:7: the text is not a string",
+        "c.parquet: row 2: the text is not a string",
+        "c.parquet: row 3: empty document",
+    ]
+    for line, end in zip(lines, expected, strict=True):
+        assert line.endswith(end)
+    with pytest.raises(DataError, match=r"a.txt:3: not valid UTF-8"):
+        build(inputs, str(tokenizer_dir), str(tmp_path / "strict"), skip_problems=False)
+
+
+def test_broken_files_are_one_line(tmp_path: Path) -> None:
+    for name, whole in (
+        ("a.txt.gz", gzip.compress(b"text " * 9000)),
+        ("a.txt.xz", lzma.compress(b"text " * 9000)),
+        ("a.txt.zst", zstandard.compress(b"text " * 9000)),
+    ):
+        for data in (whole[: len(whole) // 2], b"not compressed at all"):
+            path = tmp_path / name
+            path.write_bytes(data)
+            with pytest.raises(DataError, match=name):
+                list(read_documents([str(path)]))
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1 nonsense")
+    with pytest.raises(DataError, match=r"a\.parquet: not a readable Parquet"):
+        list(read_documents([str(path)]))
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), path)
+    with pytest.raises(DataError, match="no column 'text'"):
+        list(read_documents([str(path)]))
+
+
+@given(
+    st.lists(st.sampled_from(["a", "bc d", "e\nf", "g" * 40]), min_size=1, max_size=40),
+    st.lists(st.sampled_from(["\n\n", "\n \n", "\n\n\n\n", "\r\n\r\n", "\n\t\n\n"]), min_size=40),
+    st.integers(1, 9),
+    st.integers(3, 200),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_slicing_gives_the_same_documents(tmp_path_factory, texts, gaps, tasks, size) -> None:
+    folder = tmp_path_factory.mktemp("slices")
+    joined = "".join(text + gap for text, gap in zip(texts, gaps, strict=False))
+    (folder / "a.txt").write_bytes(joined.encode())
+    (folder / "b.jsonl").write_text("\n".join(json.dumps({"text": one}) for one in texts))
+    (folder / "c.txt").write_text("\n##\n".join(texts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("data_pipeline.documents.CHUNK_BYTES", size)
+        for name, reading in (
+            ("a.txt", READING), ("b.jsonl", READING), ("c.txt", Reading(separator="##")),
+            ("", READING),
+        ):  # fmt: skip
+            inputs = [str(folder / name)]
+            whole = list(read_documents(inputs, reading))
+            parts = [
+                document
+                for task in range(tasks)
+                for chunk in raw_chunks(slice_of(inputs, reading, task, tasks), reading)
+                for document in parse(chunk, reading).documents
+            ]
+            assert parts == whole
+            if name:
+                assert whole == texts

@@ -1,0 +1,218 @@
+"""Masks: exact budgets, never a special token, pure functions, as the papers have them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_pipeline import MaskingConfig
+from data_pipeline.masking import Masked, Masker
+from data_pipeline.tokenization import Vocabulary
+from data_pipeline.torch_masking import TorchMasker
+
+VOCABULARY = Vocabulary(
+    vocab_size=1000, pad=0, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4, 999), fingerprint=""
+)
+COUNTS = np.random.default_rng(0).integers(1, 10**6, 1000)
+WORD_STARTS = np.arange(1000) % 3 != 0  # every third id continues a word
+
+
+def sequences(rows: int, length: int, seed: int = 0) -> np.ndarray:
+    """[CLS] text [SEP] text [SEP] and padding of random lengths."""
+    draw = np.random.default_rng(seed)
+    ids = draw.integers(5, 999, (rows, length))
+    used = draw.integers(3, length + 1, rows)
+    ids[:, 0] = VOCABULARY.cls
+    ids[np.arange(rows), used // 2] = VOCABULARY.sep
+    ids[np.arange(rows), used - 1] = VOCABULARY.sep
+    ids[np.arange(length) >= used[:, None]] = VOCABULARY.pad
+    return ids
+
+
+def masked(ids: np.ndarray, seed: int = 1, step: int = 0, epoch: int = 0, **options) -> Masked:
+    masker = Masker(seed, MaskingConfig(**options), VOCABULARY, ids.shape[1], COUNTS, WORD_STARTS)
+    rows = np.arange(len(ids))
+    return masker(ids, np.full(len(ids), epoch), rows * 7, step)
+
+
+def chosen(result: Masked) -> np.ndarray:
+    """[R, L] which columns were chosen."""
+    table = np.zeros(result.input_ids.shape, bool)
+    row, slot = np.nonzero(result.labels != -100)
+    table[row, result.positions[row, slot]] = True
+    return table
+
+
+KINDS = [
+    {},
+    {"smoothing": 0.7},
+    {"unit": "word"},
+    {"unit": "ngram"},
+    {"copies": 3},
+    {"rate": 0.3, "final_rate": 0.15, "final_rate_step": 100},
+]
+
+
+@given(
+    st.sampled_from(KINDS),
+    st.integers(0, 2**63),
+    st.integers(1, 12),
+    st.integers(8, 80),
+    st.floats(0, 1),
+)
+@settings(max_examples=80, deadline=None)
+def test_what_holds_for_every_mask(kind, seed, rows, length, rate) -> None:
+    ids = sequences(rows, length, seed % 1000)
+    options = {"rate": rate} | kind
+    result = masked(ids, seed, **options)
+    table = chosen(result)
+    maskable = ~VOCABULARY.is_special[ids]
+    budget = np.rint(options["rate"] * maskable.sum(1))
+    assert not table[~maskable].any()
+    if kind.get("unit", "token") == "token":
+        np.testing.assert_array_equal(table.sum(1), budget)
+    else:
+        assert (table.sum(1) <= budget).all()
+    np.testing.assert_array_equal(result.input_ids[~table], ids[~table])
+    used = result.labels != -100
+    np.testing.assert_array_equal(
+        np.take_along_axis(ids, result.positions, 1)[used], result.labels[used]
+    )
+    assert (result.positions[~used] == 0).all()
+    assert (np.diff(np.where(used, result.positions, length), axis=1)[used[:, 1:]] > 0).all()
+    changed = result.input_ids[table & (result.input_ids != ids)]
+    assert (~VOCABULARY.is_special[changed] | (changed == VOCABULARY.mask)).all()
+
+
+def test_rows_do_not_depend_on_their_neighbours() -> None:
+    ids = sequences(16, 64)
+    for kind in KINDS:
+        whole = masked(ids, **kind)
+        masker = Masker(1, MaskingConfig(**kind), VOCABULARY, 64, COUNTS, WORD_STARTS)
+        for row in range(16):
+            alone = masker(ids[row : row + 1], np.zeros(1, int), np.array([row * 7]))
+            np.testing.assert_array_equal(alone.input_ids[0], whole.input_ids[row])
+
+
+def test_every_position_alike_and_80_10_10() -> None:
+    ids = np.full((4000, 66), 7)
+    ids[:, 0], ids[:, -1] = VOCABULARY.cls, VOCABULARY.sep
+    result = masked(ids)
+    table = chosen(result)
+    assert (table.sum(1) == 10).all()
+    by_column = table.sum(0)[1:-1]
+    chi_square = ((by_column - by_column.mean()) ** 2 / by_column.mean()).sum()
+    assert chi_square < 63 + 5 * (2 * 63) ** 0.5
+    shown = result.input_ids[table]
+    total = len(shown)
+    shares = [(shown == 4).sum(), ((shown != 4) & (shown != 7)).sum(), (shown == 7).sum()]
+    for share, expected in zip(shares, (0.8, 0.1, 0.1), strict=True):
+        assert abs(share / total - expected) < 4 * (expected * (1 - expected) / total) ** 0.5 + 2e-4
+    random_ids = shown[(shown != 4) & (shown != 7)]
+    assert len(np.unique(random_ids)) > 0.95 * (1 - np.exp(-len(random_ids) / 994)) * 994
+
+
+def test_dynamic_static_and_scheduled() -> None:
+    ids = sequences(64, 64)
+    assert (chosen(masked(ids, epoch=0)) != chosen(masked(ids, epoch=1))).any()
+    assert (chosen(masked(ids, seed=1)) != chosen(masked(ids, seed=1 + 2**32))).any()
+    fixed = [masked(ids, epoch=epoch, copies=3).input_ids for epoch in range(7)]
+    np.testing.assert_array_equal(fixed[0], fixed[3])
+    np.testing.assert_array_equal(fixed[1], fixed[4])
+    assert (fixed[0] != fixed[1]).any()
+    schedule = {"rate": 0.3, "final_rate": 0.15, "final_rate_step": 1000}
+    maskable = (~VOCABULARY.is_special[ids]).sum(1)
+    for step, rate in ((0, 0.3), (500, 0.225), (1000, 0.15), (9999, 0.15)):
+        result = masked(ids, step=step, **schedule)
+        np.testing.assert_array_equal(chosen(result).sum(1), np.rint(rate * maskable))
+        assert result.positions.shape[1] == np.rint(0.3 * 62)
+
+
+def words_of(ids: np.ndarray) -> list[list[int]]:
+    """The columns of each word of one sequence, by a plain loop."""
+    found: list[list[int]] = []
+    for column, number in enumerate(ids):
+        if VOCABULARY.is_special[number]:
+            continue
+        if WORD_STARTS[number] or VOCABULARY.is_special[ids[column - 1]]:
+            found.append([])
+        found[-1].append(column)
+    return found
+
+
+@pytest.mark.parametrize("unit", ["word", "ngram"])
+def test_words_are_chosen_whole_and_fill_the_budget(unit: str) -> None:
+    ids = sequences(200, 96, 3)
+    table = chosen(masked(ids, unit=unit))
+    budgets = np.rint(0.15 * (~VOCABULARY.is_special[ids]).sum(1))
+    for row in range(len(ids)):
+        for word in words_of(ids[row]):
+            assert len(set(table[row, word].tolist())) == 1
+    filled = table.sum(1).sum() / budgets.sum()
+    assert 0.9 < filled <= 1
+
+
+def test_ngrams_have_albert_s_lengths() -> None:
+    """One n-gram in each sequence, so that none is shortened or joined to a neighbour."""
+    ids = np.full((6000, 42), 7)  # all words of one token
+    ids[:, 0], ids[:, -1] = VOCABULARY.cls, VOCABULARY.sep
+    table = chosen(masked(ids, unit="ngram", rate=0.075))  # a budget of 3 tokens
+    first = np.argmax(table, axis=1)
+    run = table[np.arange(6000), first + 1] * (1 + table[np.arange(6000), first + 2])
+    assert set(run.tolist()) == {0, 1, 2}
+    # A lone 3-gram fills the budget: its share is that of first draws, plus runs by chance.
+    assert abs((run == 2).mean() - (1 / 3) / (1 + 1 / 2 + 1 / 3)) < 0.06
+    assert (table.sum(1) == 3).mean() > 0.99
+
+
+def test_ngrams_do_not_cross_separators() -> None:
+    ids = np.full((3000, 13), 7)
+    ids[:, 0], ids[:, 4], ids[:, -1] = VOCABULARY.cls, VOCABULARY.sep, VOCABULARY.sep
+    table = chosen(masked(ids, unit="ngram", rate=0.2, max_ngram=2))  # a budget of 2 tokens
+    both = table[:, 3] & table[:, 5]
+    apart = table[:, 2] & table[:, 6]
+    assert both.mean() < 2 * apart.mean() + 0.02
+
+
+def test_smoothing_prefers_rare_tokens_as_distilbert_does() -> None:
+    """One token of each sequence: its probability is count**-0.7 over their sum."""
+    rows, length = 20000, 12
+    ids = np.tile(np.arange(100, 100 + length), (rows, 1))
+    ids[:, 0], ids[:, -1] = VOCABULARY.cls, VOCABULARY.sep
+    table = chosen(masked(ids, smoothing=0.7, rate=0.1))
+    assert (table.sum(1) == 1).all()
+    weights = COUNTS[100 : 100 + length] ** -0.7
+    weights[[0, -1]] = 0
+    expected = weights / weights.sum()
+    assert np.abs(table.mean(0) - expected).max() < 5 * (0.25 / rows) ** 0.5
+
+
+@given(st.integers(0, 2**63), st.integers(0, 2**40), st.sampled_from([0, 2, 4, 5]))
+@settings(max_examples=30, deadline=None)
+def test_torch_makes_the_same_token_masks(seed: int, epoch: int, kind: int) -> None:
+    options = KINDS[kind] if kind in (0, 4, 5) else {"rate": 0.4, "random_share": 0.15}
+    ids = sequences(9, 50, seed % 100)
+    samples = (np.arange(9) << 48) + seed % 2**40
+    epochs = np.full(9, epoch)
+    config = MaskingConfig(**options)
+    expected = Masker(seed, config, VOCABULARY, 50, COUNTS, WORD_STARTS)(ids, epochs, samples, 30)
+    masker = TorchMasker(seed, config, VOCABULARY, 50)
+    found = masker(torch.from_numpy(ids), torch.from_numpy(epochs), torch.from_numpy(samples), 30)
+    for name in ("input_ids", "positions", "labels"):
+        np.testing.assert_array_equal(getattr(found, name).numpy(), getattr(expected, name))
+
+
+def test_configs_that_cannot_be() -> None:
+    for options, key in (
+        ({"rate": 1.5}, "rate"),
+        ({"unit": "letter"}, "unit"),
+        ({"final_rate": 0.1}, "final_rate_step"),
+        ({"smoothing": 0.7, "unit": "word"}, "smoothing"),
+        ({"mask_share": 0.95}, "random_share"),
+        ({"copies": -1}, "copies"),
+    ):
+        with pytest.raises(ValueError, match=f"^{key}: "):
+            MaskingConfig(**options)

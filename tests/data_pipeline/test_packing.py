@@ -1,0 +1,210 @@
+"""Packings against plain loops over the text of the corpus."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from data_pipeline import BatchStream, Corpus, DataConfig, MaskingConfig, PhaseConfig
+from data_pipeline.config import PACKINGS
+from data_pipeline.merging import documents
+from data_pipeline.packing import PackingRules, count, single_spans
+from data_pipeline.shards import Block
+from tests.data_pipeline.conftest import make_documents
+
+
+def epoch_of(corpus: Corpus, epoch: int = 0, split: str = "train", **options):
+    """All samples of an epoch in sample order: input_ids, segment_ids, pair_labels."""
+    masking = MaskingConfig(rate=0.0)
+    config = DataConfig(**({"path": "x", "sequence_length": 64} | options), masking=masking)
+    stream = BatchStream(corpus.split(split), config, 5, 16)
+    total = stream.samples_per_epoch
+    steps = range(epoch * total // 16, -(-(epoch + 1) * total // 16))
+    rows = [stream.batch(step).rows(row, row + 1) for step in steps for row in range(16)]
+    rows = [row for row in rows if row.epochs[0] == epoch]
+    assert len(rows) == total
+    rows.sort(key=lambda batch: int(batch.sample_ids[0]))
+    labels = [None if row.pair_labels is None else int(row.pair_labels[0]) for row in rows]
+    return [row.input_ids[0] for row in rows], [row.segment_ids[0] for row in rows], labels
+
+
+def segments(corpus: Corpus, ids: np.ndarray, segment_ids: np.ndarray) -> list[list[int]]:
+    """The text of each segment, without special tokens."""
+    special = corpus.vocabulary.is_special
+    return [ids[(segment_ids == number) & ~special[ids]].tolist() for number in (0, 1)]
+
+
+def greedy(split, length: int, within_documents: bool) -> list[list[int]]:
+    """full_sentences and doc_sentences by a plain loop: the tokens between [CLS] and [SEP]."""
+    found = []
+    sep = split.vocabulary.sep
+    for number in range(len(split.index.blocks)):
+        block = split.read_block(number)
+        current: list[int] = []
+        sentence_ends = np.cumsum(block.sentences)
+        sentences = np.split(block.tokens, sentence_ends[:-1])
+        at = 0
+        for size in block.documents:
+            for nth in range(size):
+                sentence = sentences[at].tolist()
+                at += 1
+                separator = [sep] if nth == 0 and current else []
+                while sentence:
+                    piece, sentence = sentence[: length - 2], sentence[length - 2 :]
+                    if len(current) + len(separator) + len(piece) > length - 2:
+                        found.append(current)
+                        current, separator = [], []
+                    current += separator + piece
+                    separator = []
+            if within_documents and current:
+                found.append(current)
+                current = []
+        if current:
+            found.append(current)
+    return found
+
+
+@pytest.mark.parametrize("length", [16, 64, 200])
+@pytest.mark.parametrize("packing", ["full_sentences", "doc_sentences"])
+def test_sentences_are_packed_as_by_a_plain_loop(corpus: Corpus, length: int, packing: str) -> None:
+    ids, _, _ = epoch_of(corpus, packing=packing, sequence_length=length)
+    pad = corpus.vocabulary.pad
+    found = [row[row != pad][1:-1].tolist() for row in ids]
+    assert found == greedy(corpus.split("train"), length, packing == "doc_sentences")
+
+
+def test_contiguous_wastes_nothing_but_the_end_of_a_block(corpus: Corpus) -> None:
+    ids, _, _ = epoch_of(corpus, packing="contiguous")
+    pad = corpus.vocabulary.pad
+    short = sum((row == pad).any() for row in ids)
+    assert short <= len(corpus.split("train").index.blocks)
+    text = np.concatenate([row[row != pad][1:-1] for row in ids])
+    special = corpus.vocabulary.is_special
+    tokens = np.concatenate([one for one, _ in documents(corpus.split("train"))])
+    np.testing.assert_array_equal(text[~special[text]], tokens)
+
+
+@pytest.mark.parametrize("packing", ["segment_pair", "sop"])
+@pytest.mark.parametrize("short", [0.0, 0.3])
+def test_pairs_hold_all_text_and_mean_what_their_labels_say(
+    corpus: Corpus, packing: str, short: float
+) -> None:
+    options = {"packing": packing, "short_sequence_probability": short, "sequence_length": 48}
+    texts = [one.tolist() for one, _ in documents(corpus.split("train"))]
+    text = "|".join(" ".join(map(str, one)) + " " for one in texts)
+    for epoch in (0, 1):
+        ids, segment_ids, labels = epoch_of(corpus, epoch, **options)
+        assert 0.4 < np.mean(labels) < 0.6
+        for row, kinds, label in list(zip(ids, segment_ids, labels, strict=True))[:150]:
+            first, second = segments(corpus, row, kinds)
+            assert first
+            assert second
+            order = (second, first) if packing == "sop" and label else (first, second)
+            follows = " ".join(map(str, order[0] + order[1])) + " "
+            assert (follows in text) == (packing == "sop" or not label)
+            assert (row == corpus.vocabulary.sep).sum() == 2
+        if packing == "sop":
+            seen = Counter(token for row in ids for token in row.tolist())
+            expected = Counter(token for text in texts for token in text)
+            assert all(seen[token] == n for token, n in expected.items())
+
+
+def test_negatives_come_from_another_document_each_segment_once(corpus: Corpus) -> None:
+    for packing in ("segment_pair", "sentence_pair"):
+        ids, segment_ids, labels = epoch_of(corpus, packing=packing, sequence_length=200)
+        texts = [" ".join(map(str, one.tolist())) for one, _ in documents(corpus.split("train"))]
+        for row, kinds, label in list(zip(ids, segment_ids, labels, strict=True))[:100]:
+            one, other = (
+                {n for n, text in enumerate(texts) if " ".join(map(str, part)) in text}
+                for part in segments(corpus, row, kinds)
+            )
+            if label and len(one) == len(other) == 1:
+                assert one != other
+
+
+def test_pairs_are_drawn_anew_each_epoch(corpus: Corpus) -> None:
+    for packing in ("segment_pair", "sop"):
+        first, second = (epoch_of(corpus, epoch, packing=packing)[2] for epoch in (0, 1))
+        assert len(first) == len(second)
+        assert first != second
+
+
+def test_sentence_pairs_are_two_sentences(corpus: Corpus) -> None:
+    ids, segment_ids, labels = epoch_of(corpus, packing="sentence_pair", sequence_length=200)
+    sentences = {
+        tuple(one.tolist())
+        for tokens, sizes in documents(corpus.split("train"))
+        for one in np.split(tokens, np.cumsum(sizes, dtype=int)[:-1])
+    }
+    whole = [
+        tuple(part) in sentences
+        for row, kinds in zip(ids, segment_ids, strict=True)
+        for part in segments(corpus, row, kinds)
+    ]
+    assert np.mean(whole) > 0.8  # the rest: a third sentence, or a lone one cut in two
+    assert 0.4 < np.mean(labels) < 0.6
+
+
+def test_a_document_alone_in_its_blocks_has_no_negatives(
+    make_corpus: Callable[..., Corpus],
+) -> None:
+    one = make_corpus(["\n".join(make_documents(30))], val_fraction=0.0)
+    _, _, labels = epoch_of(one, packing="segment_pair")
+    assert len(labels) > 10
+    assert set(labels) == {0}
+    _, _, labels = epoch_of(one, packing="sop")
+    assert set(labels) == {0, 1}
+
+
+def test_a_dominating_document_borrows_its_negatives(make_corpus: Callable[..., Corpus]) -> None:
+    big = "\n".join(make_documents(30))
+    corpus = make_corpus([big, *make_documents(3, 5)], val_fraction=0.0, block_bytes=1 << 20)
+    _, _, labels = epoch_of(corpus, packing="segment_pair")
+    assert 0.3 < np.mean(labels) < 0.7
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_counts_need_no_tokens(corpus: Corpus, packing: str) -> None:
+    """The index alone says how many sequences a block makes, whatever the ids are."""
+    split, rules = corpus.split("train"), PackingRules(packing, 40, 0.0)
+    for number, boundaries in enumerate(split.index.boundaries()):
+        block = split.read_block(number)
+        assert count(boundaries, rules) == count(block, rules)
+        if not rules.is_pair:
+            assert len(single_spans(block, rules).starts) == count(block, rules)
+
+
+def test_padding_share() -> None:
+    """Sentences of English-like lengths: at most 5% for full_sentences at 512, 0.1% contiguous."""
+    draw = np.random.default_rng(0)
+    sentences = np.clip(draw.gamma(3.0, 8.5, 20_000), 2, 200).astype(np.uint16)
+    documents_ = np.full(1000, 20, np.uint32)
+    block = Block(np.zeros(int(sentences.sum()), np.uint16), sentences, documents_)
+    for packing, limit in (("full_sentences", 0.05), ("contiguous", 0.001)):
+        lengths = single_spans(block, PackingRules(packing, 512)).lengths + 2
+        assert 1 - lengths.sum() / (512 * len(lengths)) < limit
+
+
+def test_phases_change_length_and_packing(corpus: Corpus) -> None:
+    config = DataConfig(
+        path="x",
+        sequence_length=32,
+        phases=[
+            PhaseConfig(5, sequence_length=128),
+            PhaseConfig(9, packing="segment_pair"),
+        ],
+    )
+    stream = BatchStream(corpus.split("train"), config, 1, 4)
+    shapes = {step: stream.batch(step).input_ids.shape[1] for step in (8, 9, 0, 4, 5)}
+    assert shapes == {0: 32, 4: 32, 5: 128, 8: 128, 9: 128}
+    assert stream.batch(8).pair_labels is None
+    assert stream.batch(9).pair_labels is not None
+    later = BatchStream(
+        corpus.split("train"), DataConfig(path="x", sequence_length=128), 1, 4
+    ).batch(1)
+    np.testing.assert_array_equal(stream.batch(6).sample_ids, later.sample_ids)
+    with pytest.raises(ValueError, match=r"^phases: "):
+        DataConfig(phases=[PhaseConfig(5), PhaseConfig(5)])
