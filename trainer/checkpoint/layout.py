@@ -76,7 +76,8 @@ def share(pieces: Iterable[Piece], rank: int, world_size: int) -> list[Piece]:
         if piece.replicated:
             first, last = max(at, low) - at, min(at + piece.total, high) - at
             at += piece.total
-            piece = replace(piece, offset=first, start=first, numel=max(last - first, 0))
+            offset = piece.offset + first
+            piece = replace(piece, offset=offset, start=first, numel=max(last - first, 0))
         if piece.numel:
             kept.append(piece)
     return kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -39,7 +40,7 @@ class Kind:
     """One way to run a learner under DeepSpeed."""
 
     stage: int = 0
-    precision: str = "fp32"  # fp32, bf16, bf16_fp32_grads, autocast
+    precision: str = "fp32"  # fp32, bf16, bf16_fp32_grads, bf16_flat, autocast
     offload: bool = False
     round_robin: bool = False
     trained: bool = True
@@ -67,6 +68,7 @@ class Kind:
 def start(kind: Kind, seed: int = 0, learning_rate: float = 1e-2, hidden: int = 7) -> Any:
     """A fresh engine: two parameter groups, AdamW."""
     import deepspeed
+    from deepspeed.ops.adam import FusedAdam
 
     model = TiedModel(seed, hidden)
     if not kind.trained:
@@ -78,7 +80,10 @@ def start(kind: Kind, seed: int = 0, learning_rate: float = 1e-2, hidden: int = 
         {"params": [p for p in trained if p.ndim < 2], "lr": 3 * learning_rate},
     ]
     optimizer = torch.optim.AdamW(groups, lr=learning_rate, weight_decay=0.0)
-    return deepspeed.initialize(model=model, optimizer=optimizer, config=kind.config())[0]
+    # DeepSpeed's own fused Adam, which gets flat masters at stage 0, needs a compiler.
+    fused = torch.optim.AdamW if kind.precision == "bf16_flat" else FusedAdam
+    with mock.patch.object(deepspeed.runtime.engine, "FusedAdam", fused):
+        return deepspeed.initialize(model=model, optimizer=optimizer, config=kind.config())[0]
 
 
 def train(engine: Any, first: int, last: int) -> list[float]:

@@ -27,6 +27,7 @@ from trainer.checkpoint import (
     published,
     storage,
 )
+from trainer.checkpoint.folder import read_trainer_file
 
 # ---------------------------------------------------------------------------------- SIGKILL
 
@@ -201,7 +202,7 @@ def fail_and_recover(folder: Path) -> dict[str, Any]:
         if dist.get_rank() == 1:
             setattr(storage, "_write_all", full if is_full else write_all)  # noqa: B010
 
-    writer.save(1, engines, {})
+    writer.save(1, engines, {}, metric=float("nan"))
     published_first = writer.wait()
     set_disk(is_full=True)
     writer.save(2, engines, {})
@@ -234,6 +235,7 @@ def test_a_failure_on_one_rank_is_reported_once_and_counted_on_all(tmp_path: Pat
     assert one["quiet"]
     assert (one["failures"], one["last"], one["steps"]) == (5, 3, [1, 3])
     assert sorted(os.listdir(folder)) == ["step-000000001", "step-000000003"]
+    assert read_trainer_file(folder, 1) == {"step": 1, "attempt": 0, "metric": None, "state": {}}
     assert silent == []
     file = "step-000000002.writing-0/teacher/rank-00001.safetensors"
     assert lines[0] == (

@@ -26,6 +26,7 @@ KINDS = {
     "stage-1-bf16-fp32-grads": Kind(1, "bf16_fp32_grads"),
     "stage-1-autocast": Kind(1, "autocast"),
     "stage-0-bf16": Kind(0, "bf16"),
+    "stage-0-bf16-flat": Kind(0, "bf16_flat"),
     "stage-0-autocast": Kind(0, "autocast"),
     "stage-0-frozen": Kind(0, trained=False),
 }
@@ -34,6 +35,7 @@ WRAPPERS = {
     "stage-2-bf16": "DeepSpeedZeroOptimizer",
     "stage-1-bf16-fp32-grads": "BF16_Optimizer",
     "stage-0-bf16": "FP16_UnfusedOptimizer",
+    "stage-0-bf16-flat": "FP16_Optimizer",
     "stage-0-autocast": "AdamW",
     "stage-0-frozen": "NoneType",
 }
@@ -42,6 +44,8 @@ OTHER = {  # resumed as another kind: the masters arrive exactly
     "stage-2-offload": Kind(0, "bf16"),
     "stage-1-bf16-fp32-grads": Kind(3, offload=True),
     "stage-0-bf16": Kind(1, "bf16_fp32_grads"),
+    "stage-2-round-robin": Kind(0, "bf16_flat"),
+    "stage-0-bf16-flat": Kind(3, "bf16"),
     "stage-0-autocast": Kind(2, "bf16"),
     "stage-1-autocast": Kind(3, trained=False),
 }
