@@ -38,7 +38,7 @@ def _one_line(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno in (
         errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM
     ):  # fmt: skip
-        return f"{error.filename or 'a file'}: {error.strerror}; free some space or choose another folder"
+        return f"{error.filename}: {error.strerror}; make room or choose another folder"
     user_errors = [
         getattr(sys.modules[module], name)
         for module, name in [

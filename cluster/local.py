@@ -45,6 +45,7 @@ class _Child:
     rank: int
     process: subprocess.Popen[bytes]
     held: collections.deque[tuple[float, bytes]] = field(default_factory=collections.deque)
+    shown: bytes = b""  # the end of what was passed on of its standard error
 
     @property
     def errors(self) -> IO[bytes]:
@@ -203,7 +204,9 @@ class _Launcher:
             child.errors.close()
         if self.interrupted:
             return 128 + signal.SIGINT
-        _show(shown)
+        # Ranks that fail alike: rank 0's line may have been passed on before another one ended.
+        if not _told(self.children[0], shown):
+            _show(shown)
         if self.failed is None:
             return max(child.process.returncode for child in self.children)
         code = self.failed.process.returncode
@@ -237,5 +240,13 @@ def _hold(child: _Child, data: bytes) -> None:
 
 def _show(child: _Child, older_than: float = float("inf")) -> None:
     while child.held and child.held[0][0] <= older_than:
-        sys.stderr.buffer.write(child.held.popleft()[1])
+        data = child.held.popleft()[1]
+        sys.stderr.buffer.write(data)
+        child.shown = (child.shown + data)[-KEPT_BYTES:]
     sys.stderr.flush()
+
+
+def _told(first: _Child, child: _Child) -> bool:
+    """Whether rank 0 has already said, word for word, what `child` is about to say."""
+    message = b"".join(data for _, data in child.held).strip()
+    return first is not child and bool(message) and message in first.shown

@@ -68,6 +68,8 @@ class Job:
         self._open.enter_context(self.recorder)
         self.batches = Prefetched(stream.batch, self.state.step)
         self._open.callback(self.batches.close)
+        if not config.students:
+            self.recorder.say("no students: plain pre-training of the teacher")
 
     def admit_students(self) -> None:
         """Start the students whose time has come."""

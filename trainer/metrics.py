@@ -48,8 +48,11 @@ class MetricsLog:
     def append(self, row: Mapping[str, float]) -> None:
         """Write one row; `row` must have ``step``. Values are Python or NumPy numbers."""
         assert "step" in row, f"a metrics row without a step: {row}"
-        self._file.write(encode(row) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(encode(row) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._file.name) from error
 
     def close(self) -> None:
         """Put the rows on the disk itself, not only in the system's cache, and close."""

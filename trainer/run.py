@@ -64,6 +64,7 @@ def _git_revision() -> str:
 
 def _log_to_file(folder: RunFolder, rank: int) -> None:
     """Everything to the rank's own log; warnings of rank 0 to the terminal as well."""
+    logging.raiseExceptions = False  # a full disk is the checkpoints' and the metrics' to report
     folder.logs.mkdir(exist_ok=True)
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     handlers: list[logging.Handler] = [logging.FileHandler(folder.logs / f"rank-{rank:03d}.log")]

@@ -1,0 +1,126 @@
+"""What a user got wrong: one line that says what to change, exit code 1, and no traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+from click.testing import CliRunner
+from tests.conftest import TINY_JOB, tandem
+
+import tandem as command_line
+
+
+def fails(*arguments: object) -> str:
+    """The one line of a command that must fail, run in this process."""
+    done = CliRunner().invoke(command_line.main, [str(argument) for argument in arguments])
+    assert done.exit_code == 1, (done.output, done.exception)
+    return one_line(done.output)
+
+
+def one_line(output: str) -> str:
+    lines = output.strip().splitlines()
+    assert len(lines) == 1, output
+    return lines[0]
+
+
+def test_an_unknown_key_names_the_nearest():
+    line = fails("train", TINY_JOB, "teacher.optimizer.learning_rat=1")
+    assert "teacher.optimizer.learning_rat" in line
+    assert "did you mean learning_rate" in line
+
+
+def test_a_value_of_the_wrong_type_names_its_key():
+    assert "steps" in fails("train", TINY_JOB, "steps=many")
+
+
+def test_a_missing_config_names_the_nearest():
+    assert "did you mean demo" in fails("train", "demoo")
+
+
+def test_a_missing_text_file_is_named(tmp_path):
+    sizes = ["--kind", "wordpiece", "--vocab-size", "100"]
+    missing = tmp_path / "no.txt"
+    assert str(missing) in fails("tokenizer", "train", missing, *sizes, "--out", tmp_path / "t")
+
+
+def test_an_empty_text_file_is_named(tmp_path):
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n\n")
+    sizes = ["--kind", "wordpiece", "--vocab-size", "100"]
+    assert str(empty) in fails("tokenizer", "train", empty, *sizes, "--out", tmp_path / "t")
+
+
+def test_a_run_that_is_not_there_is_named(tmp_path):
+    assert str(tmp_path) in fails("evaluate", tmp_path)
+    assert str(tmp_path) in fails("export", tmp_path, "--learner", "x", "--out", tmp_path / "out")
+
+
+def test_wrong_usage_exits_2():
+    assert CliRunner().invoke(command_line.main, ["train"]).exit_code == 2
+    assert CliRunner().invoke(command_line.main, ["trian"]).exit_code == 2
+
+
+JOBS = {
+    "no corpus": (["data.path=nowhere"], "nowhere"),
+    "not one full sequence": (
+        ["data.sequence_length=4096", "teacher.model.max_positions=4096", "evaluation.sequences=1"],
+        "single full sequence",
+    ),
+    "a batch that ranks cannot share": (["batch.size=7"], "7"),
+    "another vocabulary": (["teacher.model.vocab_size=100"], "vocab_size 100"),
+    "an objective that does not fit": (
+        ["students.tinybert.model.heads=2"],
+        "students.tinybert.objective.attention",
+    ),
+    "layers that are not there": (
+        ["students.distilbert.init.teacher_layers=[0,9]", "students.distilbert.start=null"],
+        "teacher_layers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_that_cannot_run_says_why_once(name, text, corpus, tmp_path):
+    overrides, reason = JOBS[name]
+    paths = [f"data.path={corpus}", f"runs={tmp_path}"]
+    failed = tandem("train", TINY_JOB, *paths, *overrides, "--nproc", 2)
+    assert failed.returncode == 1
+    assert reason in one_line(failed.stderr)
+
+
+def test_more_ranks_than_samples(tmp_path):
+    """Two short documents make three samples at the most: too few for four ranks."""
+    text = tmp_path / "short.txt"
+    text.write_text("\n\n".join(f"Document {n} has few words to offer. " * 4 for n in "ABCD"))
+    sizes = ["--kind", "wordpiece", "--vocab-size", "60"]
+    folder = tmp_path / "data"
+    assert tandem("tokenizer", "train", text, *sizes, "--out", tmp_path / "t").returncode == 0
+    options = ["--tokenizer", tmp_path / "t", "--val-fraction", "0.5", "--out", folder]
+    assert tandem("data", "build", text, *options).returncode == 0
+    paths = [f"data.path={folder}", f"runs={tmp_path}", "data.sequence_length=128"]
+    failed = tandem("train", TINY_JOB, *paths, "teacher.model.max_positions=128", "--nproc", 4)
+    assert failed.returncode == 1
+    assert "too few for 4 ranks" in one_line(failed.stderr)
+
+
+def test_no_students_is_plain_pre_training(corpus, tmp_path):
+    paths = [f"data.path={corpus}", f"runs={tmp_path}"]
+    done = tandem("train", TINY_JOB, *paths, "students=null", "steps=2")
+    assert done.returncode == 0, done.stderr
+    assert "no students" in done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_is_one_line(corpus, tmp_path):
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(tmp_path)])
+    if mounted.returncode:
+        pytest.skip("this machine does not let root mount a file system")
+    try:
+        failed = tandem("train", TINY_JOB, f"data.path={corpus}", f"runs={tmp_path}")
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+    assert failed.returncode == 1
+    assert "space" in failed.stderr.splitlines()[-1]
+    assert "Traceback" not in failed.stderr
