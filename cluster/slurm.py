@@ -27,6 +27,7 @@ class QueuedJob:
     """A job that SLURM has not finished with."""
 
     id: str  # as scancel takes it; ID_INDEX for a task of an array
+    number: str  # SLURM_JOB_ID, which is unique to a task of an array
     state: str  # PENDING, RUNNING, COMPLETING, ...
     reason: str  # why it is pending
     nodes: str
@@ -92,7 +93,7 @@ def queued_jobs() -> list[QueuedJob]:
     """This user's jobs that are pending or running; none where there is no SLURM."""
     if not shutil.which("squeue"):
         return []
-    form = "%i|%T|%r|%N|%L"
+    form = "%i|%A|%T|%r|%N|%L"
     lines = _command("squeue", "-h", "-u", str(os.getuid()), "-o", form).splitlines()
     return [QueuedJob(*line.split("|")) for line in lines]
 

@@ -80,7 +80,7 @@ deliver() {
 
 timed_out() { scontrol -o show job "$SLURM_JOB_ID" | grep -q ' Reason=TimeLimit '; }
 
-rescue() { # at the limit itself: this shell is killed as soon as the ranks are, so it is now or never
+rescue() { # at the limit itself: this shell is killed when the ranks are, so it is now or never
   [ "$may_requeue" = yes ] && timed_out && scontrol requeue "$SLURM_JOB_ID" || return
   rescued=yes
   note requeue 0 'the time limit, before the ranks had saved'

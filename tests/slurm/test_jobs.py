@@ -10,7 +10,8 @@ import pytest
 
 from cluster import LaunchError
 from cluster.config import ClusterConfig
-from cluster.slurm import plan_job, submit
+from cluster.slurm import plan_job, queued_jobs, submit
+from cluster.status import read_run
 from tests.slurm.real_slurm import RealSlurm, until
 
 
@@ -258,3 +259,18 @@ def test_editing_the_checkout_does_not_change_a_queued_job(
     slurm.run("scontrol", "update", "partition=main", "state=up")
     job.end()
     assert job.steps == [1, 2]
+
+
+def test_status_knows_the_queue(slurm: RealSlurm, source: Path) -> None:
+    slurm.run("scontrol", "update", "partition=main", "state=down")
+    job = Submitted(slurm, source)
+    queued = read_run(job.run, queued_jobs())
+    assert (queued.state, queued.reason, queued.job) == ("queued", "PartitionDown", job.id)
+    slurm.run("scontrol", "update", "partition=main", "state=up")
+    job.reach(3)
+    running = read_run(job.run, queued_jobs())
+    assert (running.state, running.steps, running.job) == ("running", 100, job.id)
+    slurm.run("scancel", job.id)
+    job.end("CANCELLED")
+    until(lambda: not queued_jobs(), "the end of the job")
+    assert read_run(job.run, queued_jobs()).state == "stopped"

@@ -1,0 +1,88 @@
+"""What `tandem status` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cluster.errors import LaunchError
+from cluster.slurm import queued_jobs
+from cluster.status import RunStatus, read_run, read_runs, to_json
+
+COLOURS = {"running": "green", "finished": "green", "stalled": "yellow", "failed": "red"}
+
+
+def show(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:
+    """Print the state of one run (a folder, or a name under `root`), or of all of them."""
+    jobs, remark = None, ""
+    try:
+        jobs = queued_jobs()
+    except LaunchError as error:
+        remark = f"SLURM's queue cannot be read: {error}"
+    if run is None:
+        runs = read_runs(root, jobs)
+    else:
+        runs = [read_run(Path(run) if Path(run).is_dir() else root / run, jobs)]
+    if as_json:
+        print(to_json(runs))
+        return
+    console = Console()
+    console.print(table(runs) if runs else f"no runs in {root}")
+    if remark and list(root.glob("*/submissions")):
+        console.print(Text(remark, style="dim"))
+
+
+def table(runs: Sequence[RunStatus]) -> RenderableType:
+    """One row per run, and below the table what needs a look."""
+    grid = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("run", "state", "step", "loss", "tokens/s", "left", "checkpoint", "attempts"):
+        grid.add_column(
+            name, justify="right" if name in ("tokens/s", "left", "attempts") else "left"
+        )
+    for run in runs:
+        grid.add_row(
+            Text(run.name),
+            Text(run.state, style=COLOURS.get(run.state, "")),
+            f"{run.step:,} of {run.steps:,}",
+            "\n".join(f"{learner} {loss:.3f}" for learner, loss in run.losses.items()),
+            "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
+            duration(run.seconds_left),
+            _checkpoint(run),
+            str(run.attempts),
+        )
+    return Group(grid, *(Text(line) for run in runs for line in _remarks(run)))
+
+
+def duration(seconds: float | None) -> str:
+    """A time in its two largest units: 2d 3h, 5h 10m, 4m 20s."""
+    if seconds is None:
+        return ""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour}h"
+    if hours:
+        return f"{hours}h {minute}m"
+    return f"{minute}m {second}s"
+
+
+def _checkpoint(run: RunStatus) -> str:
+    if run.checkpoint is None:
+        return ""
+    return f"{run.checkpoint:,}, {duration(run.checkpoint_age)} ago"
+
+
+def _remarks(run: RunStatus) -> list[str]:
+    remarks = []
+    if run.reason:
+        remarks.append(f"{run.name} is {run.state}: {run.reason}")
+    if run.restarts:
+        remarks.append(f"{run.name} was restarted: {'; '.join(run.restarts[-3:])}")
+    if run.log and run.state in ("running", "stalled", "failed"):
+        remarks.append(f"{run.name} logs to {run.log}")
+    return remarks

@@ -1,0 +1,201 @@
+"""`tandem status`, from run folders in each state that a run can be in."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster import LaunchError
+from cluster.slurm import QueuedJob
+from cluster.status import read_run, read_runs, to_json
+from cluster.status_table import duration, show
+
+
+class Folder:
+    def __init__(self, root: Path, name: str = "demo", steps: int = 100) -> None:
+        self.path = root / name
+        self.path.mkdir(parents=True)
+        (self.path / "config.yaml").write_text(
+            f"# git revision: abc\nname: {name}\nsteps: {steps}\n"
+        )
+
+    def log(self, *steps: int, seconds_each: float = 2.0) -> None:
+        with (self.path / "metrics.jsonl").open("a") as file:
+            for step in steps:
+                row = {"step": step, "seconds": step * seconds_each, "tokens_per_second": 500.0}
+                row |= {"teacher/loss": 8.0 - step / 100, "students/tiny/loss": "NaN"}
+                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps({"step": step, "val/teacher/loss": 1.0}) + "\n")
+
+    def attempt(self, process: int, number: int = 1, started: float | None = None) -> None:
+        (self.path / "attempts").mkdir(exist_ok=True)
+        record = {"host": socket.gethostname(), "process": process, "time": started or time.time()}
+        (self.path / f"attempts/{number:06d}.json").write_text(json.dumps(record))
+
+    def save(self, step: int) -> None:
+        (self.path / f"checkpoints/step-{step:09d}").mkdir(parents=True)
+
+    def event(self, event: str, code: int = 0, reason: str = "", job: str = "7") -> None:
+        with (self.path / "slurm.jsonl").open("a") as file:
+            file.write(
+                json.dumps({"event": event, "code": code, "reason": reason, "job": job}) + "\n"
+            )
+
+    def submit(self, *jobs: str) -> None:
+        (self.path / "submissions/001").mkdir(parents=True)
+        (self.path / "submissions/001/jobs").write_text("\n".join(jobs))
+
+    def age(self, seconds: float) -> None:
+        for file in self.path.rglob("*"):
+            os.utime(file, (time.time() - seconds,) * 2)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Folder(tmp_path / "runs")
+
+
+def test_new_run(run):
+    status = read_run(run.path, [])
+    assert (status.state, status.step, status.steps) == ("new", 0, 100)
+
+
+def test_running_here(run):
+    run.log(10, 20, 30)
+    run.attempt(os.getpid())
+    run.save(20)
+    run.path.joinpath("logs").mkdir()
+    run.path.joinpath("logs/rank-000.log").touch()
+    status = read_run(run.path, [])
+    assert (status.state, status.step, status.attempts) == ("running", 30, 1)
+    assert status.losses["teacher"] == pytest.approx(7.7)
+    assert list(status.losses) == ["teacher", "tiny"]
+    assert status.tokens_per_second == 500
+    assert status.seconds_left == pytest.approx(140)
+    assert status.checkpoint == 20
+    assert status.checkpoint_age is not None
+    assert status.log == str(run.path / "logs/rank-000.log")
+
+
+def test_a_recycled_process_id_is_not_the_run(run):
+    run.log(10)
+    run.attempt(os.getpid(), started=1000.0)
+    assert read_run(run.path, []).state == "failed"
+
+
+def test_stalled(run):
+    run.log(10, 20, 30)
+    run.attempt(os.getpid())
+    run.age(1200)
+    status = read_run(run.path, [])
+    assert (status.state, status.reason) == ("stalled", "no step for 20 minutes")
+
+
+def test_slow_is_not_stalled(run):
+    """Rows 200 s apart: a quarter of an hour without one is nothing unusual."""
+    run.log(10, 20, 30, seconds_each=20)
+    run.attempt(os.getpid())
+    run.age(900)
+    assert read_run(run.path, []).state == "running"
+
+
+def test_stopped_and_failed(run):
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    run.log(10, 20)
+    run.attempt(process.pid)
+    run.save(10)
+    assert read_run(run.path, []).state == "failed"
+    run.save(20)
+    assert read_run(run.path, []).state == "stopped"
+
+
+def test_finished(run):
+    run.log(100)
+    (run.path / "evaluation.json").write_text('{"step": 100}')
+    assert read_run(run.path, []).state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("event", "code", "state"),
+    [("final", 1, "failed"), ("final", 75, "stopped"), ("ended", 75, "stopped")],
+)
+def test_ended_in_slurm(run, event, code, state):
+    run.event("start")
+    run.event(event, code, "why")
+    status = read_run(run.path, [])
+    assert (status.state, status.reason) == (state, "why")
+
+
+def test_queued_and_running_in_slurm(run):
+    run.submit("7")
+    pending = QueuedJob("7", "7", "PENDING", "Priority", "", "1:00")
+    status = read_run(run.path, [pending])
+    assert (status.state, status.reason, status.job) == ("queued", "Priority", "7")
+    for event in ("start", "requeue", "start"):
+        run.event(event, reason="the time limit" if event == "requeue" else "")
+    running = QueuedJob("7", "7", "RUNNING", "None", "n1", "1:00")
+    status = read_run(run.path, [running, pending])
+    assert (status.state, status.restarts) == ("running", ["the time limit"])
+
+
+def test_a_task_of_an_array(run):
+    run.event("start", job="13")
+    job = QueuedJob("12_1", "13", "RUNNING", "None", "n1", "1:00")
+    assert read_run(run.path, [job]).job == "12_1"
+    assert read_run(run.path, [QueuedJob("13", "14", "RUNNING", "", "", "")]).job is None
+
+
+def test_without_an_answer_from_slurm_the_folder_decides(run):
+    run.event("start")
+    run.log(10)
+    assert read_run(run.path, None).state == "running"
+
+
+def test_torn_line_is_left_out(run):
+    run.log(10)
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2')
+    assert read_run(run.path, []).step == 10
+
+
+def test_submitted_but_never_started(tmp_path):
+    folder = tmp_path / "runs/later/submissions/001"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("steps: 5\n")
+    assert [one.name for one in read_runs(tmp_path / "runs", [])] == ["later"]
+
+
+def test_json_is_strict(run):
+    run.log(10)
+    text = to_json(read_runs(run.path.parent, []))
+    assert json.loads(text)[0]["losses"]["tiny"] is None
+
+
+def test_table(run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    run.log(10, 20)
+    run.attempt(2**22 + 1)
+    show(None, False, run.path.parent)
+    show("demo", False, run.path.parent)
+    out = capsys.readouterr().out
+    assert out.count("20 of 100") == 2
+    assert "demo is failed: it ended without saving" in out
+
+
+def test_unknown_run_is_one_line(tmp_path):
+    with pytest.raises(LaunchError, match="no run there"):
+        show("nope", False, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, ""), (5, "0m 5s"), (260, "4m 20s"), (18600, "5h 10m"), (183600, "2d 3h")],
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
