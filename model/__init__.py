@@ -13,6 +13,7 @@ from model.hugging_face import from_pretrained, import_folder, save_pretrained
 from model.initialisation import build
 from model.layer_selection import select_layers
 from model.masked_language_model import Features, MaskedLanguageModel, ModelOutput
+from model.model_card import Training, model_card
 
 __all__ = [
     "QKV",
@@ -23,10 +24,12 @@ __all__ = [
     "ModelError",
     "ModelOutput",
     "ModelSize",
+    "Training",
     "build",
     "describe",
     "from_pretrained",
     "import_folder",
+    "model_card",
     "save_pretrained",
     "select_layers",
 ]

@@ -28,8 +28,10 @@ def attention_kernel(device: str, dtype: torch.dtype, length: int, masked: bool)
     """The fastest kernel, ``plain`` or ``fused``, by device type, dtype, length and padding mask.
 
     Measured by benchmarks/model_attention.py, forward and backward. Never depends on whether a
-    layer is captured, so that the bits do not either.
+    layer is captured, so that the bits do not either. An exported graph serves every length.
     """
+    if torch.compiler.is_exporting():
+        return "plain"
     if device != "cpu":
         return "fused"
     return "plain" if length <= _CPU_PLAIN_LENGTH.get(dtype, 0) else "fused"
@@ -70,7 +72,7 @@ def visible_keys(attention_mask: Tensor | None, length: int, window: int,
     window // 2 neighbours on either side; 0, or one that covers the sequence, hides nothing.
     """
     visible = None if attention_mask is None else (attention_mask != 0)[:, None, None, :]
-    if window and length - 1 > window // 2:
+    if window and (torch.compiler.is_exporting() or length - 1 > window // 2):
         position = torch.arange(length, device=device)
         near = (position[:, None] - position[None, :]).abs() <= window // 2
         visible = near[None, None] if visible is None else visible & near

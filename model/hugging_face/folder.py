@@ -22,6 +22,7 @@ from model.hugging_face.modernbert import MODERNBERT
 from model.hugging_face.weights import read_weights, write_tensors
 from model.initialisation import empty
 from model.masked_language_model import MaskedLanguageModel
+from model.model_card import model_card
 
 FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT)
 OWN_TYPE = "tandem"
@@ -59,7 +60,8 @@ def save_pretrained(
 ) -> str:
     """Write a model, or its configuration and state, as a folder that `transformers` loads.
 
-    Tokenizer files are copied from the folder `tokenizer`; `card` becomes README.md. Returns an
+    Tokenizer files are copied from the folder `tokenizer`; `card`, made by `model_card`, becomes
+    README.md, or one that knows nothing of the training. Returns an
     empty string, or the one line that says why `transformers` cannot express this architecture;
     the folder then has our own form.
     """
@@ -78,8 +80,8 @@ def save_pretrained(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(theirs, indent=2, sort_keys=True) + "\n")
         write_tensors(folder / "model.safetensors", tensors)
-        if card:
-            (folder / "README.md").write_text(card)
+        card = card or model_card(folder.resolve().name, config)
+        (folder / "README.md").write_text(card, encoding="utf-8")
         if tokenizer is not None:
             copy_tokenizer(Path(tokenizer), folder)
     except OSError as error:

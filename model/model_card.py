@@ -1,0 +1,75 @@
+"""The README.md of an exported model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from model.accounting import describe
+from model.config import EncoderConfig
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model came to be, in words and numbers that a reader can check.
+
+    objectives: name -> weight and settings, as in the job. metrics: name -> held-out value.
+    teacher: what it was distilled from, empty if nothing. licence: an SPDX identifier in the
+    spelling of the Hugging Face hub, such as apache-2.0; "other" says that nobody has chosen.
+    """
+
+    data: str
+    steps: int
+    tokens: int
+    objectives: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    teacher: str = ""
+    licence: str = "other"
+    revision: str = ""
+
+
+def model_card(name: str, config: EncoderConfig, training: Training | None = None) -> str:
+    """Markdown with the front matter of the hub: sizes, training, held-out metrics, licence.
+
+    Without `training` it says that nothing is known about it.
+    """
+    size = describe(config)
+    licence = training.licence if training else "other"
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: fill-mask",
+        f"license: {licence}",
+        "tags: [masked-language-modeling, tandem]",
+        "---",
+        f"# {name}",
+        "",
+        f"A masked language model with {size.parameters:,} parameters (embeddings, encoder, pooler)"
+        f" and {size.head_parameters:,} in its heads: {config.layers} layers, hidden size"
+        f" {config.hidden_size}, {config.heads} attention heads, {config.vocab_size:,} tokens in"
+        f" the vocabulary, up to {config.longest_sequence} positions.",
+        "",
+    ]
+    lines += ["How it was trained is not recorded."] if training is None else _training(training)
+    return "\n".join(lines) + "\n"
+
+
+def _training(training: Training) -> list[str]:
+    lines = [
+        "## Training",
+        "",
+        f"- Data: {training.data}",
+        f"- Optimizer steps: {training.steps:,}",
+        f"- Tokens seen: {training.tokens:,}",
+        f"- Teacher: {training.teacher or 'none, pre-trained from scratch'}",
+        f"- Licence: {training.licence}",
+    ]
+    if training.revision:
+        lines.append(f"- Code: Tandem, revision {training.revision}")
+    if training.objectives:
+        lines += ["", "| objective | settings |", "|---|---|"]
+        lines += [f"| {name} | {settings} |" for name, settings in training.objectives.items()]
+    if training.metrics:
+        lines += ["", "## Held-out text", "", "| metric | value |", "|---|---|"]
+        lines += [f"| {name} | {value:.4f} |" for name, value in training.metrics.items()]
+    return lines

@@ -1,0 +1,36 @@
+"""The model card says what it was trained on and how, and the hub can read its front matter."""
+
+from pathlib import Path
+
+import yaml
+
+import model
+
+SMALL = model.EncoderConfig(vocab_size=50, hidden_size=16, layers=2, heads=2, ffn_size=24)
+TRAINING = model.Training(
+    data="prose, 1.2M tokens",
+    steps=1800,
+    tokens=14_745_600,
+    objectives={"mlm": "weight 2.0", "soft": "weight 5.0, temperature 2.0"},
+    metrics={"masked-LM loss": 4.3219, "accuracy": 0.213},
+    teacher="demo_teacher, in the same job",
+    licence="apache-2.0",
+    revision="abc1234",
+)
+
+
+def test_it_holds_everything_about_the_training() -> None:
+    text = model.model_card("student", SMALL, TRAINING)
+    _, front, body = text.split("---\n", 2)
+    assert yaml.safe_load(front)["license"] == "apache-2.0"
+    assert body.startswith("# student\n")
+    for fact in ("prose, 1.2M tokens", "1,800", "14,745,600", "temperature 2.0", "4.3219",
+                 "demo_teacher, in the same job", "apache-2.0", "abc1234", "2 layers"):  # fmt: skip
+        assert fact in body
+
+
+def test_every_saved_folder_has_one(tmp_path: Path) -> None:
+    model.save_pretrained(model.build(SMALL, 0), tmp_path / "mine")
+    text = (tmp_path / "mine" / "README.md").read_text()
+    assert "# mine" in text
+    assert "not recorded" in text
