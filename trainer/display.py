@@ -43,11 +43,11 @@ class Display:
         self._losses: dict[str, float | None] = {}  # None: the learner has not started
         self._accuracies: dict[str, float] = {}
         self._history = deque([(clock(), step)])  # when which step was done
-        self._shown = -LINE_SECONDS
+        self._shown_at = clock() - LINE_SECONDS
+        self._is_shown = True  # nothing to show yet
         self._live: Live | None = None
 
     def __enter__(self) -> Display:
-        self._shown = self._clock() - LINE_SECONDS
         if self._console.is_terminal:
             self._live = Live(self._picture(), console=self._console, auto_refresh=False)
             self._live.start(refresh=True)
@@ -59,8 +59,8 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._show(at_once=True)
         if self._live is not None:
-            self._live.update(self._picture(), refresh=True)
             self._live.stop()
             self._live = None
 
@@ -77,6 +77,7 @@ class Display:
         for learner in waiting:
             self._losses.setdefault(learner, None)
         self._note_time()
+        self._is_shown = False
         self._show()
 
     def say(self, message: str) -> None:
@@ -89,12 +90,12 @@ class Display:
         while len(self._history) > 2 and now - self._history[1][0] > SPEED_WINDOW_SECONDS:
             self._history.popleft()
 
-    def _show(self) -> None:
+    def _show(self, at_once: bool = False) -> None:
         pause = REDRAW_SECONDS if self._live else LINE_SECONDS
         now = self._clock()
-        if now - self._shown < pause and self._step < self._steps:
+        if self._is_shown or (now - self._shown_at < pause and not at_once):
             return
-        self._shown = now
+        self._is_shown, self._shown_at = True, now
         if self._live is not None:
             self._live.update(self._picture(), refresh=True)
         else:
