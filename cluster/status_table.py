@@ -1,39 +1,16 @@
-"""What `tandem status` prints."""
+"""The table of `tandem status`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster.errors import LaunchError
-from cluster.slurm import queued_jobs
-from cluster.status import RunStatus, read_run, read_runs, to_json
+from cluster.status import RunStatus
 
 COLOURS = {"running": "green", "finished": "green", "stalled": "yellow", "failed": "red"}
-
-
-def show(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:
-    """Print the state of one run (a folder, or a name under `root`), or of all of them."""
-    jobs, remark = None, ""
-    try:
-        jobs = queued_jobs()
-    except LaunchError as error:
-        remark = f"SLURM's queue cannot be read: {error}"
-    if run is None:
-        runs = read_runs(root, jobs)
-    else:
-        runs = [read_run(Path(run) if Path(run).is_dir() else root / run, jobs)]
-    if as_json:
-        print(to_json(runs))
-        return
-    console = Console()
-    console.print(table(runs) if runs else f"no runs in {root}")
-    if remark and list(root.glob("*/submissions")):
-        console.print(Text(remark, style="dim"))
 
 
 def table(runs: Sequence[RunStatus]) -> RenderableType:

@@ -53,6 +53,7 @@ def test_the_first_node_cannot_be_reached(monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not preflight.torch.cuda.is_available(), reason="needs a CUDA device")
 def test_gpus_compute_and_meet(tmp_path):
     """On a machine with a GPU: the device check, and a sum over NCCL."""
     command = [sys.executable, "-m", "cluster.preflight", str(tmp_path), "1", "0.001"]

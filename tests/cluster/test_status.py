@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster import LaunchError
+from cluster import LaunchError, commands
 from cluster.slurm import QueuedJob
 from cluster.status import read_run, read_runs, to_json
-from cluster.status_table import duration, show
+from cluster.status_table import duration
 
 
 class Folder:
@@ -181,8 +181,8 @@ def test_table(run, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     run.log(10, 20)
     run.attempt(2**22 + 1)
-    show(None, False, run.path.parent)
-    show("demo", False, run.path.parent)
+    commands.status(None, False, run.path.parent)
+    commands.status("demo", False, run.path.parent)
     out = capsys.readouterr().out
     assert out.count("20 of 100") == 2
     assert "demo is failed: it ended without saving" in out
@@ -190,7 +190,7 @@ def test_table(run, capsys, monkeypatch):
 
 def test_unknown_run_is_one_line(tmp_path):
     with pytest.raises(LaunchError, match="no run there"):
-        show("nope", False, tmp_path)
+        commands.status("nope", False, tmp_path)
 
 
 @pytest.mark.parametrize(

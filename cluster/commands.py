@@ -1,0 +1,69 @@
+"""The cluster's commands, one plain function each, for the command line to call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+import configs
+from cluster.config import ClusterConfig, with_options
+from cluster.errors import LaunchError
+from cluster.script import build
+from cluster.slurm import plan_job, queued_jobs
+from cluster.slurm import submit as submit_job
+from cluster.status import read_run, read_runs, to_json
+from cluster.status_table import table
+
+
+def submit(
+    name: str,
+    run: Path,
+    config: str,
+    cluster: str | None = None,
+    options: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    chain: int = 1,
+    dry_run: bool = False,
+) -> None:
+    """``tandem submit``: hand a job to SLURM, or with `dry_run` print what would be handed over.
+
+    `config` is the text of the resolved job config, `run` the run folder, `cluster` a name or file
+    of ``configs/cluster``, `options` the rest of the command line (``--nodes 4 --time 24:00:00``).
+    Each of the `seeds` gets a run of its own, NAME-seedSEED. Raises LaunchError and ConfigError.
+    """
+    if chain < 1:
+        raise LaunchError(f"--chain {chain}: at least one job is needed")
+    if seeds and chain > 1:
+        raise LaunchError("--chain and --seeds do not go together: submit one chain per seed")
+    site = configs.load(cluster, ClusterConfig, "cluster") if cluster else ClusterConfig()
+    site = with_options(site, options)
+    job = plan_job(name, run, site, seeds, chained=chain > 1)
+    if dry_run:
+        print(build(job, site), end="")
+        return
+    ids = submit_job(job, site, config, chain)
+    print(f"Submitted {name} as job {', '.join(ids)}. See how it goes with: tandem status {run}")
+    print(f"Its log will be in {job.run / 'logs'}, its script is {job.submission / 'job.sbatch'}")
+
+
+def status(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:
+    """``tandem status``: one run (a folder, or a name under `root`), or all of them."""
+    jobs, remark = None, ""
+    try:
+        jobs = queued_jobs()
+    except LaunchError as error:
+        remark = f"SLURM's queue cannot be read: {error}"
+    if run is None:
+        runs = read_runs(root, jobs)
+    else:
+        runs = [read_run(Path(run) if Path(run).is_dir() else root / run, jobs)]
+    if as_json:
+        print(to_json(runs))
+        return
+    console = Console()
+    console.print(table(runs) if runs else f"no runs in {root}")
+    if remark and list(root.glob("*/submissions")):
+        console.print(Text(remark, style="dim"))
