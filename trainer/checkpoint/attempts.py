@@ -15,11 +15,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.checkpoint.errors import StaleAttempt
+from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.folder import all_steps, read_trainer_file, tidy
 from trainer.checkpoint.storage import sync_folder
 
-_FOLDER = "attempts"
+_FOLDER, _CHECKPOINTS = "attempts", "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,17 @@ class Attempt:
         """Take the next number, fence the older attempts off and clear away what they left.
 
         On one process of the job only. ``run_folder`` must exist.
+
+        Raises:
+            CheckpointError: the run folder cannot be written.
         """
-        folder = run_folder / _FOLDER
-        folder.mkdir(exist_ok=True)
-        number, descriptor = _claim(folder)
-        checkpoints = run_folder / "checkpoints"
-        tidy(checkpoints, number)
-        record = {
-            "attempt": number,
-            "host": socket.gethostname(),
-            "process": os.getpid(),
-            "time": time.time(),
-            "checkpoints": published(checkpoints),
-        }
-        with open(descriptor, "w") as file:
-            json.dump(record, file)
-            file.flush()
-            os.fsync(descriptor)
-        sync_folder(folder)
+        try:
+            number, descriptor = _claim(run_folder / _FOLDER)
+            tidy(run_folder / _CHECKPOINTS, number)
+            _record(descriptor, number, published(run_folder / _CHECKPOINTS))
+            sync_folder(run_folder / _FOLDER)
+        except OSError as error:
+            raise CheckpointError(f"{error.filename}: {error.strerror}") from None
         return cls(run_folder, number)
 
     def check(self) -> None:
@@ -88,6 +81,8 @@ def _came_too_late(folder: Path, step: int, inherited: dict[int, set[int]]) -> b
 
 
 def _claim(folder: Path) -> tuple[int, int]:
+    """The first number that nobody has, and the new file that holds it."""
+    folder.mkdir(exist_ok=True)
     number = max(_numbers(folder), default=0)
     while True:
         number += 1
@@ -96,6 +91,20 @@ def _claim(folder: Path) -> tuple[int, int]:
             return number, os.open(folder / f"{number:06d}.json", flags, 0o644)
         except FileExistsError:
             continue
+
+
+def _record(descriptor: int, number: int, checkpoints: list[int]) -> None:
+    record = {
+        "attempt": number,
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "time": time.time(),
+        "checkpoints": checkpoints,
+    }
+    with open(descriptor, "w") as file:
+        json.dump(record, file)
+        file.flush()
+        os.fsync(descriptor)
 
 
 def _numbers(folder: Path) -> list[int]:

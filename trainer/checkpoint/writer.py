@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
 from trainer.checkpoint.attempts import Attempt
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.folder import tidy
@@ -55,6 +53,9 @@ class CheckpointWriter:
             report: called on rank 0, from the writing thread, with one line about a failed save.
             resumed_from: the step this run was resumed from, which is never deleted.
             max_failures: so many failed saves in a row are an error.
+
+        Raises:
+            CheckpointError: on every rank, when rank 0 cannot make the folder.
         """
         self.last_published: int | None = resumed_from
         self.failures = 0
@@ -67,11 +68,7 @@ class CheckpointWriter:
         self._ranks = Ranks()
         pinned = frozenset(() if resumed_from is None else (resumed_from,))
         self._shelf = Shelf(folder, retention, attempt, pinned)
-        if self._ranks.rank == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            sync_folder(folder.parent)
-            tidy(folder, self._shelf.number)
-        dist.barrier(group=self._ranks.group)
+        self._ranks.agree(lambda: self._prepare() if self._ranks.rank == 0 else None)
 
     def save(
         self,
@@ -128,6 +125,11 @@ class CheckpointWriter:
         if self._error and self._in_a_row >= self._max_failures:
             raise CheckpointError(f"{self._in_a_row} saves in a row failed: {self._error}")
         return self._error is None
+
+    def _prepare(self) -> None:
+        self._shelf.folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(self._shelf.folder.parent)
+        tidy(self._shelf.folder, self._shelf.number)
 
     def _buffer(self, learner: str) -> HostBuffer:
         return self._buffers.setdefault(learner, HostBuffer())

@@ -44,6 +44,7 @@ class Kind:
     offload: bool = False
     round_robin: bool = False
     trained: bool = True
+    optimizer: str = "AdamW"
 
     def config(self) -> dict[str, Any]:
         zero: dict[str, Any] = {"stage": self.stage, "round_robin_gradients": self.round_robin}
@@ -66,7 +67,7 @@ class Kind:
 
 
 def start(kind: Kind, seed: int = 0, learning_rate: float = 1e-2, hidden: int = 7) -> Any:
-    """A fresh engine: two parameter groups, AdamW."""
+    """A fresh engine with two parameter groups."""
     import deepspeed
     from deepspeed.ops.adam import FusedAdam
 
@@ -79,7 +80,8 @@ def start(kind: Kind, seed: int = 0, learning_rate: float = 1e-2, hidden: int = 
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": 0.1},
         {"params": [p for p in trained if p.ndim < 2], "lr": 3 * learning_rate},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=learning_rate, weight_decay=0.0)
+    settings = {"momentum": 0.9} if kind.optimizer == "SGD" else {}
+    optimizer = getattr(torch.optim, kind.optimizer)(groups, lr=learning_rate, **settings)
     # DeepSpeed's own fused Adam, which gets flat masters at stage 0, needs a compiler.
     fused = torch.optim.AdamW if kind.precision == "bf16_flat" else FusedAdam
     with mock.patch.object(deepspeed.runtime.engine, "FusedAdam", fused):

@@ -191,6 +191,9 @@ def test_a_disk_that_fills_up_leaves_the_old_checkpoint(
 def fail_and_recover(folder: Path) -> dict[str, Any]:
     """Rank 1's disk is full for a while: what the writer does on both ranks."""
     lines: list[str] = []
+    (file := folder.parent / "file").touch()
+    with pytest.raises(CheckpointError, match=r"file/checkpoints: Not a directory \(rank 0\)"):
+        CheckpointWriter(file / "checkpoints", Retention())
     writer = CheckpointWriter(folder, Retention(), None, lines.append, max_failures=3)
     engines = {"teacher": plain_engine(1.0)}
     write_all = storage._write_all

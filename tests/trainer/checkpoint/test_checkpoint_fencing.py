@@ -13,6 +13,7 @@ from tests.distributed import run_distributed
 from tests.trainer.checkpoint.saving import newest, plain_engine, save
 from trainer.checkpoint import (
     Attempt,
+    CheckpointError,
     CheckpointWriter,
     Retention,
     StaleAttempt,
@@ -90,6 +91,11 @@ def test_an_attempt_that_died_while_beginning_changes_nothing(run: Path) -> None
     assert published(run / "checkpoints") == [1]
     assert Attempt.begin(run).number == 3
     assert newest(run).step == 1
+
+
+def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere/attempts: No such file or directory$"):
+        Attempt.begin(tmp_path / "nowhere")
 
 
 def test_a_newer_attempts_unfinished_work_is_not_cleared(run: Path) -> None:

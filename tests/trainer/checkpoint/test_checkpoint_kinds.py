@@ -10,7 +10,15 @@ import torch
 
 from tests.distributed import run_distributed
 from tests.trainer.checkpoint.learners import Kind, digest, start, train
-from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
+from tests.trainer.checkpoint.saving import plain_engine
+from trainer.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointWriter,
+    Retention,
+    full_state_dict,
+)
+from trainer.checkpoint.snapshot import HostBuffer, capture
 
 KINDS = {
     # Stage 3 first: its first engine replaces torch's linear in the whole process.
@@ -19,6 +27,8 @@ KINDS = {
     "stage-3-autocast": Kind(3, "autocast"),
     "stage-3-offload": Kind(3, offload=True),
     "stage-3-frozen": Kind(3, trained=False),
+    "stage-3-nadam": Kind(3, optimizer="NAdam"),
+    "stage-2-sgd": Kind(2, optimizer="SGD"),
     "stage-2-bf16": Kind(2, "bf16"),
     "stage-2-offload": Kind(2, offload=True),
     "stage-2-round-robin": Kind(2, round_robin=True),
@@ -45,6 +55,7 @@ OTHER = {  # resumed as another kind: the masters arrive exactly
     "stage-1-bf16-fp32-grads": Kind(3, offload=True),
     "stage-0-bf16": Kind(1, "bf16_fp32_grads"),
     "stage-2-round-robin": Kind(0, "bf16_flat"),
+    "stage-2-sgd": Kind(1, optimizer="SGD"),
     "stage-0-bf16-flat": Kind(3, "bf16"),
     "stage-0-autocast": Kind(2, "bf16"),
     "stage-1-autocast": Kind(3, trained=False),
@@ -147,6 +158,15 @@ def test_training_continues_bit_for_bit(result: dict[str, Any]) -> None:
 
 def test_the_loss_scale_comes_back_and_its_settings_stay(result: dict[str, Any]) -> None:
     assert result["scaler"] == {"cur_scale": 512.0, "cur_iter": 7, "min_scale": 0.25}
+
+
+def test_a_state_that_is_not_elementwise_is_refused() -> None:
+    engine = plain_engine(1.0)
+    engine.optimizer = torch.optim.Adafactor(engine.module.parameters())
+    engine.module(torch.ones(5)).sum().backward()
+    engine.optimizer.step()
+    with pytest.raises(CheckpointError, match="weight: the optimizer's state 'row_var'"):
+        capture(engine, HostBuffer(), rank=0, world_size=1)
 
 
 def test_another_kind_gets_the_same_masters(result: dict[str, Any]) -> None:
