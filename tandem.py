@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from data_pipeline import DataConfig
     from trainer.config import JobConfig
 
 FAILED = 1
@@ -138,11 +139,14 @@ def tokenizer() -> None:
 @click.option("--kind", type=click.Choice(["wordpiece", "bpe", "unigram"]), required=True)
 @click.option("--vocab-size", type=click.IntRange(min=1), required=True)
 @click.option("--out", required=True)
-def tokenizer_train(text: tuple[str, ...], kind: str, vocab_size: int, out: str) -> None:
+@click.option("--cased", is_flag=True, help="Keep upper and lower case apart.")
+def tokenizer_train(
+    text: tuple[str, ...], kind: str, vocab_size: int, out: str, cased: bool
+) -> None:
     """Train a tokenizer on TEXT files."""
     from data_pipeline import tokenization
 
-    tokenization.train(text, kind, vocab_size, out)
+    tokenization.train(text, kind, vocab_size, out, cased=cased)
     click.echo(f"The tokenizer is in {out}")
 
 
@@ -158,12 +162,116 @@ def data() -> None:
 @click.option("--shard-mb", type=float, default=64.0, show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--val-fraction", type=float, default=0.01, show_default=True)
-def data_build(text: tuple[str, ...], tokenizer_dir: str, out: str, **options: Any) -> None:
-    """Turn TEXT files into WebDataset shards with a held-out part."""
-    from data_pipeline import build
+@click.option("--task", metavar="I/N", help="Only slice I of N; join them with `data merge`.")
+@click.option("--separator", help="A line between documents; default: blank lines.")
+@click.option(
+    "--field", "text_field", default="text", show_default=True, help="JSON key or column."
+)
+@click.option("--keep-duplicates", is_flag=True, help="Keep documents that repeat exactly.")
+@click.option("--strict", is_flag=True, help="Stop at the first bad document.")
+def data_build(
+    text: tuple[str, ...],
+    tokenizer_dir: str,
+    task: str | None,
+    keep_duplicates: bool,
+    strict: bool,
+    **options: Any,
+) -> None:
+    """Turn TEXT (files, folders, globs, - for standard input) into WebDataset shards.
 
-    build(text, tokenizer_dir, out, **options)
-    click.echo(f"The corpus is in {out}")
+    The same command goes on with a build that was ended.
+    """
+    from rich.console import Console
+
+    from data_pipeline import build
+    from data_pipeline.reporting import progress_bar, summary
+
+    with progress_bar(Console(stderr=True)) as show:
+        tree = build(
+            text,
+            tokenizer_dir,
+            task=_slice(task, "/", "--task") if task else None,
+            drop_duplicates=not keep_duplicates,
+            skip_problems=not strict,
+            on_progress=show,
+            **options,
+        )
+    click.echo(f"{summary(tree)}\nThe corpus is in {options['out']}")
+
+
+@data.command("merge")
+@click.argument("folder", metavar="DIR")
+def data_merge(folder: str) -> None:
+    """Join the slices that `data build --task` made in DIR."""
+    from data_pipeline.merging import merge
+    from data_pipeline.reporting import summary
+
+    click.echo(f"{summary(merge(folder))}\nThe corpus is in {folder}")
+
+
+@data.command("check")
+@click.argument("folder", metavar="DIR")
+def data_check(folder: str) -> None:
+    """Verify every shard of the corpus in DIR."""
+    from data_pipeline.checking import check
+
+    found = check(folder)
+    for line in found:
+        click.echo(line)
+    if found:
+        sys.exit(FAILED)
+    click.echo(f"{folder}: every shard is as it was built")
+
+
+@data.command("show")
+@click.argument("config")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True)
+def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
+    """Show a few masked, packed samples of the job or data CONFIG."""
+    from rich.console import Console
+
+    from data_pipeline.dumping import show
+
+    section, seed, _ = _data_section(config, overrides)
+    console = Console()
+    for text in show(section, seed, samples):
+        console.print(text)
+
+
+@data.command("dump")
+@click.argument("config")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--steps", metavar="A:B", required=True, help="From step A up to step B.")
+@click.option("--world-size", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--split", type=click.Choice(["train", "val"]), default="train", show_default=True)
+@click.option("--out", required=True, help="The .npz file to write.")
+def data_dump(config: str, overrides: tuple[str, ...], steps: str, **options: Any) -> None:
+    """Write exactly what a rank of the job CONFIG trains on."""
+    from data_pipeline.dumping import dump
+
+    section, seed, batch_size = _data_section(config, overrides)
+    rows = dump(section, seed, batch_size, _slice(steps, ":", "--steps"), **options)
+    click.echo(f"{rows} sequences are in {options['out']}")
+
+
+def _slice(text: str, separator: str, option: str) -> tuple[int, int]:
+    first, _, last = text.partition(separator)
+    if not (first.isdecimal() and last.isdecimal()):
+        raise click.UsageError(f"{option} {text}: must be two numbers, as in 0{separator}4")
+    return int(first), int(last)
+
+
+def _data_section(config: str, overrides: tuple[str, ...]) -> tuple[DataConfig, int, int]:
+    """(data, seed, global batch size) of a job, or of a data config with a job's defaults."""
+    import configs
+    from data_pipeline import DataConfig
+
+    if not _is_job(config, "data"):
+        return configs.load(config, DataConfig, "data", overrides), 0, 64
+    job = _load_job(config, overrides)
+    return job.data, job.seed, job.batch.size
 
 
 @main.command("model")
@@ -195,7 +303,7 @@ def _models(config: str) -> list[tuple[str, Any, int | None]]:
     import configs
     from model import EncoderConfig
 
-    if not _is_job(config):
+    if not _is_job(config, "model"):
         name = configs.find(config, "model").stem
         return [(name, configs.load(config, EncoderConfig, "model"), None)]
     job = _load_job(config, ())
@@ -203,15 +311,15 @@ def _models(config: str) -> list[tuple[str, Any, int | None]]:
     return [(name, one.model, job.data.sequence_length) for name, one in learners.items()]
 
 
-def _is_job(config: str) -> bool:
-    """Whether a name means a job: there is no such model, or its file has a job's keys."""
+def _is_job(config: str, kind: str) -> bool:
+    """Whether a name means a job: `kind` has no such config, or its file has a job's keys."""
     import dataclasses
 
     import configs
     from trainer.config import JobConfig
 
     try:
-        path = configs.find(config, "model")
+        path = configs.find(config, kind)
     except configs.ConfigError:
         try:
             configs.find(config, "job")
@@ -254,12 +362,18 @@ def evaluate(run: str, learner: str | None, as_json: bool) -> None:
 @click.argument("run")
 @click.option("--learner", required=True, help="teacher, or a student's name.")
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-def export(run: str, learner: str, out: Path) -> None:
+@click.option("--onnx", is_flag=True, help="Also write model.onnx.")
+def export(run: str, learner: str, out: Path, onnx: bool) -> None:
     """Write a learner of RUN in Hugging Face format."""
     from trainer.export import export_learner
     from trainer.run_folder import RunFolder
 
     export_learner(RunFolder.existing(run), learner, out)
+    if onnx:
+        from model import from_pretrained
+        from model.onnx_export import export_onnx
+
+        export_onnx(from_pretrained(out), out / "model.onnx")
     click.echo(f"{learner} of {run} is in {out}")
 
 

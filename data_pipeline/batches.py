@@ -26,11 +26,15 @@ class Batch:
 
     def rows(self, first: int, last: int) -> Batch:
         """The rows from `first` up to `last`, as views."""
-        cut: dict[str, Any] = {
-            one.name: None if (array := getattr(self, one.name)) is None else array[first:last]
+        return self.take(slice(first, last))
+
+    def take(self, rows: slice | NDArray[np.int64]) -> Batch:
+        """The rows that an index selects: views of a slice, copies of an array."""
+        taken: dict[str, Any] = {
+            one.name: None if (array := getattr(self, one.name)) is None else array[rows]
             for one in fields(self)
         }
-        return Batch(**cut)
+        return Batch(**taken)
 
     def labels(self) -> NDArray[np.int64]:
         """Dense labels [R, L]: the original id at masked positions, -100 elsewhere."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Optional
 
 PACKINGS = (
     "full_sentences",
@@ -33,7 +32,7 @@ class MaskingConfig:
     """
 
     rate: float = 0.15
-    final_rate: Optional[float] = None  # noqa: UP045 (evaluated by OmegaConf on Python 3.10)
+    final_rate: float | None = None
     final_rate_step: int = 0
     unit: str = "token"
     max_ngram: int = 3
@@ -93,8 +92,8 @@ class PhaseConfig:
     """From `from_step` on, sequences of another length or packing (128 then 512, say)."""
 
     from_step: int = 0
-    sequence_length: Optional[int] = None  # noqa: UP045
-    packing: Optional[str] = None  # noqa: UP045
+    sequence_length: int | None = None
+    packing: str | None = None
 
     def __post_init__(self) -> None:
         _require(self.from_step > 0, "from_step", "must be positive")
@@ -120,7 +119,7 @@ class DataConfig:
     phases: list[PhaseConfig] = field(default_factory=list)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     on_bad_shard: str = "stop"
-    cache_dir: Optional[str] = None  # noqa: UP045
+    cache_dir: str | None = None
     cache_gb: float = 50.0
 
     def __post_init__(self) -> None:

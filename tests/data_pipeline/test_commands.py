@@ -1,0 +1,118 @@
+"""The commands, through the real command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import configs
+from data_pipeline import BatchStream, Corpus, DataConfig
+from data_pipeline.checking import check
+from data_pipeline.reporting import summary
+from tests.data_pipeline.conftest import make_documents
+
+SHIPPED = sorted(path.stem for path in (Path(configs.__file__).parent / "data").glob("*.yaml"))
+
+
+def tandem(*arguments: object, code: int = 0, **options) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tandem", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        **options,
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+def test_from_text_to_batches(tmp_path: Path) -> None:
+    text = tmp_path / "in.txt"
+    text.write_text("\n\n".join(make_documents(200)))
+    tandem("tokenizer", "train", text, "--kind", "wordpiece", "--vocab-size", 250,
+           "--out", tmp_path / "tokenizer")  # fmt: skip
+    build = ("data", "build", text, "--tokenizer", tmp_path / "tokenizer", "--val-fraction", 0.1)
+    out = tandem(*build, "--out", tmp_path / "corpus")
+    assert "200 documents" in out or "documents" in out
+    for task in (1, 2):
+        tandem(*build, "--out", tmp_path / "array", "--task", f"{task}/2")
+    tandem("data", "merge", tmp_path / "array")
+    assert "as it was built" in tandem("data", "check", tmp_path / "array")
+    dump = ("data", "dump", "roberta", "sequence_length=32", "--steps", "3:5", "--world-size", 4)
+    for name in ("corpus", "array"):
+        tandem(*dump, f"path={tmp_path / name}", "--rank", 2, "--out", tmp_path / f"{name}.npz")
+    found = np.load(tmp_path / "corpus.npz")
+    stream = BatchStream(
+        Corpus.open(str(tmp_path / "corpus")).split("train"),
+        DataConfig(path="x", sequence_length=32),
+        0, 64, 2, 4,
+    )  # fmt: skip
+    for nth, step in enumerate((3, 4)):
+        batch, rows = stream.batch(step), slice(16 * nth, 16 * nth + 16)
+        assert (found["step"][rows] == step).all()
+        for name in ("sample_ids", "input_ids", "segment_ids", "attention_mask"):
+            np.testing.assert_array_equal(found[name][rows], getattr(batch, name))
+        np.testing.assert_array_equal(found["labels"][rows], batch.labels())
+    assert "pair_labels" not in found
+    damaged = tmp_path / "corpus" / "train" / "shard-000000.tar"
+    damaged.write_bytes(damaged.read_bytes()[:-3000])
+    assert "shard-000000.tar" in tandem("data", "check", tmp_path / "corpus", code=1)
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
+    """A folder that holds what the shipped configs name."""
+    folder = tmp_path_factory.mktemp("corpora")
+    for name in ("corpus", "wiki", "books"):
+        shutil.copytree(corpus.folder, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_config(corpora: Path, name: str) -> None:
+    root = Path(configs.__file__).parents[1]
+    env = {"PYTHONPATH": str(root), "PATH": "", "FORCE_COLOR": "1", "COLUMNS": "200"}
+    if name == "albert":
+        shown = tandem("data", "show", name, "sequence_length=64", cwd=corpora, env=env)
+        assert shown.count("sample") == 4
+        assert "[MASK]" in shown
+        assert "\x1b[" in shown
+    tandem("data", "dump", name, "sequence_length=64", "--steps", "0:2", "--world-size", 2,
+           "--rank", 1, "--out", "out.npz", cwd=corpora, env=env)  # fmt: skip
+    found = np.load(corpora / "out.npz")
+    assert found["input_ids"].shape == (64, 64)
+    assert ("pair_labels" in found) == (name in ("bert", "albert"))
+    assert len(set(zip(found["step"].tolist(), found["sample_ids"].tolist(), strict=True))) == 64
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    for arguments, message in (
+        (("data", "check", tmp_path / "none"), "no such corpus"),
+        (("data", "merge", tmp_path), "holds no parts"),
+        (("data", "show", "roberta", f"path={tmp_path / 'none'}"), "no such corpus"),
+        (("data", "show", "roberta", "packing=tight"), "packing: must be one of"),
+        (("data", "dump", "nothing", "--steps", "0:1", "--out", "x"), "nothing"),
+    ):
+        out = tandem(*arguments, code=1)
+        assert message in out
+        assert len(out.strip().splitlines()) == 1
+    tandem("data", "dump", "roberta", "--steps", "five", "--out", "x", code=2)
+
+
+def test_summary_has_counts_and_a_histogram(make_corpus: Callable[..., Corpus]) -> None:
+    corpus = make_corpus(make_documents(30))
+    tree = json.loads((corpus.folder / "corpus.json").read_text())
+    text = summary(tree)
+    total = tree["splits"]["train"]["documents"] + tree["splits"]["val"]["documents"]
+    assert total == 30
+    assert "tokens per document" in text
+    assert sum(int(line.split()[2].replace(",", "")) for line in text.splitlines()
+               if line.strip().startswith("<")) == 30  # fmt: skip
+    assert check(str(corpus.folder)) == []
