@@ -210,7 +210,8 @@ def _instantiate(config: DictConfig, source: str) -> Any:
 def _innermost_first(config: DictConfig, path: str = "") -> Iterator[tuple[str, DictConfig]]:
     for key, value in config.items():
         if isinstance(value, DictConfig):
-            yield from _innermost_first(value, f"{path}.{key}" if path else str(key))
+            name = str(key)
+            yield from _innermost_first(value, f"{path}.{name}" if path else name)
     yield path, config
 
 

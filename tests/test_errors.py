@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 from click.testing import CliRunner
-from tests.conftest import TINY_JOB, tandem
 
 import tandem as command_line
+from tests.conftest import TINY_JOB, tandem
 
 
 def fails(*arguments: object) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import TINY_JOB, command_environment, tandem
 
+from tests.conftest import TINY_JOB, command_environment, tandem
 from trainer import metrics
 
 LEARNERS = ("teacher", "students/distilbert", "students/tinybert")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from data_pipeline import DataConfig
 from model import EncoderConfig
+from trainer import tracking
 from trainer.objectives import ObjectiveConfig
 from trainer.optimizers import OptimizerConfig
 from trainer.schedules import ScheduleConfig
@@ -28,7 +29,7 @@ class BatchConfig:
         """Refuse sizes that are not positive."""
         for key in ("size", "micro_batch"):
             if getattr(self, key) < 1:
-                raise ValueError(f"batch.{key} must be at least 1")
+                raise ValueError(f"{key} must be at least 1")
 
 
 @dataclass
@@ -53,7 +54,7 @@ class InitConfig:
     def __post_init__(self) -> None:
         """Refuse two origins."""
         if self.teacher_layers is not None and self.pretrained is not None:
-            raise ValueError("init: set teacher_layers or pretrained, not both")
+            raise ValueError("set teacher_layers or pretrained, not both")
 
 
 @dataclass
@@ -93,7 +94,7 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         """Refuse intervals that are not positive."""
         if self.every < 1 or self.sequences < 1:
-            raise ValueError("evaluation.every and evaluation.sequences must be at least 1")
+            raise ValueError("every and sequences must be at least 1")
 
 
 @dataclass
@@ -107,23 +108,23 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         """Refuse intervals that are not positive."""
         if self.every < 1 or self.keep < 1:
-            raise ValueError("checkpoint.every and checkpoint.keep must be at least 1")
+            raise ValueError("every and keep must be at least 1")
 
 
 @dataclass
 class LogConfig:
-    """Metrics every `every` steps; Weights & Biases `auto` (online with a key), `offline`, `off`."""
+    """Metrics every `every` steps; Weights & Biases online with a key (`auto`) or as told."""
 
     every: int = 10
-    wandb: str = "auto"
+    wandb: str = "auto"  # or offline, disabled
     project: str = "tandem"
 
     def __post_init__(self) -> None:
         """Refuse unknown modes."""
         if self.every < 1:
-            raise ValueError("log.every must be at least 1")
-        if self.wandb not in ("auto", "offline", "off"):
-            raise ValueError(f"log.wandb must be auto, offline or off, not {self.wandb}")
+            raise ValueError("every must be at least 1")
+        if self.wandb not in tracking.MODES:
+            raise ValueError(f"wandb must be one of {tracking.MODES}, not {self.wandb}")
 
 
 @dataclass

@@ -87,7 +87,7 @@ def gradient_norm(engine: DeepSpeedEngine, clipping: float) -> Tensor:
 
 
 @contextlib.contextmanager
-def gathered(engine: DeepSpeedEngine, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+def gathered(engine: DeepSpeedEngine, parameters: Sequence[Tensor]) -> Iterator[None]:
     """Make `parameters` whole on every rank for the block, at any stage. Read only. Collective."""
     if engine.zero_optimization_stage() < 3:
         yield

@@ -79,11 +79,6 @@ def _share(batch: Batch, rank: int, world_size: int) -> Batch:
     total = len(batch.input_ids)
     size = -(-total // world_size)
     rows = np.arange(rank * size, (rank + 1) * size)
-    taken = {
-        field.name: None if array is None else array[rows % total]
-        for field in dataclasses.fields(batch)
-        for array in [getattr(batch, field.name)]
-    }
-    repeated = (rows >= total)[:, None]
-    taken["masked_labels"] = np.where(repeated, NO_LABEL, taken["masked_labels"])
-    return Batch(**taken)
+    share = batch.take(rows % total)
+    labels = np.where((rows >= total)[:, None], NO_LABEL, share.masked_labels)
+    return dataclasses.replace(share, masked_labels=labels)

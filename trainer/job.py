@@ -21,7 +21,7 @@ from trainer.learner import TEACHER, Workload
 from trainer.prefetch import Prefetched
 from trainer.recorder import Recorder
 from trainer.run_folder import RunFolder
-from trainer.state import HeldOut, JobState
+from trainer.state import JobState
 from trainer.step import StepResult
 
 _log = logging.getLogger(__name__)

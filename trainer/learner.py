@@ -1,4 +1,4 @@
-"""A learner: a model being trained, with its objective, optimizer, schedule and DeepSpeed engine."""
+"""A learner: a model in training, with its objective, optimizer, schedule and engine."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from trainer.scores import masked_lm_scores
 from trainer.seeds import derive
 
 TEACHER = "teacher"
+NOTHING = Capture()
 
 
 def student_key(name: str) -> str:
@@ -39,6 +40,14 @@ class Workload:
     seed: int
     micro_batch: int  # sequences per rank and forward pass
     accumulation: int  # forward passes per step
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which micro-batch of which step, both from 0."""
+
+    step: int
+    micro_batch: int
 
 
 class LearnerModule(nn.Module):
@@ -59,7 +68,7 @@ class LearnerModule(nn.Module):
         batch: MicroBatch,
         totals: Counts | None = None,
         knowledge: Knowledge | None = None,
-        capture: Capture = Capture(),
+        capture: Capture = NOTHING,
     ) -> tuple[Tensor, Tensor, Features | None]:
         """The loss share (a scalar to run backward), the term shares [terms], and the features.
 
@@ -124,17 +133,15 @@ class Learner:
         self,
         batch: MicroBatch,
         totals: Counts,
+        place: Place,
         knowledge: Knowledge | None = None,
-        capture: Capture = Capture(),
-        *,
-        step: int,
-        number: int,
+        capture: Capture = NOTHING,
     ) -> Features:
-        """Forward and backward of micro-batch `number` of `step`; returns the features."""
-        boundary = number == self.workload.accumulation - 1
+        """Forward and backward of one micro-batch; returns the features."""
+        boundary = place.micro_batch == self.workload.accumulation - 1
         self.engine.set_gradient_accumulation_boundary(boundary)
         if self.config.dropout:
-            parts = (self.workload.seed, self.name, step, number, dist.get_rank())
+            parts = (self.workload.seed, self.name, place.step, place.micro_batch, dist.get_rank())
             torch.manual_seed(derive(*parts))
         loss, shares, features = self.engine(batch, totals, knowledge, capture)
         # DeepSpeed averages gradients over ranks; the shares are to be added up.
@@ -195,8 +202,10 @@ def _model(
     weights: Mapping[str, Tensor] | None,
 ) -> MaskedLanguageModel:
     """The learner's model, with its training dropout and its first weights."""
-    dropout = {"dropout": config.dropout, "attention_dropout": config.dropout}
-    model = build(dataclasses.replace(config.model, **dropout), derive(workload.seed, name))
+    trained = dataclasses.replace(
+        config.model, dropout=config.dropout, attention_dropout=config.dropout
+    )
+    model = build(trained, derive(workload.seed, name))
     if weights is not None:
         try:
             model.load_state_dict(weights)

@@ -27,9 +27,9 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         """Refuse values AdamW is not defined for."""
         if self.learning_rate <= 0:
-            raise ValueError("optimizer.learning_rate must be positive")
+            raise ValueError("learning_rate must be positive")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError("optimizer.betas must be two numbers from 0 up to 1")
+            raise ValueError("betas must be two numbers from 0 up to 1")
 
 
 class SkippableAdamW(torch.optim.AdamW):

@@ -34,9 +34,7 @@ class Recorder:
             return
         metrics.cut_back(folder.metrics, state.step)
         self._log = self._stack.enter_context(metrics.MetricsLog(folder.metrics))
-        self._display = self._stack.enter_context(
-            Display(config.name, config.steps, state.step)
-        )
+        self._display = self._stack.enter_context(Display(config.name, config.steps, state.step))
         self._tracking = tracking.start(
             folder.path,
             mode=config.log.wandb,

@@ -19,11 +19,11 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         """Refuse unknown kinds and shares out of range."""
         if self.kind not in KINDS:
-            raise ValueError(f"schedule.kind must be one of {KINDS}, not {self.kind}")
+            raise ValueError(f"kind must be one of {KINDS}, not {self.kind}")
         if self.warmup_steps < 0:
-            raise ValueError("schedule.warmup_steps must not be negative")
+            raise ValueError("warmup_steps must not be negative")
         if not 0 <= self.floor <= 1:
-            raise ValueError("schedule.floor is a share of the peak, from 0 to 1")
+            raise ValueError("floor is a share of the peak, from 0 to 1")
 
 
 def factor(config: ScheduleConfig, step: int, steps: int) -> float:

@@ -46,8 +46,10 @@ class JobState:
         """The inverse of `to_json`."""
         learners = {name: LearnerState(**counters) for name, counters in tree["learners"].items()}
         held_out = tree["teacher_held_out"]
-        return cls(**{
-            **tree,
-            "learners": learners,
-            "teacher_held_out": HeldOut(**held_out) if held_out else None,
-        })
+        return cls(
+            **{
+                **tree,
+                "learners": learners,
+                "teacher_held_out": HeldOut(**held_out) if held_out else None,
+            }
+        )

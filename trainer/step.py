@@ -12,7 +12,7 @@ import torch.distributed as dist
 from data_pipeline import Batch
 from trainer.batches import count, sum_over_ranks, to_micro_batches
 from trainer.knowledge import detach, union
-from trainer.learner import Learner
+from trainer.learner import Learner, Place
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ def train_step(
     decoder = teacher.decoder() if wants_logits else None
     micro_batches = to_micro_batches(batch, teacher.workload.micro_batch, teacher.device)
     for number, micro_batch in enumerate(micro_batches):
-        position = {"step": step, "number": number}
-        features = teacher.accumulate(micro_batch, totals, capture=capture, **position)
+        place = Place(step, number)
+        features = teacher.accumulate(micro_batch, totals, place, capture=capture)
         knowledge = detach(features, decoder)
         del features
         for student in students:
             own = student.objective.student_capture
-            student.accumulate(micro_batch, totals, knowledge, own, **position)
+            student.accumulate(micro_batch, totals, place, knowledge, own)
     learners = [teacher, *students]
     terms = _sum_terms(learners)
     losses = {learner.name: _weighted(learner, terms[learner.name]) for learner in learners}

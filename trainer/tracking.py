@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-MODES = ("auto", "offline", "off")
+MODES = ("auto", "offline", "disabled")
 
 _log = logging.getLogger(__name__)
 _FOLLOWER = Path(__file__).with_name("wandb_follower.py")
@@ -52,12 +52,12 @@ def start(run_folder: Path, *, mode: str, project: str, run_id: str) -> Tracking
     """Follow ``run_folder/metrics.jsonl`` as the W&B run `run_id`; on rank 0 only. Never raises.
 
     `mode` is ``auto`` (online with a key, else offline), ``offline`` (no socket to any host) or
-    ``off`` (None is returned). The run is named after the folder, its config is ``config.yaml``,
-    and its table of students ``evaluation.json``. W&B's files go to ``wandb/``, what the client
+    ``disabled`` (None is returned). The run is named after the folder, its config is
+    ``config.yaml``, and its table of students ``evaluation.json``. W&B's files go to ``wandb/``, what the client
     says to ``logs/wandb.log``. The key stays where W&B keeps it, in the environment or in ~/.netrc.
     """
     assert mode in MODES, mode
-    if mode == "off" or os.environ.get("WANDB_MODE") == "disabled":
+    if mode == "disabled" or os.environ.get("WANDB_MODE") == "disabled":
         return None
     options = {"folder": str(run_folder), "mode": mode, "project": project, "id": run_id}
     try:

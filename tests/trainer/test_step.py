@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from tests.distributed import run_distributed
 from tests.trainer import tiny
-
 from trainer.batches import Counts, count, to_device
 from trainer.knowledge import Decoder, detach, union
-from trainer.learner import TEACHER, LearnerModule, _model, Workload
+from trainer.learner import TEACHER, LearnerModule, Workload, _model
 from trainer.objectives import Objective
 from trainer.seeds import derive
 

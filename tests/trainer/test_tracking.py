@@ -196,7 +196,7 @@ def test_a_key_that_wandb_refuses_means_offline(run, monkeypatch):
 
 
 def test_off_starts_nothing(run, monkeypatch):
-    assert tracking.start(run, mode="off", project="tandem", run_id="abcd1234") is None
+    assert tracking.start(run, mode="disabled", project="tandem", run_id="abcd1234") is None
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert tracking.start(run, mode="auto", project="tandem", run_id="abcd1234") is None
 

@@ -100,7 +100,7 @@ class SoftTargets:
     def __post_init__(self) -> None:
         """Refuse temperatures that mean nothing."""
         if self.temperature <= 0:
-            raise ValueError("soft.temperature must be positive")
+            raise ValueError("temperature must be positive")
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
         """See `TermConfig.build`."""
@@ -113,9 +113,7 @@ class SoftTargetsTerm(Term):
     unit = "masked"
     needs_teacher_logits = True
 
-    def __init__(
-        self, config: SoftTargets, student: EncoderConfig, teacher: EncoderConfig
-    ) -> None:
+    def __init__(self, config: SoftTargets, student: EncoderConfig, teacher: EncoderConfig) -> None:
         super().__init__()
         if student.vocab_size != teacher.vocab_size:
             raise ValueError("soft: student and teacher must share a vocabulary")
@@ -124,7 +122,8 @@ class SoftTargetsTerm(Term):
 
     def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
         """See `Term.forward`."""
-        assert lesson.knowledge is not None and lesson.knowledge.decoder is not None
+        assert lesson.knowledge is not None
+        assert lesson.knowledge.decoder is not None
         teacher = lesson.knowledge.decoder
         divergence, positions = chunked_kl_divergence(
             lesson.features.vocabulary_input,
