@@ -53,8 +53,9 @@ def start(run_folder: Path, *, mode: str, project: str, run_id: str) -> Tracking
 
     `mode` is ``auto`` (online with a key, else offline), ``offline`` (no socket to any host) or
     ``disabled`` (None is returned). The run is named after the folder, its config is
-    ``config.yaml``, and its table of students ``evaluation.json``. W&B's files go to ``wandb/``, what the client
-    says to ``logs/wandb.log``. The key stays where W&B keeps it, in the environment or in ~/.netrc.
+    ``config.yaml``, and its table of students ``evaluation.json``. W&B's files go to ``wandb/``,
+    what the client says to ``logs/wandb.log``. The key stays where W&B keeps it, in the
+    environment or in ~/.netrc.
     """
     assert mode in MODES, mode
     if mode == "disabled" or os.environ.get("WANDB_MODE") == "disabled":
