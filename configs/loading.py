@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import types
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 SHIPPED = Path(__file__).parent
@@ -62,17 +63,12 @@ def load(name: str, schema: type[T], kind: str, overrides: Sequence[str] = ()) -
 def validate(tree: Mapping[str, Any], schema: type[T], source: str) -> T:
     """Turn a plain mapping into `schema`; `source` names its origin in messages."""
     _check_keys(tree, schema, source, prefix="")
-    try:
+    with _named_keys(source, prefix=""):
         config = OmegaConf.merge(OmegaConf.structured(schema), tree)
         missing = sorted(OmegaConf.missing_keys(config))
         if missing:
             raise ConfigError(f"{source}: {missing[0]} must be set")
-        assert isinstance(config, DictConfig)
         return typing.cast(T, _instantiate(config, source))
-    except OmegaConfBaseException as error:
-        key = f"{error.full_key}: " if error.full_key else ""
-        reason = str(error.msg or error).splitlines()[0]
-        raise ConfigError(f"{source}: {key}{reason}") from error
 
 
 def dump(config: Any) -> str:
@@ -101,14 +97,17 @@ def _expand(
 
 def _expand_section(value: Any, section: _Section, kind: str) -> Any:
     if value is None:
-        return None if section.optional else {}
-    if not section.is_mapping:
-        value = {"base": value} if isinstance(value, str) else value
-        return _expand(value, section.schema, kind) if isinstance(value, dict) else value
-    if not isinstance(value, dict):
-        return value
-    one = dataclasses.replace(section, is_mapping=False, optional=False)
-    return {key: _expand_section(item, one, kind) for key, item in value.items()}
+        return None if section.optional else [] if section.container is list else {}
+    one = dataclasses.replace(section, container=None, optional=False)
+    if section.container is dict and isinstance(value, dict):
+        return {key: _expand_section(item, one, kind) for key, item in value.items()}
+    if section.container is list and isinstance(value, list):
+        return [_expand_section(item, one, kind) for item in value]
+    if section.container is None and isinstance(value, str):
+        value = {"base": value}
+    if section.container is None and isinstance(value, dict):
+        return _expand(value, section.schema, kind)
+    return value
 
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,11 +149,19 @@ def _read(path: Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Section:
-    """A field that holds a dataclass, or (`is_mapping`) maps names to one."""
+    """A field that holds a dataclass, or several in a `container` (dict by name, or list)."""
 
     schema: Any
-    is_mapping: bool
+    container: type[dict[Any, Any]] | type[list[Any]] | None
     optional: bool
+
+    def children(self, value: Any, path: str) -> dict[str, Any]:
+        """The dataclasses' own trees in the field's `value`, each by its full key."""
+        if self.container is dict and isinstance(value, Mapping):
+            return {f"{path}.{name}": child for name, child in value.items()}
+        if self.container is list and isinstance(value, list):
+            return {f"{path}[{number}]": child for number, child in enumerate(value)}
+        return {path: value}
 
 
 def _sections(schema: Any) -> dict[str, _Section]:
@@ -163,10 +170,10 @@ def _sections(schema: Any) -> dict[str, _Section]:
         is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
         options = typing.get_args(hint) if is_union else (hint,)
         for option in options:
-            is_mapping = typing.get_origin(option) is dict
-            inner = typing.get_args(option)[1] if is_mapping else option
+            container = typing.get_origin(option)
+            inner = typing.get_args(option)[-1] if container in (dict, list) else option
             if dataclasses.is_dataclass(inner):
-                found[name] = _Section(inner, is_mapping, type(None) in options)
+                found[name] = _Section(inner, container, type(None) in options)
     return found
 
 
@@ -183,17 +190,27 @@ def _check_keys(tree: Mapping[Any, Any], schema: Any, source: str, prefix: str) 
             raise ConfigError(f"{source}: unknown key {prefix}{key}{_nearest(str(key), names)}")
         if key not in sections or value is None:
             continue
-        section, path = sections[key], f"{prefix}{key}"
-        children = {path: value}
-        if section.is_mapping and isinstance(value, Mapping):
-            children = {f"{path}.{name}": child for name, child in value.items()}
-        for child_path, child in children.items():
+        for path, child in sections[key].children(value, f"{prefix}{key}").items():
             if not isinstance(child, Mapping):
-                raise ConfigError(f"{source}: {child_path}: expected keys and values, not {child}")
-            _check_keys(child, section.schema, source, f"{child_path}.")
+                raise ConfigError(f"{source}: {path}: expected keys and values, not {child}")
+            _check_keys(child, sections[key].schema, source, f"{path}.")
+            if sections[key].container is list:  # OmegaConf names only the end of such a key
+                with _named_keys(source, f"{path}."):
+                    OmegaConf.merge(OmegaConf.structured(sections[key].schema), child)
 
 
-def _instantiate(config: DictConfig, source: str) -> Any:
+@contextlib.contextmanager
+def _named_keys(source: str, prefix: str) -> Iterator[None]:
+    """Makes what OmegaConf refuses a ConfigError that names the full key."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        key = f"{prefix}{error.full_key}: " if error.full_key else ""
+        reason = str(error.msg or error).splitlines()[0]
+        raise ConfigError(f"{source}: {key}{reason}") from error
+
+
+def _instantiate(config: Any, source: str) -> Any:
     """`config` as dataclasses; a section's own complaint gets the section's path before it."""
     for path, section in _innermost_first(config):
         try:
@@ -207,12 +224,14 @@ def _instantiate(config: DictConfig, source: str) -> Any:
     return instance
 
 
-def _innermost_first(config: DictConfig, path: str = "") -> Iterator[tuple[str, DictConfig]]:
-    for key, value in config.items():
-        if isinstance(value, DictConfig):
-            name = str(key)
-            yield from _innermost_first(value, f"{path}.{name}" if path else name)
-    yield path, config
+def _innermost_first(config: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
+    if isinstance(config, ListConfig):
+        for number, value in enumerate(config):
+            yield from _innermost_first(value, f"{path}[{number}]")
+    elif isinstance(config, DictConfig):
+        for key, value in config.items():
+            yield from _innermost_first(value, f"{path}.{key!s}" if path else str(key))
+        yield path, config
 
 
 def _nearest(name: str, candidates: Sequence[str]) -> str:

@@ -35,6 +35,7 @@ class Learner:
     optimizer: Optimizer = field(default_factory=Optimizer)
     layers: list[int] | None = None
     swap: Model | None = None
+    ensemble: list[Model] = field(default_factory=list)
 
 
 @dataclass
@@ -168,6 +169,14 @@ def test_an_override_adds_a_student_a_list_and_an_optional_section():
     assert load("demo", "teacher.swap.layers=4", "teacher.swap=null").teacher.swap is None
 
 
+def test_a_list_of_sections():
+    assert load("demo", "teacher.ensemble=[{layers: 3}, {}]").teacher.ensemble == [
+        Model(layers=3),
+        Model(),
+    ]
+    assert load("demo", "teacher.ensemble=null").teacher.ensemble == []
+
+
 @pytest.mark.parametrize(
     ("override", "value"),
     [("1e-5", 1e-5), ("3", 3.0), (".5", 0.5), ("5E-4", 5e-4)],
@@ -203,7 +212,11 @@ def test_an_override_that_is_not_yaml():
             "students.tiny.model.layer=3",
             "unknown key students.tiny.model.layer; did you mean layer",
         ),
-        ("teacher.zzz=1", "unknown key teacher.zzz; there are: model, optimizer, layers, swap"),
+        ("teacher.zzz=1", "unknown key teacher.zzz; there are: model, optimizer, layers, swap, en"),
+        ("teacher.ensemble=[{layer: 1}]", "unknown key teacher.ensemble[0].layer; did you mean la"),
+        ("teacher.ensemble=[{}, {layers: 0}]", "teacher.ensemble[1].layers must be at least 1"),
+        ("teacher.ensemble=[{dropout: x}]", "teacher.ensemble[0].dropout: Value 'x' of type"),
+        ("teacher.ensemble=3", "teacher.ensemble: expected keys and values, not 3"),
         ("teacher.model=smal", "smal: no such model config; did you mean small?"),
         ("students.tiny=smal", "smal: no such students config"),
         ("teacher.model=no/such.yaml", "no/such.yaml: no such file"),
@@ -298,6 +311,7 @@ learners = st.builds(
     ),
     layers=st.none() | st.lists(st.integers()),
     swap=st.none() | models,
+    ensemble=st.lists(models, max_size=2),
 )
 names = st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True)
 jobs = st.builds(
