@@ -1,0 +1,13 @@
+import re
+
+from trainer import machine
+
+
+def test_the_machine_in_a_few_words():
+    assert re.fullmatch(r".+, \d+ cores?, \d+ GiB", machine.describe())
+
+
+def test_a_processor_without_a_name(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "CPU_FACTS", tmp_path / "none")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert machine.describe().split(",")[0]

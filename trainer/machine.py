@@ -1,0 +1,33 @@
+"""What a run was made on, in a few words."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+CPU_FACTS = Path("/proc/cpuinfo")
+
+
+def describe() -> str:
+    """Processor first, as in "8 x NVIDIA H100, 64 cores, 512 GiB" or "AMD EPYC, 2 cores, 24 GiB".
+
+    Counts what this process may use.
+    """
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{_processor()}, {cores} core{'s' * (cores > 1)}, {memory:.0f} GiB"
+
+
+def _processor() -> str:
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        name = torch.cuda.get_device_name(0)
+        return f"{count} x {name}" if count > 1 else name
+    if CPU_FACTS.exists():
+        for line in CPU_FACTS.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
