@@ -139,14 +139,14 @@ def tokenizer() -> None:
 @click.option("--kind", type=click.Choice(["wordpiece", "bpe", "unigram"]), required=True)
 @click.option("--vocab-size", type=click.IntRange(min=1), required=True)
 @click.option("--out", required=True)
-@click.option("--cased", is_flag=True, help="Keep upper and lower case apart.")
+@click.option("--cased/--uncased", default=None, help="Default: wordpiece uncased, others cased.")
 def tokenizer_train(
-    text: tuple[str, ...], kind: str, vocab_size: int, out: str, cased: bool
+    text: tuple[str, ...], kind: str, vocab_size: int, out: str, cased: bool | None
 ) -> None:
     """Train a tokenizer on TEXT files."""
-    from data_pipeline import tokenization
+    from data_pipeline.tokenizer_training import train
 
-    tokenization.train(text, kind, vocab_size, out, cased=cased)
+    train(text, kind, vocab_size, out, cased=cased)
     click.echo(f"The tokenizer is in {out}")
 
 

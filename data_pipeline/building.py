@@ -289,7 +289,7 @@ def finish_folder(
         "tally": {key: value for key, value in tally.items() if key != "chunks"},
     }
     with disk_errors(folder):
-        names = tokenization.copy_folder(Path(tokenizer_dir), folder / "tokenizer")
+        names = tokenization.install(Path(tokenizer_dir), folder / "tokenizer")
         np.save(folder / "word_starts.npy", tokenization.word_starts(tokenizer, vocabulary))
         tree["tokenizer_files"] = names
         part = folder / ".corpus.json.part"

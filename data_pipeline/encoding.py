@@ -59,15 +59,10 @@ def encode(
     dtype: np.dtype,
     problems: list[Problem] | None = None,
 ) -> EncodedChunk:
-    """Split documents into sentences and encode those; sentences without tokens vanish."""
+    """The ids of documents, with sentence boundaries; sentences without tokens vanish."""
     ends = [sentence_ends(text) for text in documents]
-    sentences = [
-        text[start:end]
-        for text, stops in zip(documents, ends, strict=True)
-        for start, end in zip([0, *stops], stops, strict=False)
-    ]
-    ids = [one.ids for one in tokenizer.encode_batch_fast(sentences, add_special_tokens=False)]
-    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    whole = _by_sentence if tokenization.encodes_sentences_alike(tokenizer) else _by_document
+    ids, lengths = whole(tokenizer, documents, ends)
     document_of = np.repeat(np.arange(len(documents)), [len(stops) for stops in ends])
     counts = np.bincount(document_of[lengths > 0], minlength=len(documents))
     return EncodedChunk(
@@ -78,6 +73,33 @@ def encode(
         problems=problems or [],
         characters=sum(map(len, documents)),
     )
+
+
+def _by_sentence(
+    tokenizer: tokenizers.Tokenizer, documents: list[str], ends: list[list[int]]
+) -> tuple[list[list[int]], NDArray[np.int64]]:
+    """Encode each sentence on its own: lists of ids, and the number of ids of each sentence."""
+    sentences = [
+        text[start:end]
+        for text, stops in zip(documents, ends, strict=True)
+        for start, end in zip([0, *stops], stops, strict=False)
+    ]
+    ids = [one.ids for one in tokenizer.encode_batch_fast(sentences, add_special_tokens=False)]
+    return ids, np.fromiter(map(len, ids), np.int64, len(ids))
+
+
+def _by_document(
+    tokenizer: tokenizers.Tokenizer, documents: list[str], ends: list[list[int]]
+) -> tuple[list[list[int]], NDArray[np.int64]]:
+    """Encode whole documents and find the sentences by the offsets of their tokens."""
+    ids, lengths = [], [np.zeros(0, np.int64)]
+    encoded = tokenizer.encode_batch(documents, add_special_tokens=False)
+    for one, stops in zip(encoded, ends, strict=True):
+        starts = np.fromiter((start for start, _ in one.offsets), np.int64, len(one.ids))
+        cuts = np.searchsorted(np.maximum.accumulate(starts), stops[:-1])
+        ids.append(one.ids)
+        lengths.append(np.diff(cuts, prepend=0, append=len(one.ids)))
+    return ids, np.concatenate(lengths)
 
 
 def digest(document: str) -> bytes:

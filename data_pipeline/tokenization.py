@@ -1,16 +1,19 @@
-"""Tokenizers: training them, and what the pipeline needs to know about one.
+"""Tokenizers: finding and reading them, and what the pipeline needs to know about one.
 
-A tokenizer is a folder that ``transformers.AutoTokenizer`` loads: ``tokenizer.json`` (the
-`tokenizers` format) and ``tokenizer_config.json`` (which special token is which).
+A tokenizer is named by a path, which is one of
+
+- a folder in Hugging Face format (``tokenizer.json``), as `tokenizer_training.train` writes it;
+- a folder with BERT's ``vocab.txt``, or with GPT-2's vocabulary and merges;
+- a SentencePiece ``.model`` file (unigram).
+
+Whatever it was, a corpus holds it in Hugging Face format, for ``transformers.AutoTokenizer``.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import shutil
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,18 +21,12 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import models
 
-from data_pipeline.documents import read_documents
+from data_pipeline import vocabularies
 from data_pipeline.errors import DataError
+from data_pipeline.vocabularies import ROLES, Roles
 
-SPECIAL_TOKENS = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -38,10 +35,8 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "vocab.json",
     "merges.txt",
-    "spiece.model",
 )
 WORD_MARKS = ("\u0120", "\u010a", "\u2581")  # byte-level space and line feed, unigram space
-ROLES = ("pad", "cls", "sep", "mask")
 
 
 @dataclass(frozen=True)
@@ -82,52 +77,20 @@ class Vocabulary:
         return cls(**{**tree, "special": tuple(tree["special"])})
 
 
-def train(
-    inputs: Sequence[str], kind: str, vocab_size: int, out: str, *, cased: bool = False
-) -> None:
-    """Train a tokenizer on text files and write its folder.
+def load(path: Path) -> tuple[tokenizers.Tokenizer, Vocabulary]:
+    """The tokenizer at `path`, ready to encode whole documents without special tokens.
 
-    Raises DataError for missing or empty inputs and for an unknown kind.
+    Raises DataError when there is none, it cannot be read, or its ``tokenizer.json`` lacks a pad,
+    cls, sep or mask token. To the other kinds of vocabulary these are added at the end.
     """
-    if kind != "wordpiece":
-        raise DataError(f"--kind {kind}: must be wordpiece")
-    documents = read_documents(inputs)
-    first = next(documents, None)
-    if first is None:
-        raise DataError(f"{', '.join(inputs)}: no documents with text there")
-    save(train_wordpiece(itertools.chain([first], documents), vocab_size, not cased), Path(out))
+    tokenizer, roles = _read(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer, _describe(tokenizer, roles, path)
 
 
-def train_wordpiece(
-    documents: Iterable[str], vocab_size: int, lowercase: bool = True
-) -> tokenizers.Tokenizer:
-    """Train a BERT-style WordPiece tokenizer: [PAD] [UNK] [CLS] [SEP] [MASK] are ids 0 to 4."""
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS.values()),
-        limit_alphabet=1000,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(documents, trainer)
-    add_bert_template(tokenizer)
-    return tokenizer
-
-
-def add_bert_template(tokenizer: tokenizers.Tokenizer) -> None:
-    """Make the tokenizer add ``[CLS] A [SEP] B [SEP]`` around what it encodes."""
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")],
-    )
-
-
-def save(tokenizer: tokenizers.Tokenizer, out: Path) -> None:
-    """Write the folder that `load` and ``transformers.AutoTokenizer`` read."""
+def save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> list[str]:
+    """Write the folder that `load` and ``transformers.AutoTokenizer`` read; returns its files."""
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(out / "tokenizer.json"))
     config = {
@@ -135,68 +98,33 @@ def save(tokenizer: tokenizers.Tokenizer, out: Path) -> None:
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         "model_max_length": 512,
         "clean_up_tokenization_spaces": False,
-        **SPECIAL_TOKENS,
+        **{f"{role}_token": token for role, token in roles.items()},
     }
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return ["tokenizer.json", "tokenizer_config.json"]
 
 
-def load(folder: Path) -> tuple[tokenizers.Tokenizer, Vocabulary]:
-    """The tokenizer in `folder`, ready to encode whole documents without special tokens.
+def install(path: Path, out: Path) -> list[str]:
+    """Put the tokenizer at `path` into the folder `out`, in Hugging Face format.
 
-    Raises DataError when the folder is missing, cannot be read, or lacks a pad, cls, sep or mask
-    token.
+    A folder that is in that format is copied. Returns the names of the files.
     """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise DataError(
-            f"{folder}: holds no tokenizer.json; make one with `tandem tokenizer train`"
-        )
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise DataError(f"{path}: not a tokenizer: {error}") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer, _describe(tokenizer, folder)
+    out.mkdir(parents=True, exist_ok=True)
+    if (path / "tokenizer_config.json").is_file() and (path / "tokenizer.json").is_file():
+        names = [name for name in TOKENIZER_FILES if (path / name).is_file()]
+        for name in names:
+            shutil.copyfile(path / name, out / name)
+        return names
+    return save(*_read(path), out)
 
 
-def _describe(tokenizer: tokenizers.Tokenizer, folder: Path) -> Vocabulary:
-    roles = _roles(folder)
-    ids: dict[str, int] = {}
-    for role in ROLES:
-        number = tokenizer.token_to_id(roles.get(role, ""))
-        if number is None:
-            raise DataError(f"{folder}: the tokenizer has no {role} token")
-        ids[role] = number
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    added = tokenizer.get_added_tokens_decoder()
-    special = {number for number, token in added.items() if token.special}
-    special |= {number for token in roles.values() if (number := vocabulary.get(token)) is not None}
-    # Ids may have holes: the size is what an embedding table must have.
-    size = max(vocabulary.values()) + 1
-    special |= set(range(size)) - set(vocabulary.values())
-    canonical = json.dumps(sorted(vocabulary.items()), ensure_ascii=True).encode()
-    return Vocabulary(
-        vocab_size=size,
-        special=tuple(sorted(special)),
-        fingerprint=hashlib.sha256(canonical).hexdigest(),
-        **ids,
-    )
+def encodes_sentences_alike(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Whether the sentences of a document, white space in front, encode as in the whole document.
 
-
-def _roles(folder: Path) -> dict[str, str]:
-    """Which token plays which part: ``{"pad": "[PAD]", ...}``, from the folder's config files."""
-    tree: dict = dict(SPECIAL_TOKENS)
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = folder / name
-        if path.is_file():
-            tree |= json.loads(path.read_text(encoding="utf-8"))
-    roles = {}
-    for role in (*ROLES, "unk"):
-        token = tree.get(f"{role}_token")
-        if token:
-            roles[role] = token["content"] if isinstance(token, dict) else token
-    return roles
+    True where words are cut before the model sees them, at any white space: BERT's and GPT-2's.
+    """
+    kind = tokenizer.pre_tokenizer.__class__.__name__
+    return kind in ("BertPreTokenizer", "ByteLevel")
 
 
 def word_starts(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> NDArray[np.bool_]:
@@ -215,10 +143,62 @@ def word_starts(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> NDAr
     return starts
 
 
-def copy_folder(source: Path, target: Path) -> list[str]:
-    """Copy the files of a tokenizer folder; returns their names."""
-    target.mkdir(parents=True, exist_ok=True)
-    names = sorted(path.name for path in source.iterdir() if path.name in TOKENIZER_FILES)
-    for name in names:
-        shutil.copyfile(source / name, target / name)
-    return names
+def _read(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
+    if (path / "tokenizer.json").is_file():
+        return _read_json(path), _roles(path)
+    if (path / "vocab.txt").is_file():
+        return vocabularies.from_vocab_txt(path / "vocab.txt")
+    files = vocabularies.byte_level_files(path)
+    if files:
+        return vocabularies.from_byte_level(*files)
+    if path.suffix == ".model" and path.is_file():
+        return vocabularies.from_sentencepiece(path)
+    raise DataError(f"{path}: holds no tokenizer; make one with `tandem tokenizer train`")
+
+
+def _read_json(folder: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"{folder / 'tokenizer.json'}: not a tokenizer: {error}") from None
+
+
+def _describe(tokenizer: tokenizers.Tokenizer, roles: Roles, path: Path) -> Vocabulary:
+    ids: dict[str, int] = {}
+    for role in ("pad", "cls", "sep", "mask"):
+        number = tokenizer.token_to_id(roles.get(role, ""))
+        if number is None:
+            raise DataError(f"{path}: the tokenizer has no {role} token")
+        ids[role] = number
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    added = tokenizer.get_added_tokens_decoder()
+    special = {number for number, token in added.items() if token.special}
+    special |= {number for token in roles.values() if (number := vocabulary.get(token)) is not None}
+    # Ids may have holes: the size is what an embedding table must have.
+    size = max(vocabulary.values()) + 1
+    special |= set(range(size)) - set(vocabulary.values())
+    canonical = json.dumps(sorted(vocabulary.items()), ensure_ascii=True).encode()
+    return Vocabulary(
+        vocab_size=size,
+        special=tuple(sorted(special)),
+        fingerprint=hashlib.sha256(canonical).hexdigest(),
+        **ids,
+    )
+
+
+def _roles(folder: Path) -> Roles:
+    """Which token plays which part, from the folder's config files; BERT's names by default."""
+    tree = {f"{role}_token": names[0] for role, names in ROLES.items()}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file():
+            try:
+                tree |= json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise DataError(f"{path}: not valid JSON: {error}") from None
+    roles = {}
+    for role in ROLES:
+        token = tree.get(f"{role}_token")
+        if token:
+            roles[role] = token["content"] if isinstance(token, dict) else token
+    return roles

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline import Corpus, build, tokenization
+from data_pipeline import Corpus, build
+from data_pipeline.tokenizer_training import train
 
 TEXT = """
 the a old young river house letter garden winter summer captain doctor village window morning
@@ -42,7 +43,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
     out = tmp_path_factory.mktemp("tokenizer")
-    tokenization.train([str(text_file)], "wordpiece", 300, str(out))
+    train([str(text_file)], "wordpiece", 300, str(out))
     return out
 
 

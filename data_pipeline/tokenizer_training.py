@@ -1,0 +1,124 @@
+"""Training tokenizers: ``tandem tokenizer train``."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
+
+from data_pipeline.documents import read_documents
+from data_pipeline.errors import DataError
+from data_pipeline.tokenization import save
+from data_pipeline.vocabularies import (
+    ROLES,
+    Roles,
+    bert_tokenizer,
+    byte_level_tokenizer,
+    complete,
+    from_sentencepiece_bytes,
+)
+
+SPECIAL_TOKENS = [names[0] for names in ROLES.values()]  # ids 0 to 4
+KINDS = ("wordpiece", "bpe", "unigram")
+LINE_CHARACTERS = 4000  # SentencePiece passes over longer lines
+UNIGRAM_LINES = 2_000_000
+
+
+def train(
+    inputs: Sequence[str], kind: str, vocab_size: int, out: str, *, cased: bool | None = None
+) -> None:
+    """Train a tokenizer on text and write its folder, in Hugging Face format.
+
+    [PAD] [UNK] [CLS] [SEP] [MASK] are ids 0 to 4. By default WordPiece is uncased, as BERT's,
+    and the others are cased. Raises DataError for missing or empty inputs, an unknown kind, or a
+    vocabulary size that the text or the kind does not allow.
+    """
+    if kind not in KINDS:
+        raise DataError(f"--kind {kind}: must be one of {', '.join(KINDS)}")
+    documents = read_documents(inputs)
+    first = next(documents, None)
+    if first is None:
+        raise DataError(f"{', '.join(inputs)}: no documents with text there")
+    trainer = {"wordpiece": _wordpiece, "bpe": _byte_level, "unigram": _unigram}[kind]
+    lowercase = kind == "wordpiece" if cased is None else not cased
+    tokenizer, roles = trainer(itertools.chain([first], documents), vocab_size, lowercase)
+    save(tokenizer, roles, Path(out))
+
+
+def _wordpiece(
+    documents: Iterable[str], vocab_size: int, lowercase: bool
+) -> tuple[tokenizers.Tokenizer, Roles]:
+    tokenizer = bert_tokenizer(models.WordPiece(unk_token="[UNK]"), lowercase)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        limit_alphabet=1000,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return complete(tokenizer)
+
+
+def _byte_level(
+    documents: Iterable[str], vocab_size: int, lowercase: bool
+) -> tuple[tokenizers.Tokenizer, Roles]:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if vocab_size < len(alphabet) + len(SPECIAL_TOKENS):
+        raise DataError(f"--vocab-size {vocab_size}: byte-level BPE needs at least 261")
+    tokenizer = byte_level_tokenizer(models.BPE())
+    if lowercase:
+        tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return complete(tokenizer)
+
+
+def _unigram(
+    documents: Iterable[str], vocab_size: int, lowercase: bool
+) -> tuple[tokenizers.Tokenizer, Roles]:
+    try:
+        import sentencepiece
+    except ImportError:
+        raise DataError("--kind unigram: needs `pip install sentencepiece`") from None
+    model = io.BytesIO()
+    pad, unk, cls, sep, mask = SPECIAL_TOKENS
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_lines(documents),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            pad_piece=pad,
+            unk_piece=unk,
+            bos_piece=cls,
+            eos_piece=sep,
+            control_symbols=[mask],
+            input_sentence_size=UNIGRAM_LINES,
+            shuffle_input_sentence=False,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"--vocab-size {vocab_size}: sentencepiece says: {reason}") from None
+    return from_sentencepiece_bytes(model.getvalue(), "the trained model")
+
+
+def _lines(documents: Iterable[str]) -> Iterator[str]:
+    for document in documents:
+        for line in document.splitlines():
+            for start in range(0, len(line), LINE_CHARACTERS):
+                yield line[start : start + LINE_CHARACTERS]

@@ -1,0 +1,149 @@
+"""Every kind of tokenizer, against transformers and sentencepiece on the same text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from pydoc_data import topics
+
+import numpy as np
+import pytest
+import sentencepiece
+import transformers
+
+from data_pipeline import Corpus, DataError, build
+from data_pipeline.merging import documents
+from data_pipeline.tokenization import load
+from data_pipeline.tokenizer_training import train
+from tests.data_pipeline.conftest import make_documents
+
+TEXTS = [
+    *make_documents(30, 3),
+    "Ünïcödé cafés — “quoted”, isn't it?  Two  spaces.   And [MASK] inside.\nA new line: x2+y2=5!",
+    'Dr. Smith met Mr. J. Jones. "Really?" he said. 日本語も。\n\n\nThree line ends.\tA tab.',
+    "supercalifragilisticexpialidocious " * 3 + "don't we'll I'm",
+]
+PROSE = [topics.topics[name] for name in sorted(topics.topics)]
+DATA = os.environ.get("TANDEM_TEST_DATA", "")
+needs_data = pytest.mark.skipif(
+    not DATA, reason="needs TANDEM_TEST_DATA, the folder of real text and tokenizers"
+)
+
+
+def ids_of_corpus(tokenizer: Path, folder: Path, texts: list[str]) -> tuple[Corpus, list[list]]:
+    """The ids of each document, as a corpus built with the tokenizer has them."""
+    (folder / "in.txt").write_text("\n####\n".join(texts))
+    build(
+        [str(folder / "in.txt")], str(tokenizer), str(folder / "out"),
+        val_fraction=0.0, separator="####",
+    )  # fmt: skip
+    corpus = Corpus.open(str(folder / "out"))
+    return corpus, [tokens.tolist() for tokens, _ in documents(corpus.split("train"))]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+@pytest.mark.parametrize("cased", [None, True, False])
+def test_trained_here(tmp_path: Path, kind: str, cased: bool | None) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join([*PROSE[:60], *TEXTS[-3:]]))
+    train([str(tmp_path / "text.txt")], kind, 400, str(tmp_path / "tokenizer"), cased=cased)
+    corpus, found = ids_of_corpus(tmp_path / "tokenizer", tmp_path, TEXTS)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(corpus.tokenizer_dir)
+    assert len(tokenizer) == corpus.vocab_size <= 400
+    expected = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    assert found == expected
+    vocabulary = corpus.vocabulary
+    names = ("pad", "unk", "cls", "sep", "mask")
+    assert [tokenizer.convert_tokens_to_ids(f"[{name.upper()}]") for name in names] == [*range(5)]
+    assert tokenizer("a", "b")["input_ids"].count(vocabulary.sep) == 2
+    assert tokenizer.mask_token_id == vocabulary.mask
+    lowered = kind == "wordpiece" if cased is None else not cased
+    same = tokenizer("The KING")["input_ids"] == tokenizer("the king")["input_ids"]
+    assert same == lowered
+
+
+def test_unigram_ids_are_those_of_sentencepiece(tmp_path: Path) -> None:
+    lines = [line for text in PROSE[:40] for line in text.splitlines() if line.strip()]
+    model = tmp_path / "own"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=str(model), vocab_size=200, minloglevel=2
+    )
+    tokenizer, vocabulary = load(model.with_suffix(".model"))
+    processor = sentencepiece.SentencePieceProcessor(model_file=f"{model}.model")
+    for line in [*lines, "Ünïcödé  and   spaces ", "ﬁne ½"]:
+        found = tokenizer.encode(line, add_special_tokens=False).ids
+        # Runs of one character can be cut in several equally probable ways.
+        assert found == processor.encode(line) or sorted(found) == sorted(processor.encode(line))
+    assert (vocabulary.cls, vocabulary.sep) == (1, 2)
+    assert (vocabulary.pad, vocabulary.mask) == (200, 201)
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased"])
+def test_bert_vocabularies(tmp_path: Path, name: str) -> None:
+    source = Path(DATA) / "tokenizers" / name
+    reference = transformers.BertTokenizer.from_pretrained(
+        source, do_lower_case=name.endswith("uncased")
+    )
+    expected = [reference(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    (tmp_path / "vocabulary").mkdir()
+    (tmp_path / "vocabulary" / "vocab.txt").write_bytes((source / "vocab.txt").read_bytes())
+    for number, folder in enumerate((source, tmp_path / "vocabulary")):
+        (tmp_path / str(number)).mkdir()
+        corpus, found = ids_of_corpus(folder, tmp_path / str(number), TEXTS)
+        assert found == expected
+        exported = transformers.AutoTokenizer.from_pretrained(corpus.tokenizer_dir)
+        assert [exported(t, add_special_tokens=False)["input_ids"] for t in TEXTS] == expected
+        assert corpus.vocabulary.mask == reference.mask_token_id
+        assert corpus.vocab_size == len(reference)
+
+
+@needs_data
+def test_gpt2_vocabulary(tmp_path: Path) -> None:
+    source = Path(DATA) / "tokenizers" / "gpt2"
+    reference = transformers.GPT2Tokenizer(
+        vocab=str(source / "encoder.json"), merges=str(source / "gpt2-merges_hf.txt")
+    )
+    texts = [text.replace("[MASK]", "mask") for text in TEXTS]  # GPT-2 has no such token
+    expected = [reference(text)["input_ids"] for text in texts]
+    corpus, found = ids_of_corpus(source, tmp_path, texts)
+    assert found == expected
+    exported = transformers.AutoTokenizer.from_pretrained(corpus.tokenizer_dir)
+    assert [exported(t, add_special_tokens=False)["input_ids"] for t in texts] == expected
+    assert corpus.vocab_size == 50257 + 4
+    starts = np.load(corpus.folder / "word_starts.npy")
+    pieces = exported.tokenize(" unbelievable words")
+    marks = [bool(starts[exported.convert_tokens_to_ids(piece)]) for piece in pieces]
+    assert marks == [piece.startswith("Ġ") for piece in pieces]
+
+
+@needs_data
+def test_sentencepiece_model_on_its_text(tmp_path: Path) -> None:
+    source = Path(DATA) / "tokenizers" / "sentencepiece"
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(source / "test_model.model"))
+    text = (source / "botchan.txt").read_text(encoding="utf-8-sig")
+    lines = [line for line in text.splitlines() if line.strip()]
+    _, found = ids_of_corpus(source / "test_model.model", tmp_path, list(dict.fromkeys(lines)))
+    assert found == [processor.encode(line.strip()) for line in dict.fromkeys(lines)]
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("A little text.\n\nAnd more.")
+    text = [str(tmp_path / "text.txt")]
+    for kind, size, message in (
+        ("bpe", 100, "at least 261"),
+        ("unigram", 8000, "--vocab-size 8000"),
+        ("letters", 100, "--kind letters"),
+    ):
+        with pytest.raises(DataError, match=message) as caught:
+            train(text, kind, size, str(tmp_path / "out"))
+        assert "\n" not in str(caught.value)
+    (tmp_path / "bad.model").write_bytes(b"nonsense")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for path, message in (
+        (tmp_path / "bad.model", "not a SentencePiece model"),
+        (tmp_path, "not a tokenizer"),
+        (tmp_path / "none", "holds no tokenizer"),
+    ):
+        with pytest.raises(DataError, match=message) as caught:
+            load(path)
+        assert "\n" not in str(caught.value)
