@@ -54,11 +54,13 @@ class Attempt:
             StaleAttempt: a newer attempt has begun, or the run folder is not this run's any more.
         """
         newest = max(_numbers(self.run_folder / _FOLDER), default=0)
-        if newest != self.number:
-            raise StaleAttempt(
-                f"{self.run_folder}: attempt {newest} of this run has begun; "
-                f"attempt {self.number} stops without touching it"
-            )
+        if newest == self.number:
+            return
+        began = f"attempt {newest} of this run has begun"
+        reason = began if newest > self.number else "the run folder was removed"
+        raise StaleAttempt(
+            f"{self.run_folder}: {reason}; attempt {self.number} stops without touching it"
+        )
 
 
 def published(folder: Path) -> list[int]:

@@ -118,6 +118,7 @@ def _begin(unit: Unit, shelf: Shelf, staging: Path, needed: int) -> None:
             f"{(needed + _SPARE) / 1e9:.2f} GB; free some space or keep fewer checkpoints"
         )
     shutil.rmtree(staging, ignore_errors=True)  # of a save of this step that failed
+    staging.mkdir()
     for name in unit.learners:
         (staging / name).mkdir(parents=True)
 
@@ -172,9 +173,11 @@ def _rename_into_place(staging: Path, final: Path, number: int) -> None:
 
 
 def _expire(shelf: Shelf, newest: int) -> None:
+    """Delete what need not be kept. Later steps than ours are damaged: they do not count."""
     metrics = {
         step: read_trainer_file(shelf.folder, step).get("metric")
         for step in published(shelf.folder)
+        if step <= newest
     }
     for step in shelf.retention.expired(metrics, shelf.pinned | {newest}):
         remove(shelf.folder / step_name(step), shelf.number)

@@ -117,6 +117,8 @@ def newest_intact(
         found = [damage for damage in damages if damage]
         if not found:
             return Checkpoint(folder, step)
+        if group is None and not (folder / step_name(step)).exists():
+            return newest_intact(folder, report)  # a live run has deleted it meanwhile
         if rank == 0:
             report(f"{found[0]}: the checkpoint before step {step} is used")
     return None
@@ -160,5 +162,11 @@ class _Fragments:
 
     def _file(self, index: int) -> Any:
         if index not in self._open:
-            self._open[index] = safe_open(self._folder / self._files[index].path, "pt")
+            path = self._folder / self._files[index].path
+            try:
+                self._open[index] = safe_open(path, "pt")
+            except FileNotFoundError:
+                raise CheckpointError(
+                    f"{path} is gone: the run keeps newer checkpoints only; try again"
+                ) from None
         return self._open[index]

@@ -25,6 +25,7 @@ from trainer.checkpoint import (
     newest_intact,
     publication,
     published,
+    reader,
     storage,
 )
 from trainer.checkpoint.folder import read_trainer_file
@@ -138,6 +139,38 @@ def test_a_damaged_file_is_named_and_the_one_before_is_used(
     assert len(lines) == 1
     assert lines[0].startswith(f"{path} is damaged")
     assert lines[0].endswith("the checkpoint before step 3 is used")
+
+
+def test_a_checkpoint_that_a_live_run_deletes_while_it_is_read(
+    run: tuple[Path, Attempt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, attempt = run
+    opened = Checkpoint(folder / "checkpoints", 3)
+    check = reader.check_file
+
+    def meanwhile(*arguments: Any) -> None:
+        if 3 in published(folder / "checkpoints"):
+            save(folder, 4, attempt)
+            save(folder, 5, attempt)
+        check(*arguments)
+
+    monkeypatch.setattr(reader, "check_file", meanwhile)
+    assert newest(folder).step == 5
+    with pytest.raises(CheckpointError, match="is gone: the run keeps newer checkpoints only"):
+        opened.master_weights("teacher")
+
+
+def test_damaged_later_checkpoints_do_not_push_out_good_ones(run: tuple[Path, Attempt]) -> None:
+    folder, _ = run
+    for step in (2, 3):
+        shutil.copytree(
+            folder / "checkpoints" / f"step-{step:09d}",
+            folder / "checkpoints" / f"step-{step + 10:09d}",
+        )
+    following = Attempt.begin(folder)
+    for step in (4, 5):
+        save(folder, step, following)
+    assert published(folder / "checkpoints") == [4, 5, 12, 13]
 
 
 def test_nothing_intact_is_nothing(run: tuple[Path, Attempt]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,14 @@ def test_what_it_publishes_in_spite_of_all_is_ignored(
     assert published(run / "checkpoints") == [1, 2]
     save(run, 3, third)
     assert newest(run).step == 3
+
+
+def test_a_run_folder_that_was_removed_is_not_written_again(run: Path) -> None:
+    attempt = Attempt.begin(run)
+    shutil.rmtree(run)
+    run.mkdir()
+    with pytest.raises(StaleAttempt, match="the run folder was removed; attempt 1 stops"):
+        save(run, 1, attempt)
 
 
 def test_an_attempt_that_died_while_beginning_changes_nothing(run: Path) -> None:
