@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainer.metrics import MetricsLog
 from trainer.report import student_table, write_report
-from trainer.report.chart import Series
+from trainer.report.chart import Series, curve
 from trainer.report.scale import MOST_POINTS, log_ticks, nice_ticks, padded, thin
 from trainer.report.words import count, short
 
@@ -182,6 +182,12 @@ def test_a_run_that_goes_on(make):
 def test_a_run_that_has_logged_nothing_and_one_that_has_logged_once(make):
     assert "Nothing has been logged yet" in Page(write_report(make(results=False, logged=[]))).words
     Page(write_report(make(results=False, logged=[{"step": 10, "teacher/mlm": 9.0}])))
+
+
+def test_a_gap_and_a_point_alone_between_gaps():
+    x, y = np.linspace(0, 1, 5), np.array([0.5, math.nan, 0.25, math.inf, 1.0])
+    assert curve(x, y) == "M0.0 500.0h0M500.0 250.0h0M1000.0 1000.0h0"
+    assert curve(x, np.zeros(5)).count("M") == 1
 
 
 def test_a_teacher_alone_and_many_students(make):

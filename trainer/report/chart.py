@@ -136,7 +136,7 @@ def _plot(chart: LineChart, series: Sequence[Series], axis: Axis, y: Scale) -> s
     ticks = nice_ticks(y.end, y.start)
     curves = [
         f'<path style="--c:var(--c{one.colour})" '
-        f'd="{_path(x.many(axis.of_steps(one.steps)), y.many(one.values))}"/>'
+        f'd="{curve(x.many(axis.of_steps(one.steps)), y.many(one.values))}"/>'
         for one in series
     ]
     rules = [_rule(y(tick), "grid") for tick in ticks]
@@ -186,12 +186,16 @@ def _rounded(values: Floats) -> list[float | None]:
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values.tolist()]
 
 
-def _path(x: Floats, y: Floats) -> str:
-    """SVG path commands for places in 0..1; a new piece begins after each gap."""
+def curve(x: Floats, y: Floats) -> str:
+    """SVG path commands for places in 0..1; a new piece begins after each gap.
+
+    The empty line after each beginning makes a piece of one point visible, as a dot.
+    """
     commands, drawing = [], False
     for across, down in zip((x * SIZE).tolist(), (y * SIZE).tolist(), strict=True):
         if math.isfinite(down):
-            commands.append(f"{'L' if drawing else 'M'}{across:.1f} {down:.1f}")
+            place = f"{across:.1f} {down:.1f}"
+            commands.append(f"L{place}" if drawing else f"M{place}h0")
         drawing = math.isfinite(down)
     return "".join(commands)
 
