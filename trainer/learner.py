@@ -112,13 +112,8 @@ class Learner:
         self.name, self.config, self.workload = name, config, workload
         self.started_at, self.skipped_steps = started_at, 0
         self.gradient_norm = math.nan
-        try:
-            seed = derive(workload.seed, name, "objective")
-            objective = Objective(config.objective, config.model, teacher, seed)
-        except ValueError as error:
-            raise TrainingError(f"{name.replace('/', '.')}.objective.{error}") from error
-        self.objective = objective
-        module = LearnerModule(_model(name, config, workload, weights), objective, config.precision)
+        module = build_module(name, config, teacher, workload.seed, weights)
+        self.objective: Objective = module.objective
         optimizer = build_optimizer(module, config.optimizer)
         optimizer.permitted = self._may_step
         self.engine = start_engine(
@@ -126,7 +121,7 @@ class Learner:
         )
         self.model: MaskedLanguageModel = module.model
         self.device: torch.device = self.engine.device
-        self._shares = torch.zeros(len(objective.terms), device=self.device)
+        self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._loss_is_finite = True
 
     def accumulate(
@@ -195,22 +190,31 @@ class Learner:
         return self._loss_is_finite and math.isfinite(self.gradient_norm)
 
 
-def _model(
+def build_module(
     name: str,
     config: LearnerConfig,
-    workload: Workload,
-    weights: Mapping[str, Tensor] | None,
-) -> MaskedLanguageModel:
-    """The learner's model, with its training dropout and its first weights."""
+    teacher: EncoderConfig,
+    seed: int,
+    weights: Mapping[str, Tensor] | None = None,
+) -> LearnerModule:
+    """A learner's module: its first weights are `weights`, or a pure function of (seed, name).
+
+    Raises TrainingError, naming the config's section, when something does not fit.
+    """
+    section = name.replace("/", ".")
+    try:
+        seed_of_terms = derive(seed, name, "objective")
+        objective = Objective(config.objective, config.model, teacher, seed_of_terms)
+    except ValueError as error:
+        raise TrainingError(f"{section}.objective.{error}") from error
     trained = dataclasses.replace(
         config.model, dropout=config.dropout, attention_dropout=config.dropout
     )
-    model = build(trained, derive(workload.seed, name))
+    model = build(trained, derive(seed, name))
     if weights is not None:
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:300]
-            key = name.replace("/", ".")
-            raise TrainingError(f"{key}.init: the weights do not fit: {reason}") from error
-    return model
+            raise TrainingError(f"{section}.init: the weights do not fit: {reason}") from error
+    return LearnerModule(model, objective, config.precision)

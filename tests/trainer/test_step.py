@@ -4,75 +4,40 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import Counts, count, to_device
 from trainer.knowledge import Decoder, detach, union
-from trainer.learner import TEACHER, LearnerModule, Workload, _model
-from trainer.objectives import Objective
-from trainer.seeds import derive
+from trainer.learner import TEACHER, build_module
+from trainer.step import train_step
 
-RANKS, ACCUMULATION = 2, 2
-CPU = torch.device("cpu")
+ROWS, RANKS, ACCUMULATION = 8, 2, 2
 STAGES = [(0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 3, 3), (1, 2, 0), (3, 0, 2)]
 
 
-def rank_gradients(stages):
-    """Every parameter's gradient after one step's backward passes, and 20 steps of losses."""
-    import torch.distributed as dist
-    from deepspeed.utils import safe_get_full_grad
-
-    from trainer.step import train_step
-
-    learners = tiny.learners(stages, micro_batch=2, accumulation=ACCUMULATION)
-    rows = 8 // dist.get_world_size()
-    mine = slice(dist.get_rank() * rows, (dist.get_rank() + 1) * rows)
-    gradients = {}
-    for learner in learners:
-        take = learner.update
-
-        def update(step, finite, learner=learner, take=take):
-            if step == 0:
-                gradients[learner.name] = {
-                    name: safe_get_full_grad(parameter).clone()
-                    for name, parameter in learner.engine.module.named_parameters()
-                    if safe_get_full_grad(parameter) is not None
-                }
-            take(step, finite)
-
-        learner.update = update
-    losses = []
-    for step in range(tiny.STEPS):
-        batch = tiny.random_batch(step).rows(mine.start, mine.stop)
-        result = train_step(learners[0], learners[1:], batch, step)
-        losses.append(result.losses)
-    return gradients, losses
-
-
 def full_batch():
-    """The same first step in plain torch: one process, one batch, no DeepSpeed."""
+    """The first step in plain torch: one process, the whole batch, no DeepSpeed."""
     configs = tiny.learner_configs((0, 0, 0))
-    workload = Workload(tiny.STEPS, 3, 8, 1)
-    teacher = configs[TEACHER].model
-    modules = {}
-    for name, config in configs.items():
-        objective = Objective(config.objective, config.model, teacher, derive(3, name, "objective"))
-        modules[name] = LearnerModule(_model(name, config, workload, None), objective, "fp32")
+    teacher_config = configs[TEACHER].model
+    modules = {
+        name: build_module(name, config, teacher_config, tiny.SEED)
+        for name, config in configs.items()
+    }
     batch = tiny.random_batch(0)
     totals = Counts(*torch.tensor(count(batch)).float())
-    micro = to_device(batch, CPU)
-    teacher_module = modules.pop(TEACHER)
+    micro = to_device(batch, torch.device("cpu"))
+    teacher = modules[TEACHER]
     capture = union(module.objective.teacher_capture for module in modules.values())
-    loss, _, features = teacher_module(micro, totals, None, capture)
+    loss, _, features = teacher(micro, totals, None, capture)
     loss.backward()
     losses = {TEACHER: loss.item()}
-    knowledge = detach(features, Decoder(*(p.detach() for p in teacher_module.model.decoder())))
-    for name, module in modules.items():
+    knowledge = detach(features, Decoder(*(p.detach() for p in teacher.model.decoder())))
+    for name, module in list(modules.items())[1:]:
         loss, _, _ = module(micro, totals, knowledge, module.objective.student_capture)
         loss.backward()
         losses[name] = loss.item()
-    modules[TEACHER] = teacher_module
     gradients = {
         name: {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
         for name, module in modules.items()
@@ -80,14 +45,139 @@ def full_batch():
     return gradients, losses
 
 
-@pytest.mark.parametrize("stages", STAGES)
-def test_gradients_and_losses_equal_the_full_batch(stages):
-    reference, losses = full_batch()
-    for gradients, curve in run_distributed(rank_gradients, RANKS, stages):
-        for learner, expected in reference.items():
-            assert curve[0][learner] == pytest.approx(losses[learner], rel=1e-6)
-            for name, gradient in expected.items():
-                if name.endswith("key.bias"):
-                    continue
-                distance = (gradients[learner][name] - gradient).norm() / gradient.norm()
-                assert distance < 1e-5, (learner, name)
+def trained(stages, steps=tiny.STEPS):
+    """20 steps on however many ranks there are: the first gradients, and the curve of losses."""
+    learners = tiny.learners(stages, ROWS // dist.get_world_size() // ACCUMULATION, ACCUMULATION)
+    gradients = {learner.name: record_first_gradients(learner) for learner in learners}
+    curve = [
+        train_step(learners[0], learners[1:], tiny.my_rows(tiny.random_batch(step)), step).losses
+        for step in range(steps)
+    ]
+    return gradients, curve
+
+
+def record_first_gradients(learner):
+    """A dict that holds the whole gradients once the learner has taken its first step."""
+    from deepspeed.utils import safe_get_full_grad
+
+    gradients, update = {}, learner.update
+
+    def recording_update(step, loss_is_finite):
+        if not gradients:
+            for name, parameter in learner.engine.module.named_parameters():
+                gradient = safe_get_full_grad(parameter)
+                if gradient is not None:
+                    gradients[name] = gradient.clone()
+        update(step, loss_is_finite)
+
+    learner.update = recording_update
+    return gradients
+
+
+def trained_at_all_stages():
+    return [trained(stages) for stages in STAGES]
+
+
+@pytest.fixture(scope="module")
+def reference_curve():
+    """The losses of one process that takes each batch whole."""
+    return run_distributed(trained, 1, (0, 0, 0))[0][1]
+
+
+def test_ranks_and_accumulation_equal_the_full_batch_at_every_stage(reference_curve):
+    gradients, losses = full_batch()
+    for ours in run_distributed(trained_at_all_stages, RANKS):
+        for stages, (found, curve) in zip(STAGES, ours, strict=True):
+            assert curve[0] == pytest.approx(losses, rel=1e-6), stages
+            assert_gradients_equal(found, gradients, stages)
+            for step, (mine, whole) in enumerate(zip(curve, reference_curve, strict=True)):
+                assert mine == pytest.approx(whole, rel=1e-6), (stages, step)
+
+
+def assert_gradients_equal(found, expected, stages):
+    for learner, gradients in expected.items():
+        for name, gradient in gradients.items():
+            if name.endswith("key.bias"):  # its true gradient is zero
+                continue
+            distance = (found[learner][name] - gradient).norm() / gradient.norm()
+            assert distance < 1e-5, (stages, learner, name)
+
+
+def counted_forwards(students):
+    """How often the teacher runs forward in one step with so many students."""
+    learners = tiny.learners((1, 0, 2), 2, ACCUMULATION)[: 1 + students]
+    calls = []
+    learners[0].engine.module.register_forward_hook(lambda *_: calls.append(1))
+    train_step(learners[0], learners[1:], tiny.my_rows(tiny.random_batch(0)), 0)
+    return len(calls)
+
+
+def alone_and_together():
+    """Final weights of everyone trained in different company, and with one who goes astray."""
+    company = {"all": (0, 1, 2), "first": (0, 1), "second": (0, 2), "nobody": (0,)}
+    outcomes = {}
+    for title, members in company.items():
+        outcomes[title] = weights_after(members)
+    outcomes["astray"] = weights_after((0, 1, 2), astray=2)
+    return outcomes
+
+
+def weights_after(members, astray=None, steps=3):
+    everyone = tiny.learners((0, 1, 2), 2, ACCUMULATION)
+    if astray is not None:
+        with torch.no_grad():
+            everyone[astray].model.embeddings.word.weight.fill_(float("nan"))
+    learners = [everyone[number] for number in members]
+    for step in range(steps):
+        train_step(learners[0], learners[1:], tiny.my_rows(tiny.random_batch(step)), step)
+    return {
+        learner.name: (
+            learner.skipped_steps,
+            {name: p.detach().clone() for name, p in learner.engine.module.named_parameters()},
+        )
+        for learner in learners
+    }
+
+
+def together():
+    return [counted_forwards(students) for students in (0, 1, 2)], alone_and_together()
+
+
+def test_one_teacher_forward_and_no_influence_between_learners():
+    for forwards, outcomes in run_distributed(together, RANKS):
+        assert forwards == [ACCUMULATION] * 3
+        everyone = outcomes.pop("all")
+        astray = outcomes.pop("astray")
+        for company in outcomes.values():
+            for name, outcome in company.items():
+                assert_same_bits(outcome, everyone[name])
+        lost = astray.pop("students/tinybert")
+        assert lost[0] == 3  # every step skipped, on both ranks alike
+        for name, outcome in astray.items():
+            assert_same_bits(outcome, everyone[name])
+
+
+def assert_same_bits(ours, theirs):
+    assert ours[0] == theirs[0] == 0
+    for name, tensor in ours[1].items():
+        assert torch.equal(tensor, theirs[1][name]), name
+
+
+def dropout_losses(companions):
+    learners = tiny.learners((0, 0, 0), 2, ACCUMULATION, dropout=0.1)[: 1 + companions]
+    batches = [tiny.my_rows(tiny.random_batch(step)) for step in range(3)]
+    return [
+        train_step(learners[0], learners[1:], batch, step).losses[TEACHER]
+        for step, batch in enumerate(batches)
+    ]
+
+
+def test_dropout_is_drawn_for_each_learner_by_itself():
+    """The teacher drops the same units whoever trains beside it, and others at every step."""
+    (alone, accompanied), _ = run_distributed(both_dropouts, RANKS)
+    assert alone == accompanied
+    assert len(set(alone)) == 3
+
+
+def both_dropouts():
+    return dropout_losses(0), dropout_losses(2)

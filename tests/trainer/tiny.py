@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 
 from data_pipeline import Batch
 from model import EncoderConfig
@@ -20,7 +22,7 @@ from trainer.objectives.terms import (
 )
 
 VOCABULARY, LENGTH, CAPACITY = 97, 16, 3
-STEPS = 20
+STEPS, SEED = 20, 3
 
 
 def encoder(**changes: Any) -> EncoderConfig:
@@ -48,12 +50,23 @@ def learner_configs(stages: tuple[int, int, int]) -> dict[str, LearnerConfig]:
     }
 
 
-def learners(stages: tuple[int, int, int], micro_batch: int, accumulation: int) -> list[Learner]:
+def learners(
+    stages: tuple[int, int, int], micro_batch: int, accumulation: int, dropout: float = 0.0
+) -> list[Learner]:
     """Started engines, teacher first. Collective."""
-    workload = Workload(STEPS, seed=3, micro_batch=micro_batch, accumulation=accumulation)
+    workload = Workload(STEPS, SEED, micro_batch, accumulation)
     configs = learner_configs(stages)
     teacher = configs[TEACHER].model
-    return [Learner(name, config, teacher, workload) for name, config in configs.items()]
+    return [
+        Learner(name, dataclasses.replace(config, dropout=dropout), teacher, workload)
+        for name, config in configs.items()
+    ]
+
+
+def my_rows(batch: Batch) -> Batch:
+    """This rank's share of a global batch."""
+    rows = len(batch.input_ids) // dist.get_world_size()
+    return batch.rows(dist.get_rank() * rows, (dist.get_rank() + 1) * rows)
 
 
 def random_batch(seed: int, rows: int = 8) -> Batch:
