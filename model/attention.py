@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from model.config import EncoderConfig
 from model.parts import DenseNorm, make_norm
+from model.precision import Dense, is_native
 
 # Longest sequence for which plain matrix products beat the fused kernel on a CPU.
 _CPU_PLAIN_LENGTH = {torch.bfloat16: 384, torch.float16: 384, torch.float32: 192}
@@ -44,6 +45,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: flo
     seen, or None for everywhere; `dropout` the probability for attention weights. Returns
     [B, A, L, D].
     """
+    if not is_native(q.device.type, q.dtype):
+        with torch.autocast(q.device.type, enabled=False):
+            return attend(q.float(), k.float(), v.float(), visible, dropout).to(q.dtype)
     kernel = attention_kernel(q.device.type, q.dtype, q.shape[2], visible is not None)
     if kernel == "fused":
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=dropout)
@@ -127,10 +131,10 @@ class Attention(nn.Module):
         query_input = hidden if config.bottleneck_attention == "hidden" else inner
         value_input = inner if config.bottleneck_attention == "inner" else hidden
         self.bottleneck = Bottleneck(config) if config.bottleneck_size else None
-        self.query = nn.Linear(query_input, inner, bias=bias)
-        self.key = nn.Linear(query_input, inner, bias=bias)
-        self.value = nn.Linear(value_input, inner, bias=bias)
-        self.output = nn.Linear(inner, inner, bias=bias)
+        self.query = Dense(query_input, inner, bias=bias)
+        self.key = Dense(query_input, inner, bias=bias)
+        self.value = Dense(value_input, inner, bias=bias)
+        self.output = Dense(inner, inner, bias=bias)
         # The embedding norm stands in for the first pre-norm (ModernBERT).
         skip_norm = config.norm_placement == "pre" and is_first and config.embedding_norm
         self.norm = None if skip_norm else make_norm(config, inner)

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from model.config import EncoderConfig, ModelError
 from model.parts import make_norm
+from model.precision import Dense
 
 
 class PositionTable(nn.Embedding):
@@ -56,7 +57,7 @@ class Embeddings(nn.Module):
         self.projection = None
         if config.embedding_projection != "none":
             fan_in = config.word_size * (3 if config.trigram else 1)
-            self.projection = nn.Linear(fan_in, config.hidden_size)
+            self.projection = Dense(fan_in, config.hidden_size)
 
     def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None) -> Tensor:
         """Map ids int64 [B, L] (and segment ids alike) to float [B, L, hidden_size].

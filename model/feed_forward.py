@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from model.config import EncoderConfig
 from model.parts import ACTIVATIONS, DenseNorm, make_norm
+from model.precision import Dense
 
 
 class FeedForward(nn.Module):
@@ -16,10 +17,8 @@ class FeedForward(nn.Module):
         self.config = config
         self.gated = config.feed_forward == "glu"
         inner = config.inner_size
-        self.input = nn.Linear(
-            inner, config.ffn_size * (2 if self.gated else 1), bias=config.ffn_bias
-        )
-        self.output = nn.Linear(config.ffn_size, inner, bias=config.ffn_bias)
+        self.input = Dense(inner, config.ffn_size * (2 if self.gated else 1), bias=config.ffn_bias)
+        self.output = Dense(config.ffn_size, inner, bias=config.ffn_bias)
         self.norm = make_norm(config, inner, norm_eps)
         self.dropout = nn.Dropout(0.0 if config.bottleneck_size else config.dropout)
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from model.config import EncoderConfig
 from model.parts import ACTIVATIONS
+from model.precision import Dense
 
 
 class Pooler(nn.Module):
@@ -16,7 +17,7 @@ class Pooler(nn.Module):
         super().__init__()
         self.dense = None
         if config.pooler == "tanh":
-            self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+            self.dense = Dense(config.hidden_size, config.hidden_size)
 
     def forward(self, last_hidden_state: Tensor) -> Tensor:
         """Map [B, L, H] to [B, H]."""
@@ -35,7 +36,7 @@ class MaskedLanguageModelHead(nn.Module):
         super().__init__()
         width = config.vocabulary_input_size
         self.activation = ACTIVATIONS[config.head_activation or config.activation]
-        self.dense = nn.Linear(config.hidden_size, width, bias=config.head_bias)
+        self.dense = Dense(config.hidden_size, width, bias=config.head_bias)
         self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.decoder_bias else None
         self.extra = None

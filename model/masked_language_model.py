@@ -14,6 +14,7 @@ from model.config import EncoderConfig
 from model.embedding import Embeddings
 from model.encoder import Capture, Encoded, Encoder
 from model.heads import MaskedLanguageModelHead, Pooler
+from model.precision import Dense
 
 NOTHING = Capture()
 
@@ -62,7 +63,7 @@ class MaskedLanguageModel(nn.Module):
         self.pooler = None if config.pooler == "none" else Pooler(config)
         self.head = MaskedLanguageModelHead(config)
         self.pair_dropout = nn.Dropout(config.dropout)
-        self.pair_head = nn.Linear(config.hidden_size, 2) if config.pair_head else None
+        self.pair_head = Dense(config.hidden_size, 2) if config.pair_head else None
 
     def encode(
         self,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.config import EncoderConfig
+from model.precision import Dense
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ class DenseNorm(nn.Module):
 
     def __init__(self, config: EncoderConfig, inputs: int, outputs: int, dropout: float) -> None:
         super().__init__()
-        self.dense = nn.Linear(inputs, outputs)
+        self.dense = Dense(inputs, outputs)
         self.norm = make_norm(config, outputs)
         self.dropout = nn.Dropout(dropout)
 

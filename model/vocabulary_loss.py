@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from model.precision import is_native, product_dtype
 
 IGNORED = -100
-# Elements of one chunk of logits, 64 MiB in float32. A loss holds at most four such arrays.
+# Elements of one chunk of logits, 64 MiB in float32. A loss holds at most three such arrays.
 CHUNK_ELEMENTS = 1 << 24
 
 Decoder = tuple[Tensor, Tensor | None]
@@ -36,11 +37,13 @@ def chunked_cross_entropy(
     targets = labels.clamp_min(0)[:, None]
 
     def row_loss(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        log_p = F.log_softmax(logits, dim=-1)
-        loss = -log_p.gather(1, targets[rows])[:, 0] * weights[rows]
-        gradient = log_p.exp_()
-        gradient.scatter_add_(1, targets[rows], gradient.new_full((len(loss), 1), -1.0))
-        return loss, gradient.mul_(weights[rows, None])
+        _subtract_largest(logits)
+        picked = logits.gather(1, targets[rows])
+        total = logits.exp_().sum(dim=-1, keepdim=True)
+        loss = (total.log() - picked) * weights[rows, None]
+        gradient = logits.mul_(weights[rows, None] / total)
+        gradient.scatter_add_(1, targets[rows], -weights[rows, None].to(gradient.dtype))
+        return loss, gradient
 
     return _project_and_sum(vocabulary_input, weight, bias, row_loss), weights.sum()
 
@@ -94,17 +97,32 @@ def _distil(
         weights = torch.ones(len(student_input), device=student_input.device)
     weights = weights.detach().to(torch.float32)
     teacher = _Projection(teacher_input.detach(), *_detached(teacher_decoder))
+    buffers: list[Tensor] = []
 
     def row_loss(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        log_q = F.log_softmax(logits.div_(temperature), dim=-1)
-        log_p = F.log_softmax(teacher.logits(rows).div_(temperature), dim=-1)
-        p = log_p.exp()
-        difference = log_p.sub_(log_q) if subtract_entropy else log_q.neg()
+        if not buffers:  # the first chunk is the largest
+            buffers.extend(teacher.buffer(rows) for _ in range(2))
+        scratch = buffers[1][: len(logits)]
+        log_q = _log_softmax(logits.div_(temperature), scratch)
+        log_p = _log_softmax(teacher.logits(rows, buffers[0]).div_(temperature), scratch)
+        p = torch.exp(log_p, out=scratch)
+        difference = log_p.sub_(log_q) if subtract_entropy else torch.neg(log_q, out=log_p)
         loss = torch.linalg.vecdot(p, difference) * weights[rows]
         gradient = log_q.exp_().sub_(p)
         return loss, gradient.mul_(weights[rows, None] / temperature)
 
     return _project_and_sum(student_input, *student_decoder, row_loss), weights.sum()
+
+
+def _subtract_largest(logits: Tensor) -> Tensor:
+    return logits.sub_(logits.amax(dim=-1, keepdim=True))
+
+
+def _log_softmax(logits: Tensor, scratch: Tensor) -> Tensor:
+    """In place, with `scratch` of the same shape for the exponentials."""
+    _subtract_largest(logits)
+    total = torch.exp(logits, out=scratch).sum(dim=-1, keepdim=True)
+    return logits.sub_(total.log())
 
 
 def _detached(decoder: Decoder) -> Decoder:
@@ -116,18 +134,29 @@ class _Projection:
     """``x @ weight' + bias`` by rows, in the dtype autocast asks for; logits at least float32."""
 
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        device = x.device.type
-        dtype = x.dtype
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-        self.x, self.weight = x.to(dtype), weight.to(dtype)
-        self.bias = None if bias is None else bias.to(dtype)
+        dtype = product_dtype(x)
         self.wide = torch.promote_types(dtype, torch.float32)
+        self.x, self.weight = x.to(dtype), weight.to(dtype)
+        self.bias = None if bias is None else bias.to(self.wide)
+        if not is_native(x.device.type, dtype):
+            self.x, self.weight = self.x.to(self.wide), self.weight.to(self.wide)
 
-    def logits(self, rows: slice) -> Tensor:
-        """Logits [C, V] of some rows."""
-        with torch.autocast(self.x.device.type, enabled=False):
-            return F.linear(self.x[rows], self.weight, self.bias).to(self.wide)
+    def buffer(self, rows: slice) -> Tensor:
+        """Room for the logits of so many rows; fresh memory costs more than filling it again."""
+        shape = (rows.stop - rows.start, len(self.weight))
+        return torch.empty(shape, dtype=self.wide, device=self.x.device)
+
+    def logits(self, rows: slice, out: Tensor) -> Tensor:
+        """Logits [C, V] of some rows, written to the head of `out`."""
+        out = out[: rows.stop - rows.start]
+        x, weight = self.x[rows], self.weight.t()
+        with torch.autocast(x.device.type, enabled=False):
+            if self.weight.dtype != self.wide:
+                out.copy_(x @ weight)
+                return out if self.bias is None else out.add_(self.bias)
+            if self.bias is None:
+                return torch.mm(x, weight, out=out)
+            return torch.addmm(self.bias, x, weight, out=out)
 
 
 def _project_and_sum(x: Tensor, weight: Tensor, bias: Tensor | None, row_loss: RowLoss) -> Tensor:
@@ -145,8 +174,10 @@ class _ProjectAndSum(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:3]
         gradients = _Gradients(projection, wanted)
         total = torch.zeros((), dtype=projection.wide, device=x.device)
+        buffer = None
         for rows in _chunks(len(x), len(weight)):
-            loss, logit_gradient = row_loss(projection.logits(rows), rows)
+            buffer = projection.buffer(rows) if buffer is None else buffer
+            loss, logit_gradient = row_loss(projection.logits(rows, buffer), rows)
             total += loss.sum()
             if any(wanted):
                 gradients.add(logit_gradient, rows)
@@ -205,8 +236,8 @@ def _accumulate(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _chunks(rows: int, vocabulary: int) -> Iterator[slice]:
-    """Contiguous runs of rows, as even as can be, whose logits fit a chunk."""
+    """Contiguous runs of rows, as even as can be, whose logits fit a chunk; the largest first."""
     largest = max(1, CHUNK_ELEMENTS // vocabulary)
     number = -(-rows // largest)
-    for i in range(number):
-        yield slice(rows * i // number, rows * (i + 1) // number)
+    for i in range(number, 0, -1):
+        yield slice(rows - -(-rows * i // number), rows - -(-rows * (i - 1) // number))

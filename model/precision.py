@@ -1,0 +1,48 @@
+"""Which dtype matrix products run in: decided here, for every part of the model."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that autocast, where it is on, gives to the operands of a matrix product."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def is_native(device: str, dtype: torch.dtype) -> bool:
+    """Whether the device multiplies matrices of this dtype faster than float32 ones.
+
+    A CPU without bfloat16 instructions takes up to 50 times as long as for float32. There the
+    operands are rounded to bfloat16, multiplied in float32 and the result is rounded: what the
+    instructions would compute, at the speed of float32.
+    """
+    return device != "cpu" or dtype not in (torch.bfloat16, torch.float16) or _cpu_has_narrow()
+
+
+@lru_cache(maxsize=1)
+def _cpu_has_narrow() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+class Dense(nn.Linear):
+    """``x @ weight' + bias`` in the dtype of autocast, natively or by way of float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., inputs] to [..., outputs]."""
+        dtype = product_dtype(x)
+        if is_native(x.device.type, dtype):
+            return super().forward(x)
+        bias = None if self.bias is None else rounded(self.bias, dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(rounded(x, dtype), rounded(self.weight, dtype), bias).to(dtype)
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values of x in `dtype`, held in float32."""
+    return x.to(dtype).to(torch.float32)
