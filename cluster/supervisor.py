@@ -14,12 +14,14 @@ is decided by the ranks' exit code and by the signals that the batch shell was s
 An attempt is fruitful when the newest step in ``metrics.jsonl`` or among the checkpoints is higher
 than ever before. More fruitless ones in a row than the budget end the job. The account is opened
 at the start of an attempt and closed at its end, so that one which never reached its end (a dead
-node) is counted at the start of the next.
+node) is counted at the start of the next. It also carries the number of the attempt, by which a
+batch shell that was cut off from SLURM learns that it has been replaced.
 """
 
 SUPERVISOR = r"""
 # ---- From here on, the text is the same in every script ------------------------------------------
-record=$submission/progress${seed:+-$seed} # "best fruitless open|closed", or "final REASON"
+record=$submission/progress${seed:+-$seed} # "best fruitless open|closed attempt", or "final REASON"
+me=$SLURM_JOB_ID/${SLURM_RESTART_COUNT:-0}
 verdict='' why='' bad='' shared=no best=0 fruitless=0
 signals=0 pending='' child='' warned=no ended=no rescued=no
 
@@ -43,15 +45,15 @@ newest_step() { # the highest step that is logged or saved
 write_record() { printf '%s\n' "$*" >"$record.new" && mv "$record.new" "$record"; }
 
 open_account() { # fails when there is nothing left to try
-  local best_before fruitless_before state
+  local best_before fruitless_before state attempt
   best=$(newest_step)
   if [ "$chained" = no ] && [ -z "$SLURM_RESTART_COUNT" ]; then
     rm -f "$record" # a person submitted it again
   fi
   if [ -e "$record" ]; then
-    read -r best_before fruitless_before state <"$record"
+    read -r best_before fruitless_before state attempt <"$record"
     if [ "$best_before" = final ]; then
-      why="$fruitless_before $state"
+      why="$fruitless_before $state $attempt"
       return 1
     fi
     best=$best_before fruitless=$fruitless_before
@@ -59,7 +61,7 @@ open_account() { # fails when there is nothing left to try
   fi
   why="$fruitless attempts in a row made no new step"
   [ "$fruitless" -le "$budget" ] || return 1
-  write_record "$best $fruitless open"
+  write_record "$best $fruitless open $me"
 }
 
 close_account() {
@@ -70,7 +72,13 @@ close_account() {
   elif [ "$ended" = no ]; then
     fruitless=$((fruitless + 1))
   fi
-  write_record "$best $fruitless closed"
+  write_record "$best $fruitless closed $me"
+}
+
+superseded() { # a node cut off from SLURM may run on beside the requeued job: it must touch nothing
+  local attempt
+  read -r _ _ _ attempt <"$record"
+  [ "$attempt" != "$me" ]
 }
 
 deliver() {
@@ -203,11 +211,15 @@ note start 0 "${SLURM_RESTART_COUNT:+restart $SLURM_RESTART_COUNT}"
 before
 attempt
 [ "$rescued" = no ] || exit "$code"
+if superseded; then
+  say "ended (code $code): another attempt of this run has begun"
+  exit "$code"
+fi
 judge
 after
 [ "$verdict" != requeue ] || requeue
 note "$verdict" "$code" "$why"
 say "$verdict: $why (code $code)"
-[ "$verdict" != final ] || write_record "final $why"
+[ "$verdict$chained" != finalyes ] || write_record "final $why"
 exit "$code"
 """

@@ -174,6 +174,23 @@ def test_attempts_that_never_reached_their_end_count(tmp_path):
     assert (event, code) == ("final", 1)
 
 
+def test_a_shell_that_was_cut_off_touches_nothing(tmp_path):
+    """Its job was requeued elsewhere: it must neither requeue it again nor end the account."""
+    run = Run(tmp_path)
+    stale = run.start("touch ready; while [ ! -e go ]; do sleep 0.05; done; exit 1")
+    wait_for(tmp_path / "run/ready")
+    fresh = run.start("touch started; while [ ! -e stop ]; do sleep 0.05; done", restart=1)
+    wait_for(tmp_path / "run/started")
+    (tmp_path / "run/go").touch()
+    assert "another attempt of this run has begun" in stale.communicate(timeout=20)[0]
+    assert run.requeued == 0
+    (tmp_path / "run/stop").touch()
+    fresh.communicate(timeout=20)
+    assert run.last(fresh.returncode) == ("done", 0, "finished")
+    events = (tmp_path / "run/slurm.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in events] == ["start", "start", "done"]
+
+
 def test_submitting_the_script_again_by_hand_starts_afresh(tmp_path):
     run = Run(tmp_path, fruitless_requeues=0)
     assert run.end("kill -9 $$")[0] == "final"
