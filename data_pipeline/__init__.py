@@ -9,7 +9,7 @@ from data_pipeline.building import build
 from data_pipeline.config import DataConfig, MaskingConfig, PhaseConfig, SourceConfig
 from data_pipeline.corpus import Corpus, CorpusSplit
 from data_pipeline.errors import BadShard, DataError
-from data_pipeline.stream import BatchStream, open_splits, rows_for_tokens
+from data_pipeline.stream import BatchStream, open_corpora, open_splits, rows_for_tokens
 from data_pipeline.tokenization import Vocabulary
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "SourceConfig",
     "Vocabulary",
     "build",
+    "open_corpora",
     "open_splits",
     "rows_for_tokens",
 ]

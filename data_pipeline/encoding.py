@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -61,8 +62,12 @@ def encode(
 ) -> EncodedChunk:
     """The ids of documents, with sentence boundaries; sentences without tokens vanish."""
     ends = [sentence_ends(text) for text in documents]
-    whole = _by_sentence if tokenization.encodes_sentences_alike(tokenizer) else _by_document
-    ids, lengths = whole(tokenizer, documents, ends)
+    ids, cuts = [], [np.zeros(0, np.int64)]
+    encoded = tokenizer.encode_batch(documents, add_special_tokens=False)
+    for one, stops in zip(encoded, ends, strict=True):
+        ids.append(one.ids)
+        cuts.append(_sentence_lengths(one, stops))
+    lengths = np.concatenate(cuts)
     document_of = np.repeat(np.arange(len(documents)), [len(stops) for stops in ends])
     counts = np.bincount(document_of[lengths > 0], minlength=len(documents))
     return EncodedChunk(
@@ -75,31 +80,11 @@ def encode(
     )
 
 
-def _by_sentence(
-    tokenizer: tokenizers.Tokenizer, documents: list[str], ends: list[list[int]]
-) -> tuple[list[list[int]], NDArray[np.int64]]:
-    """Encode each sentence on its own: lists of ids, and the number of ids of each sentence."""
-    sentences = [
-        text[start:end]
-        for text, stops in zip(documents, ends, strict=True)
-        for start, end in zip([0, *stops], stops, strict=False)
-    ]
-    ids = [one.ids for one in tokenizer.encode_batch_fast(sentences, add_special_tokens=False)]
-    return ids, np.fromiter(map(len, ids), np.int64, len(ids))
-
-
-def _by_document(
-    tokenizer: tokenizers.Tokenizer, documents: list[str], ends: list[list[int]]
-) -> tuple[list[list[int]], NDArray[np.int64]]:
-    """Encode whole documents and find the sentences by the offsets of their tokens."""
-    ids, lengths = [], [np.zeros(0, np.int64)]
-    encoded = tokenizer.encode_batch(documents, add_special_tokens=False)
-    for one, stops in zip(encoded, ends, strict=True):
-        starts = np.fromiter((start for start, _ in one.offsets), np.int64, len(one.ids))
-        cuts = np.searchsorted(np.maximum.accumulate(starts), stops[:-1])
-        ids.append(one.ids)
-        lengths.append(np.diff(cuts, prepend=0, append=len(one.ids)))
-    return ids, np.concatenate(lengths)
+def _sentence_lengths(encoded: tokenizers.Encoding, ends: list[int]) -> NDArray[np.int64]:
+    """The number of tokens of each sentence, from where the tokens begin in the text."""
+    starts = [start for start, _ in encoded.offsets]
+    cuts = [0, *(bisect_left(starts, end) for end in ends[:-1]), len(starts)]
+    return np.diff(cuts)
 
 
 def digest(document: str) -> bytes:

@@ -151,16 +151,22 @@ class BatchStream:
         return _Phase(first_step, rules, sources, masker)
 
 
+def open_corpora(config: DataConfig) -> dict[str, Corpus]:
+    """The corpora by name: those of the mixture, or the one at `path`, by its folder's name."""
+    sources = {name: source.path for name, source in config.mixture.items()}
+    if not sources:
+        if not config.path:
+            raise DataError("data.path: must be set to a corpus made by `tandem data build`")
+        sources = {config.path.rstrip("/").rpartition("/")[2]: config.path}
+    return {
+        name: Corpus.open(path, config.cache_dir, config.cache_gb) for name, path in sources.items()
+    }
+
+
 def open_splits(config: DataConfig, split: str) -> CorpusSplit | dict[str, CorpusSplit]:
     """The split called "train" or "val" of the corpus, or of each corpus of the mixture."""
-    if config.mixture:
-        return {
-            name: Corpus.open(source.path, config.cache_dir, config.cache_gb).split(split)
-            for name, source in config.mixture.items()
-        }
-    if not config.path:
-        raise DataError("data.path: must be set to a corpus made by `tandem data build`")
-    return Corpus.open(config.path, config.cache_dir, config.cache_gb).split(split)
+    splits = {name: corpus.split(split) for name, corpus in open_corpora(config).items()}
+    return splits if config.mixture else next(iter(splits.values()))
 
 
 def rows_for_tokens(split: CorpusSplit, config: DataConfig, tokens: int, multiple: int) -> int:

@@ -118,15 +118,6 @@ def install(path: Path, out: Path) -> list[str]:
     return save(*_read(path), out)
 
 
-def encodes_sentences_alike(tokenizer: tokenizers.Tokenizer) -> bool:
-    """Whether the sentences of a document, white space in front, encode as in the whole document.
-
-    True where words are cut before the model sees them, at any white space: BERT's and GPT-2's.
-    """
-    kind = tokenizer.pre_tokenizer.__class__.__name__
-    return kind in ("BertPreTokenizer", "ByteLevel")
-
-
 def word_starts(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> NDArray[np.bool_]:
     """[vocab_size] whether a token begins a word.
 
