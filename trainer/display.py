@@ -20,6 +20,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from trainer.metrics import split_held_out
+
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 10.0
 SPEED_WINDOW_SECONDS = 60.0
@@ -70,9 +72,11 @@ class Display:
         self._tokens_per_second = row.get("tokens_per_second", self._tokens_per_second)
         for key, value in row.items():
             learner, _, column = key.rpartition("/")
-            if column == "accuracy" and learner.startswith("val/"):
-                self._accuracies[learner.removeprefix("val/")] = value
-            elif column == "loss" and not learner.startswith("val/"):
+            if held_out := split_held_out(key):
+                _, learner, column = held_out
+                if column == "accuracy":
+                    self._accuracies[learner] = value
+            elif column == "loss":
                 self._losses[learner] = value
         for learner in waiting:
             self._losses.setdefault(learner, None)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import platform
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from data_pipeline import Batch, Corpus
-from model import MaskedLanguageModel
+from data_pipeline import Corpus, open_corpora
+from model import MaskedLanguageModel, describe
 from trainer.batches import MicroBatch, to_device
 from trainer.finished import SavedLearners
-from trainer.held_out import ValidationSet, evaluate
+from trainer.held_out import ValidationSet
 from trainer.knowledge import Decoder
 from trainer.learner import TEACHER
 from trainer.run_folder import RunFolder
@@ -31,30 +34,24 @@ def evaluate_run(folder: RunFolder, only: str | None = None) -> dict[str, Any]:
     is no checkpoint or no such learner.
     """
     saved = SavedLearners(folder)
-    corpus = Corpus.open(saved.job.data.path)
-    validation = ValidationSet(corpus, saved.job)
+    validation = ValidationSet(saved.job)
     names = saved.names if only is None else [saved.resolve(only)]
-    batches = list(validation.batches())
-    learners = {name: _measure(saved, name, batches) for name in names}
+    learners = {name: _measure(saved, name, validation) for name in names}
     reference = learners.get(TEACHER, {}).get("accuracy")
     if reference:
         for facts in learners.values():
             facts["retention"] = facts["accuracy"] / reference
     return {
         "step": saved.checkpoint.step,
-        "corpus": {
-            "path": saved.job.data.path,
-            "documents": corpus.split("train").index.documents,
-            "tokens": corpus.split("train").index.tokens,
-            "validation_tokens": corpus.split("val").index.tokens,
-        },
+        "machine": _machine(),
+        "corpus": _describe(open_corpora(saved.job.data)),
         "unigram": dataclasses.asdict(validation.unigram()),
         "learners": learners,
     }
 
 
 @torch.inference_mode()
-def _measure(saved: SavedLearners, name: str, batches: list[Batch]) -> dict[str, Any]:
+def _measure(saved: SavedLearners, name: str, validation: ValidationSet) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = saved.load(name).to(device)
 
@@ -65,12 +62,13 @@ def _measure(saved: SavedLearners, name: str, batches: list[Batch]) -> dict[str,
         decoder = Decoder(*model.decoder())
         return masked_lm_scores(features.vocabulary_input, decoder, batch.masked_labels)
 
-    held_out = evaluate(score, batches, saved.job.batch.micro_batch, device)
+    scores = validation.evaluate(score, saved.job.batch.micro_batch, device)
     return {
-        "parameters": _parameters(model),
-        **dataclasses.asdict(held_out),
+        "parameters": describe(model.config).parameters,
+        **dataclasses.asdict(scores.overall),
+        "corpora": {name: dataclasses.asdict(one) for name, one in scores.by_corpus.items()},
         "retention": None,
-        "tokens_per_second": _tokens_per_second(model, to_device(batches[0], device)),
+        "tokens_per_second": _tokens_per_second(model, to_device(validation.sample(), device)),
         "started_at": saved.started_at(name),
     }
 
@@ -88,7 +86,23 @@ def _tokens_per_second(model: MaskedLanguageModel, batch: MicroBatch) -> float:
     return tokens / float(np.median(seconds[1:]))
 
 
-def _parameters(model: MaskedLanguageModel) -> int:
-    """Embeddings, encoder and pooler; not the heads."""
-    parts = [part for part in (model.embeddings, model.encoder, model.pooler) if part is not None]
-    return sum(parameter.numel() for part in parts for parameter in part.parameters())
+def _describe(corpora: Mapping[str, Corpus]) -> dict[str, Any]:
+    """The sizes of everything that was read."""
+    train = [corpus.split("train").index for corpus in corpora.values()]
+    held_out = [corpus.split("val").index for corpus in corpora.values()]
+    return {
+        "path": ", ".join(corpus.name for corpus in corpora.values()),
+        "documents": sum(index.documents for index in train),
+        "tokens": sum(index.tokens for index in train),
+        "validation_tokens": sum(index.tokens for index in held_out),
+    }
+
+
+def _machine() -> str:
+    """What the speeds were measured on: the device, then the rest."""
+    cores = len(os.sched_getaffinity(0))
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, {cores} CPU cores"
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0] if models else platform.machine()}, {cores} cores"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from data_pipeline import Corpus
+from data_pipeline import open_corpora
 from model import save_pretrained
 from trainer.finished import SavedLearners
 from trainer.run_folder import RunFolder
@@ -20,7 +20,7 @@ def export_learner(folder: RunFolder, learner: str, out: Path) -> None:
     """
     saved = SavedLearners(folder)
     name = saved.resolve(learner)
-    tokenizer = Corpus.open(saved.job.data.path).tokenizer_dir
+    tokenizer = next(iter(open_corpora(saved.job.data).values())).tokenizer_dir
     note = save_pretrained((saved.config(name).model, saved.weights(name)), out, tokenizer)
     if note:
         _log.warning("%s: %s", name, note)

@@ -7,14 +7,15 @@ for all: the same at every evaluation, for every learner and on any number of ra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline import Batch, BatchStream, Corpus
+from data_pipeline import Batch, BatchStream, CorpusSplit, DataConfig, open_corpora
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
 from trainer.state import HeldOut
@@ -28,50 +29,89 @@ NO_LABEL = -100
 Scorer = Callable[[MicroBatch], tuple[Tensor, Tensor]]  # -> summed loss, right predictions
 
 
-def evaluate(
-    score: Scorer, batches: Iterable[Batch], micro_batch: int, device: torch.device
-) -> HeldOut:
-    """Mean loss and accuracy over this rank's `batches` and every other rank's. Collective."""
-    sums = torch.zeros(3, dtype=torch.float64, device=device)
-    for batch in batches:
-        sums[2] += int((batch.masked_labels >= 0).sum())
-        for micro in to_micro_batches(batch, micro_batch, device):
-            sums[:2] += torch.stack(score(micro))
-    if dist.is_initialized():
-        dist.all_reduce(sums)
-    loss, correct, count = sums.tolist()
-    return HeldOut(loss / count, correct / count)
+@dataclass(frozen=True)
+class Scores:
+    """A learner's scores on all held-out sequences together, and on each corpus."""
+
+    overall: HeldOut
+    by_corpus: dict[str, HeldOut]
 
 
 class ValidationSet:
     """The held-out sequences of a job, as any number of ranks share them."""
 
-    def __init__(self, corpus: Corpus, config: JobConfig) -> None:
-        """Raise DataError when the corpus has no validation split."""
-        split = corpus.split("val")
-        total = BatchStream(split, config.data, SEED, 1).samples_per_epoch
-        rows = min(ROWS, total, config.evaluation.sequences)
-        self._stream = BatchStream(split, config.data, SEED, rows)
-        self._steps = min(config.evaluation.sequences, total) // rows
-        self._token_counts = corpus.token_counts  # [V] int64, of the training split
+    def __init__(self, config: JobConfig) -> None:
+        """Raise DataError when a corpus of the job has no validation split."""
+        # Held-out scores are to be compared over time: one length, one packing, one rate.
+        still = dataclasses.replace(config.data.masking, final_rate=None)
+        data = dataclasses.replace(config.data, phases=[], mixture={}, masking=still)
+        wanted = config.evaluation.sequences
+        self._opened = open_corpora(config.data)
+        self.corpora = {
+            name: _HeldOutCorpus.open(corpus.split("val"), data, wanted)
+            for name, corpus in self._opened.items()
+        }
 
-    def batches(self, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
-        """This rank's share. Over all ranks each sequence is scored once; all ranks get as many
-        rows, since their forward passes are collective."""
-        for step in range(self._steps):
-            yield _share(self._stream.batch(step), rank, world_size)
+    @torch.no_grad()
+    def evaluate(
+        self,
+        score: Scorer,
+        micro_batch: int,
+        device: torch.device,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> Scores:
+        """Score every sequence once, shared among the ranks. Collective if there are several."""
+        sums = torch.zeros(len(self.corpora), 3, dtype=torch.float64, device=device)
+        for corpus, row in zip(self.corpora.values(), sums, strict=True):
+            for batch in corpus.batches(rank, world_size):
+                row[2] += int((batch.masked_labels >= 0).sum())
+                for micro in to_micro_batches(batch, micro_batch, device):
+                    row[:2] += torch.stack(score(micro))
+        if world_size > 1:
+            dist.all_reduce(sums)
+        by_corpus = dict(zip(self.corpora, map(_mean, sums.tolist()), strict=True))
+        return Scores(_mean(sums.sum(dim=0).tolist()), by_corpus)
+
+    def sample(self) -> Batch:
+        """Some sequences, to measure speed on."""
+        return next(next(iter(self.corpora.values())).batches())
 
     def unigram(self) -> HeldOut:
         """What predicting every masked token from training frequencies alone scores.
 
         One is added to every count, so that no loss is infinite.
         """
-        labels = np.concatenate([batch.masked_labels.ravel() for batch in self.batches()])
+        token_counts = np.asarray(sum(corpus.token_counts for corpus in self._opened.values()))
+        batches = [batch for corpus in self.corpora.values() for batch in corpus.batches()]
+        labels = np.concatenate([batch.masked_labels.ravel() for batch in batches])
         labels = labels[labels >= 0]
-        smoothed = self._token_counts.astype(np.float64) + 1
+        smoothed = token_counts.astype(np.float64) + 1
         nats = -np.log(smoothed / smoothed.sum())  # [V]
-        accuracy = (labels == self._token_counts.argmax()).mean()
-        return HeldOut(float(nats[labels].mean()), float(accuracy))
+        return HeldOut(float(nats[labels].mean()), float((labels == token_counts.argmax()).mean()))
+
+
+@dataclass(frozen=True)
+class _HeldOutCorpus:
+    stream: BatchStream
+    steps: int
+
+    @classmethod
+    def open(cls, split: CorpusSplit, data: DataConfig, wanted: int) -> _HeldOutCorpus:
+        total = BatchStream(split, data, SEED, 1).samples_per_epoch
+        rows = min(ROWS, total, wanted)
+        return cls(BatchStream(split, data, SEED, rows), min(wanted, total) // rows)
+
+    def batches(self, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
+        """This rank's share. Over all ranks each sequence is scored once; all ranks get as many
+        rows, since their forward passes are collective."""
+        for step in range(self.steps):
+            yield _share(self.stream.batch(step), rank, world_size)
+
+
+def _mean(sums: list[float]) -> HeldOut:
+    loss, correct, count = sums
+    return HeldOut(loss / count, correct / count)
 
 
 def _share(batch: Batch, rank: int, world_size: int) -> Batch:

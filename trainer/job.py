@@ -7,16 +7,19 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from data_pipeline import BatchStream, Corpus
+from data_pipeline import BatchStream, open_corpora
+from data_pipeline.tokenization import load as load_tokenizer
 from trainer.checkpoint import Attempt, Checkpoint, CheckpointWriter, Retention, newest_intact
 from trainer.cohort import Cohort
 from trainer.config import JobConfig
-from trainer.held_out import ValidationSet, evaluate
+from trainer.errors import TrainingError
+from trainer.held_out import ValidationSet
 from trainer.learner import TEACHER, Workload
 from trainer.prefetch import Prefetched
 from trainer.recorder import Recorder
@@ -43,13 +46,11 @@ class Job:
         self.config, self.device, self.stop_requested = config, device, stop_requested
         self.folder = RunFolder.of(config)
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        corpus = Corpus.open(config.data.path)
-        for learner in [config.teacher, *config.students.values()]:
-            corpus.require_vocabulary(learner.model.vocab_size)
-        stream = BatchStream(
-            corpus.split("train"), config.data, config.seed, config.batch.size, rank, world_size
+        _require_fit(config)
+        stream = BatchStream.open(
+            config.data, "train", config.seed, config.batch.size, rank, world_size
         )
-        self._validation = ValidationSet(corpus, config)
+        self._validation = ValidationSet(config)
         self._unigram = self._validation.unigram()
         self.cohort = Cohort(config, _workload(config, world_size))
         attempt = self._begin_attempt()
@@ -86,12 +87,12 @@ class Job:
 
     def evaluate(self) -> None:
         """Score every learner on held-out text, and record it."""
-        batches = list(self._validation.batches(dist.get_rank(), dist.get_world_size()))
+        where = (self.device, dist.get_rank(), dist.get_world_size())
         scores = {
-            name: evaluate(learner.evaluate, batches, self.config.batch.micro_batch, self.device)
+            name: self._validation.evaluate(learner.evaluate, self.config.batch.micro_batch, *where)
             for name, learner in self.cohort.learners.items()
         }
-        self.state.teacher_held_out = scores[TEACHER]
+        self.state.teacher_held_out = scores[TEACHER].overall
         self.recorder.held_out(self.state, scores)
 
     def save(self, wait: bool = False) -> None:
@@ -128,6 +129,22 @@ class Job:
         state = JobState.from_json(checkpoint.trainer_state)
         self.cohort.restore(checkpoint, state)
         return state
+
+
+def _require_fit(config: JobConfig) -> None:
+    """Raise unless every model knows the corpora's vocabulary and has room for their sequences."""
+    corpora = open_corpora(config.data)
+    longest = max(length for length, _ in config.data.lengths_and_packings())
+    for name, learner in {TEACHER: config.teacher, **config.students}.items():
+        section = name if name == TEACHER else f"students.{name}"
+        pretrained = learner.init.pretrained
+        fingerprint = load_tokenizer(Path(pretrained))[1].fingerprint if pretrained else None
+        for corpus in corpora.values():
+            corpus.require_vocabulary(learner.model.vocab_size, fingerprint)
+        if learner.model.longest_sequence < longest:
+            raise TrainingError(
+                f"{section}.model.max_positions: too few for data.sequence_length {longest}"
+            )
 
 
 def _workload(config: JobConfig, world_size: int) -> Workload:

@@ -32,7 +32,7 @@ def train(job: Job) -> Outcome:
         if result.stop_requested:
             job.save(wait=True)
             return Outcome.STOPPED
-        if job.state.step % job.config.checkpoint.every == 0:
+        if job.state.step % job.config.checkpoint.every == 0 and job.state.step < job.config.steps:
             job.save()
     job.save(wait=True)
     return Outcome.FINISHED

@@ -14,7 +14,7 @@ Keys, all optional but ``step``:
 ``LEARNER/lr``, ``LEARNER/grad_norm``
 ``tokens_per_second``, ``mfu``        the whole job's, since the last logged step
 ``memory``                            bytes, the largest over ranks
-``val/LEARNER/loss``, ``.../accuracy``  on the held-out split
+``val/CORPUS/LEARNER/loss``,            on the held-out split of a corpus; also ``accuracy``
 ====================================  ==============================================================
 
 LEARNER is ``teacher`` or ``students/NAME``. Rows may share a step (training, then validation).
@@ -114,12 +114,37 @@ def series(rows: list[Row], key: str, against: str = "step") -> tuple[list[float
     return [x for x, _ in points], [y for _, y in points]
 
 
+def held_out_key(corpus: str, learner: str, column: str) -> str:
+    """The key of a held-out score."""
+    return f"val/{corpus}/{learner}/{column}"
+
+
+def split_held_out(key: str) -> tuple[str, str, str] | None:
+    """The inverse of `held_out_key`; None for any other key."""
+    val, _, rest = key.partition("/")
+    corpus, _, score = rest.partition("/")
+    learner, _, column = score.rpartition("/")
+    return (corpus, learner, column) if val == "val" and learner else None
+
+
+def held_out(row: Row, learner: str, column: str) -> float | None:
+    """A learner's score in a row, the mean over its corpora; None where the row has none."""
+    scores = [
+        value
+        for key, value in row.items()
+        if (parts := split_held_out(key)) and parts[1:] == (learner, column)
+    ]
+    return sum(scores) / len(scores) if scores else None
+
+
 def learners(rows: list[Row]) -> list[str]:
     """The learners that have a loss in `rows`: the teacher, then students as they appear."""
     names: dict[str, None] = {}
     for row in rows:
         for key in row:
-            name, _, column = key.removeprefix("val/").rpartition("/")
+            name, _, column = key.rpartition("/")
+            if held_out := split_held_out(key):
+                _, name, column = held_out
             if column == "loss" and name:
                 names.setdefault(name)
     return sorted(names, key=lambda name: name != "teacher")

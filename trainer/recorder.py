@@ -16,9 +16,10 @@ import torch
 from trainer import metrics, tracking
 from trainer.config import JobConfig
 from trainer.display import Display
+from trainer.held_out import Scores
 from trainer.learner import Learner
 from trainer.run_folder import RunFolder
-from trainer.state import HeldOut, JobState
+from trainer.state import JobState
 from trainer.step import StepResult
 
 
@@ -54,13 +55,15 @@ class Recorder:
             self._log.append(row)
             self._display.update(state.step, row, waiting)
 
-    def held_out(self, state: JobState, scores: Mapping[str, HeldOut]) -> None:
+    def held_out(self, state: JobState, scores: Mapping[str, Scores]) -> None:
         """Record a held-out evaluation of every learner."""
         if not self._speaks:
             return
         row: dict[str, float] = {"step": state.step, "tokens": state.tokens}
-        for name, score in scores.items():
-            row[f"val/{name}/loss"], row[f"val/{name}/accuracy"] = score.loss, score.accuracy
+        for learner, found in scores.items():
+            for corpus, score in found.by_corpus.items():
+                row[metrics.held_out_key(corpus, learner, "loss")] = score.loss
+                row[metrics.held_out_key(corpus, learner, "accuracy")] = score.accuracy
         self._log.append(row)
         self._display.update(state.step, row, [])
 

@@ -65,7 +65,8 @@ def test_held_out_accuracy_is_shown_beside_the_loss(clock):
     with Display("demo", 10, console=out, clock=clock) as display:
         display.update(1, row(2.5))
         clock.now += 10
-        display.update(1, {"step": 1, "val/teacher/loss": 9.9, "val/teacher/accuracy": 0.234})
+        held_out = {"val/prose/teacher/loss": 9.9, "val/prose/teacher/accuracy": 0.234}
+        display.update(1, {"step": 1, **held_out})
     assert out.file.getvalue().splitlines()[-1].endswith("teacher 2.500 (23.4%)")
 
 

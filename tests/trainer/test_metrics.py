@@ -106,8 +106,8 @@ def test_series_and_learners():
     rows = [
         {"step": 1, "tokens": 10, "students/b/loss": 4.0, "teacher/loss": 2.0, "teacher/lr": 0.1},
         {"step": 2, "tokens": 20, "teacher/loss": 1.0},
-        {"step": 2, "val/students/a/loss": 3.0, "val/teacher/accuracy": 0.5},
+        {"step": 2, "val/prose/students/a/loss": 3.0, "val/prose/teacher/accuracy": 0.5},
     ]
     assert metrics.learners(rows) == ["teacher", "students/b", "students/a"]
     assert metrics.series(rows, "teacher/loss", against="tokens") == ([10, 20], [2.0, 1.0])
-    assert metrics.series(rows, "val/teacher/accuracy") == ([2], [0.5])
+    assert metrics.series(rows, "val/prose/teacher/accuracy") == ([2], [0.5])

@@ -96,7 +96,7 @@ def rows(students, steps=range(10, 201, 10), value=lambda step: 9 / (1 + step / 
         yield row
         if step % 50 == 0:
             yield {"step": step, "tokens": step * 7000} | {
-                key.replace(name, f"val/{name}"): value / 10
+                key.replace(name, f"val/prose/{name}"): value / 10
                 for name in ["teacher", *(f"students/{one}" for one in students)]
                 for key, value in [(f"{name}/loss", 50), (f"{name}/accuracy", 1.0)]
             }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def _main_charts(run: RunFiles) -> Iterator[LineChart]:
     yield LineChart(
         "Masked-LM loss on held-out text",
         "Nats per masked token",
-        _series(run, "val/{}/loss"),
+        _held_out(run, "loss"),
         _nats,
         loss_level,
         marks,
@@ -73,7 +73,7 @@ def _main_charts(run: RunFiles) -> Iterator[LineChart]:
     yield LineChart(
         "Accuracy on held-out text",
         "Share of masked tokens predicted right",
-        _series(run, "val/{}/accuracy"),
+        _held_out(run, "accuracy"),
         percent,
         accuracy_level,
         marks,
@@ -125,7 +125,15 @@ def _each_learner(run: RunFiles, title: str, note: str, column: str, form: Forma
 
 def _series(run: RunFiles, column: str) -> list[Series]:
     """The column of every learner that has it; `column` holds {} for the learner's name."""
-    curves = {name: run.curve(column.format(name)) for name in run.learners}
+    return _named(run, {name: run.curve(column.format(name)) for name in run.learners})
+
+
+def _held_out(run: RunFiles, column: str) -> list[Series]:
+    """A held-out score of every learner, the mean over the corpora."""
+    return _named(run, {name: run.held_out(name, column) for name in run.learners})
+
+
+def _named(run: RunFiles, curves: Mapping[str, tuple[Floats, Floats]]) -> list[Series]:
     return [
         Series(plain_name(name), run.colour(name), steps, values)
         for name, (steps, values) in curves.items()

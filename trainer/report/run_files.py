@@ -57,6 +57,12 @@ class RunFiles:
         steps, values = metrics.series(self.rows, column)
         return np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
 
+    def held_out(self, learner: str, column: str) -> tuple[Floats, Floats]:
+        """The steps [N] and values [N] of a held-out score, the mean over the corpora."""
+        scores = [(row["step"], metrics.held_out(row, learner, column)) for row in self.rows]
+        found = np.array([(step, score) for step, score in scores if score is not None])
+        return found.reshape(-1, 2)[:, 0], found.reshape(-1, 2)[:, 1]
+
     def columns_of(self, learner: str) -> list[str]:
         """The columns of a learner, without its name, in the order of the file."""
         found: dict[str, None] = {}
