@@ -148,6 +148,7 @@ def test_fewer_nodes_when_asked(slurm: RealSlurm, source: Path) -> None:
     assert job.steps == list(range(1, 61))
 
 
+@pytest.mark.slow
 def test_a_crash_loop_ends(slurm: RealSlurm, source: Path) -> None:
     job = Submitted(slurm, source, crash_at=3, cluster={"fruitless_requeues": 1})
     for restarts in (1, 2):
@@ -157,6 +158,7 @@ def test_a_crash_loop_ends(slurm: RealSlurm, source: Path) -> None:
     assert "2 attempts in a row made no new step" in job.events[-1][1]
 
 
+@pytest.mark.slow
 def test_preflight_names_a_bad_node_and_goes_on_without_it(slurm: RealSlurm, source: Path) -> None:
     """On n2 the run folder is mounted read-only."""
     run = slurm.root / "runs/demo"
