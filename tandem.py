@@ -73,6 +73,8 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
 
     job = _load_job(config, overrides)
     if is_launched():
+        if nproc is not None:
+            raise click.UsageError("--nproc: srun or torchrun has started the processes already")
         sys.exit(_train_as_rank(job))
     if _announce_if_finished(job):
         return
@@ -127,6 +129,53 @@ def _default_processes() -> int:
     import torch
 
     return max(1, torch.cuda.device_count())
+
+
+def _numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:
+    numbers = text.split(",") if text else []
+    if not all(number.isdecimal() for number in numbers):
+        raise click.BadParameter(f"{text}: must be numbers, as in 1,2,3")
+    return [int(number) for number in numbers]
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("config")
+@click.argument("rest", nargs=-1, metavar="[KEY=VALUE]... [--SBATCH-OPTION VALUE]...")
+@click.option("--cluster", help="A name or file of configs/cluster.")
+@click.option("--seeds", callback=_numbers, help="One run for each, as in 1,2,3.")
+@click.option("--chain", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--dry-run", is_flag=True, help="Only print the script.")
+def submit(config: str, rest: tuple[str, ...], **options: Any) -> None:
+    """Hand the job CONFIG to SLURM; any option of sbatch may be given."""
+    import configs
+    from cluster.commands import submit as submit_job
+    from trainer.run_folder import RunFolder
+
+    overrides = tuple(word for word in rest if _is_override(word))
+    sbatch = [word for word in rest if not _is_override(word)]
+    job = _load_job(config, overrides)
+    run = RunFolder.of(job).path
+    submit_job(job.name, run, configs.dump(job), options=sbatch, **options)
+
+
+def _is_override(word: str) -> bool:
+    """Whether a word is key=value of a job, and not an option of sbatch or its value."""
+    import dataclasses
+
+    from trainer.config import JobConfig
+
+    key, equals, _ = word.partition("=")
+    return bool(equals) and key.split(".")[0] in {one.name for one in dataclasses.fields(JobConfig)}
+
+
+@main.command()
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def status(run: str | None, as_json: bool) -> None:
+    """Show how RUN goes, or every run in runs/."""
+    from cluster.commands import status as show_status
+
+    show_status(run, as_json)
 
 
 @main.group()

@@ -23,8 +23,14 @@ class MicroBatch:
     input_ids: Tensor  # [B, L] int64
     segment_ids: Tensor  # [B, L] int64
     attention_mask: Tensor  # [B, L] bool, True where there is a token
+    is_padded: bool  # whether any position is padding; known on the host
     masked_positions: Tensor  # [P] int64, flat indices into B * L
     masked_labels: Tensor  # [P] int64, -100 in spare slots
+
+    @property
+    def padding_mask(self) -> Tensor | None:
+        """The attention mask where it hides anything: the kernels without one are faster."""
+        return self.attention_mask if self.is_padded else None
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ def to_device(batch: Batch, device: torch.device) -> MicroBatch:
         input_ids=move(batch.input_ids, torch.int64),
         segment_ids=move(batch.segment_ids, torch.int64),
         attention_mask=move(batch.attention_mask, torch.bool),
+        is_padded=not batch.attention_mask.all(),
         masked_positions=move(flat_positions.reshape(-1), torch.int64),
         masked_labels=move(batch.masked_labels.reshape(-1), torch.int64),
     )

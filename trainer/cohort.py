@@ -51,7 +51,7 @@ class Cohort:
             if counters is not None:
                 self._students[name] = self._build(student_key(name), config, counters.started_at)
         for name, learner in self.learners.items():
-            learner.skipped_steps = state.learners[name].skipped_steps
+            learner.counters = state.learners[name]
             checkpoint.load(name, learner.engine)
 
     def admit(self, state: JobState, unigram: HeldOut) -> list[str]:
@@ -67,10 +67,7 @@ class Cohort:
 
     def counters(self) -> dict[str, LearnerState]:
         """What the checkpoint must know of each learner."""
-        return {
-            name: LearnerState(learner.started_at, learner.skipped_steps)
-            for name, learner in self.learners.items()
-        }
+        return {name: learner.counters for name, learner in self.learners.items()}
 
     def _first_weights(self, name: str, config: LearnerConfig) -> Mapping[str, Tensor] | None:
         layers = config.init.teacher_layers

@@ -142,6 +142,7 @@ class JobConfig:
     log: LogConfig = field(default_factory=LogConfig)
     runs: str = "runs"  # the folder that holds runs/NAME
     seed: int = 0
+    licence: str = "other"  # of the exported models: an identifier of the Hugging Face hub
 
     def __post_init__(self) -> None:
         """Refuse jobs that cannot run, naming the key."""

@@ -105,7 +105,9 @@ def join_process_group() -> torch.device:
     # Needs a compiler, and gains nothing on gloo.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        # SLURM may show each rank its own GPU only.
+        number = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
+        device = torch.device("cuda", number)
         torch.cuda.set_device(device)
         backend = "nccl"
     else:

@@ -57,7 +57,7 @@ def _measure(saved: SavedLearners, name: str, validation: ValidationSet) -> dict
 
     def score(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         features = model.features(
-            batch.input_ids, batch.segment_ids, batch.attention_mask, batch.masked_positions
+            batch.input_ids, batch.segment_ids, batch.padding_mask, batch.masked_positions
         )
         decoder = Decoder(*model.decoder())
         return masked_lm_scores(features.vocabulary_input, decoder, batch.masked_labels)
@@ -69,7 +69,7 @@ def _measure(saved: SavedLearners, name: str, validation: ValidationSet) -> dict
         "corpora": {name: dataclasses.asdict(one) for name, one in scores.by_corpus.items()},
         "retention": None,
         "tokens_per_second": _tokens_per_second(model, to_device(validation.sample(), device)),
-        "started_at": saved.started_at(name),
+        "started_at": saved.state.learners[name].started_at,
     }
 
 
@@ -79,7 +79,7 @@ def _tokens_per_second(model: MaskedLanguageModel, batch: MicroBatch) -> float:
     seconds: list[float] = []
     while sum(seconds) < SPEED_SECONDS or len(seconds) < 3:
         began = time.perf_counter()
-        model.encode(batch.input_ids, batch.segment_ids, batch.attention_mask)
+        model.encode(batch.input_ids, batch.segment_ids, batch.padding_mask)
         if batch.input_ids.is_cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)

@@ -2,25 +2,65 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 
 from data_pipeline import open_corpora
-from model import save_pretrained
+from model import Training, model_card, save_pretrained
+from trainer import metrics
 from trainer.finished import SavedLearners
+from trainer.learner import TEACHER
 from trainer.run_folder import RunFolder
 
 _log = logging.getLogger(__name__)
 
 
 def export_learner(folder: RunFolder, learner: str, out: Path) -> None:
-    """Write a learner of the newest checkpoint, with the tokenizer of its corpus, to `out`.
+    """Write a learner of the newest checkpoint, its tokenizer and its model card to `out`.
 
     Raises TrainingError when there is no such learner, ModelError when it cannot be written.
     """
     saved = SavedLearners(folder)
     name = saved.resolve(learner)
+    config = saved.config(name).model
+    title = f"{saved.job.name} {name.removeprefix('students/')}"
+    card = model_card(title, config, _training(folder, saved, name))
     tokenizer = next(iter(open_corpora(saved.job.data).values())).tokenizer_dir
-    note = save_pretrained((saved.config(name).model, saved.weights(name)), out, tokenizer)
+    note = save_pretrained((config, saved.weights(name)), out, tokenizer, card)
     if note:
         _log.warning("%s: %s", name, note)
+
+
+def _training(folder: RunFolder, saved: SavedLearners, name: str) -> Training:
+    """What the model card says of the learner's training."""
+    state = saved.state
+    counters = state.learners[name]
+    terms = saved.config(name).objective.terms()
+    return Training(
+        data=", ".join(open_corpora(saved.job.data)),
+        steps=state.step - counters.started_at - counters.skipped_steps,
+        tokens=counters.tokens,
+        objectives={term: _settings(section) for term, section in terms.items()},
+        metrics=_newest_scores(folder, name),
+        teacher="" if name == TEACHER else f"the teacher of the job {saved.job.name}, in training",
+        licence=saved.job.licence,
+        revision=folder.revision(),
+    )
+
+
+def _settings(section: object) -> str:
+    assert dataclasses.is_dataclass(section)
+    values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _newest_scores(folder: RunFolder, name: str) -> dict[str, float]:
+    """The last held-out scores, by corpus and kind."""
+    found: dict[str, float] = {}
+    for row in metrics.read(folder.metrics):
+        for key, value in row.items():
+            parts = metrics.split_held_out(key)
+            if parts is not None and parts[1] == name:
+                found[f"{parts[0]} {parts[2]}"] = value
+    return found

@@ -13,6 +13,7 @@ from trainer.config import JobConfig, LearnerConfig
 from trainer.errors import TrainingError
 from trainer.learner import TEACHER, student_key
 from trainer.run_folder import RunFolder
+from trainer.state import JobState
 
 _log = logging.getLogger(__name__)
 
@@ -50,9 +51,10 @@ class SavedLearners:
             raise TrainingError(f"students.{student}: checkpointed, but not in the run's config")
         return self.job.students[student]
 
-    def started_at(self, name: str) -> int:
-        """The job's step at which this learner began."""
-        return int(self.checkpoint.trainer_state["learners"][name]["started_at"])
+    @property
+    def state(self) -> JobState:
+        """How far the job had come."""
+        return JobState.from_json(self.checkpoint.trainer_state)
 
     def weights(self, name: str) -> dict[str, Tensor]:
         """The model's float32 weights, without its objective's projections."""

@@ -83,6 +83,8 @@ class Job:
         self.state.tokens += result.tokens
         self.state.seconds = time.monotonic() - self._began
         learners = list(self.cohort.learners.values())
+        for learner in learners:
+            learner.counters.tokens += result.tokens
         self.recorder.step(self.state, result, learners, self.cohort.waiting)
 
     def evaluate(self) -> None:

@@ -22,6 +22,7 @@ from trainer.optimizers import build_optimizer
 from trainer.schedules import factor
 from trainer.scores import masked_lm_scores
 from trainer.seeds import derive
+from trainer.state import LearnerState
 
 TEACHER = "teacher"
 NOTHING = Capture()
@@ -80,7 +81,7 @@ class LearnerModule(nn.Module):
             features = self.model.features(
                 batch.input_ids,
                 batch.segment_ids,
-                batch.attention_mask,
+                batch.padding_mask,
                 batch.masked_positions,
                 capture,
             )
@@ -110,7 +111,7 @@ class Learner:
         objective does not fit the `teacher`.
         """
         self.name, self.config, self.workload = name, config, workload
-        self.started_at, self.skipped_steps = started_at, 0
+        self.counters = LearnerState(started_at)
         self.gradient_norm = math.nan
         module = build_module(name, config, teacher, workload.seed, weights)
         self.objective: Objective = module.objective
@@ -160,11 +161,12 @@ class Learner:
             self.gradient_norm = float(gradient_norm(self.engine, clipping))
         self.engine.step()
         if not self._may_step():
-            self.skipped_steps += 1
+            self.counters.skipped_steps += 1
 
     def learning_rate(self, step: int) -> float:
         """The learning rate at the job's `step`; a schedule runs from the learner's start."""
-        done, total = step - self.started_at, self.workload.steps - self.started_at
+        start = self.counters.started_at
+        done, total = step - start, self.workload.steps - start
         return self.config.optimizer.learning_rate * factor(self.config.schedule, done, total)
 
     def decoder(self) -> Decoder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from trainer.config import JobConfig
 from trainer.engine import join_process_group
 from trainer.job import Job
 from trainer.loop import Outcome, train
-from trainer.run_folder import RunFolder
+from trainer.run_folder import REVISION, RunFolder
 
 Announce = Callable[[RunFolder, dict[str, Any]], None]
 
@@ -37,24 +38,28 @@ def run_job(config: JobConfig, stop_requested: Callable[[], bool], announce: Ann
     _log_to_file(folder, rank)
     with Job(config, device, stop_requested) as job:
         outcome = train(job)
-    dist.barrier()
-    dist.destroy_process_group()  # what follows is rank 0's alone
     if outcome is Outcome.FINISHED and rank == 0:
         announce(folder, conclude(folder))
     job.recorder.finish(completed=outcome is Outcome.FINISHED)
+    dist.barrier()  # launchers take a rank that ends early for one that died
+    dist.destroy_process_group()
     return outcome
 
 
 def _prepare(folder: RunFolder, config: JobConfig) -> None:
     folder.path.mkdir(parents=True, exist_ok=True)
-    revision = f"# git revision: {_git_revision()}\n"
-    folder.config.write_text(revision + configs.dump(config), encoding="utf-8")
+    text = f"{REVISION}{_git_revision()}\n{configs.dump(config)}"
+    beside = folder.config.with_name("config.yaml.new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, folder.config)
 
 
 def _git_revision() -> str:
-    """Of the code that runs; "none" for an installed package."""
-    here = Path(__file__).parent
-    command = ["git", "-C", str(here), "describe", "--always", "--dirty"]
+    """Of the code that runs: a checkout, or a snapshot with its REVISION; else "none"."""
+    root = Path(__file__).parents[1]
+    if (root / "REVISION").is_file():
+        return (root / "REVISION").read_text(encoding="utf-8").strip()
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

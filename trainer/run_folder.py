@@ -9,6 +9,9 @@ import configs
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 
+# How the first line of config.yaml begins, a comment.
+REVISION = "# git revision: "
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -58,6 +61,11 @@ class RunFolder:
     def exports(self) -> Path:
         """One folder per learner, in Hugging Face format."""
         return self.path / "exports"
+
+    def revision(self) -> str:
+        """The git revision that the run was last started from; empty if it is not known."""
+        first = self.config.read_text(encoding="utf-8").partition("\n")[0]
+        return first.removeprefix(REVISION) if first.startswith(REVISION) else ""
 
     def load_config(self) -> JobConfig:
         """The config this run was started with."""

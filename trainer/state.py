@@ -16,6 +16,7 @@ class LearnerState:
 
     started_at: int
     skipped_steps: int = 0
+    tokens: int = 0  # that it was trained on
 
 
 @dataclass

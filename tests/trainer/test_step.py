@@ -132,7 +132,7 @@ def weights_after(members, astray=None, steps=3):
         train_step(learners[0], learners[1:], tiny.my_rows(tiny.random_batch(step)), step)
     return {
         learner.name: (
-            learner.skipped_steps,
+            learner.counters.skipped_steps,
             {name: p.detach().clone() for name, p in learner.engine.module.named_parameters()},
         )
         for learner in learners
