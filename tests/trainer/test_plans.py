@@ -1,0 +1,62 @@
+"""Pure functions of the step: learning rates, admission, seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.admission import is_due
+from trainer.config import StartConfig
+from trainer.schedules import ScheduleConfig, factor
+from trainer.seeds import derive
+from trainer.state import HeldOut, JobState, LearnerState
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("linear", [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]),
+        ("cosine", [0.5, 1.0, 1.0, 0.853553, 0.5, 0.146447]),
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_schedules_by_hand(kind, expected):
+    config = ScheduleConfig(kind=kind, warmup_steps=2)
+    assert [factor(config, step, 6) for step in range(6)] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_floor_is_where_a_schedule_ends():
+    config = ScheduleConfig(kind="linear", floor=0.1)
+    assert factor(config, 0, 10) == 1.0
+    assert factor(config, 10, 10) == pytest.approx(0.1)
+
+
+UNIGRAM = HeldOut(loss=6.0, accuracy=0.05)
+
+
+@pytest.mark.parametrize(
+    ("start", "step", "teacher", "due"),
+    [
+        (StartConfig(), 0, None, True),
+        (StartConfig(step=10), 9, None, False),
+        (StartConfig(step=10), 10, None, True),
+        (StartConfig(teacher_loss=3.0), 50, None, False),
+        (StartConfig(teacher_loss=3.0), 50, HeldOut(3.1, 0.3), False),
+        (StartConfig(teacher_loss=3.0), 50, HeldOut(2.9, 0.3), True),
+        (StartConfig(teacher_accuracy_over_unigram=0.1), 50, HeldOut(4.0, 0.149), False),
+        (StartConfig(teacher_accuracy_over_unigram=0.1), 50, HeldOut(4.0, 0.151), True),
+        (StartConfig(step=60, teacher_loss=3.0), 50, HeldOut(2.9, 0.3), False),
+    ],
+)
+def test_when_a_student_joins(start, step, teacher, due):
+    assert is_due(start, JobState("id", step=step, teacher_held_out=teacher), UNIGRAM) is due
+
+
+def test_state_survives_its_json():
+    learners = {"teacher": LearnerState(0), "students/a": LearnerState(5, 1, 700)}
+    state = JobState("id", 7, 1000, 3.5, learners, HeldOut(2.0, 0.5))
+    assert JobState.from_json(state.to_json()) == state
+
+
+def test_seeds_do_not_collide_by_concatenation():
+    assert derive(1, "23") != derive(12, "3")
+    assert 0 <= derive("a") < 2**63
