@@ -109,6 +109,19 @@ class Lanes:
             else:
                 fill_row(out, row, lane, number)
 
+    def samples(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(epochs [R], sample ids [R]) of this object's rows of a step; reads no token data."""
+        epochs, positions = locate(step, self._rows, self._batch_size, self.counts.total)
+        sample_ids = np.empty_like(positions)
+        for row, (epoch, position) in enumerate(
+            zip(epochs.tolist(), positions.tolist(), strict=True)
+        ):
+            order = self._order(epoch)
+            stretch = order.stretch(position)
+            number = order.within_block(stretch)[position - stretch.first_position]
+            sample_ids[row] = self._first_sample + stretch.first_sample + number
+        return epochs, sample_ids
+
     def _fill_single(self, out: Sequences, row: int, lane: _OpenBlock, number: int) -> None:
         assert lane.stream is not None
         start, length = lane.spans[0][number], lane.spans[1][number]

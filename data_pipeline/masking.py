@@ -102,8 +102,10 @@ class Masker:
         """
         uniform = (words(keys, np.arange(input_ids.shape[1])) + 0.5) / 2.0**32
         waiting = np.where(maskable, -np.log(uniform) * self._rarity[input_ids], np.inf)
-        rank = np.argsort(np.argsort(waiting, axis=1, kind="stable"), axis=1)
-        return rank < budget[:, None]
+        order = np.argsort(waiting, axis=1, kind="stable")[:, : self.capacity]
+        chosen = np.zeros(maskable.shape, bool)
+        np.put_along_axis(chosen, order, np.arange(self.capacity) < budget[:, None], axis=1)
+        return chosen
 
 
 def smallest(

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -67,6 +67,7 @@ class Remote:
     cache: Path
     cache_bytes: int
     expected: dict[str, Expected]
+    given_up: dict[str, str] = field(default_factory=dict)  # files that could not be had, and why
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         """`size` bytes of a file, fewer at its end. Raises BadShard when it cannot be had."""
@@ -82,7 +83,9 @@ class Remote:
         raise BadShard(f"{join(self.url, name)}: falls out of the cache at once; raise cache_gb")
 
     def fetch(self, name: str) -> Path:
-        """The local copy of a file, fetched if need be."""
+        """The local copy of a file, fetched if need be. A file is given up once for all."""
+        if name in self.given_up:
+            raise BadShard(self.given_up[name])
         path = self.cache / name
         path.parent.mkdir(parents=True, exist_ok=True)
         while not path.exists():
@@ -106,7 +109,8 @@ class Remote:
                 reason = str(error)
             if attempt + 1 < ATTEMPTS:
                 time.sleep(FIRST_PAUSE * 2**attempt)
-        raise BadShard(f"{address}: cannot be fetched after {ATTEMPTS} attempts: {reason}")
+        self.given_up[name] = f"{address}: cannot be fetched after {ATTEMPTS} attempts: {reason}"
+        raise BadShard(self.given_up[name])
 
     def _verify(self, name: str, part: Path) -> None:
         if name not in self.expected:

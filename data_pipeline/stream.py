@@ -101,8 +101,7 @@ class BatchStream:
 
     def batch(self, step: int) -> Batch:
         """The rank's rows of global step `step` (from 0)."""
-        starts = [phase.first_step for phase in self._phases]
-        phase = self._phases[bisect_right(starts, step) - 1]
+        phase = self._phase_at(step)
         length = phase.rules.length
         rows = Sequences.empty(self._row_count, length, self.vocabulary)
         for source in phase.sources:
@@ -119,6 +118,18 @@ class BatchStream:
             sample_ids=rows.sample_ids,
             epochs=rows.epochs,
         )
+
+    def samples(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(epochs [R], sample ids [R]) of the rank's rows of a step; reads no token data."""
+        phase = self._phase_at(step)
+        epochs, sample_ids = np.zeros((2, self._row_count), np.int64)
+        for source in phase.sources:
+            epochs[source.at], sample_ids[source.at] = source.lanes.samples(step - phase.first_step)
+        return epochs, sample_ids
+
+    def _phase_at(self, step: int) -> _Phase:
+        starts = [phase.first_step for phase in self._phases]
+        return self._phases[bisect_right(starts, step) - 1]
 
     def _phase(self, first_step: int, length: int, kind: str, owners: NDArray[np.int64]) -> _Phase:
         rules = PackingRules(kind, length, self.config.short_sequence_probability)

@@ -34,6 +34,9 @@ def choose_words(
     word_count = word_of[:, -1] + 1
     sizes = _sizes(word_of, maskable)  # [R, L + 16], by word
     ends = np.concatenate([np.zeros((rows, 1), np.int64), np.cumsum(sizes, axis=1)], axis=1)
+    if longest == 1:
+        taken = _greedy_words(sizes, _visits(keys, word_count, length), budget)
+        return np.take_along_axis(taken, np.maximum(word_of, 0), axis=1) & maskable
     barrier = _after_gap(word_of, starts, maskable, sizes.shape[1])
     order = _visits(keys, word_count, length)
     wanted = _lengths(keys, order, longest)
@@ -58,6 +61,31 @@ def choose_words(
             taken[every_row, word + more] |= more < n
     chosen = np.take_along_axis(taken, np.maximum(word_of, 0), axis=1)
     return chosen & maskable
+
+
+def _greedy_words(
+    sizes: NDArray[np.int64], order: NDArray[np.int64], budget: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """The words [R, width] that are taken when each is visited once and taken if it fits.
+
+    What is left only shrinks: at the first word that does not fit, all later words of more tokens
+    than are left drop out together, so a few rounds over whole rows do for all visits.
+    """
+    visited = np.take_along_axis(sizes, order, axis=1)
+    alive = visited > 0
+    visits = np.arange(order.shape[1])
+    while True:
+        spent = np.cumsum(np.where(alive, visited, 0), axis=1)
+        over = alive & (spent > budget[:, None])
+        stuck = over.any(axis=1)
+        if not stuck.any():
+            break
+        first = np.where(stuck, over.argmax(axis=1), order.shape[1])[:, None]
+        before = np.where(visits < first, spent, 0).max(axis=1)
+        alive &= (visits < first) | (visited <= (budget - before)[:, None])
+    taken = np.zeros(sizes.shape, bool)
+    np.put_along_axis(taken, order, alive, axis=1)
+    return taken
 
 
 def _sizes(word_of: NDArray[np.int64], maskable: NDArray[np.bool_]) -> NDArray[np.int64]:

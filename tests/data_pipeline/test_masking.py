@@ -12,6 +12,7 @@ from data_pipeline import MaskingConfig
 from data_pipeline.masking import Masked, Masker
 from data_pipeline.tokenization import Vocabulary
 from data_pipeline.torch_masking import TorchMasker
+from data_pipeline.word_masking import _greedy_words
 
 VOCABULARY = Vocabulary(
     vocab_size=1000, pad=0, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4, 999), fingerprint=""
@@ -216,3 +217,19 @@ def test_configs_that_cannot_be() -> None:
     ):
         with pytest.raises(ValueError, match=f"^{key}: "):
             MaskingConfig(**options)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 40), st.integers(1, 30))
+@settings(max_examples=60, deadline=None)
+def test_words_are_taken_as_by_a_plain_loop(seed: int, budget: int, words: int) -> None:
+    draw = np.random.default_rng(seed)
+    sizes = draw.integers(1, 6, (3, words))
+    order = np.stack([draw.permutation(words) for _ in range(3)])
+    taken = _greedy_words(sizes, order, np.full(3, budget))
+    for row in range(3):
+        left, expected = budget, np.zeros(words, bool)
+        for word in order[row]:
+            if sizes[row, word] <= left:
+                expected[word] = True
+                left -= sizes[row, word]
+        np.testing.assert_array_equal(taken[row], expected)

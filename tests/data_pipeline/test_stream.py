@@ -137,3 +137,13 @@ def test_a_split_without_documents_is_refused(make_corpus: Callable[..., Corpus]
     corpus = make_corpus(make_documents(20), val_fraction=0.0)
     with pytest.raises(DataError, match="no documents"):
         corpus.split("val")
+
+
+@pytest.mark.parametrize("packing", ["full_sentences", "sop"])
+def test_samples_are_those_of_the_batch(corpus: Corpus, packing: str) -> None:
+    stream = BatchStream(corpus.split("train"), config(packing=packing), 3, 12, 1, 2)
+    for step in (0, 7, 500, 10**6):
+        epochs, sample_ids = stream.samples(step)
+        batch = stream.batch(step)
+        np.testing.assert_array_equal(epochs, batch.epochs)
+        np.testing.assert_array_equal(sample_ids, batch.sample_ids)

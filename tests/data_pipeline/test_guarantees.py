@@ -1,0 +1,101 @@
+"""Seeking, memory and shuffling at size."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipeline import BatchStream, Corpus, DataConfig
+from data_pipeline.index import BLOCK, SHARD, write_index
+from data_pipeline.order import EpochOrder, SequenceCounts, locate
+
+BLOCKS = 4
+PER_BLOCK = 1000
+
+SEEK = """
+import re, sys, time
+from data_pipeline import BatchStream, DataConfig
+config = DataConfig(path=sys.argv[1], sequence_length=512)
+def memory():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1])
+before = memory()
+start = time.perf_counter()
+stream = BatchStream.open(config, "train", 7, 4096, 3, 32)
+epochs, samples = stream.samples(1_000_000)
+assert len(set(samples.tolist())) == 128
+print(time.perf_counter() - start, memory() - before)
+"""
+
+
+def write_hollow_corpus(folder: Path, corpus: Corpus, shards: int) -> None:
+    """A corpus with an index of many shards and not one shard."""
+    split = folder / "train"
+    split.mkdir(parents=True)
+    records = np.zeros(shards, SHARD)
+    records["first_block"], records["blocks"] = np.arange(shards) * BLOCKS, BLOCKS
+    records["tokens"] = BLOCKS * PER_BLOCK * 500
+    write_index(split, [records], [np.zeros(shards * BLOCKS, BLOCK)], np.zeros(8, np.int64))
+    (split / "sentences.u16").write_bytes(b"")
+    (split / "documents.u32").write_bytes(b"")
+    np.save(split / "sequences-full_sentences-512.npy", np.full(shards * BLOCKS, PER_BLOCK, "u4"))
+    tree = json.loads((corpus.folder / "corpus.json").read_text())
+    (folder / "corpus.json").write_text(json.dumps(tree))
+    np.save(folder / "word_starts.npy", np.ones(8, bool))
+
+
+def test_seeking_reads_no_shard_and_little_memory(corpus: Corpus, tmp_path: Path) -> None:
+    """100,000 shards, step 1,000,000. The time is printed by `pytest -s`; it is not asserted."""
+    write_hollow_corpus(tmp_path / "hollow", corpus, 100_000)
+    out = subprocess.run(
+        [sys.executable, "-c", SEEK, str(tmp_path / "hollow")],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    seconds, kilobytes = map(float, out.split())
+    print(f"{seconds:.3f} s, {kilobytes / 1000:.0f} MB")
+    assert kilobytes < 300_000
+
+
+@pytest.mark.parametrize("packing", ["full_sentences", "segment_pair"])
+def test_no_growth_over_ten_epochs(corpus: Corpus, packing: str) -> None:
+    config = DataConfig(path="x", sequence_length=64, packing=packing)
+    stream = BatchStream(corpus.split("train"), config, 1, 16)
+    steps = -(-stream.samples_per_epoch // 16)
+    sizes: list[int] = []
+    tracemalloc.start()
+    for epoch in range(10):
+        for step in range(epoch * steps, (epoch + 1) * steps):
+            stream.batch(step)
+        gc.collect()
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert max(sizes[5:]) < 1.1 * max(sizes[:3])
+
+
+def test_batches_represent_the_corpus_like_a_full_shuffle_s() -> None:
+    """Variance of the mean place of a batch's samples in the corpus: 1 is a full shuffle."""
+    shards, blocks, sequences, rows = 40, 16, 100, 64
+    counts = SequenceCounts(
+        np.full(shards * blocks, sequences, np.uint32),
+        np.full(shards, blocks * sequences),
+        np.arange(shards + 1) * blocks,
+    )
+    means = []
+    for epoch in range(8):
+        order = EpochOrder(counts, 3, epoch)
+        for step in range(0, counts.total // rows, 25):
+            _, positions = locate(step, np.arange(rows), rows, counts.total)
+            places = []
+            for position in positions.tolist():
+                stretch = order.stretch(position)
+                within = order.within_block(stretch)[position - stretch.first_position]
+                places.append((stretch.first_sample + within) / counts.total)
+            means.append(np.mean(places))
+    variance = np.mean((np.array(means) - 0.5) ** 2) * 12 * rows
+    assert variance < 1.6

@@ -1,0 +1,187 @@
+"""Corpora behind URLs: the same batches, a bounded shared cache, retries, stalls, mixtures."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import multiprocessing
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipeline import (
+    BadShard,
+    BatchStream,
+    Corpus,
+    DataConfig,
+    DataError,
+    SourceConfig,
+    sources,
+)
+from data_pipeline.mixing import rows_of_sources
+
+STEPS = 40
+
+
+def stream(path: str, cache: Path, **options) -> BatchStream:
+    config = DataConfig(path=path, sequence_length=64, cache_dir=str(cache), **options)
+    return BatchStream.open(config, "train", 3, 6)
+
+
+def assert_same_batches(one: BatchStream, other: BatchStream) -> None:
+    for step in range(STEPS):
+        left, right = one.batch(step), other.batch(step)
+        np.testing.assert_array_equal(left.input_ids, right.input_ids)
+        np.testing.assert_array_equal(left.labels(), right.labels())
+
+
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "FIRST_PAUSE", 0.01)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def served(corpus: Corpus) -> Iterator[str]:
+    handler = functools.partial(_Quiet, directory=str(corpus.folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("form", ["pipe:cat {root}/{{}}", "file:{root}"])
+def test_urls_give_the_same_batches(corpus: Corpus, tmp_path: Path, form: str) -> None:
+    url = form.format(root=corpus.folder)
+    assert_same_batches(stream(str(corpus.folder), tmp_path), stream(url, tmp_path))
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="webdataset opens http with curl")
+def test_http(corpus: Corpus, tmp_path: Path, served: str) -> None:
+    assert_same_batches(stream(str(corpus.folder), tmp_path), stream(served, tmp_path))
+
+
+def test_the_cache_is_bounded(corpus: Corpus, tmp_path: Path) -> None:
+    url = f"file:{corpus.folder}"
+    largest = max(int(one["bytes"]) for one in corpus.split("train").index.shards)
+    bound = 3 * largest
+    small = stream(url, tmp_path, cache_gb=bound / 1e9)
+    whole = stream(str(corpus.folder), tmp_path)
+    for step in range(STEPS):
+        np.testing.assert_array_equal(small.batch(step).input_ids, whole.batch(step).input_ids)
+        assert sum(path.stat().st_size for path in tmp_path.rglob("shard-*.tar")) <= bound
+    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+def _read_everything(url: str, cache: str, bound: float, queue) -> None:
+    split = Corpus.open(url, cache, bound).split("train")
+    queue.put(sum(int(split.read_block(n).tokens.sum()) for n in range(len(split.index.blocks))))
+
+
+def test_ranks_share_a_small_cache(corpus: Corpus, tmp_path: Path) -> None:
+    split = corpus.split("train")
+    expected = sum(int(split.read_block(n).tokens.sum()) for n in range(len(split.index.blocks)))
+    bound = 3.5 * max(int(one["bytes"]) for one in split.index.shards) / 1e9
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    arguments = (f"file:{corpus.folder}", str(tmp_path), bound, queue)
+    readers = [context.Process(target=_read_everything, args=arguments) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    found = [queue.get(timeout=60) for _ in readers]
+    for reader in readers:
+        reader.join()
+    assert found == [expected] * 3
+
+
+def test_what_fails_at_first_is_tried_again(
+    corpus: Corpus, tmp_path: Path, quick_retries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file comes cut off once, and is refused by its size and SHA-256, or by the pipe."""
+    copy, tried = sources.copy, set()
+
+    def flaky(address: str, part: Path) -> None:
+        copy(address, part)
+        if address.endswith(".tar") and address not in tried:
+            tried.add(address)
+            part.write_bytes(part.read_bytes()[:-7])
+
+    monkeypatch.setattr(sources, "copy", flaky)
+    url = f"file:{corpus.folder}"
+    assert_same_batches(stream(str(corpus.folder), tmp_path), stream(url, tmp_path))
+    assert tried
+
+
+def test_what_cannot_be_had_is_named(
+    corpus: Corpus, tmp_path: Path, quick_retries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DataError, match="nowhere"):
+        stream(f"file:{tmp_path}/nowhere", tmp_path / "cache")
+    copied = tmp_path / "corpus"
+    shutil.copytree(corpus.folder, copied)
+    (copied / "train" / "shard-000001.tar").write_bytes(b"rubbish")
+    with pytest.raises(BadShard, match=r"shard-000001\.tar: cannot be fetched after 5 attempts"):
+        [stream(f"file:{copied}", tmp_path / "cache").batch(step) for step in range(STEPS)]
+    skipping = stream(f"file:{copied}", tmp_path / "cache", on_bad_shard="skip")
+    for step in range(STEPS):
+        skipping.batch(step)
+    assert skipping.unreadable_rows > 0
+    monkeypatch.setattr(sources, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(sources, "ATTEMPTS", 2)
+    with pytest.raises(BadShard, match=r"pipe:sleep.*stalled: no data for 0.2 s"):
+        Corpus.open("pipe:sleep 30; echo {}", str(tmp_path / "stalled"))
+
+
+def test_mixtures(corpus: Corpus, make_corpus, tmp_path: Path) -> None:
+    from tests.data_pipeline.conftest import make_documents
+
+    other = make_corpus(make_documents(60, 77))
+    config = DataConfig(
+        sequence_length=64,
+        mixture={
+            "big": SourceConfig(str(corpus.folder), 3.0),
+            "small": SourceConfig(str(other.folder), 1.0),
+        },
+    )
+    whole = BatchStream.open(config, "train", 1, 16)
+    seen: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
+    for step in range(60):
+        batch = whole.batch(step)
+        source = batch.sample_ids >> 48
+        assert (source == 1).sum() == 4
+        parts = [BatchStream.open(config, "train", 1, 16, rank, 4).batch(step) for rank in range(4)]
+        np.testing.assert_array_equal(
+            np.concatenate([part.input_ids for part in parts]), batch.input_ids
+        )
+        assert all(((part.sample_ids >> 48) == 1).sum() == 1 for part in parts)
+        for number in (0, 1):
+            mine = source == number
+            seen[number] += zip(
+                batch.epochs[mine].tolist(), batch.sample_ids[mine].tolist(), strict=True
+            )
+    for samples in seen.values():
+        assert len(set(samples)) == len(samples)
+    assert seen[1][-1][0] > seen[0][-1][0]  # the small corpus is in a later epoch
+    with pytest.raises(DataError, match="none of 3 rows"):
+        rows_of_sources([100.0, 1.0], 3)
+
+
+def test_a_mixture_of_vocabularies_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    copied = tmp_path / "corpus"
+    shutil.copytree(corpus.folder, copied)
+    path = copied / "corpus.json"
+    path.write_text(path.read_text().replace(corpus.fingerprint, "0" * 64))
+    sources_ = {"a": SourceConfig(str(corpus.folder)), "b": SourceConfig(str(copied))}
+    with pytest.raises(DataError, match="another vocabulary"):
+        BatchStream.open(DataConfig(sequence_length=64, mixture=sources_), "train", 1, 8)
+    with pytest.raises(DataError, match=r"data\.path: must be set"):
+        BatchStream.open(DataConfig(), "train", 1, 8)
