@@ -95,7 +95,7 @@ def _ours(sizes: tuple[int, int, int], ids: Tensor, positions: Tensor) -> tuple[
     labels = ids.view(-1)[positions]
 
     def loss() -> Tensor:
-        found = trained.features(ids, masked_positions=positions)
+        found = trained.features(ids, masked_positions=positions, only_masked=True)
         total, count = chunked_cross_entropy(found.vocabulary_input, *trained.decoder(), labels)
         return total / count
 

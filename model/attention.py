@@ -99,6 +99,11 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
     return (x.float() * angles[0] + turned * angles[1]).to(x.dtype)
 
 
+def at_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """The vectors [P, H] of x [B, L, H] at flat positions int64 [P]."""
+    return x.flatten(0, 1).index_select(0, rows)
+
+
 class Bottleneck(nn.Module):
     """MobileBERT's narrowing at the head of a layer.
 
@@ -141,11 +146,16 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(0.0 if config.bottleneck_size else config.dropout)
 
     def forward(
-        self, x: Tensor, visible: Tensor | None = None, angles: Tensor | None = None
+        self,
+        x: Tensor,
+        visible: Tensor | None = None,
+        angles: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Map x [B, L, hidden] to (y [B, L, inner], q, k, v), the latter [B, A, L, D].
 
         `visible` as in `attend`; `angles` [2, L, D] turns q and k where positions are rotary.
+        With `rows` int64 [P], flat indices into B * L, y is [P, inner], at these positions only.
         """
         pre_norm = self.config.norm_placement == "pre"
         entry = self.norm(x) if pre_norm and self.norm is not None else x
@@ -159,6 +169,8 @@ class Attention(nn.Module):
             q, k = rotate(q, angles), rotate(k, angles)
         dropout = self.config.attention_dropout if self.training else 0.0
         mixed = attend(q, k, v, visible, dropout).transpose(1, 2).flatten(2)
+        if rows is not None:
+            mixed, residual = at_rows(mixed, rows), at_rows(residual, rows)
         y = residual + self.dropout(self.output(mixed))
         if not pre_norm and self.norm is not None:
             y = self.norm(y)

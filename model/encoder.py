@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.attention import QKV, Attention, rotary_angles, visible_keys
+from model.attention import QKV, Attention, at_rows, rotary_angles, visible_keys
 from model.config import EncoderConfig
 from model.feed_forward import FeedForwardStack
 from model.parts import make_norm
@@ -29,9 +29,10 @@ class Capture:
 
 
 class Encoded(NamedTuple):
-    """The last hidden state [B, L, H] and what was captured; references, still in the graph.
+    """The last hidden state, [B, L, H] or [P, H], and what was captured.
 
-    A tuple, because DeepSpeed looks for tensors in what a module returns.
+    References, still in the graph. A tuple, because DeepSpeed looks for the tensors in what a
+    module returns.
     """
 
     last_hidden_state: Tensor
@@ -63,16 +64,33 @@ class Encoder(nn.Module):
             make_norm(config, config.hidden_size) if config.norm_placement == "pre" else None
         )
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None, capture: Capture) -> Encoded:
-        """Run the layers on x [B, L, H]; `attention_mask` [B, L] is nonzero at real tokens."""
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        capture: Capture,
+        last_rows: Tensor | None = None,
+    ) -> Encoded:
+        """Run the layers on x [B, L, H]; `attention_mask` [B, L] is nonzero at real tokens.
+
+        With `last_rows` int64 [P] the last layer ends at these flat positions of B * L only, and
+        the last hidden state is [P, H].
+        """
         everywhere, nearby = self._context(x, attention_mask)
         hidden_states = {0: x} if 0 in capture.hidden_states else {}
         attention: dict[int, QKV] = {}
         for i in range(self.config.layers):
-            number, is_local = i + 1, self.config.is_local(i)
-            visible, angles = nearby if is_local else everywhere
-            run = partial(self._layer, i, visible=visible, angles=angles,
-                          capture_attention=number in capture.attention)  # fmt: skip
+            number = i + 1
+            visible, angles = nearby if self.config.is_local(i) else everywhere
+            rows = last_rows if number == self.config.layers else None
+            run = partial(
+                self._layer,
+                i,
+                visible=visible,
+                angles=angles,
+                rows=rows,
+                capture_attention=number in capture.attention,
+            )
             if self.checkpoint_activations and self.training:
                 x, *qkv = checkpoint(run, x, use_reentrant=False)
             else:
@@ -85,10 +103,19 @@ class Encoder(nn.Module):
                 hidden_states[number] = x
         return Encoded(x, hidden_states, attention)
 
-    def _layer(self, i: int, x: Tensor, *, visible: Tensor | None, angles: Tensor | None,
-               capture_attention: bool) -> tuple[Tensor, ...]:  # fmt: skip
-        y, q, k, v = self.attention[self.attention_plan[i]](x, visible, angles)
-        y = self.feed_forward[self.feed_forward_plan[i]](y, x)
+    def _layer(
+        self,
+        i: int,
+        x: Tensor,
+        *,
+        visible: Tensor | None,
+        angles: Tensor | None,
+        rows: Tensor | None,
+        capture_attention: bool,
+    ) -> tuple[Tensor, ...]:
+        y, q, k, v = self.attention[self.attention_plan[i]](x, visible, angles, rows)
+        layer_input = x if rows is None else at_rows(x, rows)
+        y = self.feed_forward[self.feed_forward_plan[i]](y, layer_input)
         return (y, q, k, v) if capture_attention else (y,)
 
     def _context(

@@ -25,7 +25,8 @@ class Features:
 
     vocabulary_input: [P, E], the vocabulary projection's input at the masked positions ([B * L, E]
         when none were given). hidden_states: number -> [B, L, H]. attention: number -> QKV.
-        last_hidden_state: [B, L, H]. pooled: [B, H] or None. pair_logits: [B, 2] or None.
+        last_hidden_state: [B, L, H], or [P, H] with `only_masked`. pooled: [B, H] or
+        None. pair_logits: [B, 2] or None.
     """
 
     vocabulary_input: Tensor
@@ -94,18 +95,27 @@ class MaskedLanguageModel(nn.Module):
         attention_mask: Tensor | None = None,
         masked_positions: Tensor | None = None,
         capture: Capture = NOTHING,
+        only_masked: bool = False,
     ) -> Features:
         """The training path: everything up to, and without, the vocabulary projection.
 
         `masked_positions` int64 [P] indexes the flattened B * L; the head's transform runs there
         only. Losses project `vocabulary_input` with `decoder()` in chunks.
+
+        With `only_masked` the last layer, too, computes nothing but the masked positions after its
+        attention: the same losses and gradients for less work (5% of BERT-base, 12% of a 4-layer
+        model). The last hidden state is then [P, H] and there is no pooled state. It is for
+        learners whose last hidden state nobody else reads; rounding differs from the whole layer.
         """
-        encoded = self.encode(input_ids, segment_ids, attention_mask, capture)
+        x = self.embeddings(input_ids, segment_ids)
+        rows = masked_positions if only_masked else None
+        assert rows is None or self.config.layers not in capture.hidden_states
+        encoded = self.encoder(x, attention_mask, capture, rows)
         last = encoded.last_hidden_state
-        states = last.flatten(0, 1)
-        if masked_positions is not None:
+        states = last if rows is not None else last.flatten(0, 1)
+        if masked_positions is not None and rows is None:
             states = states.index_select(0, masked_positions)
-        pooled = None if self.pooler is None else self.pooler(last)
+        pooled = None if self.pooler is None or rows is not None else self.pooler(last)
         pair_logits = None
         if self.pair_head is not None and pooled is not None:
             pair_logits = self.pair_head(self.pair_dropout(pooled))

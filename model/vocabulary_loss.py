@@ -236,8 +236,8 @@ def _accumulate(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _chunks(rows: int, vocabulary: int) -> Iterator[slice]:
-    """Contiguous runs of rows, as even as can be, whose logits fit a chunk; the largest first."""
-    largest = max(1, CHUNK_ELEMENTS // vocabulary)
-    number = -(-rows // largest)
-    for i in range(number, 0, -1):
-        yield slice(rows - -(-rows * i // number), rows - -(-rows * (i - 1) // number))
+    """Runs of rows whose logits fit a chunk, as even as can be; the first is the longest."""
+    number = -(-rows // max(1, CHUNK_ELEMENTS // vocabulary))
+    size = -(-rows // max(1, number))
+    for start in range(0, rows, max(1, size)):
+        yield slice(start, min(start + size, rows))

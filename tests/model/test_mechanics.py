@@ -62,6 +62,26 @@ def test_capturing_changes_no_bit(family: str, length: int) -> None:
     assert all(torch.equal(without[name], with_capture[name]) for name in without)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_last_layer_at_masked_positions_only_has_the_same_gradients(family: str) -> None:
+    trained = built(family, dropout=0.0, attention_dropout=0.0)
+    positions = torch.tensor([1, 5, 14, 14, 0])
+    found = {}
+    for only_masked in (False, True):
+        got = trained.features(
+            ids(),
+            masked_positions=positions,
+            capture=model.Capture((0, 2), (3,)),
+            only_masked=only_masked,
+        )
+        loss = loss_of(got.vocabulary_input) + loss_of(got.attention[3].v)
+        found[only_masked] = (got.vocabulary_input, gradients(trained, loss))
+    torch.testing.assert_close(found[True][0], found[False][0])
+    for name, gradient in found[True][1].items():
+        difference = (gradient - found[False][1][name]).norm()
+        assert difference <= 1e-5 * gradient.norm().clamp_min(1e-3), name
+
+
 def test_captured_tensors_are_in_the_graph_and_shaped_by_head() -> None:
     trained = built("bert")
     found = trained.features(ids(), capture=model.Capture((3,), (2,)))
