@@ -59,6 +59,18 @@ def test_initial_weights_depend_on_the_seed_only() -> None:
     assert first["embeddings.word.weight"].abs().max() <= 0.04
 
 
+@pytest.mark.parametrize("initializer", ["truncated_normal", "normal"])
+def test_initial_weights_have_the_stated_distribution(initializer: str) -> None:
+    config = model.EncoderConfig(2000, 64, 2, 2, 256, initializer=initializer)
+    weight = model.build(config, seed=3).embeddings.word.weight.detach()
+    cut = initializer == "truncated_normal"
+    assert abs(weight.mean()) < 2e-4
+    # A normal cut at two deviations keeps 0.8796 of its deviation.
+    assert abs(weight.std() - 0.02 * (0.8796 if cut else 1.0)) < 2e-4
+    assert (weight.abs().max() <= 0.04) == cut
+    assert bool(weight[0].any()) == cut  # RoBERTa and DistilBERT zero the padding's vector
+
+
 def test_selected_layers_make_a_shallower_model() -> None:
     teacher = model.build(model.EncoderConfig(97, 32, 4, 2, 48), seed=1)
     state = model.select_layers(teacher.state_dict(), [0, 2])
