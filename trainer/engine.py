@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ from trainer.optimizers import SkippableAdamW
 LARGEST_BUCKET = 200_000_000
 
 deepspeed_logger.setLevel(logging.ERROR)
+# DeepSpeed calls collectives by names that newer torch versions deprecate.
+warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
 
 
 def start_engine(

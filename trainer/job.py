@@ -75,7 +75,8 @@ class Job:
     def admit_students(self) -> None:
         """Start the students whose time has come."""
         for name in self.cohort.admit(self.state, self._unigram):
-            self.recorder.say(f"step {self.state.step:,}: {name} joins")
+            if self.state.step:
+                self.recorder.say(f"step {self.state.step:,}: {name} joins")
 
     def advance(self, result: StepResult) -> None:
         """Count a step that was made, and record it."""
