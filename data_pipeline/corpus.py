@@ -20,7 +20,7 @@ from data_pipeline.index import INDEX_FILES, Index, shard_name
 from data_pipeline.order import SequenceCounts
 from data_pipeline.packing import PackingRules
 from data_pipeline.shards import Block, decode_block
-from data_pipeline.sources import Expected, Folder, Remote, is_url
+from data_pipeline.sources import Folder, Remote, is_url
 from data_pipeline.tokenization import Vocabulary
 
 FORMAT = 1
@@ -109,16 +109,12 @@ class Corpus:
             raise DataError(f"{self.name}/{name}: has no documents; change --val-fraction")
         shards: Folder | Remote = Folder(folder)
         if self.cache_bytes:
-            expected = {
-                shard_name(number): Expected(int(shard["bytes"]), shard["sha256"].tobytes())
-                for number, shard in enumerate(index.shards)
-            }
             url = (
                 self.name.replace("{}", f"{name}/{{}}")
                 if "{}" in self.name
                 else f"{self.name.rstrip('/')}/{name}"
             )
-            shards = Remote(url, folder, self.cache_bytes, expected)
+            shards = Remote(url, folder, self.cache_bytes, index.shards)
         return CorpusSplit(f"{self.name}/{name}", index, self.vocabulary, shards, folder)
 
     @property
@@ -179,13 +175,13 @@ def _fetch_index(url: str, cache: Path) -> tuple[Path, dict]:
     """
     key = hashlib.sha256(url.encode()).hexdigest()[:12]
     with tempfile.TemporaryDirectory() as scratch:
-        fresh = Remote(url, Path(scratch), 0, {}).fetch("corpus.json").read_bytes()
+        fresh = Remote(url, Path(scratch), 0, None).fetch("corpus.json").read_bytes()
     try:
         tree = json.loads(fresh)
     except ValueError as error:
         raise DataError(f"{url}: corpus.json is not valid: {error}") from None
     folder = cache / f"{key}-{hashlib.sha256(fresh).hexdigest()[:12]}"
-    remote = Remote(url, folder, 0, {})
+    remote = Remote(url, folder, 0, None)
     names = [f"{split}/{name}" for split in SPLITS for name in INDEX_FILES]
     names += ["word_starts.npy", "corpus.json"]
     names += [f"tokenizer/{name}" for name in tree["tokenizer_files"]]

@@ -52,6 +52,11 @@ def shard_name(number: int) -> str:
     return f"shard-{number:06d}.tar"
 
 
+def shard_number(name: str) -> int:
+    """The reverse of `shard_name`."""
+    return int(name.removeprefix("shard-").removesuffix(".tar"))
+
+
 @dataclass(frozen=True)
 class Index:
     """The index of one split. Arrays are memory-mapped and read-only."""

@@ -19,7 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from data_pipeline.errors import BadShard
+from data_pipeline.index import shard_number
 
 ATTEMPTS = 5
 FIRST_PAUSE = 0.5  # seconds, doubled after each failure
@@ -52,21 +56,14 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What a shard must be."""
-
-    size: int
-    sha256: bytes
-
-
-@dataclass(frozen=True)
 class Remote:
-    """Files of a URL, kept in `cache` up to `cache_bytes`; `expected` describes those to verify."""
+    """Files of a URL. `shards` is the table of the index by which shards are verified; of these
+    up to `cache_bytes` are kept in `cache`."""
 
     url: str
     cache: Path
     cache_bytes: int
-    expected: dict[str, Expected]
+    shards: NDArray[np.void] | None
     given_up: dict[str, str] = field(default_factory=dict)  # files that could not be had, and why
 
     def read(self, name: str, offset: int, size: int) -> bytes:
@@ -91,7 +88,7 @@ class Remote:
         while not path.exists():
             with _lock(path) as mine:
                 if mine and not path.exists():
-                    self._make_room(self.expected[name].size if name in self.expected else 0)
+                    self._make_room(name)
                     self._fetch_with_retries(name, path)
         return path
 
@@ -113,20 +110,30 @@ class Remote:
         raise BadShard(self.given_up[name])
 
     def _verify(self, name: str, part: Path) -> None:
-        if name not in self.expected:
+        expected = self._expected(name)
+        if expected is None:
             return
-        expected = self.expected[name]
-        if part.stat().st_size != expected.size:
-            raise ValueError(f"{part.stat().st_size} bytes came instead of {expected.size}")
+        if part.stat().st_size != expected["bytes"]:
+            raise ValueError(f"{part.stat().st_size} bytes came instead of {expected['bytes']}")
         digest = hashlib.sha256()
         with open(part, "rb") as file:
             while data := file.read(CHUNK):
                 digest.update(data)
-        if digest.digest() != expected.sha256:
+        if digest.digest() != expected["sha256"].tobytes():
             raise ValueError("its SHA-256 is not that of the index")
 
-    def _make_room(self, size: int) -> None:
-        """Remove the least recently used shards until `size` more bytes fit."""
+    def _expected(self, name: str) -> np.void | None:
+        """What the index says of a file, if it is a shard."""
+        if self.shards is None:
+            return None
+        record: np.void = self.shards[shard_number(name)]
+        return record
+
+    def _make_room(self, name: str) -> None:
+        """Remove the least recently used shards until one more fits."""
+        expected = self._expected(name)
+        if expected is None:
+            return
         found = []
         for path in self.cache.rglob("shard-*.tar"):
             try:
@@ -134,7 +141,7 @@ class Remote:
             except FileNotFoundError:
                 continue  # another rank was quicker
             found.append((stat.st_mtime_ns, stat.st_size, path))
-        excess = sum(one[1] for one in found) + size - self.cache_bytes
+        excess = sum(one[1] for one in found) + int(expected["bytes"]) - self.cache_bytes
         for _, bytes_, path in sorted(found):
             if excess <= 0:
                 break

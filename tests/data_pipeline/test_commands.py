@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click.testing
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ import configs
 from data_pipeline import BatchStream, Corpus, DataConfig
 from data_pipeline.checking import check
 from data_pipeline.reporting import summary
+from tandem import main
 from tests.data_pipeline.conftest import make_documents
 
 SHIPPED = sorted(path.stem for path in (Path(configs.__file__).parent / "data").glob("*.yaml"))
@@ -75,18 +77,27 @@ def corpora(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
     return folder
 
 
+def in_process(*arguments: object, code: int = 0) -> str:
+    """The same command line without the start of a process."""
+    done = click.testing.CliRunner().invoke(main, [str(one) for one in arguments])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_config(corpora: Path, name: str) -> None:
-    root = Path(configs.__file__).parents[1]
-    env = {"PYTHONPATH": str(root), "PATH": "", "FORCE_COLOR": "1", "COLUMNS": "200"}
-    if name == "albert":
-        shown = tandem("data", "show", name, "sequence_length=64", cwd=corpora, env=env)
-        assert shown.count("sample") == 4
-        assert "[MASK]" in shown
-        assert "\x1b[" in shown
-    tandem("data", "dump", name, "sequence_length=64", "--steps", "0:2", "--world-size", 2,
-           "--rank", 1, "--out", "out.npz", cwd=corpora, env=env)  # fmt: skip
-    found = np.load(corpora / "out.npz")
+def test_every_shipped_config(
+    corpora: Path, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(corpora)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = in_process("data", "show", name, "sequence_length=64")
+    assert shown.count("sample") == 4
+    assert "[MASK]" in shown
+    assert "\x1b[" in shown
+    out = tmp_path / "out.npz"
+    in_process("data", "dump", name, "sequence_length=64", "--steps", "0:2", "--world-size", 2,
+               "--rank", 1, "--out", out)  # fmt: skip
+    found = np.load(out)
     assert found["input_ids"].shape == (64, 64)
     assert ("pair_labels" in found) == (name in ("bert", "albert"))
     assert len(set(zip(found["step"].tolist(), found["sample_ids"].tolist(), strict=True))) == 64
@@ -100,10 +111,10 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         (("data", "show", "roberta", "packing=tight"), "packing: must be one of"),
         (("data", "dump", "nothing", "--steps", "0:1", "--out", "x"), "nothing"),
     ):
-        out = tandem(*arguments, code=1)
+        out = in_process(*arguments, code=1)
         assert message in out
         assert len(out.strip().splitlines()) == 1
-    tandem("data", "dump", "roberta", "--steps", "five", "--out", "x", code=2)
+    in_process("data", "dump", "roberta", "--steps", "five", "--out", "x", code=2)
 
 
 def test_summary_has_counts_and_a_histogram(make_corpus: Callable[..., Corpus]) -> None:
