@@ -245,7 +245,10 @@ def data_build(
             on_progress=show,
             **options,
         )
-    click.echo(f"{summary(tree)}\nThe corpus is in {options['out']}")
+    place = f"The corpus is in {options['out']}"
+    if task:
+        place = f"Slice {task} is ready; when all are, run `tandem data merge {options['out']}`"
+    click.echo(f"{summary(tree)}\n{place}")
 
 
 @data.command("merge")

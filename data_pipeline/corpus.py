@@ -57,6 +57,8 @@ class CorpusSplit:
         path = self.folder / f"sequences-{rules.name}.npy"
         try:
             per_block = np.load(path, mmap_mode="r", allow_pickle=False)
+            if per_block.shape != self.index.blocks.shape:
+                raise ValueError("of another corpus")
         except (OSError, ValueError):
             per_block = self._count(rules)
             _save_atomically(path, per_block)
