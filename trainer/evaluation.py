@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import platform
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +17,7 @@ from trainer.finished import SavedLearners
 from trainer.held_out import ValidationSet
 from trainer.knowledge import Decoder
 from trainer.learner import TEACHER
+from trainer.machine import describe as describe_machine
 from trainer.run_folder import RunFolder
 from trainer.scores import masked_lm_scores
 
@@ -43,7 +42,7 @@ def evaluate_run(folder: RunFolder, only: str | None = None) -> dict[str, Any]:
             facts["retention"] = facts["accuracy"] / reference
     return {
         "step": saved.checkpoint.step,
-        "machine": _machine(),
+        "machine": describe_machine(),
         "corpus": _describe(open_corpora(saved.job.data)),
         "unigram": dataclasses.asdict(validation.unigram()),
         "learners": learners,
@@ -96,13 +95,3 @@ def _describe(corpora: Mapping[str, Corpus]) -> dict[str, Any]:
         "tokens": sum(index.tokens for index in train),
         "validation_tokens": sum(index.tokens for index in held_out),
     }
-
-
-def _machine() -> str:
-    """What the speeds were measured on: the device, then the rest."""
-    cores = len(os.sched_getaffinity(0))
-    if torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name()}, {cores} CPU cores"
-    with open("/proc/cpuinfo", encoding="utf-8") as lines:
-        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{models[0] if models else platform.machine()}, {cores} cores"

@@ -214,9 +214,16 @@ def build_module(
     )
     model = build(trained, derive(seed, name))
     if weights is not None:
-        try:
-            model.load_state_dict(weights)
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())[:300]
-            raise TrainingError(f"{section}.init: the weights do not fit: {reason}") from error
+        _load(model, weights, section)
     return LearnerModule(model, objective, config.precision)
+
+
+def _load(model: MaskedLanguageModel, weights: Mapping[str, Tensor], section: str) -> None:
+    """Every weight of the model from `weights`, which may have more (a pooler, say)."""
+    try:
+        missing = model.load_state_dict(weights, strict=False).missing_keys
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise TrainingError(f"{section}.init: the weights do not fit: {reason}") from error
+    if missing:
+        raise TrainingError(f"{section}.init: there are no weights for {', '.join(missing[:3])}")

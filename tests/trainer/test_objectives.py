@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -129,3 +131,21 @@ def test_projections_are_a_function_of_the_seed():
     weights = [one.terms["hidden"].projection.weight for one in [*same, other]]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_a_student_takes_what_it_has_of_its_teachers_layers():
+    """A DistilBERT out of a BERT: no pooler, no segments. Nothing may be missing, though."""
+    from model import build, select_layers
+    from trainer.errors import TrainingError
+    from trainer.learner import build_module
+
+    config = learner_configs((0, 0, 0))["students/distilbert"]
+    teacher = build(encoder(), seed=1)
+    weights = select_layers(teacher.state_dict(), [0, 3])
+    narrow = dataclasses.replace(config, model=encoder(layers=2, pooler="none", segment_types=0))
+    module = build_module("students/a", narrow, encoder(), 0, weights)
+    word = "embeddings.word.weight"
+    assert torch.equal(module.model.state_dict()[word], teacher.state_dict()[word])
+    deeper = dataclasses.replace(config, model=encoder(layers=3))
+    with pytest.raises(TrainingError, match="no weights for encoder"):
+        build_module("students/a", deeper, encoder(), 0, weights)
