@@ -156,5 +156,7 @@ def test_the_training_path_equals_the_loss_of_the_full_logits() -> None:
     plain.backward()
     torch.testing.assert_close(total / count, plain)
     for name, parameter in ours.named_parameters():
-        if parameter.grad is not None:
-            torch.testing.assert_close(got[name], parameter.grad, rtol=1e-5, atol=1e-7)
+        if parameter.grad is None or name.endswith("key.bias"):  # its true gradient is zero
+            continue
+        difference = (got[name] - parameter.grad).norm()
+        assert difference <= 1e-5 * parameter.grad.norm(), name
