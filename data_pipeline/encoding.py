@@ -26,6 +26,7 @@ from data_pipeline.shards import token_dtype
 
 DIGEST_BYTES = 16
 QUEUED_PER_WORKER = 3
+LOOKUP_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ def encode(
     ends = [sentence_ends(text) for text in documents]
     ids, cuts = [], [np.zeros(0, np.int64)]
     encoded = tokenizer.encode_batch(documents, add_special_tokens=False)
-    for one, stops in zip(encoded, ends, strict=True):
+    for one, text, stops in zip(encoded, documents, ends, strict=True):
         ids.append(one.ids)
-        cuts.append(_sentence_lengths(one, stops))
+        cuts.append(_sentence_lengths(one, text, stops))
     lengths = np.concatenate(cuts)
     document_of = np.repeat(np.arange(len(documents)), [len(stops) for stops in ends])
     counts = np.bincount(document_of[lengths > 0], minlength=len(documents))
@@ -80,11 +81,32 @@ def encode(
     )
 
 
-def _sentence_lengths(encoded: tokenizers.Encoding, ends: list[int]) -> NDArray[np.int64]:
-    """The number of tokens of each sentence, from where the tokens begin in the text."""
-    starts = [start for start, _ in encoded.offsets]
-    cuts = [0, *(bisect_left(starts, end) for end in ends[:-1]), len(starts)]
-    return np.diff(cuts)
+def _sentence_lengths(
+    encoded: tokenizers.Encoding, text: str, ends: list[int]
+) -> NDArray[np.int64]:
+    """The number of tokens of each sentence, from where the tokens lie in the text."""
+    cuts = _cuts_by_lookup(encoded, text, ends) if len(encoded) <= LOOKUP_TOKENS else None
+    if cuts is None:
+        starts = [start for start, _ in encoded.offsets]
+        cuts = [bisect_left(starts, end) for end in ends[:-1]]
+    return np.diff(np.maximum.accumulate([0, *cuts, len(encoded)]))
+
+
+def _cuts_by_lookup(encoded: tokenizers.Encoding, text: str, ends: list[int]) -> list[int] | None:
+    """The first token of each sentence but the first; None where the tokenizer dropped its text.
+
+    A lookup costs the library a walk over the document, the list of all offsets costs five times
+    as much as all lookups of a short one.
+    """
+    cuts = []
+    for at in ends[:-1]:
+        while text[at].isspace():
+            at += 1
+        token = encoded.char_to_token(at)
+        if token is None:
+            return None
+        cuts.append(token)
+    return cuts
 
 
 def digest(document: str) -> bytes:

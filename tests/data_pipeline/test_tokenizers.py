@@ -12,6 +12,7 @@ import sentencepiece
 import transformers
 
 from data_pipeline import Corpus, DataError, build
+from data_pipeline.encoding import encode
 from data_pipeline.merging import documents
 from data_pipeline.tokenization import load
 from data_pipeline.tokenizer_training import train
@@ -147,3 +148,17 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message) as caught:
             load(path)
         assert "\n" not in str(caught.value)
+
+
+def test_short_and_long_documents_are_cut_alike(
+    tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sentences of short documents are found by lookups, those of long ones by all offsets."""
+    tokenizer, _ = load(tokenizer_dir)
+    texts = [*PROSE, *TEXTS, "a" + " " * 3000 + "b. C", "Odd \u200b. \u200b Thing.\n\x01 Next."]
+    texts = [text.strip() for text in texts]
+    short = encode(tokenizer, texts, np.dtype("<u2"))
+    monkeypatch.setattr("data_pipeline.encoding.LOOKUP_TOKENS", 0)
+    long = encode(tokenizer, texts, np.dtype("<u2"))
+    for name in ("tokens", "sentences", "documents"):
+        np.testing.assert_array_equal(getattr(short, name), getattr(long, name))
