@@ -125,7 +125,12 @@ def scatter(
         *(_y_label(_tick(tick, shares=True), y(tick)) for tick in ticks),
         *(_x_label(form(tick), x(math.log10(tick))) for tick in log_ticks(left, right)),
         _level_label(level.name, y(level.value)),
-        *(_dot(point, x(math.log10(point.x)), y(point.y), form) for point in points),
+        *(
+            _dot(point, x(math.log10(point.x)), y(point.y), words_at, form)
+            for point, words_at in zip(
+                points, _apart([y(point.y) for point in points]), strict=True
+            )
+        ),
     ]
     plot = _frame(title, "", inside, unit)
     return f'<figure class="chart">{_caption(title, note)}{plot}</figure>'
@@ -252,10 +257,21 @@ def _mark(mark: Mark, x: float) -> str:
     return f'<span class="mark {side}" style="left:{x:.2%}"><em>{escape(mark.name)}</em></span>'
 
 
-def _dot(point: Point, x: float, y: float, form: Formatter) -> str:
-    side = "before" if x > 0.6 else "after"
+def _apart(heights: Sequence[float], gap: float = 0.09) -> list[float]:
+    """`heights` (shares of the plot from the top), moved down until no two are within `gap`."""
+    moved, last = {}, -gap
+    for number in sorted(range(len(heights)), key=lambda number: heights[number]):
+        last = max(heights[number], last + gap)
+        moved[number] = last
+    return [moved[number] for number in range(len(heights))]
+
+
+def _dot(point: Point, x: float, y: float, words_at: float, form: Formatter) -> str:
+    side = "before" if x > 0.68 else "after"
     words = f"<b>{escape(point.name)}</b> {percent(point.y)}"
+    place = f"--c:var(--c{point.colour});left:{x:.2%};top:"
     return (
+        f'<span class="dot" style="{place}{y:.2%}"><i></i></span>'
         f'<span class="dot {side}" title="{escape(point.name)}: {form(point.x)}" '
-        f'style="--c:var(--c{point.colour});left:{x:.2%};top:{y:.2%}"><i></i><em>{words}</em></span>'
+        f'style="{place}{words_at:.2%}"><em>{words}</em></span>'
     )
