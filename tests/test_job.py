@@ -71,7 +71,9 @@ def test_a_copied_student_begins_as_its_teacher(finished):
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_exports_load_in_transformers(finished, learner):
+def test_exports_load_in_transformers(finished, corpus, learner):
+    """Logits are ours, and ids are those that the corpus was built with."""
+    from tokenizers import Tokenizer
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     from model import from_pretrained
@@ -79,14 +81,16 @@ def test_exports_load_in_transformers(finished, learner):
     folder = finished[0] / "exports" / learner.removeprefix("students/")
     theirs = AutoModelForMaskedLM.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    batch = tokenizer(["The [MASK] statement.", "An expression"], padding=True, return_tensors="pt")
+    texts = ["The [MASK] statement, once.", "An expression"]
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
-        expected = theirs(**batch).logits
-        ours = from_pretrained(folder)(
-            batch.input_ids, batch.token_type_ids, batch.attention_mask
-        ).logits
+        expected = theirs(batch.input_ids, attention_mask=batch.attention_mask).logits
+        ours = from_pretrained(folder)(batch.input_ids, attention_mask=batch.attention_mask).logits
     attended = batch.attention_mask.bool()
     assert (ours - expected)[attended].abs().max() < 1e-5
+    built_with = Tokenizer.from_file(str(corpus / "tokenizer" / "tokenizer.json"))
+    assert tokenizer(texts).input_ids == [built_with.encode(text).ids for text in texts]
+    assert "## Held-out text" in (folder / "README.md").read_text()
 
 
 def test_a_finished_run_says_so(finished, corpus):

@@ -1,0 +1,31 @@
+"""The installed package, away from its checkout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import REPOSITORY, command_environment
+
+
+@pytest.mark.slow
+def test_an_installed_tandem_finds_its_configs(tmp_path):
+    """`pip install .` (its dependencies aside), run from another folder."""
+    source, installed = tmp_path / "source", tmp_path / "installed"
+    left_out = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__")
+    shutil.copytree(REPOSITORY, source, ignore=left_out)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", installed]
+    subprocess.run([*pip, source], check=True)
+    environment = command_environment(PYTHONPATH=str(installed))
+    command = [sys.executable, "-m", "tandem", "model", "bert_base", "--json"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["parameters"] == 109_482_240
+    job = [sys.executable, "-m", "tandem", "model", "configs/job/demo.yaml"]
+    done = subprocess.run(job, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "tinybert" in done.stdout, done.stderr
