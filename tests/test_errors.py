@@ -62,12 +62,17 @@ def test_wrong_usage_exits_2():
     assert CliRunner().invoke(command_line.main, ["trian"]).exit_code == 2
 
 
+def of_length(length: int) -> list[str]:
+    """Overrides for sequences of this length, which the models have room for."""
+    learners = ("teacher", "students.distilbert", "students.tinybert")
+    rooms = [f"{learner}.model.max_positions={length}" for learner in learners]
+    return [f"data.sequence_length={length}", *rooms]
+
+
 JOBS = {
     "no corpus": (["data.path=nowhere"], "nowhere"),
-    "not one full sequence": (
-        ["data.sequence_length=4096", "teacher.model.max_positions=4096", "evaluation.sequences=1"],
-        "single full sequence",
-    ),
+    "not one full sequence": (of_length(32768), "single full sequence"),
+    "too few positions": (["data.sequence_length=64"], "teacher.model.max_positions"),
     "another vocabulary": (["teacher.model.vocab_size=100"], "vocab_size 100"),
     "an objective that does not fit": (
         ["students.tinybert.model.heads=2"],
@@ -105,8 +110,8 @@ def test_more_ranks_than_samples(tmp_path):
     assert tandem("tokenizer", "train", text, *sizes, "--out", tmp_path / "t").returncode == 0
     options = ["--tokenizer", tmp_path / "t", "--val-fraction", "0.5", "--out", folder]
     assert tandem("data", "build", text, *options).returncode == 0
-    paths = [f"data.path={folder}", f"runs={tmp_path}", "data.sequence_length=64"]
-    failed = tandem("train", TINY_JOB, *paths, "teacher.model.max_positions=64", "--nproc", 4)
+    paths = [f"data.path={folder}", f"runs={tmp_path}", *of_length(64)]
+    failed = tandem("train", TINY_JOB, *paths, "--nproc", 4)
     assert failed.returncode == 1
     assert "too few for 4 ranks" in one_line(failed.stderr)
 
