@@ -13,8 +13,10 @@ from typing import Any
 import torch.distributed as dist
 
 import configs
+from trainer.checkpoint import published
 from trainer.conclusion import conclude
 from trainer.config import JobConfig
+from trainer.continuity import refuse_other_data
 from trainer.engine import join_process_group
 from trainer.job import Job
 from trainer.loop import Outcome, train
@@ -47,6 +49,8 @@ def run_job(config: JobConfig, stop_requested: Callable[[], bool], announce: Ann
 
 
 def _prepare(folder: RunFolder, config: JobConfig) -> None:
+    if folder.config.exists() and published(folder.checkpoints):
+        refuse_other_data(folder.load_config(), config)
     folder.path.mkdir(parents=True, exist_ok=True)
     text = f"{REVISION}{_git_revision()}\n{configs.dump(config)}"
     beside = folder.config.with_name("config.yaml.new")
