@@ -280,7 +280,7 @@ def data_check(folder: str) -> None:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True)
 def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
-    """Show a few masked, packed samples of the job or data CONFIG."""
+    """Show the share of padding and a few masked, packed samples of the job or data CONFIG."""
     from rich.console import Console
 
     from data_pipeline.dumping import show

@@ -112,8 +112,10 @@ def build(
     """Build a corpus in `out` from text, or go on with a build that was ended there.
 
     `task` (I, N) builds only slice I of N, to be joined by `data_pipeline.merge.merge`; slices may
-    be numbered from 0 or from 1. Returns what `corpus.json` holds. Raises DataError for missing or
-    empty inputs, an unusable tokenizer, a full disk, or a folder that holds another corpus.
+    be numbered from 0 or from 1. `block_bytes` is the size of a block's token ids; next-sentence
+    pairs find their negatives inside the block, so it should hold many documents. Returns what
+    `corpus.json` holds. Raises DataError for missing or empty inputs, an unusable tokenizer, a full
+    disk, or a folder that holds another corpus.
     """
     number, tasks = _task(task)
     options = BuildOptions(

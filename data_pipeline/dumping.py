@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +12,11 @@ from rich.text import Text
 from data_pipeline import tokenization
 from data_pipeline.batches import Batch
 from data_pipeline.config import DataConfig
-from data_pipeline.corpus import Corpus
+from data_pipeline.corpus import Corpus, CorpusSplit
 from data_pipeline.errors import DataError
 from data_pipeline.masking import NO_LABEL
-from data_pipeline.stream import BatchStream
+from data_pipeline.padding import padding_shares
+from data_pipeline.stream import BatchStream, open_splits
 from data_pipeline.writing import disk_errors
 
 MASK_STYLE, RANDOM_STYLE, KEPT_STYLE = "bold white on blue", "bold white on red", "bold green"
@@ -72,12 +73,14 @@ def dump(
 
 
 def show(config: DataConfig, seed: int, count: int = 4, split: str = "train") -> Iterator[Text]:
-    """A few masked, packed samples, coloured for a person.
+    """The share of padding, and a few masked, packed samples, coloured for a person.
 
     Blue: shown as the mask token; red: replaced by a random token; green: to be predicted though
     it is shown. The token that was there follows in brackets.
     """
-    stream = BatchStream.open(config, split, seed, count)
+    splits = open_splits(config, split)
+    stream = BatchStream(splits, config, seed, count)
+    yield _padding(splits, config)
     path = config.path or next(iter(config.mixture.values())).path
     folder = Corpus.open(path, config.cache_dir, config.cache_gb).tokenizer_dir
     tokenizer, vocabulary = tokenization.load(folder)
@@ -85,6 +88,16 @@ def show(config: DataConfig, seed: int, count: int = 4, split: str = "train") ->
     for row in range(count):
         yield _heading(batch, row, config)
         yield _coloured(batch, row, tokenizer, vocabulary)
+
+
+def _padding(splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig) -> Text:
+    parts = [
+        f"{share:.1%} ({kind} at {length})"
+        for share, (length, kind) in zip(
+            padding_shares(splits, config), config.lengths_and_packings(), strict=True
+        )
+    ]
+    return Text(f"padding: {', then '.join(parts)}")
 
 
 def _heading(batch: Batch, row: int, config: DataConfig) -> Text:

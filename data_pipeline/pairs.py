@@ -5,8 +5,9 @@ sentence boundary; a unit of one sentence is split in its middle. Then
 
 - segment_pair, sentence_pair: half of the units exchange their second segments among each other,
   always between different documents. Label 0: the second segment follows the first; 1: it comes
-  from another document. A document that holds more than half of a block borrows copies instead,
-  and a block of one document has no negatives.
+  from another document. A document that holds more than half of a block borrows copies instead.
+  Documents are exchanged within their block, and a block of one document has no negatives: text
+  for pairs is best kept in blocks of the usual size, which hold hundreds of documents.
 - sop: half of the pairs are swapped. Label 0: in order; 1: swapped. There are no negatives from
   other documents.
 

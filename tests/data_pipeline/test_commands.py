@@ -91,6 +91,7 @@ def test_every_shipped_config(
     monkeypatch.chdir(corpora)
     monkeypatch.setenv("FORCE_COLOR", "1")
     shown = in_process("data", "show", name, "sequence_length=64")
+    assert shown.startswith("padding: ")
     assert shown.count("sample") == 4
     assert "[MASK]" in shown
     assert "\x1b[" in shown

@@ -8,10 +8,19 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from data_pipeline import BatchStream, Corpus, DataConfig, MaskingConfig, PhaseConfig
+from data_pipeline import (
+    BatchStream,
+    Corpus,
+    DataConfig,
+    MaskingConfig,
+    PhaseConfig,
+    SourceConfig,
+    padding_share,
+)
 from data_pipeline.config import PACKINGS
 from data_pipeline.merging import documents
 from data_pipeline.packing import PackingRules, count, single_spans
+from data_pipeline.padding import padding_shares
 from data_pipeline.shards import Block
 from tests.data_pipeline.conftest import make_documents
 
@@ -186,6 +195,51 @@ def test_padding_share() -> None:
     for packing, limit in (("full_sentences", 0.05), ("contiguous", 0.001)):
         lengths = single_spans(block, PackingRules(packing, 512)).lengths + 2
         assert 1 - lengths.sum() / (512 * len(lengths)) < limit
+
+
+@pytest.mark.parametrize("short", [0.0, 0.3])
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_padding_share_is_that_of_an_epoch(corpus: Corpus, packing: str, short: float) -> None:
+    if packing == "contiguous" and short:
+        return
+    rules = PackingRules(packing, 64, short)
+    ids, _, _ = epoch_of(corpus, packing=packing, short_sequence_probability=short)
+    expected = np.mean(np.array(ids) == corpus.vocabulary.pad)
+    # Exchanged segments are cut to fit, in each epoch others.
+    tolerance = 0.02 if rules.is_pair else 1e-12
+    assert padding_share(corpus.split("train"), rules) == pytest.approx(expected, abs=tolerance)
+
+
+def test_padding_share_reads_no_shard_and_not_every_block(
+    make_corpus: Callable[..., Corpus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, rules = make_corpus(make_documents(200)), PackingRules("full_sentences", 64)
+    split = corpus.split("train")
+    for shard in split.folder.glob("*.tar"):
+        shard.unlink()
+    of_all = padding_share(split, rules)
+    monkeypatch.setattr("data_pipeline.padding.BLOCKS_LOOKED_AT", len(split.index.blocks) // 3)
+    of_some = padding_share(split, rules)
+    assert of_some != of_all
+    assert of_some == pytest.approx(of_all, abs=0.03)
+
+
+def test_padding_of_phases_and_mixtures(corpus: Corpus, make_corpus: Callable[..., Corpus]) -> None:
+    splits = {
+        "a": corpus.split("train"),
+        "b": make_corpus(["A word."], val_fraction=0.0).split("train"),
+    }
+    mixture = {"a": SourceConfig("x", 3.0), "b": SourceConfig("y", 1.0)}
+    config = DataConfig(
+        mixture=mixture, sequence_length=32, phases=[PhaseConfig(5, 64, "doc_sentences")]
+    )
+    rules = [PackingRules("full_sentences", 32), PackingRules("doc_sentences", 64)]
+    expected = [
+        (3 * padding_share(splits["a"], one) + padding_share(splits["b"], one)) / 4 for one in rules
+    ]
+    assert padding_shares(splits, config) == pytest.approx(expected)
+    alone = padding_shares(splits["a"], DataConfig(path="x", sequence_length=32))
+    assert alone == [padding_share(splits["a"], rules[0])]
 
 
 def test_phases_change_length_and_packing(corpus: Corpus) -> None:

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import Batch, BatchStream, Corpus, DataConfig, DataError, MaskingConfig
+from data_pipeline import (
+    Batch,
+    BatchStream,
+    Corpus,
+    DataConfig,
+    DataError,
+    MaskingConfig,
+    rows_for_tokens,
+)
 from data_pipeline.config import PACKINGS
 from tests.data_pipeline.conftest import make_documents
 
@@ -147,3 +155,17 @@ def test_samples_are_those_of_the_batch(corpus: Corpus, packing: str) -> None:
         batch = stream.batch(step)
         np.testing.assert_array_equal(epochs, batch.epochs)
         np.testing.assert_array_equal(sample_ids, batch.sample_ids)
+
+
+@pytest.mark.parametrize("packing", ["sentence_pair", "doc_sentences", "full_sentences"])
+def test_rows_for_tokens(corpus: Corpus, packing: str) -> None:
+    """Batches of so many rows hold about so many tokens, padding not counted."""
+    split, data = corpus.split("train"), config(packing=packing, sequence_length=128)
+    rows = rows_for_tokens(split, data, tokens=6000, multiple=8)
+    assert rows % 8 == 0
+    stream = BatchStream(split, data, 1, rows)
+    steps = range(-(-2 * stream.samples_per_epoch // rows))
+    tokens = np.mean([stream.batch(step).attention_mask.sum() for step in steps])
+    mean_row = tokens / rows
+    assert abs(tokens - 6000) <= 4 * mean_row + 0.03 * 6000  # the nearest multiple
+    assert rows_for_tokens(split, data, tokens=1, multiple=8) == 8

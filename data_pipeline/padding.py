@@ -1,0 +1,53 @@
+"""How much of what a job's sequences hold is padding."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from data_pipeline.config import DataConfig
+from data_pipeline.corpus import CorpusSplit
+from data_pipeline.packing import PackingRules, single_spans
+from data_pipeline.pairs import pair_spans
+from data_pipeline.shards import Block
+
+BLOCKS_LOOKED_AT = 256
+
+
+def padding_share(split: CorpusSplit, rules: PackingRules) -> float:
+    """The share of an epoch's positions that is padding, from the index alone: no shard is read.
+
+    Of a corpus of more than `BLOCKS_LOOKED_AT` blocks, that of about as many, evenly spread. Exact
+    for single segments; in pairs the lengths differ a little from epoch to epoch.
+    """
+    every = -(-len(split.index.blocks) // BLOCKS_LOOKED_AT)
+    used = sequences = 0
+    for block in itertools.islice(split.index.boundaries(), 0, None, every):
+        text, count = _text_of(block, rules)
+        used += text + count * (rules.length - rules.capacity)
+        sequences += count
+    return 1.0 - used / (sequences * rules.length)
+
+
+def padding_shares(
+    splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig
+) -> list[float]:
+    """The padding share of each phase of a job, the corpora of a mixture by their rows."""
+    corpora = {"": splits} if isinstance(splits, CorpusSplit) else splits
+    weights = {name: config.mixture[name].weight if name else 1.0 for name in corpora}
+    shares = []
+    for length, kind in config.lengths_and_packings():
+        rules = PackingRules(kind, length, config.short_sequence_probability)
+        padding = sum(weights[name] * padding_share(corpora[name], rules) for name in corpora)
+        shares.append(padding / sum(weights.values()))
+    return shares
+
+
+def _text_of(block: Block, rules: PackingRules) -> tuple[int, int]:
+    """(tokens in the sequences of a block without [CLS] and their own [SEP], sequences)."""
+    if rules.is_pair:
+        pairs = pair_spans(block, rules, key=0)
+        lengths = pairs.first_lengths + pairs.second_lengths
+    else:
+        lengths = single_spans(block, rules).lengths
+    return int(lengths.sum()), len(lengths)
