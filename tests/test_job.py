@@ -105,7 +105,7 @@ def start(corpus: Path, runs: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "tandem", *arguments(corpus, runs)],
         env=command_environment(),
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
 
@@ -135,8 +135,10 @@ def test_interrupted_it_saves_and_goes_on(finished, corpus, tmp_path):
     wait_for_step(tmp_path / "tiny", 3, process)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(timeout=120) == STOPPED
+    assert b"start it again to go on" in process.stdout.read()
     last = metrics.read(tmp_path / "tiny" / "metrics.jsonl")[-1]["step"]
     assert (tmp_path / "tiny" / "checkpoints" / f"step-{int(last):09d}").is_dir()
     again = tandem(*arguments(corpus, tmp_path))
     assert again.returncode == 0, again.stderr
+    assert f"going on from step {int(last)}" in again.stdout
     assert losses(tmp_path / "tiny") == losses(finished[0])

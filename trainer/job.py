@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +23,7 @@ from trainer.learner import TEACHER, Workload
 from trainer.prefetch import Prefetched
 from trainer.recorder import Recorder
 from trainer.run_folder import RunFolder
+from trainer.seeds import derive
 from trainer.state import JobState
 from trainer.step import StepResult
 
@@ -69,6 +69,8 @@ class Job:
         self._open.enter_context(self.recorder)
         self.batches = Prefetched(stream.batch, self.state.step)
         self._open.callback(self.batches.close)
+        if checkpoint is not None:
+            self.recorder.say(f"going on from step {self.state.step:,}")
         if not config.students:
             self.recorder.say("no students: plain pre-training of the teacher")
 
@@ -126,12 +128,16 @@ class Job:
 
     def _resume(self, checkpoint: Checkpoint | None) -> JobState:
         if checkpoint is None:
-            states = [JobState(wandb_id=uuid.uuid4().hex[:8])]
-            dist.broadcast_object_list(states)
-            return states[0]
+            return JobState(wandb_id=_wandb_id(self.folder))
         state = JobState.from_json(checkpoint.trainer_state)
         self.cohort.restore(checkpoint, state)
         return state
+
+
+def _wandb_id(folder: RunFolder) -> str:
+    """Of the run, from its first instant on: a hash of the record of its first attempt."""
+    first = min((folder.path / "attempts").glob("*.json"))
+    return f"{derive(first.read_text(encoding='utf-8')) % 16**8:08x}"
 
 
 def _require_fit(config: JobConfig) -> None:

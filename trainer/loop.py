@@ -31,6 +31,9 @@ def train(job: Job) -> Outcome:
             job.evaluate()
         if result.stop_requested:
             job.save(wait=True)
+            job.recorder.say(
+                f"stopped and saved at step {job.state.step:,}; start it again to go on"
+            )
             return Outcome.STOPPED
         if job.state.step % job.config.checkpoint.every == 0 and job.state.step < job.config.steps:
             job.save()
