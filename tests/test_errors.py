@@ -123,6 +123,14 @@ def test_no_students_is_plain_pre_training(corpus, tmp_path):
     assert "no students" in done.stdout
 
 
+def test_a_student_that_never_joins_is_named(corpus, tmp_path):
+    paths = [f"data.path={corpus}", f"runs={tmp_path}", "steps=2"]
+    later = "students.distilbert.start.step=100"
+    done = tandem("train", TINY_JOB, *paths, later)
+    assert done.returncode == 0, done.stderr
+    assert "students/distilbert never joined" in done.stdout
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_is_one_line(corpus, tmp_path):
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(tmp_path)])

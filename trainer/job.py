@@ -112,6 +112,12 @@ class Job:
             wait=wait,
         )
 
+    def finish(self) -> None:
+        """The last checkpoint, and a word about students that never joined."""
+        self.save(wait=True)
+        for name in self.cohort.waiting:
+            self.recorder.say(f"{name} never joined: its `start` was not reached")
+
     def __enter__(self) -> Job:
         return self
 

@@ -37,5 +37,5 @@ def train(job: Job) -> Outcome:
             return Outcome.STOPPED
         if job.state.step % job.config.checkpoint.every == 0 and job.state.step < job.config.steps:
             job.save()
-    job.save(wait=True)
+    job.finish()
     return Outcome.FINISHED
