@@ -3,7 +3,8 @@
     python benchmarks/data_speed.py CORPUS [--length 512] [--rows 32] [--tokens 8000000]
 
 CORPUS is a folder made by ``tandem data build``. The others are given the same tokens, cut into
-sequences beforehand: one tar sample for each. Times are CPU seconds of this process, which is
+sequences beforehand: one tar sample for each (`mosaicml-streaming`, if it is installed: one of its
+own samples). Times are CPU seconds of this process, which is
 pinned to one core, so that other work on the machine disturbs little. Every row is the best of
 `REPEATS` runs, taken in turns.
 """
@@ -11,14 +12,18 @@ pinned to one core, so that other work on the machine disturbs little. Every row
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.machinery
 import io
 import os
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +33,8 @@ import webdataset
 from data_pipeline import BatchStream, Corpus, CorpusSplit, DataConfig, MaskingConfig
 
 REPEATS = 3
+
+Batches = Generator[int, None, None]  # the number of tokens of each
 
 
 def main() -> None:
@@ -48,9 +55,10 @@ def main() -> None:
         collator = transformers.DataCollatorForLanguageModeling(
             transformers.AutoTokenizer.from_pretrained(corpus.tokenizer_dir)
         )
-        contestants: dict[str, Callable[[], Iterator[int]]] = {
+        contestants: dict[str, Callable[[], Batches]] = {
             **ours(split, length, rows),
             "webdataset: not packed, not masked": lambda: loader(tar, rows),
+            **mosaic(sequences, rows, Path(scratch) / "mds"),
             "transformers' collator: masking alone": lambda: collate(sequences, rows, collator),
             "webdataset and collator: what a user has": lambda: both(tar, rows, collator),
         }
@@ -64,7 +72,7 @@ def main() -> None:
         print(f"| {name} | {tokens_per_second / 1e6:.1f} |")
 
 
-def rate(batches: Iterator[int], tokens: int) -> float:
+def rate(batches: Batches, tokens: int) -> float:
     """Tokens per CPU second over about `tokens` tokens, after a first batch."""
     next(batches)
     done, start = 0, time.process_time()
@@ -72,10 +80,12 @@ def rate(batches: Iterator[int], tokens: int) -> float:
         done += size
         if done >= tokens:
             break
-    return done / (time.process_time() - start)
+    seconds = time.process_time() - start
+    batches.close()  # ends threads that read ahead
+    return done / seconds
 
 
-def ours(split: CorpusSplit, length: int, rows: int) -> dict[str, Callable[[], Iterator[int]]]:
+def ours(split: CorpusSplit, length: int, rows: int) -> dict[str, Callable[[], Batches]]:
     """Batches of this project, by packing and masking."""
     kinds = {
         "tandem: full_sentences, tokens": {},
@@ -86,7 +96,7 @@ def ours(split: CorpusSplit, length: int, rows: int) -> dict[str, Callable[[], I
         "tandem: full_sentences, smoothed": {"masking": MaskingConfig(smoothing=0.7)},
     }
 
-    def stream(options: dict) -> Iterator[int]:
+    def stream(options: dict) -> Batches:
         config = DataConfig(path="unused", sequence_length=length, **options)
         found = BatchStream(split, config, 1, rows)
         step = 0
@@ -128,13 +138,39 @@ def samples(tar: str) -> webdataset.WebDataset:
     return webdataset.WebDataset(tar, shardshuffle=False).decode().to_tuple("npy").repeat()
 
 
-def loader(tar: str, rows: int) -> Iterator[int]:
+def loader(tar: str, rows: int) -> Batches:
     """Plain webdataset: batches of sequences."""
     for (batch,) in samples(tar).batched(rows):
         yield torch.from_numpy(batch.astype(np.int64)).numel()
 
 
-def collate(sequences: np.ndarray, rows: int, collator: Callable) -> Iterator[int]:
+def mosaic(sequences: np.ndarray, rows: int, folder: Path) -> dict[str, Callable[[], Batches]]:
+    """mosaicml-streaming with a DataLoader over the same sequences, where it is installed."""
+    for name in ("torchvision", "torchvision.datasets", "torchvision.transforms.functional"):
+        # streaming imports torchvision for images, and there is none for every torch.
+        stand_in: Any = sys.modules.setdefault(name, types.ModuleType(name))
+        stand_in.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        stand_in.VisionDataset = stand_in.to_tensor = object
+    try:
+        streaming = importlib.import_module("streaming")
+    except ImportError as error:
+        print(f"mosaicml-streaming is left out: {error}", file=sys.stderr)
+        return {}
+    columns = {"tokens": f"ndarray:{sequences.dtype.name}:{sequences.shape[1]}"}
+    with streaming.MDSWriter(out=str(folder), columns=columns) as writer:
+        for sequence in sequences:
+            writer.write({"tokens": sequence})
+    dataset = streaming.StreamingDataset(local=str(folder), batch_size=rows)
+
+    def batches() -> Batches:
+        while True:
+            for batch in torch.utils.data.DataLoader(dataset, batch_size=rows):
+                yield batch["tokens"].long().numel()
+
+    return {"mosaicml-streaming, DataLoader: not packed, not masked": batches}
+
+
+def collate(sequences: np.ndarray, rows: int, collator: Callable) -> Batches:
     """Masking by transformers of sequences that are in memory."""
     while True:
         for first in range(0, len(sequences) - rows, rows):
@@ -142,7 +178,7 @@ def collate(sequences: np.ndarray, rows: int, collator: Callable) -> Iterator[in
             yield collator(examples)["input_ids"].numel()
 
 
-def both(tar: str, rows: int, collator: Callable) -> Iterator[int]:
+def both(tar: str, rows: int, collator: Callable) -> Batches:
     """Webdataset and transformers' masking."""
     examples = []
     for (sequence,) in samples(tar):

@@ -23,6 +23,7 @@ from data_pipeline.documents import Problem, RawChunk, Reading, parse
 from data_pipeline.errors import DataError
 from data_pipeline.sentences import sentence_ends
 from data_pipeline.shards import token_dtype
+from data_pipeline.word_encoding import Ids, WordEncoder
 
 DIGEST_BYTES = 16
 QUEUED_PER_WORKER = 3
@@ -46,50 +47,57 @@ class Encoder:
 
     def __init__(self, tokenizer_dir: str, reading: Reading) -> None:
         self._tokenizer, vocabulary = tokenization.load(Path(tokenizer_dir))
+        self._words = WordEncoder(self._tokenizer)
         self._dtype = token_dtype(vocabulary.vocab_size)
         self._reading = reading
 
     def __call__(self, chunk: RawChunk) -> EncodedChunk:
-        """The documents of a chunk as ids."""
+        """The documents of a chunk as ids; sentences without tokens vanish."""
         parsed = parse(chunk, self._reading)
-        return encode(self._tokenizer, parsed.documents, self._dtype, parsed.problems)
+        documents = [
+            [sentence for sentence in sentences if sentence]
+            for sentences in self._sentences(parsed.documents)
+        ]
+        sentences = list(itertools.chain.from_iterable(documents))
+        lengths = np.fromiter(map(len, sentences), np.uint16, len(sentences))
+        return EncodedChunk(
+            tokens=np.fromiter(
+                itertools.chain.from_iterable(sentences), self._dtype, lengths.sum(dtype=int)
+            ),
+            sentences=lengths,
+            documents=np.fromiter(map(len, documents), np.uint32, len(documents)),
+            digests=[digest(text) for text in parsed.documents],
+            problems=parsed.problems,
+            characters=sum(map(len, parsed.documents)),
+        )
+
+    def _sentences(self, documents: list[str]) -> Iterator[list[Ids]]:
+        """The ids of each sentence of each document."""
+        ends = [sentence_ends(text) for text in documents]
+        found = self._words(documents, ends)
+        rest = [number for number, sentences in enumerate(found) if sentences is None]
+        whole = encode_whole(
+            self._tokenizer,
+            [documents[number] for number in rest],
+            [ends[number] for number in rest],
+        )
+        for sentences in found:
+            yield next(whole) if sentences is None else sentences
 
 
-def encode(
-    tokenizer: tokenizers.Tokenizer,
-    documents: list[str],
-    dtype: np.dtype,
-    problems: list[Problem] | None = None,
-) -> EncodedChunk:
-    """The ids of documents, with sentence boundaries; sentences without tokens vanish."""
-    ends = [sentence_ends(text) for text in documents]
-    ids, cuts = [], [np.zeros(0, np.int64)]
+def encode_whole(
+    tokenizer: tokenizers.Tokenizer, documents: list[str], ends: list[list[int]]
+) -> Iterator[list[Ids]]:
+    """The ids of each sentence of each document, encoded whole and cut where the tokens lie."""
     encoded = tokenizer.encode_batch(documents, add_special_tokens=False)
     for one, text, stops in zip(encoded, documents, ends, strict=True):
-        ids.append(one.ids)
-        cuts.append(_sentence_lengths(one, text, stops))
-    lengths = np.concatenate(cuts)
-    document_of = np.repeat(np.arange(len(documents)), [len(stops) for stops in ends])
-    counts = np.bincount(document_of[lengths > 0], minlength=len(documents))
-    return EncodedChunk(
-        tokens=np.fromiter(itertools.chain.from_iterable(ids), dtype, int(lengths.sum())),
-        sentences=lengths[lengths > 0].astype(np.uint16),
-        documents=counts.astype(np.uint32),
-        digests=[digest(text) for text in documents],
-        problems=problems or [],
-        characters=sum(map(len, documents)),
-    )
-
-
-def _sentence_lengths(
-    encoded: tokenizers.Encoding, text: str, ends: list[int]
-) -> NDArray[np.int64]:
-    """The number of tokens of each sentence, from where the tokens lie in the text."""
-    cuts = _cuts_by_lookup(encoded, text, ends) if len(encoded) <= LOOKUP_TOKENS else None
-    if cuts is None:
-        starts = [start for start, _ in encoded.offsets]
-        cuts = [bisect_left(starts, end) for end in ends[:-1]]
-    return np.diff(np.maximum.accumulate([0, *cuts, len(encoded)]))
+        cuts = _cuts_by_lookup(one, text, stops) if len(one) <= LOOKUP_TOKENS else None
+        if cuts is None:
+            starts = [start for start, _ in one.offsets]
+            cuts = [bisect_left(starts, end) for end in stops[:-1]]
+        bounds = itertools.accumulate([0, *cuts, len(one)], max)
+        ids = one.ids
+        yield [ids[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 def _cuts_by_lookup(encoded: tokenizers.Encoding, text: str, ends: list[int]) -> list[int] | None:
@@ -99,13 +107,15 @@ def _cuts_by_lookup(encoded: tokenizers.Encoding, text: str, ends: list[int]) ->
     as much as all lookups of a short one.
     """
     cuts = []
-    for at in ends[:-1]:
-        while text[at].isspace():
+    for end in ends[:-1]:
+        at = end
+        while (token := encoded.char_to_token(at)) is None and text[at].isspace():
             at += 1
-        token = encoded.char_to_token(at)
         if token is None:
             return None
-        cuts.append(token)
+        place = encoded.token_to_chars(token)
+        assert place is not None
+        cuts.append(token + (place[0] < end))  # one that reaches over the end belongs before it
     return cuts
 
 

@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 import sentencepiece
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data_pipeline import Corpus, DataError, build
-from data_pipeline.encoding import encode
+from data_pipeline.encoding import encode_whole
 from data_pipeline.merging import documents
+from data_pipeline.sentences import sentence_ends
 from data_pipeline.tokenization import load
 from data_pipeline.tokenizer_training import train
+from data_pipeline.word_encoding import WordEncoder
 from tests.data_pipeline.conftest import make_documents
 
 TEXTS = [
@@ -29,6 +33,13 @@ DATA = os.environ.get("TANDEM_TEST_DATA", "")
 needs_data = pytest.mark.skipif(
     not DATA, reason="needs TANDEM_TEST_DATA, the folder of real text and tokenizers"
 )
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
+    out = tmp_path_factory.mktemp("byte-level")
+    train([str(text_file)], "bpe", 300, str(out))
+    return out
 
 
 def ids_of_corpus(tokenizer: Path, folder: Path, texts: list[str]) -> tuple[Corpus, list[list]]:
@@ -150,15 +161,57 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_short_and_long_documents_are_cut_alike(
+ODD = [
+    "a" + " " * 3000 + "b. C",
+    "Odd \u200b. \u200b Thing.\n\x01 Next.",
+    "A\xa0 b.\xa0\n\nC \x1c! d.\x1c E\u3000\u3000 f.\u2028\n G\r\n\t H.  \t I",
+    "e\u0301 =\u0338 !\u0301x \u0301y. \u0301Z\u03a3 \u03a3\u0130. <s>Not[MASK]a tag</s> [ MASK ]",
+]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+@pytest.mark.parametrize("cased", [True, False])
+def test_words_short_and_long_documents_are_cut_alike(
+    tmp_path: Path, kind: str, cased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words are looked up; else sentences are found by lookups, or by all offsets."""
+    (tmp_path / "text.txt").write_text("\n\n".join(PROSE[:60]))
+    train([str(tmp_path / "text.txt")], kind, 400, str(tmp_path), cased=cased)
+    tokenizer, _ = load(tmp_path)
+    texts = [text.strip() for text in [*PROSE, *TEXTS, *ODD]]
+    ends = [sentence_ends(text) for text in texts]
+    words = WordEncoder(tokenizer)(texts, ends)
+    assert sum(one is not None for one in words) >= (0 if kind == "unigram" else len(texts) - 8)
+    short = list(encode_whole(tokenizer, texts, ends))
+    monkeypatch.setattr("data_pipeline.encoding.LOOKUP_TOKENS", 0)
+    long = list(encode_whole(tokenizer, texts, ends))
+    for text, by_words, by_lookups, by_offsets in zip(texts, words, short, long, strict=True):
+        assert by_lookups == by_offsets, text
+        assert by_words is None or [*map(list, by_words)] == by_lookups, text
+
+
+ALPHABET = "aB\u00e9\u0301 \n\t\r\xa0\x1c\u200b.!'[]MASK\u4e2d\u0130\u03a31"
+
+
+@given(st.lists(st.text(ALPHABET, max_size=40).map(str.strip).filter(bool), max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_words_make_the_text(byte_level: Path, tokenizer_dir: Path, texts: list[str]) -> None:
+    """Looked up word by word, any text has the ids that it has as a whole."""
+    ends = [sentence_ends(text) for text in texts]
+    for path in (byte_level, tokenizer_dir):
+        tokenizer, _ = load(path)
+        whole = list(encode_whole(tokenizer, texts, ends))
+        for found, expected in zip(WordEncoder(tokenizer)(texts, ends), whole, strict=True):
+            assert found is None or [*map(list, found)] == expected
+
+
+def test_a_full_table_forgets_the_rarer_words(
     tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sentences of short documents are found by lookups, those of long ones by all offsets."""
+    monkeypatch.setattr("data_pipeline.word_encoding.TABLE_WORDS", 10)
     tokenizer, _ = load(tokenizer_dir)
-    texts = [*PROSE, *TEXTS, "a" + " " * 3000 + "b. C", "Odd \u200b. \u200b Thing.\n\x01 Next."]
-    texts = [text.strip() for text in texts]
-    short = encode(tokenizer, texts, np.dtype("<u2"))
-    monkeypatch.setattr("data_pipeline.encoding.LOOKUP_TOKENS", 0)
-    long = encode(tokenizer, texts, np.dtype("<u2"))
-    for name in ("tokens", "sentences", "documents"):
-        np.testing.assert_array_equal(getattr(short, name), getattr(long, name))
+    encoder = WordEncoder(tokenizer)
+    for text in TEXTS[:5]:
+        (found,) = encoder([text], [[len(text)]])
+        assert found is not None
+        assert [*found[0]] == tokenizer.encode(text, add_special_tokens=False).ids
