@@ -1,7 +1,7 @@
 """Encoding by a table of words, so that each distinct word goes through the tokenizer once.
 
-Nineteen of twenty words of 10 MB of text occurred before in it, and looking one up is much cheaper
-than encoding it. The ids are those of the whole text: the table is used only with tokenizers of which
+In 10 MB of text nineteen of twenty words occurred before, and looking one up is much cheaper than
+encoding it. The ids are those of the whole text: the table is used only with tokenizers of which
 it is known where text may be cut (`rule_of`), and for documents whose sentences all end there.
 """
 
