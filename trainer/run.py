@@ -22,6 +22,7 @@ from trainer.job import Job
 from trainer.loop import Outcome, train
 from trainer.run_folder import REVISION, RunFolder
 
+_log = logging.getLogger(__name__)
 Announce = Callable[[RunFolder, dict[str, Any]], None]
 
 
@@ -38,8 +39,13 @@ def run_job(config: JobConfig, stop_requested: Callable[[], bool], announce: Ann
         _prepare(folder, config)
     dist.barrier()
     _log_to_file(folder, rank)
-    with Job(config, device, stop_requested) as job:
-        outcome = train(job)
+    try:
+        with Job(config, device, stop_requested) as job:
+            outcome = train(job)
+    except Exception as error:
+        # The whole of it for the rank's log only; the command line says one line of it.
+        _log.info("ended by an error: %s", error, exc_info=True)
+        raise
     if outcome is Outcome.FINISHED and rank == 0:
         announce(folder, conclude(folder))
     job.recorder.finish(completed=outcome is Outcome.FINISHED)

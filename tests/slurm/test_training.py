@@ -92,9 +92,10 @@ def test_losses_are_those_of_an_undisturbed_run(slurm: RealSlurm, corpus: Path) 
 def test_a_stale_job_cannot_damage_its_requeued_copy(slurm: RealSlurm, corpus: Path) -> None:
     """n1 is cut off from everything but the disk, and trains on while SLURM starts the job anew."""
     site = dataclasses.replace(SITE, nodes="1", ranks_per_node=2)
-    calm = Training(slurm, corpus, "calm", site, steps=150)
+    steps = 600  # so many that the stale job is still at it when its copy begins
+    calm = Training(slurm, corpus, "calm", site, steps)
     calm.end()
-    training = Training(slurm, corpus, "stale", site, steps=150)
+    training = Training(slurm, corpus, "stale", site, steps)
     training.reach(13)
     first = slurm.job(training.id)["NodeList"]
     slurm.cut_off(first)
