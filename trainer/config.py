@@ -152,7 +152,7 @@ class JobConfig:
             raise ValueError(f"name must be a plain folder name, not {self.name!r}")
         for student in self.students:
             if student == "teacher":
-                raise ValueError("students.teacher: choose another name; its files are the teacher's")
+                raise ValueError("students.teacher: that name is the teacher's; choose another")
             if not student.replace("-", "_").isidentifier():
                 raise ValueError(f"students.{student}: use letters, digits, - and _ in a name")
         if self.teacher.objective.needs_teacher():
