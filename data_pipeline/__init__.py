@@ -9,11 +9,13 @@ from data_pipeline.building import build
 from data_pipeline.config import DataConfig, MaskingConfig, PhaseConfig, SourceConfig
 from data_pipeline.corpus import Corpus, CorpusSplit
 from data_pipeline.errors import BadShard, DataError
+from data_pipeline.masking import NO_LABEL
 from data_pipeline.padding import padding_share
 from data_pipeline.stream import BatchStream, open_corpora, open_splits, rows_for_tokens
 from data_pipeline.tokenization import Vocabulary
 
 __all__ = [
+    "NO_LABEL",
     "BadShard",
     "Batch",
     "BatchStream",

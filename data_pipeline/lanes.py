@@ -17,6 +17,7 @@ from data_pipeline import packing, pairs
 from data_pipeline.corpus import CorpusSplit
 from data_pipeline.errors import BadShard
 from data_pipeline.hashing import scalar_key
+from data_pipeline.masking import NO_LABEL
 from data_pipeline.order import EpochOrder, Stretch, locate
 from data_pipeline.packing import PackingRules
 from data_pipeline.tokenization import Vocabulary
@@ -24,7 +25,6 @@ from data_pipeline.tokenization import Vocabulary
 SPARE_BLOCKS = 8
 PAIRS = 4  # what a hash decides; part of its key, beside those of `order`
 SOURCE_SHIFT = 48  # sample ids of source number n of a mixture begin at n << 48
-NO_PAIR_LABEL = -100
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Lanes:
         """[CLS] [SEP]: nothing that could be masked, something to attend to."""
         out.input_ids[row, 1] = self._split.vocabulary.sep
         out.lengths[row] = 2
-        out.pair_labels[row] = NO_PAIR_LABEL
+        out.pair_labels[row] = NO_LABEL
         out.readable[row] = False
 
     def _move(self, epochs: NDArray[np.int64], positions: NDArray[np.int64]) -> None:

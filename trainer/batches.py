@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline import Batch
+from data_pipeline import NO_LABEL, Batch
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class MicroBatch:
     is_padded: bool  # whether any position is padding; known on the host
     masked_positions: Tensor  # [P] int64, flat indices into B * L
     masked_labels: Tensor  # [P] int64, -100 in spare slots
+    pair_labels: Tensor  # [B] int64, 0 or 1; -100 where a row has none
 
     @property
     def padding_mask(self) -> Tensor | None:
@@ -43,6 +44,7 @@ class Counts:
     masked: Tensor  # positions with a masked-LM label
     attended: Tensor  # positions that are not padding
     attended_pairs: Tensor  # pairs of such positions in one row
+    pairs: Tensor  # rows with a pair label
 
 
 def to_micro_batches(batch: Batch, size: int, device: torch.device) -> Iterator[MicroBatch]:
@@ -54,6 +56,7 @@ def to_micro_batches(batch: Batch, size: int, device: torch.device) -> Iterator[
 def to_device(batch: Batch, device: torch.device) -> MicroBatch:
     """All rows of `batch` as one micro-batch."""
     rows, length = batch.input_ids.shape
+    pair_labels = np.full(rows, NO_LABEL) if batch.pair_labels is None else batch.pair_labels
     flat_positions = batch.masked_positions + np.arange(rows)[:, None] * length  # [B, M]
 
     def move(array: np.ndarray, dtype: torch.dtype) -> Tensor:
@@ -69,13 +72,16 @@ def to_device(batch: Batch, device: torch.device) -> MicroBatch:
         is_padded=not batch.attention_mask.all(),
         masked_positions=move(flat_positions.reshape(-1), torch.int64),
         masked_labels=move(batch.masked_labels.reshape(-1), torch.int64),
+        pair_labels=move(pair_labels, torch.int64),
     )
 
 
 def count(batch: Batch) -> list[int]:
     """This rank's counts, in the order of the fields of `Counts`."""
     lengths = batch.attention_mask.astype(np.int64).sum(axis=1)  # [B]
-    return [int((batch.masked_labels >= 0).sum()), int(lengths.sum()), int((lengths**2).sum())]
+    pairs = 0 if batch.pair_labels is None else int((batch.pair_labels != NO_LABEL).sum())
+    masked = int((batch.masked_labels != NO_LABEL).sum())
+    return [masked, int(lengths.sum()), int((lengths**2).sum()), pairs]
 
 
 def sum_over_ranks(

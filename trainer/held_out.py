@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline import Batch, BatchStream, CorpusSplit, DataConfig, open_corpora
+from data_pipeline import NO_LABEL, Batch, BatchStream, CorpusSplit, DataConfig, open_corpora
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
 from trainer.state import HeldOut
@@ -24,7 +24,6 @@ from trainer.state import HeldOut
 SEED = 0
 # Rows that are read at once, on all ranks together.
 ROWS = 64
-NO_LABEL = -100
 
 Scorer = Callable[[MicroBatch], tuple[Tensor, Tensor]]  # -> summed loss, right predictions
 
@@ -120,5 +119,9 @@ def _share(batch: Batch, rank: int, world_size: int) -> Batch:
     size = -(-total // world_size)
     rows = np.arange(rank * size, (rank + 1) * size)
     share = batch.take(rows % total)
-    labels = np.where((rows >= total)[:, None], NO_LABEL, share.masked_labels)
-    return dataclasses.replace(share, masked_labels=labels)
+    repeated = rows >= total
+    masked = np.where(repeated[:, None], NO_LABEL, share.masked_labels)
+    pairs = share.pair_labels
+    if pairs is not None:
+        pairs = np.where(repeated, NO_LABEL, pairs)
+    return dataclasses.replace(share, masked_labels=masked, pair_labels=pairs)
