@@ -9,72 +9,103 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from data_pipeline import Corpus, open_corpora
 from model import MaskedLanguageModel, describe
+from trainer.agreement import agreement
 from trainer.batches import MicroBatch, to_device
 from trainer.finished import SavedLearners
-from trainer.held_out import ValidationSet
+from trainer.held_out import Scores, ValidationSet
 from trainer.knowledge import Decoder
 from trainer.learner import TEACHER
 from trainer.machine import describe as describe_machine
 from trainer.run_folder import RunFolder
 from trainer.scores import masked_lm_scores
 
-SPEED_SECONDS = 2.0  # how long each learner's speed is measured
+SPEED_SECONDS = 1.0  # how long each speed of each learner is measured, at least
 
 
 def evaluate_run(folder: RunFolder, only: str | None = None) -> dict[str, Any]:
     """Evaluate every learner of the newest checkpoint (or `only` one), in this process.
 
     Returns the facts of the corpus, the unigram baseline, and for each learner its parameters
-    (embeddings, encoder, pooler), masked-LM loss and accuracy, share of the teacher's accuracy,
-    tokens per second of its encoder, and the step it started at. Raises TrainingError when there
-    is no checkpoint or no such learner.
+    (embeddings, encoder, pooler) and their bytes, masked-LM loss and accuracy, how far it agrees
+    with the teacher, the share of the teacher's accuracy that it kept, its speed, and the step it
+    started at. Raises TrainingError when there is no checkpoint or no such learner.
     """
     saved = SavedLearners(folder)
-    validation = ValidationSet(saved.job)
     names = saved.names if only is None else [saved.resolve(only)]
-    learners = {name: _measure(saved, name, validation) for name in names}
-    reference = learners.get(TEACHER, {}).get("accuracy")
-    if reference:
-        for facts in learners.values():
-            facts["retention"] = facts["accuracy"] / reference
+    measurement = _Measurement(saved)
     return {
         "step": saved.checkpoint.step,
         "machine": describe_machine(),
         "corpus": _describe(open_corpora(saved.job.data)),
-        "unigram": dataclasses.asdict(validation.unigram()),
-        "learners": learners,
+        "unigram": dataclasses.asdict(measurement.validation.unigram()),
+        "learners": {name: measurement.of(name) for name in names},
     }
 
 
-@torch.inference_mode()
-def _measure(saved: SavedLearners, name: str, validation: ValidationSet) -> dict[str, Any]:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = saved.load(name).to(device)
+class _Measurement:
+    """What is measured of each learner, and the teacher that it is compared with."""
 
-    def score(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        features = model.features(
-            batch.input_ids, batch.segment_ids, batch.padding_mask, batch.masked_positions
-        )
-        decoder = Decoder(*model.decoder())
-        return masked_lm_scores(features.vocabulary_input, decoder, batch.masked_labels)
+    def __init__(self, saved: SavedLearners) -> None:
+        self.saved = saved
+        self.validation = ValidationSet(saved.job)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.teacher = saved.load(TEACHER).to(self.device)
+        self.teacher_scores = self._score(self.teacher)
 
-    scores = validation.evaluate(score, saved.job.batch.micro_batch, device)
-    return {
-        "parameters": describe(model.config).parameters,
-        **dataclasses.asdict(scores.overall),
-        "corpora": {name: dataclasses.asdict(one) for name, one in scores.by_corpus.items()},
-        "retention": None,
-        "tokens_per_second": _tokens_per_second(model, to_device(validation.sample(), device)),
-        "started_at": saved.state.learners[name].started_at,
-    }
+    @torch.inference_mode()
+    def of(self, name: str) -> dict[str, Any]:
+        """The row of the learner with this full name."""
+        is_teacher = name == TEACHER
+        model = self.teacher if is_teacher else self.saved.load(name).to(self.device)
+        scores = self.teacher_scores if is_teacher else self._score(model)
+        size = describe(model.config)
+        return {
+            "parameters": size.parameters,
+            "bytes": size.bytes,
+            **dataclasses.asdict(scores.overall),
+            "corpora": {name: dataclasses.asdict(one) for name, one in scores.by_corpus.items()},
+            "retention": self._retention(scores.overall.accuracy),
+            "agreement": None if is_teacher else self._agreement(model),
+            **self._speed(model),
+            "started_at": self.saved.state.learners[name].started_at,
+        }
+
+    def _score(self, model: MaskedLanguageModel) -> Scores:
+        def score(batch: MicroBatch) -> tuple[Tensor, Tensor]:
+            features = model.features(
+                batch.input_ids, batch.segment_ids, batch.padding_mask, batch.masked_positions
+            )
+            decoder = Decoder(*model.decoder())
+            return masked_lm_scores(features.vocabulary_input, decoder, batch.masked_labels)
+
+        with torch.inference_mode():
+            return self.validation.evaluate(score, self.saved.job.batch.micro_batch, self.device)
+
+    def _retention(self, accuracy: float) -> float | None:
+        """The share of the teacher's accuracy; None while the teacher is never right."""
+        reference = self.teacher_scores.overall.accuracy
+        return accuracy / reference if reference else None
+
+    def _agreement(self, model: MaskedLanguageModel) -> dict[str, float]:
+        micro_batch = self.saved.job.batch.micro_batch
+        found = agreement(model, self.teacher, self.validation, micro_batch, self.device)
+        return dataclasses.asdict(found)
+
+    def _speed(self, model: MaskedLanguageModel) -> dict[str, float]:
+        sample = self.validation.sample()
+        many, one = to_device(sample, self.device), to_device(sample.rows(0, 1), self.device)
+        return {
+            "tokens_per_second": int(many.attention_mask.sum()) / _encoding_seconds(model, many),
+            "seconds_per_sequence": _encoding_seconds(model, one),
+        }
 
 
-def _tokens_per_second(model: MaskedLanguageModel, batch: MicroBatch) -> float:
-    """Attended tokens encoded per second, without the vocabulary projection; the median pass."""
-    tokens = int(batch.attention_mask.sum())
+def _encoding_seconds(model: MaskedLanguageModel, batch: MicroBatch) -> float:
+    """Of encoding `batch` once, without the vocabulary projection; the median pass."""
     seconds: list[float] = []
     while sum(seconds) < SPEED_SECONDS or len(seconds) < 3:
         began = time.perf_counter()
@@ -82,7 +113,7 @@ def _tokens_per_second(model: MaskedLanguageModel, batch: MicroBatch) -> float:
         if batch.input_ids.is_cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-    return tokens / float(np.median(seconds[1:]))
+    return float(np.median(seconds[1:]))
 
 
 def _describe(corpora: Mapping[str, Corpus]) -> dict[str, Any]:

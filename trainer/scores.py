@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,8 +24,20 @@ def masked_lm_scores(
     """
     loss = vocabulary_input.new_zeros((), dtype=torch.float32)
     correct = loss.clone()
-    for inputs, targets in zip(vocabulary_input.split(CHUNK), labels.split(CHUNK), strict=True):
-        logits = F.linear(inputs, decoder.weight, decoder.bias).float()  # [chunk, V]
+    chunks = zip(_logits(vocabulary_input, decoder), labels.split(CHUNK), strict=True)
+    for logits, targets in chunks:
         loss += F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
         correct += (logits.argmax(dim=-1) == targets).sum()
     return loss, correct
+
+
+@torch.no_grad()
+def predictions(vocabulary_input: Tensor, decoder: Decoder) -> Tensor:
+    """The most probable token at each position, [P] int64. vocabulary_input: [P, E]."""
+    return torch.cat([logits.argmax(dim=-1) for logits in _logits(vocabulary_input, decoder)])
+
+
+def _logits(vocabulary_input: Tensor, decoder: Decoder) -> Iterator[Tensor]:
+    """Float32 logits [chunk, V] of successive positions."""
+    for inputs in vocabulary_input.split(CHUNK):
+        yield F.linear(inputs, decoder.weight, decoder.bias).float()

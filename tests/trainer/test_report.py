@@ -54,6 +54,8 @@ def evaluation(students):
             "loss": 6 - 10 * accuracy,
             "accuracy": accuracy,
             "retention": accuracy / 0.25,
+            "agreement": None if export == "teacher" else {"top_1": 0.7, "kl": 0.4},
+            "seconds_per_sequence": 0.012,
             "tokens_per_second": 1e11 / parameters,
             "started_at": started_at,
             "export": f"runs/demo/exports/{export}",
@@ -207,9 +209,22 @@ def test_names_cannot_break_out_of_the_page(make):
 def test_the_table_of_a_terminal():
     lines = student_table(evaluation(["half"])).splitlines()
     assert [line.split() for line in lines[:4]] == [
-        ["learner", "parameters", "loss", "accuracy", "kept", "tokens/s", "exported", "to"],
-        ["teacher", "1.87M", "3.500", "25.0%", "53.4k", "runs/demo/exports/teacher"],
-        ["half", "1M", "4.000", "20.0%", "80.0%", "100k", "runs/demo/exports/half"],
+        [
+            *[
+                "learner",
+                "parameters",
+                "loss",
+                "accuracy",
+                "kept",
+                "agrees",
+                "tokens/s",
+                "ms/seq",
+                "exported",
+                "to",
+            ]
+        ],
+        ["teacher", "1.87M", "3.500", "25.0%", "53.4k", "12", "runs/demo/exports/teacher"],
+        ["half", "1M", "4.000", "20.0%", "80.0%", "70.0%", "100k", "12", "runs/demo/exports/half"],
         ["(unigram)", "6.540", "5.3%"],
     ]
     assert len({line.index("%") for line in lines[1:4]}) == 1  # columns are aligned

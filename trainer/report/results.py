@@ -9,10 +9,11 @@ from trainer.report.chart import Level, Point, scatter
 from trainer.report.run_files import RunFiles
 from trainer.report.words import percent, plain_name, short
 
-HEADINGS = ("parameters", "loss", "accuracy", "kept", "tokens/s", "joined at")
+HEADINGS = ("parameters", "loss", "accuracy", "kept", "agrees", "tokens/s", "ms/seq", "joined at")
 LEGEND = (
     "Loss (nats) and accuracy are of masked tokens in held-out text; kept is the share of the "
-    "teacher's accuracy; parameters are without the heads; tokens/s is the encoder alone. "
+    "teacher's accuracy; agrees is the share of first choices that are the teacher's; parameters "
+    "are without the heads; tokens/s is the encoder alone, ms/seq the same for a single sequence. "
     "Unigram always guesses by frequency."
 )
 
@@ -36,10 +37,11 @@ def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
         for name, facts in learners.items()
         if "export" in facts
     )
+    nothing = "<td></td>" * (len(HEADINGS) - 3)  # the unigram has a loss and an accuracy only
     return (
         f'<div class="scroll"><table><thead><tr><th>learner</th>{headings}</tr></thead><tbody>'
         f'{rows}<tr class="unigram"><td>unigram</td><td></td><td>{unigram["loss"]:.3f}</td>'
-        f"<td>{percent(unigram['accuracy'])}</td><td></td><td></td><td></td></tr></tbody></table>"
+        f"<td>{percent(unigram['accuracy'])}</td>{nothing}</tr></tbody></table>"
         f"</div><p>{LEGEND}</p>{'<p>In Hugging Face format:</p>' if exports else ''}"
         f"<ul>{exports}</ul>"
     )
@@ -47,12 +49,15 @@ def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
 
 def _row(name: str, facts: dict[str, Any], colour: int) -> str:
     kept = None if name == "teacher" else facts["retention"]
+    agreement = facts["agreement"]
     cells = [
         short(facts["parameters"]),
         f"{facts['loss']:.3f}",
         percent(facts["accuracy"]),
         "" if kept is None else _bar(kept),
+        "" if agreement is None else percent(agreement["top_1"]),
         short(facts["tokens_per_second"]),
+        short(1000 * facts["seconds_per_sequence"]),
         f"{facts['started_at']:,}",
     ]
     learner = f"<td><i></i>{escape(plain_name(name))}</td>"

@@ -20,7 +20,7 @@ def student_table(evaluation: dict[str, Any]) -> str:
     """
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("learner")
-    for heading in ("parameters", "loss", "accuracy", "kept", "tokens/s"):
+    for heading in ("parameters", "loss", "accuracy", "kept", "agrees", "tokens/s", "ms/seq"):
         table.add_column(heading, justify="right")
     learners = evaluation["learners"]
     exported = any("export" in facts for facts in learners.values())
@@ -38,17 +38,20 @@ def student_table(evaluation: dict[str, Any]) -> str:
 
 _LEGEND = (
     "loss and accuracy: of masked tokens in held-out text; kept: share of the teacher's accuracy;\n"
-    "parameters: without the heads; tokens/s: of the encoder alone, on this machine"
+    "agrees: same first choice as the teacher; parameters: without the heads; tokens/s: of the\n"
+    "encoder alone, on this machine; ms/seq: the same for a single sequence"
 )
 
 
 def _cells(name: str, facts: dict[str, Any]) -> list[str]:
-    kept = facts["retention"]
+    kept, agreement = facts["retention"], facts["agreement"]
     return [
         plain_name(name),
         short(facts["parameters"]),
         f"{facts['loss']:.3f}",
         percent(facts["accuracy"]),
         "" if kept is None or name == "teacher" else percent(kept),
+        "" if agreement is None else percent(agreement["top_1"]),
         short(facts["tokens_per_second"]),
+        short(1000 * facts["seconds_per_sequence"]),
     ]

@@ -1,0 +1,56 @@
+"""Agreement of two models on held-out text, against plain torch on whole logits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from data_pipeline import DataConfig
+from model import EncoderConfig, build
+from trainer.agreement import agreement
+from trainer.config import EvaluationConfig, JobConfig, LearnerConfig
+from trainer.held_out import ValidationSet
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def validation(corpus) -> ValidationSet:
+    data = DataConfig(path=str(corpus), sequence_length=32)
+    evaluation = EvaluationConfig(sequences=16)
+    return ValidationSet(JobConfig("job", 1, data, LearnerConfig(), evaluation=evaluation))
+
+
+def small(seed: int, **sizes: int):
+    config = EncoderConfig(
+        vocab_size=600, hidden_size=32, layers=2, heads=2, ffn_size=64, max_positions=32
+    )
+    return build(dataclasses.replace(config, **sizes), seed).eval()
+
+
+@torch.no_grad()
+def test_agreement_is_that_of_the_whole_logits(validation):
+    student, teacher = small(1, hidden_size=16), small(2)
+    found = agreement(student, teacher, validation, 4, CPU)
+    ours, theirs = [], []
+    for batch in next(iter(validation.corpora.values())).batches():
+        chosen = torch.from_numpy(batch.labels()) >= 0
+        inputs = [
+            torch.from_numpy(array).long()
+            for array in (batch.input_ids, batch.segment_ids, batch.attention_mask)
+        ]
+        ours.append(student(*inputs).logits[chosen])
+        theirs.append(teacher(*inputs).logits[chosen])
+    s, t = torch.cat(ours), torch.cat(theirs)
+    assert found.top_1 == (s.argmax(-1) == t.argmax(-1)).double().mean().item()
+    expected = (t.softmax(-1) * (t.log_softmax(-1) - s.log_softmax(-1))).sum(-1).mean()
+    assert found.kl == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_a_model_agrees_with_itself(validation):
+    teacher = small(2)
+    found = agreement(teacher, teacher, validation, 8, CPU)
+    assert found.top_1 == 1.0
+    assert found.kl == pytest.approx(0.0, abs=1e-6)

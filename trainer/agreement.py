@@ -1,0 +1,61 @@
+"""How far a student predicts what its teacher predicts, right or wrong, on held-out text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model import MaskedLanguageModel
+from model.vocabulary_loss import chunked_kl_divergence
+from trainer.batches import MicroBatch, to_micro_batches
+from trainer.held_out import ValidationSet
+from trainer.knowledge import Decoder
+from trainer.scores import predictions
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Means over masked positions."""
+
+    top_1: float  # share of positions at which both rank the same token first
+    kl: float  # KL(teacher || student) over the vocabulary, nats
+
+
+@torch.inference_mode()
+def agreement(
+    student: MaskedLanguageModel,
+    teacher: MaskedLanguageModel,
+    validation: ValidationSet,
+    micro_batch: int,
+    device: torch.device,
+) -> Agreement:
+    """Compare two models of one vocabulary on all of `validation`, in this process."""
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    for corpus in validation.corpora.values():
+        for batch in corpus.batches():
+            for micro in to_micro_batches(batch, micro_batch, device):
+                sums += _compare(student, teacher, micro)
+    same, divergence, positions = sums.tolist()
+    return Agreement(same / positions, divergence / positions)
+
+
+def _compare(
+    student: MaskedLanguageModel, teacher: MaskedLanguageModel, batch: MicroBatch
+) -> Tensor:
+    """Positions with the same first choice, summed divergence, and positions: [3] float64."""
+    labelled = batch.masked_labels >= 0  # [P]
+    ours, theirs = _vocabulary_input(student, batch), _vocabulary_input(teacher, batch)
+    divergence, positions = chunked_kl_divergence(
+        ours, student.decoder(), theirs, teacher.decoder(), weights=labelled.float()
+    )
+    choices = predictions(ours, Decoder(*student.decoder()))
+    same = (choices == predictions(theirs, Decoder(*teacher.decoder()))) & labelled
+    return torch.stack([same.sum().double(), divergence.double(), positions.double()])
+
+
+def _vocabulary_input(model: MaskedLanguageModel, batch: MicroBatch) -> Tensor:
+    return model.features(
+        batch.input_ids, batch.segment_ids, batch.padding_mask, batch.masked_positions
+    ).vocabulary_input
