@@ -9,7 +9,12 @@ from model.accounting import ModelSize, describe
 from model.attention import QKV
 from model.config import EncoderConfig, ModelError
 from model.encoder import Capture
-from model.hugging_face import from_pretrained, import_folder, save_pretrained
+from model.hugging_face import (
+    from_pretrained,
+    import_folder,
+    save_pretrained,
+    write_config,
+)
 from model.initialisation import build
 from model.layer_selection import select_layers
 from model.masked_language_model import Features, MaskedLanguageModel, ModelOutput
@@ -32,4 +37,5 @@ __all__ = [
     "model_card",
     "save_pretrained",
     "select_layers",
+    "write_config",
 ]

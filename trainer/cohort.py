@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from torch import Tensor
 
-from model import ModelError, from_pretrained, select_layers
 from trainer.admission import is_due
-from trainer.checkpoint import Checkpoint, full_state_dict
+from trainer.checkpoint import Checkpoint
 from trainer.config import JobConfig, LearnerConfig
-from trainer.errors import TrainingError
+from trainer.first_weights import from_folder, from_layers
 from trainer.learner import TEACHER, Learner, Workload, student_key
 from trainer.state import HeldOut, JobState, LearnerState
-
-# Parameters of a learner's module that belong to the model, not to its objective.
-MODEL_PREFIX = "model."
 
 
 class Cohort:
     """The learners of a job that have started, in the order of the config."""
 
-    def __init__(self, config: JobConfig, workload: Workload) -> None:
-        """The teacher alone, at its first weights. Collective, like every method."""
+    def __init__(
+        self, config: JobConfig, workload: Workload, state: JobState, checkpoint: Checkpoint | None
+    ) -> None:
+        """Everyone whom `checkpoint` holds and the config still names, as they were at `state`.
+
+        Without a checkpoint the teacher alone, at its first weights. Collective, like every method.
+        """
         self.config = config
         self.workload = workload
-        self.teacher = self._build(TEACHER, config.teacher, 0, _pretrained(config.teacher))
+        first = self._first_weights(TEACHER, config.teacher) if checkpoint is None else None
+        self.teacher = self._build(TEACHER, config.teacher, 0, first)
         self._students: dict[str, Learner] = {}
+        if checkpoint is not None:
+            self._restore(checkpoint, state)
 
     @property
     def students(self) -> list[Learner]:
@@ -44,23 +47,13 @@ class Cohort:
         """The names of the students that have not started."""
         return [student_key(name) for name in self.config.students if name not in self._students]
 
-    def restore(self, checkpoint: Checkpoint, state: JobState) -> None:
-        """Everyone whom `checkpoint` holds and the config still names, as they were."""
-        for name, config in self.config.students.items():
-            counters = state.learners.get(student_key(name))
-            if counters is not None:
-                self._students[name] = self._build(student_key(name), config, counters.started_at)
-        for name, learner in self.learners.items():
-            learner.counters = state.learners[name]
-            checkpoint.load(name, learner.engine)
-
     def admit(self, state: JobState, unigram: HeldOut) -> list[str]:
         """Start the students whose time has come; returns their names."""
         joined = []
         for name, config in self.config.students.items():
             if name not in self._students and is_due(config.start, state, unigram):
-                weights = self._first_weights(name, config)
                 key = student_key(name)
+                weights = self._first_weights(key, config)
                 self._students[name] = self._build(key, config, state.step, weights)
                 joined.append(key)
         return joined
@@ -69,20 +62,23 @@ class Cohort:
         """What the checkpoint must know of each learner."""
         return {name: learner.counters for name, learner in self.learners.items()}
 
+    def _restore(self, checkpoint: Checkpoint, state: JobState) -> None:
+        for name, config in self.config.students.items():
+            counters = state.learners.get(student_key(name))
+            if counters is not None:
+                self._students[name] = self._build(student_key(name), config, counters.started_at)
+        for name, learner in self.learners.items():
+            learner.counters = state.learners[name]
+            checkpoint.load(name, learner.engine)
+
     def _first_weights(self, name: str, config: LearnerConfig) -> Mapping[str, Tensor] | None:
-        layers = config.init.teacher_layers
-        if layers is None:
-            return _pretrained(config)
-        whole = full_state_dict(self.teacher.engine)
-        teacher = {
-            key.removeprefix(MODEL_PREFIX): tensor
-            for key, tensor in whole.items()
-            if key.startswith(MODEL_PREFIX)
-        }
-        try:
-            return select_layers(teacher, layers, self.config.teacher.model)
-        except ModelError as error:
-            raise TrainingError(f"students.{name}.init.teacher_layers: {error}") from error
+        """None: random ones."""
+        section = name.replace("/", ".")
+        if config.init.pretrained is not None:
+            return from_folder(section, config.init.pretrained, config.model)
+        if config.init.teacher_layers is not None:
+            return from_layers(section, self.teacher, config.init.teacher_layers)
+        return None
 
     def _build(
         self,
@@ -93,9 +89,3 @@ class Cohort:
     ) -> Learner:
         teacher = self.config.teacher.model
         return Learner(key, config, teacher, self.workload, started_at, weights)
-
-
-def _pretrained(config: LearnerConfig) -> Mapping[str, Tensor] | None:
-    if config.init.pretrained is None:
-        return None
-    return from_pretrained(Path(config.init.pretrained)).state_dict()

@@ -12,6 +12,7 @@ from trainer.optimizers import OptimizerConfig
 from trainer.schedules import ScheduleConfig
 
 ZERO_STAGES = (0, 1, 2, 3)
+FROZEN_STAGES = (0, 3)
 PRECISIONS = ("fp32", "bf16")
 
 
@@ -67,6 +68,7 @@ class LearnerConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     start: StartConfig = field(default_factory=StartConfig)
     init: InitConfig = field(default_factory=InitConfig)
+    frozen: bool = False  # a finished teacher: it is read, not trained (offline distillation)
     zero_stage: int = 0
     precision: str = "fp32"
     gradient_clipping: float = 1.0  # 0: off
@@ -82,6 +84,21 @@ class LearnerConfig:
             raise ValueError("dropout must be from 0 up to 1")
         if self.gradient_clipping < 0:
             raise ValueError("gradient_clipping must be 0 (off) or positive")
+        if self.frozen:
+            self._refuse_training()
+
+    def _refuse_training(self) -> None:
+        """A frozen learner has nothing but a model and where it comes from."""
+        if self.init.pretrained is None:
+            raise ValueError("init.pretrained must be set where frozen is true")
+        if self.zero_stage not in FROZEN_STAGES:
+            raise ValueError(
+                f"zero_stage must be one of {FROZEN_STAGES} where frozen is true: "
+                f"the others partition what training needs"
+            )
+        for key in ("objective", "optimizer", "schedule", "gradient_clipping", "dropout"):
+            if getattr(self, key) != getattr(LearnerConfig(), key):
+                raise ValueError(f"{key} is for training; remove it (null), or frozen")
 
 
 @dataclass
@@ -150,11 +167,19 @@ class JobConfig:
             raise ValueError("steps must be at least 1")
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise ValueError(f"name must be a plain folder name, not {self.name!r}")
-        for student in self.students:
+        for student, config in self.students.items():
             if student == "teacher":
                 raise ValueError("students.teacher: that name is the teacher's; choose another")
             if not student.replace("-", "_").isidentifier():
                 raise ValueError(f"students.{student}: use letters, digits, - and _ in a name")
+            if config.frozen:
+                raise ValueError(f"students.{student}.frozen: only a teacher can be frozen")
+            if not config.objective.terms():
+                raise ValueError(f"students.{student}.objective: name at least one term")
+        if self.teacher.frozen and not self.students:
+            raise ValueError("students: a frozen teacher needs at least one")
+        if not self.teacher.frozen and not self.teacher.objective.terms():
+            raise ValueError("teacher.objective: name at least one term")
         if self.teacher.objective.needs_teacher():
             raise ValueError("teacher.objective: a teacher has nobody to learn from; use mlm only")
         if self.teacher.start != StartConfig() or self.teacher.init.teacher_layers is not None:

@@ -34,12 +34,15 @@ warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
 
 def start_engine(
     module: nn.Module,
-    optimizer: SkippableAdamW,
+    optimizer: SkippableAdamW | None,
     config: LearnerConfig,
     micro_batch_size: int,
     accumulation_steps: int,
 ) -> DeepSpeedEngine:
-    """Put `module` (complete, on any device) under DeepSpeed at the learner's ZeRO stage."""
+    """Put `module` (complete, on any device) under DeepSpeed at the learner's ZeRO stage.
+
+    Without an `optimizer` the engine only runs forward; stage 3 still partitions the parameters.
+    """
     parameters = sum(parameter.numel() for parameter in module.parameters())
     engine, *_ = deepspeed.initialize(
         model=module,

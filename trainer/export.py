@@ -7,8 +7,9 @@ import logging
 from pathlib import Path
 
 from data_pipeline import open_corpora
-from model import Training, model_card, save_pretrained
+from model import Training, model_card, save_pretrained, write_config
 from trainer import metrics
+from trainer.config import JobConfig
 from trainer.finished import SavedLearners
 from trainer.learner import TEACHER
 from trainer.run_folder import RunFolder
@@ -19,15 +20,20 @@ _log = logging.getLogger(__name__)
 def export_learner(folder: RunFolder, learner: str, out: Path) -> None:
     """Write a learner of the newest checkpoint, its tokenizer and its model card to `out`.
 
+    As from ``tandem import``, a job can name `out` as ``init.pretrained`` and its model.yaml as
+    ``model``.
+
     Raises TrainingError when there is no such learner, ModelError when it cannot be written.
     """
     saved = SavedLearners(folder)
     name = saved.resolve(learner)
     config = saved.config(name).model
     title = f"{saved.job.name} {name.removeprefix('students/')}"
-    card = model_card(title, config, _training(folder, saved, name))
+    training = None if saved.config(name).frozen else _training(folder, saved, name)
+    card = model_card(title, config, training)
     tokenizer = next(iter(open_corpora(saved.job.data).values())).tokenizer_dir
     note = save_pretrained((config, saved.weights(name)), out, tokenizer, card)
+    write_config(config, out, title)
     if note:
         _log.warning("%s: %s", name, note)
 
@@ -43,9 +49,15 @@ def _training(folder: RunFolder, saved: SavedLearners, name: str) -> Training:
         tokens=counters.tokens,
         objectives={term: _settings(section) for term, section in terms.items()},
         metrics=_newest_scores(folder, name),
-        teacher="" if name == TEACHER else f"the teacher of the job {saved.job.name}, in training",
+        teacher="" if name == TEACHER else _teacher(saved.job),
         licence=saved.job.licence,
         revision=folder.revision(),
+    )
+
+
+def _teacher(job: JobConfig) -> str:
+    return (
+        f"the teacher of the job {job.name}, {'finished' if job.teacher.frozen else 'in training'}"
     )
 
 

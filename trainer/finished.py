@@ -8,9 +8,9 @@ from torch import Tensor
 
 from model import MaskedLanguageModel, build
 from trainer.checkpoint import Checkpoint, newest_intact
-from trainer.cohort import MODEL_PREFIX
 from trainer.config import JobConfig, LearnerConfig
 from trainer.errors import TrainingError
+from trainer.first_weights import model_state
 from trainer.learner import TEACHER, student_key
 from trainer.run_folder import RunFolder
 from trainer.state import JobState
@@ -58,11 +58,7 @@ class SavedLearners:
 
     def weights(self, name: str) -> dict[str, Tensor]:
         """The model's float32 weights, without its objective's projections."""
-        return {
-            key.removeprefix(MODEL_PREFIX): tensor
-            for key, tensor in self.checkpoint.master_weights(name).items()
-            if key.startswith(MODEL_PREFIX)
-        }
+        return model_state(self.checkpoint.master_weights(name))
 
     def load(self, name: str) -> MaskedLanguageModel:
         """The model, in evaluation mode, on the CPU."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from trainer.cohort import Cohort
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.held_out import ValidationSet
-from trainer.learner import TEACHER, Workload
+from trainer.learner import TEACHER, Workload, student_key
 from trainer.prefetch import Prefetched
 from trainer.recorder import Recorder
 from trainer.run_folder import RunFolder
@@ -52,10 +52,11 @@ class Job:
         )
         self._validation = ValidationSet(config)
         self._unigram = self._validation.unigram()
-        self.cohort = Cohort(config, _workload(config, world_size))
         attempt = self._begin_attempt()
         checkpoint = newest_intact(self.folder.checkpoints, _log.warning, dist.group.WORLD)
-        self.state = self._resume(checkpoint)
+        _require_same_tokenizers(config, set(checkpoint.learners) if checkpoint else set())
+        self.state = self._state_of(checkpoint)
+        self.cohort = Cohort(config, _workload(config, world_size), self.state, checkpoint)
         self._writer = CheckpointWriter(
             self.folder.checkpoints,
             Retention(last=config.checkpoint.keep, every=config.checkpoint.keep_every),
@@ -85,7 +86,7 @@ class Job:
         self.state.step += 1
         self.state.tokens += result.tokens
         self.state.seconds = time.monotonic() - self._began
-        learners = list(self.cohort.learners.values())
+        learners = [one for one in self.cohort.learners.values() if one.is_trained]
         for learner in learners:
             learner.counters.tokens += result.tokens
         self.recorder.step(self.state, result, learners, self.cohort.waiting)
@@ -132,12 +133,10 @@ class Job:
         dist.broadcast_object_list(attempts)
         return attempts[0]
 
-    def _resume(self, checkpoint: Checkpoint | None) -> JobState:
+    def _state_of(self, checkpoint: Checkpoint | None) -> JobState:
         if checkpoint is None:
             return JobState(wandb_id=_wandb_id(self.folder))
-        state = JobState.from_json(checkpoint.trainer_state)
-        self.cohort.restore(checkpoint, state)
-        return state
+        return JobState.from_json(checkpoint.trainer_state)
 
 
 def _wandb_id(folder: RunFolder) -> str:
@@ -152,14 +151,25 @@ def _require_fit(config: JobConfig) -> None:
     longest = max(length for length, _ in config.data.lengths_and_packings())
     for name, learner in {TEACHER: config.teacher, **config.students}.items():
         section = name if name == TEACHER else f"students.{name}"
-        pretrained = learner.init.pretrained
-        fingerprint = load_tokenizer(Path(pretrained))[1].fingerprint if pretrained else None
         for corpus in corpora.values():
-            corpus.require_vocabulary(learner.model.vocab_size, fingerprint)
+            corpus.require_vocabulary(learner.model.vocab_size)
         if learner.model.longest_sequence < longest:
             raise TrainingError(
                 f"{section}.model.max_positions: too few for data.sequence_length {longest}"
             )
+
+
+def _require_same_tokenizers(config: JobConfig, restored: Set[str]) -> None:
+    """Raise unless whoever is still to come from a folder has the corpora's ids.
+
+    The folders of the `restored`, whom a checkpoint holds, are not looked at: they may be gone.
+    """
+    everyone = {student_key(name): learner for name, learner in config.students.items()}
+    for name, learner in {TEACHER: config.teacher, **everyone}.items():
+        if learner.init.pretrained and name not in restored:
+            fingerprint = load_tokenizer(Path(learner.init.pretrained))[1].fingerprint
+            for corpus in open_corpora(config.data).values():
+                corpus.require_vocabulary(learner.model.vocab_size, fingerprint)
 
 
 def _workload(config: JobConfig, world_size: int) -> Workload:

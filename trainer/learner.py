@@ -1,4 +1,7 @@
-"""A learner: a model in training, with its objective, optimizer, schedule and engine."""
+"""A learner: a model in training, with its objective, optimizer, schedule and engine.
+
+A frozen teacher is one without objective and optimizer: it runs forward and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -115,15 +118,23 @@ class Learner:
         self.gradient_norm = math.nan
         module = build_module(name, config, teacher, workload.seed, weights)
         self.objective: Objective = module.objective
-        optimizer = build_optimizer(module, config.optimizer)
-        optimizer.permitted = self._may_step
+        module.requires_grad_(self.is_trained)
+        optimizer = build_optimizer(module, config.optimizer) if self.is_trained else None
+        if optimizer is not None:
+            optimizer.permitted = self._may_step
         self.engine = start_engine(
             module, optimizer, config, workload.micro_batch, workload.accumulation
         )
+        self.engine.train(self.is_trained)
         self.model: MaskedLanguageModel = module.model
         self.device: torch.device = self.engine.device
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._loss_is_finite = True
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether its weights change; those of a frozen teacher do not."""
+        return not self.config.frozen
 
     def accumulate(
         self,
@@ -133,16 +144,17 @@ class Learner:
         knowledge: Knowledge | None = None,
         capture: Capture = NOTHING,
     ) -> Features:
-        """Forward and backward of one micro-batch; returns the features."""
+        """Forward, and where it is trained backward, of one micro-batch; returns the features."""
         boundary = place.micro_batch == self.workload.accumulation - 1
         self.engine.set_gradient_accumulation_boundary(boundary)
         if self.config.dropout:
             parts = (self.workload.seed, self.name, place.step, place.micro_batch, dist.get_rank())
             torch.manual_seed(derive(*parts))
         loss, shares, features = self.engine(batch, totals, knowledge, capture)
-        # DeepSpeed averages gradients over ranks; the shares are to be added up.
-        self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
-        self._shares += shares
+        if self.is_trained:
+            # DeepSpeed averages gradients over ranks; the shares are to be added up.
+            self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
+            self._shares += shares
         assert features is not None
         return features
 
@@ -183,7 +195,7 @@ class Learner:
         """Summed masked-LM loss and number of right predictions on this rank's `batch`."""
         self.engine.eval()
         loss, correct, _ = self.engine(batch)
-        self.engine.train()
+        self.engine.train(self.is_trained)
         return loss, correct
 
     def _may_step(self) -> bool:

@@ -105,6 +105,8 @@ def _row(state: JobState, result: StepResult, learners: Sequence[Learner]) -> di
     }
     for learner in learners:
         name = learner.name
+        if name not in result.losses:  # it is not trained
+            continue
         row[f"{name}/loss"] = result.losses[name]
         row |= {f"{name}/{term}": value for term, value in result.terms[name].items()}
         row[f"{name}/lr"] = learner.learning_rate(state.step - 1)

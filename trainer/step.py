@@ -17,7 +17,7 @@ from trainer.learner import Learner, Place
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step came to, over all ranks.
+    """What a step came to, over all ranks, for everyone who is trained.
 
     terms: learner -> term -> value before its weight; losses: learner -> weighted sum.
     """
@@ -53,7 +53,7 @@ def train_step(
         for student in students:
             own = student.objective.student_capture
             student.accumulate(micro_batch, totals, place, knowledge, own)
-    learners = [teacher, *students]
+    learners = [learner for learner in (teacher, *students) if learner.is_trained]
     terms = _sum_terms(learners)
     losses = {learner.name: _weighted(learner, terms[learner.name]) for learner in learners}
     for learner in learners:
@@ -63,6 +63,8 @@ def train_step(
 
 def _sum_terms(learners: Sequence[Learner]) -> dict[str, dict[str, float]]:
     """The global value of every term of every learner, in one all-reduce and one host sync."""
+    if not learners:
+        return {}
     shares = torch.cat([learner.take_shares() for learner in learners])
     dist.all_reduce(shares)
     values = iter(shares.tolist())

@@ -6,6 +6,6 @@ with EncoderConfig's keys and our tensor names.
 """
 
 from model.hugging_face.folder import from_pretrained, save_pretrained
-from model.hugging_face.importing import import_folder
+from model.hugging_face.importing import import_folder, write_config
 
-__all__ = ["from_pretrained", "import_folder", "save_pretrained"]
+__all__ = ["from_pretrained", "import_folder", "save_pretrained", "write_config"]

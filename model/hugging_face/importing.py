@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from model.config import EncoderConfig
 from model.hugging_face.folder import TOKENIZER_FILES, from_pretrained, save_pretrained
 from model.masked_language_model import MaskedLanguageModel
 
@@ -22,6 +23,11 @@ def import_folder(source: str | Path, out: str | Path) -> MaskedLanguageModel:
     model = from_pretrained(source)
     has_tokenizer = any((source / name).is_file() for name in TOKENIZER_FILES)
     save_pretrained(model, out, tokenizer=source if has_tokenizer else None)
-    text = yaml.safe_dump(dataclasses.asdict(model.config), sort_keys=False)
-    (out / "model.yaml").write_text(f"# Imported from {source.resolve().name}\n{text}")
+    write_config(model.config, out, source.resolve().name)
     return model
+
+
+def write_config(config: EncoderConfig, folder: Path, source: str) -> None:
+    """Write model.yaml, which a job can name, beside the weights; `source` is for people."""
+    text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+    (folder / "model.yaml").write_text(f"# The model of {source}\n{text}")

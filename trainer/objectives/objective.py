@@ -53,8 +53,6 @@ class Objective(nn.Module):
         """Raise ValueError, naming the term, when one does not fit this pair of models."""
         super().__init__()
         sections = config.terms()
-        if not sections:
-            raise ValueError("objective: name at least one term")
         self.terms = nn.ModuleDict(
             {name: section.build(learner, teacher) for name, section in sections.items()}
         )
@@ -87,6 +85,8 @@ class Objective(nn.Module):
         graph and a detached [terms] vector, float32.
         """
         terms = self.by_name.values()
+        if not terms:  # a frozen teacher's
+            return torch.zeros(()), torch.zeros(0)
         shares = torch.stack([term(lesson)[0] / getattr(totals, term.unit) for term in terms])
         weighted = [term.weight * share for term, share in zip(terms, shares, strict=True)]
         return torch.stack(weighted).sum(), shares.detach()

@@ -1,0 +1,57 @@
+"""Whole jobs on the ranks of a test: the real loop, from a config to what it leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import configs
+from tests.conftest import TINY_JOB
+from trainer import evaluation, metrics
+from trainer.conclusion import conclude
+from trainer.config import JobConfig
+from trainer.job import Job
+from trainer.loop import Outcome, train
+from trainer.run_folder import RunFolder
+
+NOT_REPEATABLE = ("seconds", "tokens_per_second", "memory")
+
+
+def tiny_job(corpus: Path, runs: Path, *overrides: str) -> JobConfig:
+    """The tiny job on this corpus, with ``key=value`` changes."""
+    places = [f"data.path={corpus}", f"runs={runs}"]
+    return configs.load(str(TINY_JOB), JobConfig, "job", [*places, *overrides])
+
+
+def run(config: JobConfig, stop_after: int | None = None) -> RunFolder:
+    """Train, or go on, to the end or to a stop after a step, saved. Collective."""
+    folder = RunFolder.of(config)
+    if dist.get_rank() == 0:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.config.write_text(configs.dump(config))
+    dist.barrier()
+    with Job(config, torch.device("cpu"), lambda: job.state.step + 1 == stop_after) as job:
+        outcome = train(job)
+    assert outcome is (Outcome.STOPPED if stop_after else Outcome.FINISHED)
+    return folder
+
+
+def finish(folder: RunFolder) -> dict[str, Any] | None:
+    """Scores, exports and report, on rank 0; collective."""
+    evaluation.SPEED_SECONDS = 0.0
+    results = conclude(folder) if dist.get_rank() == 0 else None
+    dist.barrier()
+    return results
+
+
+def curve(folder: RunFolder, learner: str = "") -> list[tuple[float, str, float]]:
+    """Everything repeatable that was recorded of a learner, or of all: step, column, value."""
+    return [
+        (row["step"], key, value)
+        for row in metrics.read(folder.metrics)
+        for key, value in row.items()
+        if key not in NOT_REPEATABLE and learner in key
+    ]

@@ -1,0 +1,95 @@
+"""Offline distillation: a finished teacher in the same step, loop, checkpoints and report."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from model import from_pretrained, import_folder
+from tests.distributed import run_distributed
+from tests.trainer.jobs import curve, finish, run, tiny_job
+from trainer.config import InitConfig, LearnerConfig
+from trainer.run_folder import RunFolder
+
+FROZEN = ["teacher.objective=null", "teacher.optimizer=null", "teacher.schedule=null",
+          "teacher.frozen=true", "teacher.zero_stage=0"]  # fmt: skip
+STUDENTS = ("students/distilbert", "students/tinybert")
+
+
+def offline_and_online(corpus, runs):
+    """A teacher, then students of it: frozen, frozen in parts, online at no learning rate."""
+    finish(run(tiny_job(corpus, runs, "name=teacher", "students=null", "steps=4")))
+    teacher = runs / "teacher" / "exports" / "teacher"
+    if dist.get_rank() == 0:
+        import_folder(teacher, runs / "imported")
+    dist.barrier()
+    pretrained = f"teacher.init.pretrained={teacher}"
+    run(tiny_job(corpus, runs, "name=online", pretrained, "teacher.optimizer.learning_rate=1e-30"))
+    offline = tiny_job(corpus, runs, "name=offline", pretrained, *FROZEN)
+    finish(run(offline))
+    imported = f"teacher.init.pretrained={runs / 'imported'}"
+    parts = tiny_job(
+        corpus, runs, "name=parts", imported, *FROZEN, "teacher.zero_stage=3",
+        f"teacher.model={runs / 'imported' / 'model.yaml'}",
+    )  # fmt: skip
+    run(parts, stop_after=5)
+    if dist.get_rank() == 0:
+        shutil.rmtree(runs / "imported")
+    dist.barrier()
+    finish(run(parts))
+
+
+@pytest.fixture(scope="module")
+def runs(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("offline")
+    run_distributed(offline_and_online, 2, corpus, folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", STUDENTS)
+def test_students_learn_what_they_learn_online_from_a_teacher_that_stands_still(runs, name):
+    offline, online = (curve(RunFolder(runs / run), name) for run in ("offline", "online"))
+    assert len(offline) > 40
+    assert offline == online
+
+
+def test_partitioned_interrupted_and_without_the_folder_it_came_from(runs):
+    """ZeRO-3 for the teacher, a stop at step 5, and the imported folder gone at the restart."""
+    assert curve(RunFolder(runs / "parts")) == curve(RunFolder(runs / "offline"))
+
+
+def test_the_teacher_is_scored_exported_and_unchanged(runs):
+    before = from_pretrained(runs / "teacher" / "exports" / "teacher").state_dict()
+    for run_name in ("offline", "parts"):
+        folder = RunFolder(runs / run_name)
+        after = from_pretrained(folder.exports / "teacher").state_dict()
+        assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+        assert "not recorded" in (folder.exports / "teacher" / "README.md").read_text()
+        assert "finished" in (folder.exports / "tinybert" / "README.md").read_text()
+        scores = {key: value for _, key, value in curve(folder, "/teacher/")}
+        assert scores["val/data/teacher/loss"] > 0
+        assert not [key for _, key, _ in curve(folder) if key.startswith("teacher/")]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("objective", {"mlm": {}}), ("dropout", 0.1), ("zero_stage", 1)]
+)
+def test_what_a_frozen_teacher_would_ignore_is_refused(key, value):
+    with pytest.raises(ValueError, match=f"^{key}"):
+        LearnerConfig(frozen=True, init=InitConfig(pretrained="somewhere"), **{key: value})
+
+
+def test_another_model_than_the_folder_has_is_named(runs, corpus, tmp_path):
+    from tests.conftest import TINY_JOB, tandem
+    from tests.test_errors import one_line
+
+    teacher = runs / "teacher" / "exports" / "teacher"
+    places = [f"data.path={corpus}", f"runs={tmp_path}", f"teacher.init.pretrained={teacher}"]
+    failed = tandem("train", TINY_JOB, *places, *FROZEN, "teacher.model.heads=2")
+    assert failed.returncode == 1
+    assert "teacher.model.heads: is 2, but" in one_line(failed.stderr)
+    failed = tandem("train", TINY_JOB, *places, *FROZEN, "students=null")
+    assert "students: a frozen teacher needs at least one" in one_line(failed.stderr)

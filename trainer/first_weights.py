@@ -1,0 +1,62 @@
+"""Where a learner's first weights come from, if not from chance."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from model import EncoderConfig, ModelError, from_pretrained, select_layers
+from trainer.checkpoint import full_state_dict
+from trainer.errors import TrainingError
+from trainer.learner import Learner
+
+# Parameters of a learner's module that belong to the model, not to its objective.
+MODEL_PREFIX = "model."
+# What may differ between a model and the folder its weights come from: what has no weights, and
+# parts that the folder may have besides.
+FREE = ("dropout", "attention_dropout", "initializer", "initializer_range", "pooler", "pair_head")
+
+
+def from_folder(section: str, folder: str, config: EncoderConfig) -> Mapping[str, Tensor]:
+    """The weights in a Hugging Face `folder`; TrainingError where it is another model."""
+    found = from_pretrained(Path(folder))
+    ours, theirs = _plain(config), _plain(found.config)
+    for key, value in theirs.items():
+        if key not in FREE and ours[key] != value:
+            raise TrainingError(
+                f"{section}.model.{key}: is {ours[key]}, but {folder} has {value}; "
+                f"name the model.yaml that `tandem import` and `tandem export` write"
+            )
+    return found.state_dict()
+
+
+def from_layers(section: str, teacher: Learner, layers: Sequence[int]) -> Mapping[str, Tensor]:
+    """These layers of the teacher, as it is now, and everything else of it. Collective."""
+    try:
+        return select_layers(
+            model_state(full_state_dict(teacher.engine)), layers, teacher.config.model
+        )
+    except ModelError as error:
+        raise TrainingError(f"{section}.init.teacher_layers: {error}") from error
+
+
+def model_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What of a learner's `state` is its model's, by the model's own names."""
+    return {
+        name.removeprefix(MODEL_PREFIX): tensor
+        for name, tensor in state.items()
+        if name.startswith(MODEL_PREFIX)
+    }
+
+
+def _plain(config: EncoderConfig) -> dict[str, Any]:
+    """As a mapping, with what is implied written out."""
+    return {
+        **dataclasses.asdict(config),
+        "head_activation": config.head_activation or config.activation,
+        "embedding_size": config.word_size,
+    }
