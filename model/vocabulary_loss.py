@@ -8,7 +8,7 @@ weight itself is not needed there (under ZeRO-3 it has been released by then).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +17,29 @@ from torch import Tensor
 from model.precision import is_native, product_dtype
 
 IGNORED = -100
-# Elements of one chunk of logits, 64 MiB in float32. A loss holds at most three such arrays.
+# Elements of one chunk of logits, 64 MiB in float32. A loss alone holds at most three such arrays,
+# and each that shares its projection one or three more.
 CHUNK_ELEMENTS = 1 << 24
 
 Decoder = tuple[Tensor, Tensor | None]
 # Float logits [C, V] of some rows -> (their loss [C], its gradient with respect to them [C, V]).
+# The logits may be overwritten, and the gradient may be in their place.
 RowLoss = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
+
+
+def project_and_sum(
+    vocabulary_input: Tensor,
+    decoder: Decoder,
+    losses: Sequence[RowLoss],
+    weights: Sequence[float] = (1.0,),
+) -> tuple[Tensor, Tensor]:
+    """Several losses of ``vocabulary_input @ weight' + bias``, which is computed once for all.
+
+    vocabulary_input [P, E]; decoder (weight [V, E], bias [V]). Returns their weighted sum over
+    rows, in the graph, and each loss's own sum, [losses] and detached; float32.
+    """
+    total, sums = _ProjectAndSum.apply(vocabulary_input, *decoder, losses, weights)
+    return total, sums
 
 
 def chunked_cross_entropy(
@@ -33,19 +50,8 @@ def chunked_cross_entropy(
     vocabulary_input [P, E], weight [V, E], bias [V], labels int64 [P] with -100 where there is
     nothing to predict. Returns float32 (sum, number of labels).
     """
-    weights = (labels != IGNORED).to(torch.float32)
-    targets = labels.clamp_min(0)[:, None]
-
-    def row_loss(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        _subtract_largest(logits)
-        picked = logits.gather(1, targets[rows])
-        total = logits.exp_().sum(dim=-1, keepdim=True)
-        loss = (total.log() - picked) * weights[rows, None]
-        gradient = logits.mul_(weights[rows, None] / total)
-        gradient.scatter_add_(1, targets[rows], -weights[rows, None].to(gradient.dtype))
-        return loss, gradient
-
-    return _project_and_sum(vocabulary_input, weight, bias, row_loss), weights.sum()
+    total, _ = project_and_sum(vocabulary_input, (weight, bias), [cross_entropy_rows(labels)])
+    return total, (labels != IGNORED).to(torch.float32).sum()
 
 
 def chunked_kl_divergence(
@@ -62,9 +68,9 @@ def chunked_kl_divergence(
     bias [V]); `weights` [P] multiplies rows, None for ones. The teacher gets no gradient. Returns
     float32 (sum, sum of the weights). There is no factor T^2: the objective states its own.
     """
-    return _distil(
-        student_input, student_decoder, teacher_input, teacher_decoder, temperature, weights, True
-    )
+    weights = _row_weights(weights, student_input)
+    rows = kl_divergence_rows(teacher_input, teacher_decoder, temperature, weights)
+    return project_and_sum(student_input, student_decoder, [rows])[0], weights.sum()
 
 
 def chunked_soft_cross_entropy(
@@ -79,39 +85,120 @@ def chunked_soft_cross_entropy(
 
     Arguments and result as for `chunked_kl_divergence`.
     """
-    return _distil(
-        student_input, student_decoder, teacher_input, teacher_decoder, temperature, weights, False
-    )
+    weights = _row_weights(weights, student_input)
+    rows = soft_cross_entropy_rows(teacher_input, teacher_decoder, temperature, weights)
+    return project_and_sum(student_input, student_decoder, [rows])[0], weights.sum()
 
 
-def _distil(
+def chunked_blended_cross_entropy(
     student_input: Tensor,
     student_decoder: Decoder,
     teacher_input: Tensor,
     teacher_decoder: Decoder,
-    temperature: float,
-    weights: Tensor | None,
-    subtract_entropy: bool,
+    labels: Tensor,
+    teacher_share: float,
 ) -> tuple[Tensor, Tensor]:
-    if weights is None:
-        weights = torch.ones(len(student_input), device=student_input.device)
-    weights = weights.detach().to(torch.float32)
-    teacher = _Projection(teacher_input.detach(), *_detached(teacher_decoder))
-    buffers: list[Tensor] = []
+    """``-(a softmax(t) + (1 - a) onehot(label)) . log softmax(s)`` with a = `teacher_share`.
+
+    Arguments as above; labels int64 [P] with -100 where there is nothing to predict. Returns
+    float32 (sum, number of labels).
+    """
+    rows = blended_cross_entropy_rows(teacher_input, teacher_decoder, labels, teacher_share)
+    total, _ = project_and_sum(student_input, student_decoder, [rows])
+    return total, (labels != IGNORED).to(torch.float32).sum()
+
+
+def cross_entropy_rows(labels: Tensor) -> RowLoss:
+    """The loss of `chunked_cross_entropy`, for `project_and_sum`."""
+    weights = (labels != IGNORED).to(torch.float32)
+    targets = labels.clamp_min(0)[:, None]
 
     def row_loss(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        if not buffers:  # the first chunk is the largest
-            buffers.extend(teacher.buffer(rows) for _ in range(2))
-        scratch = buffers[1][: len(logits)]
+        _subtract_largest(logits)
+        picked = logits.gather(1, targets[rows])
+        total = logits.exp_().sum(dim=-1, keepdim=True)
+        loss = (total.log() - picked) * weights[rows, None]
+        gradient = logits.mul_(weights[rows, None] / total)
+        gradient.scatter_add_(1, targets[rows], -weights[rows, None].to(gradient.dtype))
+        return loss, gradient
+
+    return row_loss
+
+
+def kl_divergence_rows(
+    teacher_input: Tensor, teacher_decoder: Decoder, temperature: float, weights: Tensor
+) -> RowLoss:
+    """The loss of `chunked_kl_divergence`, for `project_and_sum`; weights float [P]."""
+    return _distil(teacher_input, teacher_decoder, temperature, weights, subtract_entropy=True)
+
+
+def soft_cross_entropy_rows(
+    teacher_input: Tensor, teacher_decoder: Decoder, temperature: float, weights: Tensor
+) -> RowLoss:
+    """The loss of `chunked_soft_cross_entropy`, for `project_and_sum`; weights float [P]."""
+    return _distil(teacher_input, teacher_decoder, temperature, weights, subtract_entropy=False)
+
+
+def blended_cross_entropy_rows(
+    teacher_input: Tensor, teacher_decoder: Decoder, labels: Tensor, teacher_share: float
+) -> RowLoss:
+    """The loss of `chunked_blended_cross_entropy`, for `project_and_sum`."""
+    weights = (labels != IGNORED).to(torch.float32)
+    targets = labels.clamp_min(0)[:, None]
+    teacher = _TeacherRows(teacher_input, teacher_decoder)
+
+    def row_loss(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        log_p, scratch = teacher.log_softmax(rows, 1.0)
+        log_q = _log_softmax(logits, scratch)
+        blend = log_p.exp_().mul_(teacher_share)
+        share = torch.full_like(targets[rows], 1 - teacher_share, dtype=blend.dtype)
+        blend.scatter_add_(1, targets[rows], share)
+        loss = -torch.linalg.vecdot(blend, log_q) * weights[rows]
+        return loss, log_q.exp_().sub_(blend).mul_(weights[rows, None])
+
+    return row_loss
+
+
+def _row_weights(weights: Tensor | None, rows: Tensor) -> Tensor:
+    return torch.ones(len(rows), device=rows.device) if weights is None else weights.float()
+
+
+def _distil(
+    teacher_input: Tensor,
+    teacher_decoder: Decoder,
+    temperature: float,
+    weights: Tensor,
+    subtract_entropy: bool,
+) -> RowLoss:
+    weights = weights.detach().to(torch.float32)
+    teacher = _TeacherRows(teacher_input, teacher_decoder)
+
+    def row_loss(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        log_p, scratch = teacher.log_softmax(rows, temperature)
         log_q = _log_softmax(logits.div_(temperature), scratch)
-        log_p = _log_softmax(teacher.logits(rows, buffers[0]).div_(temperature), scratch)
         p = torch.exp(log_p, out=scratch)
         difference = log_p.sub_(log_q) if subtract_entropy else torch.neg(log_q, out=log_p)
         loss = torch.linalg.vecdot(p, difference) * weights[rows]
         gradient = log_q.exp_().sub_(p)
         return loss, gradient.mul_(weights[rows, None] / temperature)
 
-    return _project_and_sum(student_input, *student_decoder, row_loss), weights.sum()
+    return row_loss
+
+
+class _TeacherRows:
+    """A teacher's distributions by rows, in buffers that the next rows overwrite."""
+
+    def __init__(self, x: Tensor, decoder: Decoder) -> None:
+        self.projection = _Projection(x.detach(), *_detached(decoder))
+        self.buffers: tuple[Tensor, Tensor] | None = None
+
+    def log_softmax(self, rows: slice, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [C, V], and as much room for scratch."""
+        if self.buffers is None:  # the first chunk is the largest
+            self.buffers = self.projection.buffer(rows), self.projection.buffer(rows)
+        logits = self.projection.logits(rows, self.buffers[0])
+        scratch = self.buffers[1][: len(logits)]
+        return _log_softmax(logits.div_(temperature), scratch), scratch
 
 
 def _subtract_largest(logits: Tensor) -> Tensor:
@@ -159,37 +246,67 @@ class _Projection:
             return torch.addmm(self.bias, x, weight, out=out)
 
 
-def _project_and_sum(x: Tensor, weight: Tensor, bias: Tensor | None, row_loss: RowLoss) -> Tensor:
-    return _ProjectAndSum.apply(x, weight, bias, row_loss)
-
-
 class _ProjectAndSum(torch.autograd.Function):
-    """Sum of a row loss over projected rows, with gradients made in the forward pass."""
+    """Sums of row losses over projected rows, with gradients made in the forward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, row_loss: RowLoss
-    ) -> Tensor:
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        losses: Sequence[RowLoss],
+        weights: Sequence[float],
+    ) -> tuple[Tensor, Tensor]:
         projection = _Projection(x, weight, bias)
         wanted = ctx.needs_input_grad[:3]
         gradients = _Gradients(projection, wanted)
-        total = torch.zeros((), dtype=projection.wide, device=x.device)
+        losses_together = _Together(losses, weights, projection)
         buffer = None
         for rows in _chunks(len(x), len(weight)):
             buffer = projection.buffer(rows) if buffer is None else buffer
-            loss, logit_gradient = row_loss(projection.logits(rows, buffer), rows)
-            total += loss.sum()
+            logit_gradient = losses_together.gradient(projection.logits(rows, buffer), rows)
             if any(wanted):
                 gradients.add(logit_gradient, rows)
         ctx.gradients = gradients.cast(x, weight, bias)
-        return total
+        sums = losses_together.sums
+        ctx.mark_non_differentiable(sums)
+        weighted = [one * weight for one, weight in zip(sums.unbind(), weights, strict=True)]
+        return torch.stack(weighted).sum(), sums
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (scale,) = upstream
+        scale, _ = upstream
         gradients, ctx.gradients = ctx.gradients, None
         assert gradients is not None, "the gradients of a chunked loss can be taken once"
-        return (*(None if g is None else g.mul_(scale) for g in gradients), None)
+        return (*(None if g is None else g.mul_(scale) for g in gradients), None, None)
+
+
+class _Together:
+    """Several row losses of the same logits: the sum of each, the gradient of all weighted."""
+
+    def __init__(
+        self, losses: Sequence[RowLoss], weights: Sequence[float], projection: _Projection
+    ) -> None:
+        self.losses = list(zip(losses, weights, strict=True))
+        self.sums = torch.zeros(len(self.losses), dtype=projection.wide, device=projection.x.device)
+        # All but the last loss need logits of their own to overwrite.
+        self.copies: list[Tensor] = []
+
+    def gradient(self, logits: Tensor, rows: slice) -> Tensor:
+        """Count these rows in, and return the gradient [C, V]; overwrites the logits."""
+        if not self.copies:  # the first chunk is the largest
+            self.copies = [torch.empty_like(logits) for _ in self.losses[1:]]
+        own = [copy[: len(logits)].copy_(logits) for copy in self.copies]
+        total: Tensor | None = None
+        for number, (loss, weight) in enumerate(self.losses):
+            values, gradient = loss([*own, logits][number], rows)
+            self.sums[number] += values.sum()
+            if weight != 1.0:
+                gradient.mul_(weight)
+            total = gradient if total is None else total.add_(gradient)
+        assert total is not None
+        return total
 
 
 class _Gradients:

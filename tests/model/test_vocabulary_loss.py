@@ -8,9 +8,14 @@ from torch.nn import functional as F
 import model
 from model import vocabulary_loss
 from model.vocabulary_loss import (
+    chunked_blended_cross_entropy,
     chunked_cross_entropy,
     chunked_kl_divergence,
     chunked_soft_cross_entropy,
+    cross_entropy_rows,
+    kl_divergence_rows,
+    project_and_sum,
+    soft_cross_entropy_rows,
 )
 
 torch.set_num_threads(1)
@@ -75,6 +80,55 @@ def test_distillation_equals_the_plain_formulas(temperature: float) -> None:
     total, _ = chunked_soft_cross_entropy(*arguments, temperature, weights)
     assert_same(total, plain_ce, student)
     assert all(tensor.grad is None for tensor in teacher)
+
+
+@pytest.mark.usefixtures("_chunk")
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_blended_target_equals_the_plain_formula(share: float) -> None:
+    """MobileBERT's: a mixture of the teacher's distribution and the label."""
+    student, teacher = tensors(E), tensors(2 * E)
+    targets = labels()
+    chosen = targets >= 0
+    one_hot = F.one_hot(targets[chosen], V)
+    blend = share * F.softmax(F.linear(*teacher)[chosen], -1) + (1 - share) * one_hot
+    plain = -(blend.detach() * F.log_softmax(F.linear(*student)[chosen], -1)).sum()
+    total, count = chunked_blended_cross_entropy(
+        student[0], (student[1], student[2]), teacher[0], (teacher[1], teacher[2]), targets, share
+    )
+    assert count == chosen.sum()
+    assert_same(total, plain, student)
+
+
+@pytest.mark.usefixtures("_chunk")
+def test_losses_that_share_a_projection_are_what_they_are_alone() -> None:
+    """The weighted sum and its gradients, and each loss's own sum, for three at once."""
+    student, teacher = tensors(E), tensors(2 * E)
+    decoders = (student[1], student[2]), (teacher[1], teacher[2])
+    masked = (labels() >= 0).float()
+    scales = (2.0, 5.0, 0.25)
+    together = [
+        cross_entropy_rows(labels()),
+        kl_divergence_rows(teacher[0], decoders[1], 2.0, masked),
+        soft_cross_entropy_rows(teacher[0], decoders[1], 1.0, masked),
+    ]
+    total, sums = project_and_sum(student[0], decoders[0], together, scales)
+    arguments = (student[0], decoders[0], teacher[0], decoders[1])
+    alone = [
+        chunked_cross_entropy(*student, labels())[0],
+        chunked_kl_divergence(*arguments, 2.0, masked)[0],
+        chunked_soft_cross_entropy(*arguments, 1.0, masked)[0],
+    ]
+    assert not sums.requires_grad
+    torch.testing.assert_close(sums, torch.stack(alone).detach(), rtol=0, atol=0)
+    for got, separate in zip(
+        torch.autograd.grad(total, student),
+        zip(*(torch.autograd.grad(one, student) for one in alone), strict=True),
+        strict=True,
+    ):
+        expected = sum(scale * one for scale, one in zip(scales, separate, strict=True))
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    exact = sum(scale * one.detach() for scale, one in zip(scales, alone, strict=True))
+    torch.testing.assert_close(total.detach(), exact)
 
 
 @pytest.mark.usefixtures("_chunk")
