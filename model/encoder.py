@@ -21,11 +21,13 @@ class Capture:
     """What to hand out besides the result, by layer number.
 
     Hidden state 0 is the embedding output and i the output of layer i, 1 to N; attention layers
-    count from 1 to N.
+    count from 1 to N. `everywhere` asks for the vocabulary projection's input at every position,
+    besides the masked ones.
     """
 
     hidden_states: tuple[int, ...] = ()
     attention: tuple[int, ...] = ()
+    everywhere: bool = False
 
 
 class Encoded(NamedTuple):

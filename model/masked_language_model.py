@@ -26,7 +26,8 @@ class Features:
     vocabulary_input: [P, E], the vocabulary projection's input at the masked positions ([B * L, E]
         when none were given). hidden_states: number -> [B, L, H]. attention: number -> QKV.
         last_hidden_state: [B, L, H], or [P, H] with `only_masked`. pooled: [B, H] or
-        None. pair_logits: [B, 2] or None.
+        None. pair_logits: [B, 2] or None. everywhere: [B * L, E], the projection's input at every
+        position, or None.
     """
 
     vocabulary_input: Tensor
@@ -35,6 +36,7 @@ class Features:
     last_hidden_state: Tensor
     pooled: Tensor | None
     pair_logits: Tensor | None
+    everywhere: Tensor | None = None
 
 
 @dataclass
@@ -109,10 +111,14 @@ class MaskedLanguageModel(nn.Module):
         """
         x = self.embeddings(input_ids, segment_ids)
         rows = masked_positions if only_masked else None
-        assert rows is None or self.config.layers not in capture.hidden_states
+        assert rows is None or not (
+            capture.everywhere or self.config.layers in capture.hidden_states
+        )
         encoded = self.encoder(x, attention_mask, capture, rows)
         last = encoded.last_hidden_state
         states = last if rows is not None else last.flatten(0, 1)
+        # A pass of its own: the bits at masked positions are the same with and without it.
+        everywhere = self.head(states) if capture.everywhere else None
         if masked_positions is not None and rows is None:
             states = states.index_select(0, masked_positions)
         pooled = None if self.pooler is None or rows is not None else self.pooler(last)
@@ -126,6 +132,7 @@ class MaskedLanguageModel(nn.Module):
             last_hidden_state=last,
             pooled=pooled,
             pair_logits=pair_logits,
+            everywhere=everywhere,
         )
 
     def decoder(self) -> tuple[Tensor, Tensor | None]:

@@ -44,6 +44,7 @@ class Counts:
     masked: Tensor  # positions with a masked-LM label
     attended: Tensor  # positions that are not padding
     attended_pairs: Tensor  # pairs of such positions in one row
+    rows: Tensor  # rows with any token
     pairs: Tensor  # rows with a pair label
 
 
@@ -81,7 +82,8 @@ def count(batch: Batch) -> list[int]:
     lengths = batch.attention_mask.astype(np.int64).sum(axis=1)  # [B]
     pairs = 0 if batch.pair_labels is None else int((batch.pair_labels != NO_LABEL).sum())
     masked = int((batch.masked_labels != NO_LABEL).sum())
-    return [masked, int(lengths.sum()), int((lengths**2).sum()), pairs]
+    rows = int((lengths > 0).sum())
+    return [masked, int(lengths.sum()), int((lengths**2).sum()), rows, pairs]
 
 
 def sum_over_ranks(

@@ -31,6 +31,7 @@ class Knowledge:
     hidden_states: dict[int, Tensor]  # layer -> [B, L, H]; 0 is the embedding output
     attention: dict[int, QKV]  # layer, from 1 -> queries, keys, values, each [B, A, L, D]
     decoder: Decoder | None  # None when no student asked for logits
+    everywhere: Tensor | None = None  # [B * L, E], where a student asked for every position
 
 
 def detach(features: Features, decoder: Decoder | None) -> Knowledge:
@@ -44,6 +45,7 @@ def detach(features: Features, decoder: Decoder | None) -> Knowledge:
             for layer, qkv in features.attention.items()
         },
         decoder=decoder,
+        everywhere=None if features.everywhere is None else features.everywhere.detach(),
     )
 
 
@@ -53,4 +55,5 @@ def union(captures: Iterable[Capture]) -> Capture:
     return Capture(
         hidden_states=tuple(sorted({n for one in captures for n in one.hidden_states})),
         attention=tuple(sorted({n for one in captures for n in one.attention})),
+        everywhere=any(one.everywhere for one in captures),
     )

@@ -1,44 +1,76 @@
 """Which teacher layer each student layer learns from.
 
-Layers count from 1; layer 0 is the embedding output. The strategies are those of TinyBERT
-(Jiao et al., arXiv 1909.10351, section 4.4.2).
+Layers count from 1; layer 0 is the embedding output. With M student and N teacher layers:
+
+- uniform: layer i learns from i * N / M; top: the last M; bottom: the first M (TinyBERT, Jiao et
+  al., arXiv 1909.10351, section 4.4.2)
+- skip and last: uniform and top without the student's last layer, which learns from predictions
+  (PKD, Sun et al., arXiv 1908.09355, section 3.2): for 6 of 12, layers 2, 4 .. 10 and 7, 8 .. 11
+- final: the last layer from the last (MiniLM, arXiv 2002.10957)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-STRATEGIES = ("uniform", "top", "bottom")
+STRATEGIES = ("uniform", "top", "bottom", "skip", "last", "final")
 
 
-def map_layers(layers: str | Sequence[int], student_layers: int, teacher_layers: int) -> list[int]:
-    """The teacher layer of student layers 1..M, for a named strategy or an explicit list.
+def map_layers(layers: Any, student_layers: int, teacher_layers: int) -> dict[int, int]:
+    """Student layer -> teacher layer, for a strategy, a list for all of ours, or {ours: theirs}.
 
-    Raises ValueError when a uniform map does not exist or a list does not fit.
+    Raises ValueError when a named map does not exist or layers are not there.
     """
     if isinstance(layers, str):
         return _named(layers, student_layers, teacher_layers)
+    mapped = _explicit(layers, student_layers)
+    if not mapped or not all(
+        1 <= ours <= student_layers and 1 <= theirs <= teacher_layers
+        for ours, theirs in mapped.items()
+    ):
+        raise ValueError(
+            f"layers must lie between 1 and {student_layers} (ours), {teacher_layers} (the "
+            "teacher's)"
+        )
+    return mapped
+
+
+def at_depth(layers: Mapping[int, int], final_layers: int, teacher_layers: int) -> dict[int, int]:
+    """A map onto a teacher of `final_layers` for one that has only `teacher_layers` yet.
+
+    A layer is replaced by the one at the same relative depth, rounded up: of 12 layers, number 10
+    is layer 5 of 6. Layer 0 stays.
+    """
+    return {ours: -(-theirs * teacher_layers // final_layers) for ours, theirs in layers.items()}
+
+
+def _explicit(layers: Sequence[int] | Mapping[int, int], student_layers: int) -> dict[int, int]:
+    if isinstance(layers, Mapping):
+        return {int(ours): int(theirs) for ours, theirs in sorted(layers.items())}
     if len(layers) != student_layers:
         raise ValueError(f"layers lists {len(layers)} teacher layers for {student_layers} of ours")
-    if not all(1 <= layer <= teacher_layers for layer in layers):
-        raise ValueError(f"layers must lie between 1 and the teacher's {teacher_layers}")
-    return list(layers)
+    return dict(enumerate(layers, start=1))
 
 
-def _named(strategy: str, student_layers: int, teacher_layers: int) -> list[int]:
+def _named(strategy: str, student_layers: int, teacher_layers: int) -> dict[int, int]:
     if strategy not in STRATEGIES:
         raise ValueError(f"layers must be a list or one of {STRATEGIES}, not {strategy}")
+    if strategy == "final":
+        return {student_layers: teacher_layers}
     if student_layers > teacher_layers:
         raise ValueError(
             f"layers: {student_layers} layers cannot map onto a teacher's {teacher_layers}"
         )
-    if strategy == "top":
-        return list(range(teacher_layers - student_layers + 1, teacher_layers + 1))
-    if strategy == "bottom":
-        return list(range(1, student_layers + 1))
     stride, rest = divmod(teacher_layers, student_layers)
-    if rest:
+    if rest and strategy in ("uniform", "skip"):
         raise ValueError(
-            f"layers: no uniform map of {student_layers} layers onto {teacher_layers}; list them"
+            f"layers: no {strategy} map of {student_layers} layers onto {teacher_layers}; list them"
         )
-    return [stride * layer for layer in range(1, student_layers + 1)]
+    ours = range(1, student_layers + (strategy not in ("skip", "last")))
+    if not ours:
+        raise ValueError(f"layers: {strategy} leaves nothing of a single layer")
+    if strategy in ("uniform", "skip"):
+        return {layer: layer * stride for layer in ours}
+    shift = 0 if strategy == "bottom" else teacher_layers - student_layers
+    return {layer: layer + shift for layer in ours}

@@ -19,7 +19,7 @@ from trainer.batches import Counts, MicroBatch
 from trainer.config import LearnerConfig
 from trainer.engine import gathered, gradient_norm, start_engine
 from trainer.errors import TrainingError
-from trainer.knowledge import Decoder, Knowledge
+from trainer.knowledge import Decoder, Knowledge, union
 from trainer.objectives import Lesson, Objective
 from trainer.optimizers import build_optimizer
 from trainer.schedules import factor
@@ -73,8 +73,11 @@ class LearnerModule(nn.Module):
         totals: Counts | None = None,
         knowledge: Knowledge | None = None,
         capture: Capture = NOTHING,
+        step: int = 0,
     ) -> tuple[Tensor, Tensor, Features | None]:
         """The loss share (a scalar to run backward), the term shares [terms], and the features.
+
+        `step` is the learner's own, on which the objective may depend.
 
         Without `totals` nothing is learnt: summed loss and number of right predictions at masked
         positions come back instead, for evaluation.
@@ -92,7 +95,8 @@ class LearnerModule(nn.Module):
             if totals is None:
                 labels = batch.masked_labels
                 return *masked_lm_scores(features.vocabulary_input, decoder, labels), None
-            loss, shares = self.objective(Lesson(batch, features, decoder, knowledge), totals)
+            lesson = Lesson(batch, features, decoder, knowledge, step)
+            loss, shares = self.objective(lesson, totals)
         return loss, shares, features
 
 
@@ -144,13 +148,18 @@ class Learner:
         knowledge: Knowledge | None = None,
         capture: Capture = NOTHING,
     ) -> Features:
-        """Forward, and where it is trained backward, of one micro-batch; returns the features."""
+        """Forward, and where it is trained backward, of one micro-batch.
+
+        The features come with what `capture` asks for.
+        """
         boundary = place.micro_batch == self.workload.accumulation - 1
         self.engine.set_gradient_accumulation_boundary(boundary)
         if self.config.dropout:
             parts = (self.workload.seed, self.name, place.step, place.micro_batch, dist.get_rank())
             torch.manual_seed(derive(*parts))
-        loss, shares, features = self.engine(batch, totals, knowledge, capture)
+        own_step = self.own_step(place.step)
+        capture = union([capture, self.objective.student_capture(own_step)])
+        loss, shares, features = self.engine(batch, totals, knowledge, capture, own_step)
         if self.is_trained:
             # DeepSpeed averages gradients over ranks; the shares are to be added up.
             self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
@@ -175,10 +184,13 @@ class Learner:
         if not self._may_step():
             self.counters.skipped_steps += 1
 
+    def own_step(self, step: int) -> int:
+        """The job's `step`, from 0 at the learner's start."""
+        return step - self.counters.started_at
+
     def learning_rate(self, step: int) -> float:
         """The learning rate at the job's `step`; a schedule runs from the learner's start."""
-        start = self.counters.started_at
-        done, total = step - start, self.workload.steps - start
+        done, total = self.own_step(step), self.own_step(self.workload.steps)
         return self.config.optimizer.learning_rate * factor(self.config.schedule, done, total)
 
     def decoder(self) -> Decoder:
@@ -220,7 +232,7 @@ def build_module(
         seed_of_terms = derive(seed, name, "objective")
         objective = Objective(config.objective, config.model, teacher, seed_of_terms)
     except ValueError as error:
-        raise TrainingError(f"{section}.objective.{error}") from error
+        raise TrainingError(f"{section}.objective: {error}") from error
     trained = dataclasses.replace(
         config.model, dropout=config.dropout, attention_dropout=config.dropout
     )

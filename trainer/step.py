@@ -41,8 +41,9 @@ def train_step(
     this step out, on all ranks, and touches nobody else.
     """
     totals, stops = sum_over_ranks(count(batch), stop_requested, teacher.device)
-    capture = union(student.objective.teacher_capture for student in students)
-    wants_logits = any(student.objective.needs_teacher_logits for student in students)
+    listeners = [(student.objective, student.own_step(step)) for student in students]
+    capture = union(objective.teacher_capture(own) for objective, own in listeners)
+    wants_logits = any(objective.needs_teacher_logits(own) for objective, own in listeners)
     decoder = teacher.decoder() if wants_logits else None
     micro_batches = to_micro_batches(batch, teacher.workload.micro_batch, teacher.device)
     for number, micro_batch in enumerate(micro_batches):
@@ -51,11 +52,10 @@ def train_step(
         knowledge = detach(features, decoder)
         del features
         for student in students:
-            own = student.objective.student_capture
-            student.accumulate(micro_batch, totals, place, knowledge, own)
+            student.accumulate(micro_batch, totals, place, knowledge)
     learners = [learner for learner in (teacher, *students) if learner.is_trained]
     terms = _sum_terms(learners)
-    losses = {learner.name: _weighted(learner, terms[learner.name]) for learner in learners}
+    losses = {learner.name: _weighted(learner, terms[learner.name], step) for learner in learners}
     for learner in learners:
         learner.update(step, math.isfinite(losses[learner.name]))
     return StepResult(terms, losses, int(totals.attended), bool(stops))
@@ -74,5 +74,6 @@ def _sum_terms(learners: Sequence[Learner]) -> dict[str, dict[str, float]]:
     }
 
 
-def _weighted(learner: Learner, terms: dict[str, float]) -> float:
-    return sum(term.weight * terms[name] for name, term in learner.objective.by_name.items())
+def _weighted(learner: Learner, terms: dict[str, float], step: int) -> float:
+    weights = learner.objective.weights(learner.own_step(step))
+    return sum(weight * terms[name] for name, weight in weights.items())

@@ -114,8 +114,8 @@ def test_counts_of_terms_are_those_the_step_divides_by():
                 micro.input_ids, micro.segment_ids, micro.padding_mask, micro.masked_positions, what
             )
             for module, what in (
-                (teacher, student.objective.teacher_capture),
-                (student, student.objective.student_capture),
+                (teacher, student.objective.teacher_capture(0)),
+                (student, student.objective.student_capture(0)),
             )
         ]
         knowledge = detach(views[0], Decoder(*teacher.model.decoder()))

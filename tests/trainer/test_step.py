@@ -29,13 +29,13 @@ def full_batch():
     totals = Counts(*torch.tensor(count(batch)).float())
     micro = to_device(batch, torch.device("cpu"))
     teacher = modules[TEACHER]
-    capture = union(module.objective.teacher_capture for module in modules.values())
+    capture = union(module.objective.teacher_capture(0) for module in modules.values())
     loss, _, features = teacher(micro, totals, None, capture)
     loss.backward()
     losses = {TEACHER: loss.item()}
     knowledge = detach(features, Decoder(*(p.detach() for p in teacher.model.decoder())))
     for name, module in list(modules.items())[1:]:
-        loss, _, _ = module(micro, totals, knowledge, module.objective.student_capture)
+        loss, _, _ = module(micro, totals, knowledge, module.objective.student_capture(0))
         loss.backward()
         losses[name] = loss.item()
     gradients = {

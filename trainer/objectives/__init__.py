@@ -1,6 +1,6 @@
 """What a learner minimises: a weighted sum of terms, each a pure loss over a known count."""
 
 from trainer.objectives.objective import Objective, ObjectiveConfig
-from trainer.objectives.terms import Lesson, Term
+from trainer.objectives.term import Lesson, Term
 
 __all__ = ["Lesson", "Objective", "ObjectiveConfig", "Term"]

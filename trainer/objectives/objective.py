@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,17 +11,29 @@ import torch
 from torch import Tensor, nn
 
 from model import Capture, EncoderConfig
+from model.vocabulary_loss import project_and_sum
 from trainer.batches import Counts
 from trainer.knowledge import union
+from trainer.objectives.term import Lesson, Term, TermConfig, VocabularyTerm, projected
 from trainer.objectives.terms import (
     Attention,
+    AttentionRelation,
+    AttentionTransfer,
+    Blended,
     Cosine,
+    Embedding,
+    FeatureMaps,
     Hidden,
-    Lesson,
     MaskedLanguageModelling,
+    MeanTransfer,
+    NextSentence,
+    PairConfig,
+    Patient,
+    Prediction,
+    SentenceOrder,
     SoftTargets,
-    Term,
-    TermConfig,
+    ValueRelation,
+    VarianceTransfer,
 )
 
 
@@ -29,10 +42,22 @@ class ObjectiveConfig:
     """The terms of a learner's objective; a term that is not named is off."""
 
     mlm: MaskedLanguageModelling | None = None
+    nsp: NextSentence | None = None
+    sop: SentenceOrder | None = None
     soft: SoftTargets | None = None
+    prediction: Prediction | None = None
+    blended: Blended | None = None
     cosine: Cosine | None = None
+    embedding: Embedding | None = None
     hidden: Hidden | None = None
     attention: Attention | None = None
+    patient: Patient | None = None
+    feature_maps: FeatureMaps | None = None
+    attention_transfer: AttentionTransfer | None = None
+    mean_transfer: MeanTransfer | None = None
+    variance_transfer: VarianceTransfer | None = None
+    attention_relation: AttentionRelation | None = None
+    value_relation: ValueRelation | None = None
 
     def terms(self) -> dict[str, TermConfig]:
         """The sections that are on, by name."""
@@ -43,19 +68,49 @@ class ObjectiveConfig:
         """Whether any term compares with a teacher."""
         return any(section.from_teacher for section in self.terms().values())
 
+    def needs_pair_head(self) -> bool:
+        """Whether any term reads the model's pair head."""
+        return bool(self._pair_terms())
+
+    def require_packings(self, packings: Collection[str]) -> None:
+        """Raise ValueError, naming the term, unless `packings` make the pairs that it is about."""
+        for name, section in self._pair_terms().items():
+            wrong = [one for one in packings if one in _OTHERS[type(section)]]
+            if wrong or not set(packings) & set(section.packings):
+                there = ", ".join(wrong or packings)
+                raise ValueError(
+                    f"{name}: data.packing {there} has no such pairs; it takes "
+                    f"{' or '.join(section.packings)}"
+                )
+
+    def _pair_terms(self) -> dict[str, PairConfig]:
+        return {
+            name: section
+            for name, section in self.terms().items()
+            if isinstance(section, PairConfig)
+        }
+
+
+# For each pair term the packings whose labels mean something else.
+_OTHERS = {NextSentence: SentenceOrder.packings, SentenceOrder: NextSentence.packings}
+
 
 class Objective(nn.Module):
-    """The terms with their learnable parts (projections), which train with the learner."""
+    """The terms with their learnable parts (projections), which train with the learner.
+
+    What they read and weigh may change with the learner's own step, from 0 at its start. A teacher
+    that grows is followed by `follow`: layer maps change, the learnable parts stay.
+    """
 
     def __init__(
         self, config: ObjectiveConfig, learner: EncoderConfig, teacher: EncoderConfig, seed: int
     ) -> None:
-        """Raise ValueError, naming the term, when one does not fit this pair of models."""
+        """`teacher` is as it will be at its final size.
+
+        Raises ValueError, naming the term, when one does not fit this pair of models.
+        """
         super().__init__()
-        sections = config.terms()
-        self.terms = nn.ModuleDict(
-            {name: section.build(learner, teacher) for name, section in sections.items()}
-        )
+        self.terms = nn.ModuleDict(_build(config, learner, teacher))
         self._initialise(learner.initializer_range, seed)
 
     @property
@@ -63,33 +118,69 @@ class Objective(nn.Module):
         """The terms, typed."""
         return {name: cast(Term, term) for name, term in self.terms.items()}
 
-    @property
-    def student_capture(self) -> Capture:
-        """What the learner's own forward must hand out."""
-        return union(term.student_capture for term in self.by_name.values())
+    def follow(self, teacher_layers: int) -> None:
+        """The teacher has so many layers now: learn from those at the same relative depths.
 
-    @property
-    def teacher_capture(self) -> Capture:
-        """What the teacher's forward must hand out."""
-        return union(term.teacher_capture for term in self.by_name.values())
+        Nothing but layer maps changes, so it may be called at any time, and on resuming.
+        """
+        for term in self.by_name.values():
+            term.follow(teacher_layers)
 
-    @property
-    def needs_teacher_logits(self) -> bool:
-        """Whether any term compares distributions over the vocabulary."""
-        return any(term.needs_teacher_logits for term in self.by_name.values())
+    def weights(self, step: int) -> dict[str, float]:
+        """What each term weighs at the learner's `step`."""
+        return {name: term.weight.at(step) for name, term in self.by_name.items()}
+
+    def student_capture(self, step: int) -> Capture:
+        """What the learner's own forward must hand out at its `step`."""
+        return union(term.student_capture(step) for term in self._on(step).values())
+
+    def teacher_capture(self, step: int) -> Capture:
+        """What the teacher's forward must hand out at the learner's `step`."""
+        return union(term.teacher_capture(step) for term in self._on(step).values())
+
+    def needs_teacher_logits(self, step: int) -> bool:
+        """Whether any term compares distributions over the vocabulary at the learner's `step`."""
+        return any(term.needs_teacher_logits for term in self._on(step).values())
 
     def forward(self, lesson: Lesson, totals: Counts) -> tuple[Tensor, Tensor]:
         """This micro-batch's share of the global loss, and of each term before its weight.
 
         Shares add up to the global value over micro-batches and ranks. Returns a scalar in the
-        graph and a detached [terms] vector, float32.
+        graph and a detached [terms] vector, float32, 0 for terms that are off at this step.
         """
-        terms = self.by_name.values()
-        if not terms:  # a frozen teacher's
+        if not self.terms:  # a frozen teacher's
             return torch.zeros(()), torch.zeros(0)
-        shares = torch.stack([term(lesson)[0] / getattr(totals, term.unit) for term in terms])
-        weighted = [term.weight * share for term, share in zip(terms, shares, strict=True)]
-        return torch.stack(weighted).sum(), shares.detach()
+        parts = list(self._parts(lesson))
+        loss = torch.stack([part / getattr(totals, unit) for unit, part, _ in parts]).sum()
+        sums = {name: (unit, own) for unit, _, owns in parts for name, own in owns.items()}
+        zero = loss.detach().new_zeros(())
+        shares = [
+            sums[name][1] / getattr(totals, sums[name][0]) if name in sums else zero
+            for name in self.terms
+        ]
+        return loss, torch.stack(shares).detach()
+
+    def _parts(self, lesson: Lesson) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
+        """(unit, weighted sum in the graph, sum of each term) of what is computed together."""
+        weights, terms = self.weights(lesson.step), self._on(lesson.step)
+        shared: dict[str, dict[str, VocabularyTerm]] = {}
+        for name, term in terms.items():
+            if isinstance(term, VocabularyTerm):
+                shared.setdefault(term.unit, {})[name] = term
+            else:
+                total, _ = term(lesson)
+                yield term.unit, weights[name] * total, {name: total}
+        for positions, group in shared.items():
+            losses = [term.row_loss(lesson) for term in group.values()]
+            scales = [weights[name] for name in group]
+            total, sums = project_and_sum(*projected(lesson, positions), losses, scales)
+            yield positions, total, dict(zip(group, sums, strict=True))
+
+    def _on(self, step: int) -> dict[str, Term]:
+        """The terms that weigh anything at a step; all of them where none does."""
+        weights = self.weights(step)
+        on = {name: term for name, term in self.by_name.items() if weights[name]}
+        return on or self.by_name
 
     def _initialise(self, standard_deviation: float, seed: int) -> None:
         """Normal weights and zero biases, a pure function of the seed."""
@@ -100,3 +191,15 @@ class Objective(nn.Module):
                     parameter.normal_(0.0, standard_deviation, generator=generator)
                 else:
                     parameter.zero_()
+
+
+def _build(
+    config: ObjectiveConfig, learner: EncoderConfig, teacher: EncoderConfig
+) -> Mapping[str, Term]:
+    terms = {}
+    for name, section in config.terms().items():
+        try:
+            terms[name] = section.build(learner, teacher)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return terms

@@ -1,0 +1,145 @@
+"""Losses between attention matrices: pure functions that return (sum, count).
+
+Scores are derived from queries and keys, a bounded block of rows and queries at a time, and the
+gradients with respect to queries and keys are made in the same pass: nothing of size [L x L] waits
+for the backward pass. Sums are float32 scalars, averaged over heads.
+
+Shapes: B rows, L positions, A heads, D head width. Queries, keys and values are [B, A, L, D]; head
+widths may differ between student and teacher, the number of heads must not. `mask` is [B, L] bool,
+True at attended positions. Distributions are over all attended keys, in layers with a local window
+too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model.precision import is_native
+
+# Scores of one block, float32. A loss holds about six such arrays.
+SCORE_BYTES = 16 * 2**20
+# TinyBERT's code takes scores from here down for masked ones and sets them to 0.
+LOWEST_SCORE = -1e2
+HIDDEN = -1e9
+
+Matrix = tuple[Tensor, Tensor]  # what scores are products of: queries and keys, or values twice
+Block = tuple[slice, slice]  # rows and queries
+# Float scores [b, A, l, L] of student and teacher, attended pairs [b, l, L] -> loss, a scalar.
+BlockLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def attention_mse(student: Matrix, teacher: Matrix, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """(s - t)^2 of pre-softmax scores (TinyBERT, arXiv 1909.10351, eq. 7, its code's form).
+
+    Scores of -100 and below are 0 in both, as in the original, where they stand for padding. Here
+    pairs with padding do not count: without padding it is the same, with it the original divides
+    by B * L * L. Count: pairs of attended positions in a row.
+    """
+
+    def loss(ours: Tensor, theirs: Tensor, pairs: Tensor) -> Tensor:
+        ours, theirs = (scores.where(scores > LOWEST_SCORE, 0.0) for scores in (ours, theirs))
+        return ((ours - theirs).square().mean(dim=1) * pairs).sum()
+
+    return _sum_over_blocks(loss, student, teacher, mask), mask.sum(dim=1).square().sum()
+
+
+def attention_cross_entropy(
+    student: Matrix, teacher: Matrix, mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """-softmax(t) . log softmax(s) over keys (MobileBERT, attention transfer, its code's form).
+
+    arXiv 2004.02984, eq. 2, where it is the KL divergence: less by the teacher's entropy, with the
+    same gradient. Count: attended positions.
+    """
+
+    def loss(ours: Tensor, theirs: Tensor, pairs: Tensor) -> Tensor:
+        log_q, log_p = _log_softmax(ours, pairs), _log_softmax(theirs, pairs)
+        return -((log_p.exp() * log_q).sum(dim=-1).mean(dim=1) * pairs.any(dim=-1)).sum()
+
+    return _sum_over_blocks(loss, student, teacher, mask), mask.sum()
+
+
+def relation_kl(student: Matrix, teacher: Matrix, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(softmax(t) || softmax(s)) over keys (MiniLM, arXiv 2002.10957).
+
+    With queries and keys its eq. 5, attention; with the values twice its eq. 7, value relations.
+    Count: attended positions.
+    """
+
+    def loss(ours: Tensor, theirs: Tensor, pairs: Tensor) -> Tensor:
+        log_q, log_p = _log_softmax(ours, pairs), _log_softmax(theirs, pairs)
+        divergence = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1)
+        return (divergence.mean(dim=1) * pairs.any(dim=-1)).sum()
+
+    return _sum_over_blocks(loss, student, teacher, mask), mask.sum()
+
+
+def scaled_scores(queries: Tensor, keys: Tensor) -> Tensor:
+    """``q k' / sqrt(D)`` [b, A, l, L] float32, multiplied in the dtype of queries and keys."""
+    with torch.autocast(queries.device.type, enabled=False):
+        if not is_native(queries.device.type, queries.dtype):
+            queries, keys = queries.float(), keys.float()
+        return ((queries * queries.shape[-1] ** -0.5) @ keys.transpose(-1, -2)).float()
+
+
+def _log_softmax(scores: Tensor, pairs: Tensor) -> Tensor:
+    return scores.masked_fill(~pairs[:, None], HIDDEN).log_softmax(dim=-1)
+
+
+def _sum_over_blocks(loss: BlockLoss, student: Matrix, teacher: Matrix, mask: Tensor) -> Tensor:
+    def of_block(queries: Tensor, keys: Tensor, block: Block) -> Tensor:
+        rows, span = block
+        theirs = scaled_scores(teacher[0][rows, :, span], teacher[1][rows])
+        pairs = mask[rows, span, None] & mask[rows, None, :]  # [b, l, L]
+        return loss(scaled_scores(queries, keys), theirs, pairs)
+
+    total: Tensor = _SumOverBlocks.apply(*student, of_block)
+    return total
+
+
+def _blocks(rows: int, heads: int, length: int) -> Iterator[Block]:
+    """Runs of rows or, where one row's scores are too many, of its queries."""
+    queries = max(1, SCORE_BYTES // (4 * heads * length))
+    height = max(1, queries // length)
+    for first in range(0, rows, height):
+        for begin in range(0, length, queries):
+            yield slice(first, first + height), slice(begin, begin + queries)
+
+
+class _SumOverBlocks(torch.autograd.Function):
+    """Sum of a loss over blocks, with the gradients of both factors made in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, queries: Tensor, keys: Tensor, loss: Callable[[Tensor, Tensor, Block], Tensor]
+    ) -> Tensor:
+        wanted = any(ctx.needs_input_grad)
+        ctx.gradients = [torch.zeros_like(x, dtype=torch.float32) for x in (queries, keys)]
+        ctx.dtype = queries.dtype
+        total = queries.new_zeros((), dtype=torch.float32)
+        rows, heads, length, _ = queries.shape
+        for block in _blocks(rows, heads, length):
+            with torch.set_grad_enabled(wanted):
+                parts = (
+                    queries[block[0], :, block[1]].detach().requires_grad_(wanted),
+                    keys[block[0]].detach().requires_grad_(wanted),
+                )
+                value = loss(*parts, block)
+            total += value.detach()
+            if wanted:
+                by_queries, by_keys = torch.autograd.grad(value, parts)
+                ctx.gradients[0][block[0], :, block[1]] = by_queries
+                ctx.gradients[1][block[0]] += by_keys
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = upstream
+        gradients, ctx.gradients = ctx.gradients, None
+        assert gradients is not None, "the gradients of a chunked loss can be taken once"
+        return (*((gradient * scale).to(ctx.dtype) for gradient in gradients), None)

@@ -1,0 +1,228 @@
+"""What every term of an objective is: a loss joined to what it reads, its unit and its weight."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from model import Capture, EncoderConfig, Features
+from model.vocabulary_loss import RowLoss, project_and_sum
+from trainer.batches import MicroBatch
+from trainer.knowledge import Decoder, Knowledge
+from trainer.layer_maps import at_depth, map_layers
+from trainer.objectives.over_steps import OverSteps
+
+MASKED, ATTENDED = "masked", "attended"
+POSITIONS = (MASKED, ATTENDED)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Everything a term may read of one micro-batch; `knowledge` is None for a teacher.
+
+    step: the learner's own, from 0 at its start.
+    """
+
+    batch: MicroBatch
+    features: Features
+    decoder: Decoder
+    knowledge: Knowledge | None
+    step: int = 0
+
+    @property
+    def teacher(self) -> Knowledge:
+        """The knowledge, for terms that compare with a teacher."""
+        assert self.knowledge is not None
+        return self.knowledge
+
+
+@dataclass
+class TermConfig(ABC):
+    """The YAML section of a term.
+
+    A number that may change (`OverSteps`) is validated here and kept as it was written.
+    """
+
+    from_teacher: ClassVar[bool] = True
+    weight: Any = 1.0  # a number, or {step: value, ...} over the learner's own steps
+
+    def __post_init__(self) -> None:
+        """Refuse weights that are no numbers."""
+        OverSteps.read(self.weight, "weight")
+
+    @abstractmethod
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+        """The term for this pair of models; ValueError, saying why, if it does not fit them."""
+
+
+class Term(nn.Module, ABC):
+    """One weighted loss. `unit` names the field of `Counts` that divides its sum."""
+
+    unit: str
+    needs_teacher_logits: ClassVar[bool] = False
+
+    def __init__(self, config: TermConfig) -> None:
+        super().__init__()
+        self.weight = OverSteps.read(config.weight, "weight")
+
+    @abstractmethod
+    def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+        """The loss of this micro-batch as (sum, count in `unit`), scalars."""
+
+    def student_capture(self, step: int) -> Capture:
+        """What the learner's own forward must hand out at its `step`."""
+        return Capture()
+
+    def teacher_capture(self, step: int) -> Capture:
+        """What the teacher's forward must hand out at the learner's `step`."""
+        return Capture()
+
+    def follow(self, teacher_layers: int) -> None:
+        """The teacher has so many layers now (it may grow); layer maps follow."""
+        return
+
+
+class VocabularyTerm(Term):
+    """A term over the vocabulary, at masked or at all attended positions (its unit).
+
+    The objective projects once for all of its terms at the same positions.
+    """
+
+    @abstractmethod
+    def row_loss(self, lesson: Lesson) -> RowLoss:
+        """The loss of single positions, for `model.vocabulary_loss.project_and_sum`."""
+
+    def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+        """See `Term.forward`."""
+        total, _ = project_and_sum(*projected(lesson, self.unit), [self.row_loss(lesson)])
+        return total, weigh_positions(lesson, self.unit).sum()
+
+    def student_capture(self, step: int) -> Capture:
+        """See `Term.student_capture`."""
+        return Capture(everywhere=self.unit == ATTENDED)
+
+    def teacher_capture(self, step: int) -> Capture:
+        """See `Term.teacher_capture`."""
+        return Capture(everywhere=self.unit == ATTENDED and self.needs_teacher_logits)
+
+
+def projected(lesson: Lesson, positions: str) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
+    """The vocabulary projection's input [P, E] at these positions, and its decoder."""
+    decoder = (lesson.decoder.weight, lesson.decoder.bias)
+    if positions == MASKED:
+        return lesson.features.vocabulary_input, decoder
+    assert lesson.features.everywhere is not None
+    return lesson.features.everywhere, decoder
+
+
+def projected_by_teacher(
+    lesson: Lesson, positions: str
+) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
+    """The teacher's `projected`."""
+    teacher = lesson.teacher
+    assert teacher.decoder is not None
+    decoder = (teacher.decoder.weight, teacher.decoder.bias)
+    if positions == MASKED:
+        return teacher.vocabulary_input, decoder
+    assert teacher.everywhere is not None
+    return teacher.everywhere, decoder
+
+
+def weigh_positions(lesson: Lesson, positions: str) -> Tensor:
+    """1 at positions that count and 0 at others, float [P]; P = B * L for attended ones."""
+    if positions == MASKED:
+        return (lesson.batch.masked_labels >= 0).float()
+    return lesson.batch.attention_mask.flatten().float()
+
+
+@dataclass
+class LayerTermConfig(TermConfig):
+    """The YAML section of a term over pairs of layers.
+
+    layers: uniform, top, bottom, skip, last, final, a list with a teacher layer for each of ours,
+    or {ours: the teacher's}; layers count from 1. layer_weights: one for each pair; a pair that
+    weighs 0 costs nothing.
+    """
+
+    layers: Any = "uniform"
+    layer_weights: list[float] | None = None
+
+
+class LayerPair(NamedTuple):
+    """A layer of ours, the teacher's that it learns from, and what the pair weighs."""
+
+    ours: int
+    theirs: int
+    weight: float
+
+
+class LayerTerm(Term):
+    """A term over pairs of layers: the loss of each, weighted, and summed or averaged.
+
+    The map is made for the teacher's final number of layers. While a growing teacher has fewer,
+    its layer at the same relative depth stands in (`trainer.layer_maps.at_depth`).
+    """
+
+    reads_attention: ClassVar[bool] = False  # and not hidden states
+    averaged = False  # over the layers of the map, those that weigh 0 included
+
+    def __init__(
+        self,
+        config: LayerTermConfig,
+        student: EncoderConfig,
+        teacher: EncoderConfig,
+        above: tuple[int, ...] = (),
+    ) -> None:
+        """`above` are layers that are compared with the teacher's of the same number, first."""
+        super().__init__(config)
+        mapped = map_layers(config.layers, student.layers, teacher.layers)
+        self.map = {**{layer: layer for layer in above}, **mapped}
+        self.weights = config.layer_weights or [1.0] * len(self.map)
+        if len(self.weights) != len(self.map):
+            raise ValueError(
+                f"layer_weights lists {len(self.weights)} weights for {len(self.map)} layers"
+            )
+        if not any(self.weights):
+            raise ValueError("layer_weights: at least one must not be 0")
+        self.final_layers = self.teacher_layers = teacher.layers
+
+    @abstractmethod
+    def compare(self, lesson: Lesson, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
+        """The loss of each pair as (sum, count in `unit`), before its weight."""
+
+    def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+        """See `Term.forward`."""
+        pairs = self.pairs(lesson.step)
+        found = self.compare(lesson, pairs)
+        losses = [pair.weight * loss for pair, (loss, _) in zip(pairs, found, strict=True)]
+        divisor = len(self.map) if self.averaged else 1
+        return torch.stack(losses).sum() / divisor, found[0][1]
+
+    def pairs(self, step: int) -> list[LayerPair]:
+        """The pairs that count at the learner's `step`."""
+        mapped = at_depth(self.map, self.final_layers, self.teacher_layers)
+        pairs = [
+            LayerPair(ours, theirs, weight)
+            for (ours, theirs), weight in zip(mapped.items(), self.weights, strict=True)
+        ]
+        return [pair for pair in pairs if pair.weight]
+
+    def student_capture(self, step: int) -> Capture:
+        """See `Term.student_capture`."""
+        return self._capture({pair.ours for pair in self.pairs(step)})
+
+    def teacher_capture(self, step: int) -> Capture:
+        """See `Term.teacher_capture`."""
+        return self._capture({pair.theirs for pair in self.pairs(step)})
+
+    def follow(self, teacher_layers: int) -> None:
+        """See `Term.follow`."""
+        self.teacher_layers = teacher_layers
+
+    def _capture(self, layers: set[int]) -> Capture:
+        numbers = tuple(sorted(layers))
+        return Capture(attention=numbers) if self.reads_attention else Capture(numbers)

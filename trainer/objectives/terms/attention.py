@@ -1,0 +1,106 @@
+"""Terms between attention matrices and relations, derived from Q, K and V."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from model import QKV, EncoderConfig
+from trainer.objectives.relations import (
+    Matrix,
+    attention_cross_entropy,
+    attention_mse,
+    relation_kl,
+)
+from trainer.objectives.term import (
+    ATTENDED,
+    LayerPair,
+    LayerTerm,
+    LayerTermConfig,
+    Lesson,
+    Term,
+)
+
+QUERIES_AND_KEYS, VALUES_TWICE = ("q", "k"), ("v", "v")
+MatrixLoss = Callable[[Matrix, Matrix, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass
+class Attention(LayerTermConfig):
+    """Mean squared error of pre-softmax attention scores, summed over layers (TinyBERT)."""
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+        """See `TermConfig.build`."""
+        return MatrixTerm(self, student, teacher, attention_mse, unit="attended_pairs")
+
+
+@dataclass
+class AttentionTransfer(LayerTermConfig):
+    """Cross-entropy of attention distributions, mean over layers (MobileBERT)."""
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+        """See `TermConfig.build`."""
+        return MatrixTerm(self, student, teacher, attention_cross_entropy, averaged=True)
+
+
+@dataclass
+class AttentionRelation(LayerTermConfig):
+    """KL divergence of attention distributions, of the last layer (MiniLM). Summed over layers."""
+
+    layers: Any = "final"
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+        """See `TermConfig.build`."""
+        return MatrixTerm(self, student, teacher, relation_kl)
+
+
+@dataclass
+class ValueRelation(LayerTermConfig):
+    """KL divergence of softmax(V V' / sqrt(D)), of the last layer (MiniLM). Summed over layers."""
+
+    layers: Any = "final"
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+        """See `TermConfig.build`."""
+        return MatrixTerm(self, student, teacher, relation_kl, factors=VALUES_TWICE)
+
+
+class MatrixTerm(LayerTerm):
+    """A loss between a matrix of each of our heads and the same of the teacher's."""
+
+    reads_attention = True
+
+    def __init__(
+        self,
+        config: LayerTermConfig,
+        student: EncoderConfig,
+        teacher: EncoderConfig,
+        loss: MatrixLoss,
+        factors: tuple[str, str] = QUERIES_AND_KEYS,
+        averaged: bool = False,
+        unit: str = ATTENDED,
+    ) -> None:
+        """`factors` name what the matrix is a product of, as fields of `model.QKV`."""
+        super().__init__(config, student, teacher)
+        if student.heads != teacher.heads:
+            raise ValueError("student and teacher must have the same number of heads")
+        self.loss, self.factors, self.averaged, self.unit = loss, factors, averaged, unit
+
+    def compare(self, lesson: Lesson, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
+        """See `LayerTerm.compare`."""
+        ours, theirs = lesson.features.attention, lesson.teacher.attention
+        return [
+            self.loss(
+                self._matrix(ours[pair.ours]),
+                self._matrix(theirs[pair.theirs]),
+                lesson.batch.attention_mask,
+            )
+            for pair in pairs
+        ]
+
+    def _matrix(self, qkv: QKV) -> Matrix:
+        first, second = self.factors
+        return getattr(qkv, first), getattr(qkv, second)

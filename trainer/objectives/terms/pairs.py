@@ -1,0 +1,49 @@
+"""Terms over pairs of segments, read from the model's pair head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from model import EncoderConfig
+from trainer.objectives.losses import pair_cross_entropy
+from trainer.objectives.term import Lesson, Term, TermConfig
+
+
+@dataclass
+class PairConfig(TermConfig):
+    """The YAML section of a pair term: the learner gets a pair head, which needs a pooler."""
+
+    from_teacher: ClassVar[bool] = False
+    packings: ClassVar[tuple[str, ...]]  # `data.packing` whose pair labels mean this
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+        """See `TermConfig.build`."""
+        return PairTerm(self)
+
+
+@dataclass
+class NextSentence(PairConfig):
+    """Whether the second segment follows the first (BERT): mean over labelled pairs."""
+
+    packings: ClassVar[tuple[str, ...]] = ("segment_pair", "sentence_pair")
+
+
+@dataclass
+class SentenceOrder(PairConfig):
+    """Whether two consecutive segments are in order (ALBERT): mean over labelled pairs."""
+
+    packings: ClassVar[tuple[str, ...]] = ("sop",)
+
+
+class PairTerm(Term):
+    """See `NextSentence` and `SentenceOrder`: the packing says what the labels mean."""
+
+    unit = "pairs"
+
+    def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+        """See `Term.forward`."""
+        assert lesson.features.pair_logits is not None
+        return pair_cross_entropy(lesson.features.pair_logits, lesson.batch.pair_labels)

@@ -1,0 +1,232 @@
+"""Terms between hidden states, ours and the teacher's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model import Capture, EncoderConfig
+from trainer.objectives.losses import (
+    cosine_distance,
+    feature_map_mse,
+    hidden_mse,
+    mean_difference,
+    patient_mse,
+    variance_difference,
+)
+from trainer.objectives.term import (
+    ATTENDED,
+    MASKED,
+    POSITIONS,
+    LayerPair,
+    LayerTerm,
+    LayerTermConfig,
+    Lesson,
+    Term,
+    TermConfig,
+)
+
+
+@dataclass
+class Cosine(TermConfig):
+    """1 - cos between last hidden states at attended, or at masked, positions (DistilBERT)."""
+
+    positions: str = ATTENDED
+
+    def __post_init__(self) -> None:
+        """Refuse unknown positions."""
+        super().__post_init__()
+        if self.positions not in POSITIONS:
+            raise ValueError(f"positions must be one of {POSITIONS}, not {self.positions}")
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+        """See `TermConfig.build`."""
+        _require_one_width(student, teacher)
+        return CosineTerm(self)
+
+
+class CosineTerm(Term):
+    """See `Cosine`."""
+
+    def __init__(self, config: Cosine) -> None:
+        super().__init__(config)
+        self.unit = config.positions
+
+    def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+        """See `Term.forward`."""
+        ours, theirs = lesson.features.last_hidden_state, lesson.teacher.last_hidden_state
+        mask, batch = lesson.batch.attention_mask, lesson.batch
+        if self.unit == MASKED:
+            mask = batch.masked_labels >= 0
+            ours, theirs = (
+                states.flatten(0, 1).index_select(0, batch.masked_positions)
+                for states in (ours, theirs)
+            )
+        return cosine_distance(ours, theirs, mask)
+
+
+@dataclass
+class Hidden(LayerTermConfig):
+    """Mean squared error of hidden states after one learnable H_s -> H_t projection (TinyBERT).
+
+    Summed over layers. As in the original's code, the embedding output is compared too, by the
+    same projection: `layer_weights` begins with its weight. The paper's form is `embedding: false`
+    here and the term `embedding`, with a projection of its own.
+    """
+
+    embedding: bool = True
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+        """See `TermConfig.build`."""
+        return HiddenTerm(self, student, teacher, above=(0,) if self.embedding else ())
+
+
+@dataclass
+class Embedding(TermConfig):
+    """Mean squared error of the embedding output, after a projection of its own (TinyBERT)."""
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+        """See `TermConfig.build`."""
+        return EmbeddingTerm(self, student, teacher)
+
+
+class HiddenTerm(LayerTerm):
+    """See `Hidden`."""
+
+    unit = ATTENDED
+
+    def __init__(
+        self,
+        config: Hidden,
+        student: EncoderConfig,
+        teacher: EncoderConfig,
+        above: tuple[int, ...],
+    ) -> None:
+        super().__init__(config, student, teacher, above)
+        self.projection = nn.Linear(student.hidden_size, teacher.hidden_size)
+
+    def compare(self, lesson: Lesson, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
+        """See `LayerTerm.compare`."""
+        ours, theirs = lesson.features.hidden_states, lesson.teacher.hidden_states
+        # One call of the projection for all layers: [pairs, B, L, H_s] -> [pairs, B, L, H_t].
+        projected = self.projection(torch.stack([ours[pair.ours] for pair in pairs]))
+        return [
+            hidden_mse(states, theirs[pair.theirs], lesson.batch.attention_mask)
+            for states, pair in zip(projected, pairs, strict=True)
+        ]
+
+
+class EmbeddingTerm(Term):
+    """See `Embedding`."""
+
+    unit = ATTENDED
+
+    def __init__(self, config: Embedding, student: EncoderConfig, teacher: EncoderConfig) -> None:
+        super().__init__(config)
+        self.projection = nn.Linear(student.hidden_size, teacher.hidden_size)
+
+    def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+        """See `Term.forward`."""
+        ours = self.projection(lesson.features.hidden_states[0])
+        return hidden_mse(ours, lesson.teacher.hidden_states[0], lesson.batch.attention_mask)
+
+    def student_capture(self, step: int) -> Capture:
+        """See `Term.student_capture`."""
+        return Capture(hidden_states=(0,))
+
+    def teacher_capture(self, step: int) -> Capture:
+        """See `Term.teacher_capture`."""
+        return Capture(hidden_states=(0,))
+
+
+@dataclass
+class Patient(LayerTermConfig):
+    """Squared distance of normalised [CLS] states, mean over layers and width (PKD's code)."""
+
+    layers: Any = "skip"
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+        """See `TermConfig.build`."""
+        _require_one_width(student, teacher)
+        return PatientTerm(self, student, teacher)
+
+
+class PatientTerm(LayerTerm):
+    """See `Patient`."""
+
+    unit = "rows"
+    averaged = True
+
+    def compare(self, lesson: Lesson, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
+        """See `LayerTerm.compare`."""
+        ours, theirs = lesson.features.hidden_states, lesson.teacher.hidden_states
+        mask = lesson.batch.attention_mask[:, 0]
+        return [
+            patient_mse(ours[pair.ours][:, 0], theirs[pair.theirs][:, 0], mask) for pair in pairs
+        ]
+
+
+@dataclass
+class FeatureMaps(LayerTermConfig):
+    """Mean squared error of states normalised over their width, mean over layers (MobileBERT)."""
+
+    weight: Any = 100.0
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+        """See `TermConfig.build`."""
+        _require_one_width(student, teacher)
+        return StateTransferTerm(self, student, teacher, feature_map_mse)
+
+
+@dataclass
+class MeanTransfer(LayerTermConfig):
+    """Squared difference of the states' means over their width, mean over layers (MobileBERT)."""
+
+    weight: Any = 5000.0
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+        """See `TermConfig.build`."""
+        return StateTransferTerm(self, student, teacher, mean_difference)
+
+
+@dataclass
+class VarianceTransfer(LayerTermConfig):
+    """Distance of the states' variances over their width, mean over layers (MobileBERT)."""
+
+    weight: Any = 5.0
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+        """See `TermConfig.build`."""
+        return StateTransferTerm(self, student, teacher, variance_difference)
+
+
+class StateTransferTerm(LayerTerm):
+    """See `FeatureMaps`, `MeanTransfer` and `VarianceTransfer`."""
+
+    unit = ATTENDED
+    averaged = True
+
+    def __init__(
+        self,
+        config: LayerTermConfig,
+        student: EncoderConfig,
+        teacher: EncoderConfig,
+        loss: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+    ) -> None:
+        super().__init__(config, student, teacher)
+        self.loss = loss
+
+    def compare(self, lesson: Lesson, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
+        """See `LayerTerm.compare`."""
+        ours, theirs = lesson.features.hidden_states, lesson.teacher.hidden_states
+        mask = lesson.batch.attention_mask
+        return [self.loss(ours[pair.ours], theirs[pair.theirs], mask) for pair in pairs]
+
+
+def _require_one_width(student: EncoderConfig, teacher: EncoderConfig) -> None:
+    if student.hidden_size != teacher.hidden_size:
+        raise ValueError("student and teacher must have the same hidden_size")

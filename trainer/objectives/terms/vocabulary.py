@@ -1,0 +1,177 @@
+"""Terms over the vocabulary: they share one projection per set of positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from model import EncoderConfig
+from model.vocabulary_loss import (
+    RowLoss,
+    blended_cross_entropy_rows,
+    cross_entropy_rows,
+    kl_divergence_rows,
+    soft_cross_entropy_rows,
+)
+from trainer.objectives.over_steps import OverSteps
+from trainer.objectives.term import (
+    MASKED,
+    POSITIONS,
+    Lesson,
+    TermConfig,
+    VocabularyTerm,
+    projected_by_teacher,
+    weigh_positions,
+)
+
+
+@dataclass
+class MaskedLanguageModelling(TermConfig):
+    """Cross-entropy at masked positions (BERT, arXiv 1810.04805)."""
+
+    from_teacher: ClassVar[bool] = False
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
+        """See `TermConfig.build`."""
+        return MaskedLanguageModellingTerm(self)
+
+
+class MaskedLanguageModellingTerm(VocabularyTerm):
+    """See `MaskedLanguageModelling`."""
+
+    unit = MASKED
+
+    def row_loss(self, lesson: Lesson) -> RowLoss:
+        """See `VocabularyTerm.row_loss`."""
+        return cross_entropy_rows(lesson.batch.masked_labels)
+
+
+@dataclass
+class SoftTargets(TermConfig):
+    """T^2 KL(softmax(t / T) || softmax(s / T)) over the vocabulary (Hinton; DistilBERT; PKD).
+
+    positions: masked, or attended as in DistilBERT's code by default, at two to three times a small
+    student's cost. mean_over_labels divides by the size of the vocabulary too, as PKD's code does.
+    """
+
+    temperature: Any = 1.0  # a number, or {step: value, ...}
+    positions: str = MASKED
+    mean_over_labels: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse temperatures that mean nothing, and unknown positions."""
+        super().__post_init__()
+        _require_positive(self.temperature)
+        if self.positions not in POSITIONS:
+            raise ValueError(f"positions must be one of {POSITIONS}, not {self.positions}")
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
+        """See `TermConfig.build`."""
+        _require_one_vocabulary(student, teacher)
+        return SoftTargetsTerm(self, student.vocab_size)
+
+
+class SoftTargetsTerm(VocabularyTerm):
+    """See `SoftTargets`."""
+
+    needs_teacher_logits = True
+
+    def __init__(self, config: SoftTargets, vocabulary: int) -> None:
+        super().__init__(config)
+        self.unit = config.positions
+        self.temperature = OverSteps.read(config.temperature, "temperature")
+        self.divisor = vocabulary if config.mean_over_labels else 1
+
+    def row_loss(self, lesson: Lesson) -> RowLoss:
+        """See `VocabularyTerm.row_loss`."""
+        temperature = self.temperature.at(lesson.step)
+        weights = weigh_positions(lesson, self.unit) * (temperature**2 / self.divisor)
+        return kl_divergence_rows(*projected_by_teacher(lesson, self.unit), temperature, weights)
+
+
+@dataclass
+class Prediction(TermConfig):
+    """-softmax(t / T) . log softmax(s / T), no T^2 (TinyBERT's prediction layer, eq. 10).
+
+    At masked positions. mean_over_labels, as in its code, divides by the size of the vocabulary.
+    """
+
+    temperature: Any = 1.0  # a number, or {step: value, ...}
+    mean_over_labels: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse temperatures that mean nothing."""
+        super().__post_init__()
+        _require_positive(self.temperature)
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
+        """See `TermConfig.build`."""
+        _require_one_vocabulary(student, teacher)
+        return PredictionTerm(self, student.vocab_size)
+
+
+class PredictionTerm(VocabularyTerm):
+    """See `Prediction`."""
+
+    unit = MASKED
+    needs_teacher_logits = True
+
+    def __init__(self, config: Prediction, vocabulary: int) -> None:
+        super().__init__(config)
+        self.temperature = OverSteps.read(config.temperature, "temperature")
+        self.divisor = vocabulary if config.mean_over_labels else 1
+
+    def row_loss(self, lesson: Lesson) -> RowLoss:
+        """See `VocabularyTerm.row_loss`."""
+        temperature = self.temperature.at(lesson.step)
+        weights = weigh_positions(lesson, MASKED) / self.divisor
+        teacher = projected_by_teacher(lesson, MASKED)
+        return soft_cross_entropy_rows(*teacher, temperature, weights)
+
+
+@dataclass
+class Blended(TermConfig):
+    """-(a softmax(t) + (1 - a) onehot) . log softmax(s) at masked positions (MobileBERT).
+
+    Pre-training distillation of arXiv 2004.02984, section 3.6: the label is mixed with the
+    teacher's distribution.
+    """
+
+    teacher_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse shares that are none."""
+        super().__post_init__()
+        if not 0 <= self.teacher_share <= 1:
+            raise ValueError("teacher_share must lie between 0 and 1")
+
+    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
+        """See `TermConfig.build`."""
+        _require_one_vocabulary(student, teacher)
+        return BlendedTerm(self)
+
+
+class BlendedTerm(VocabularyTerm):
+    """See `Blended`."""
+
+    unit = MASKED
+    needs_teacher_logits = True
+
+    def __init__(self, config: Blended) -> None:
+        super().__init__(config)
+        self.teacher_share = config.teacher_share
+
+    def row_loss(self, lesson: Lesson) -> RowLoss:
+        """See `VocabularyTerm.row_loss`."""
+        teacher = projected_by_teacher(lesson, MASKED)
+        return blended_cross_entropy_rows(*teacher, lesson.batch.masked_labels, self.teacher_share)
+
+
+def _require_positive(temperature: Any) -> None:
+    if min(OverSteps.read(temperature, "temperature").values) <= 0:
+        raise ValueError("temperature must be positive")
+
+
+def _require_one_vocabulary(student: EncoderConfig, teacher: EncoderConfig) -> None:
+    if student.vocab_size != teacher.vocab_size:
+        raise ValueError("student and teacher must share a vocabulary")
