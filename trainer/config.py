@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 from data_pipeline import DataConfig
@@ -84,6 +85,10 @@ class LearnerConfig:
             raise ValueError("dropout must be from 0 up to 1")
         if self.gradient_clipping < 0:
             raise ValueError("gradient_clipping must be 0 (off) or positive")
+        if self.objective.needs_pair_head():
+            if self.model.pooler == "none":
+                raise ValueError("model.pooler: pairs are read from it; set it to tanh or first")
+            self.model = dataclasses.replace(self.model, pair_head=True)
         if self.frozen:
             self._refuse_training()
 
@@ -181,6 +186,19 @@ class JobConfig:
         if not self.teacher.frozen and not self.teacher.objective.terms():
             raise ValueError("teacher.objective: name at least one term")
         if self.teacher.objective.needs_teacher():
-            raise ValueError("teacher.objective: a teacher has nobody to learn from; use mlm only")
+            raise ValueError(
+                "teacher.objective: a teacher has nobody to learn from; use mlm, nsp, sop"
+            )
+        self._require_pairs()
         if self.teacher.start != StartConfig() or self.teacher.init.teacher_layers is not None:
             raise ValueError("teacher.start and teacher.init.teacher_layers are for students")
+
+    def _require_pairs(self) -> None:
+        """Refuse objectives over pairs that the packing does not make."""
+        packings = [packing for _, packing in self.data.lengths_and_packings()]
+        learners = {f"students.{name}": config for name, config in self.students.items()}
+        for section, config in {"teacher": self.teacher, **learners}.items():
+            try:
+                config.objective.require_packings(packings)
+            except ValueError as error:
+                raise ValueError(f"{section}.objective.{error}") from error

@@ -21,7 +21,7 @@ from trainer.knowledge import Decoder
 from trainer.learner import TEACHER
 from trainer.machine import describe as describe_machine
 from trainer.run_folder import RunFolder
-from trainer.scores import masked_lm_scores
+from trainer.scores import score
 
 SPEED_SECONDS = 1.0  # how long each speed of each learner is measured, at least
 
@@ -75,15 +75,15 @@ class _Measurement:
         }
 
     def _score(self, model: MaskedLanguageModel) -> Scores:
-        def score(batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        def of_batch(batch: MicroBatch) -> Tensor:
             features = model.features(
                 batch.input_ids, batch.segment_ids, batch.padding_mask, batch.masked_positions
             )
-            decoder = Decoder(*model.decoder())
-            return masked_lm_scores(features.vocabulary_input, decoder, batch.masked_labels)
+            return score(features, Decoder(*model.decoder()), batch)
 
+        micro_batch = self.saved.job.batch.micro_batch
         with torch.inference_mode():
-            return self.validation.evaluate(score, self.saved.job.batch.micro_batch, self.device)
+            return self.validation.evaluate(of_batch, micro_batch, self.device)
 
     def _retention(self, accuracy: float) -> float | None:
         """The share of the teacher's accuracy; None while the teacher is never right."""

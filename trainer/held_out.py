@@ -18,6 +18,7 @@ from torch import Tensor
 from data_pipeline import NO_LABEL, Batch, BatchStream, CorpusSplit, DataConfig, open_corpora
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
+from trainer.scores import SUMS
 from trainer.state import HeldOut
 
 # The masks of held-out text do not depend on the job's seed, so that jobs can be compared.
@@ -25,7 +26,7 @@ SEED = 0
 # Rows that are read at once, on all ranks together.
 ROWS = 64
 
-Scorer = Callable[[MicroBatch], tuple[Tensor, Tensor]]  # -> summed loss, right predictions
+Scorer = Callable[[MicroBatch], Tensor]  # -> the sums of `trainer.scores.score`
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,11 @@ class ValidationSet:
         world_size: int = 1,
     ) -> Scores:
         """Score every sequence once, shared among the ranks. Collective if there are several."""
-        sums = torch.zeros(len(self.corpora), 3, dtype=torch.float64, device=device)
+        sums = torch.zeros(len(self.corpora), SUMS, dtype=torch.float64, device=device)
         for corpus, row in zip(self.corpora.values(), sums, strict=True):
             for batch in corpus.batches(rank, world_size):
-                row[2] += int((batch.masked_labels >= 0).sum())
                 for micro in to_micro_batches(batch, micro_batch, device):
-                    row[:2] += torch.stack(score(micro))
+                    row += score(micro)
         if world_size > 1:
             dist.all_reduce(sums)
         by_corpus = dict(zip(self.corpora, map(_mean, sums.tolist()), strict=True))
@@ -109,8 +109,8 @@ class _HeldOutCorpus:
 
 
 def _mean(sums: list[float]) -> HeldOut:
-    loss, correct, count = sums
-    return HeldOut(loss / count, correct / count)
+    loss, right, masked, right_pairs, pairs = sums
+    return HeldOut(loss / masked, right / masked, right_pairs / pairs if pairs else None)
 
 
 def _share(batch: Batch, rank: int, world_size: int) -> Batch:

@@ -23,7 +23,7 @@ from trainer.knowledge import Decoder, Knowledge, union
 from trainer.objectives import Lesson, Objective
 from trainer.optimizers import build_optimizer
 from trainer.schedules import factor
-from trainer.scores import masked_lm_scores
+from trainer.scores import score
 from trainer.seeds import derive
 from trainer.state import LearnerState
 
@@ -79,8 +79,7 @@ class LearnerModule(nn.Module):
 
         `step` is the learner's own, on which the objective may depend.
 
-        Without `totals` nothing is learnt: summed loss and number of right predictions at masked
-        positions come back instead, for evaluation.
+        Without `totals` nothing is learnt: the sums of `trainer.scores.score` come back, alone.
         """
         device = batch.input_ids.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16"):
@@ -93,8 +92,8 @@ class LearnerModule(nn.Module):
             )
             decoder = Decoder(*self.model.decoder())
             if totals is None:
-                labels = batch.masked_labels
-                return *masked_lm_scores(features.vocabulary_input, decoder, labels), None
+                sums = score(features, decoder, batch)
+                return sums, sums.new_zeros(0), None
             lesson = Lesson(batch, features, decoder, knowledge, step)
             loss, shares = self.objective(lesson, totals)
         return loss, shares, features
@@ -203,12 +202,12 @@ class Learner:
         return Decoder(whole[0], whole[1] if len(whole) > 1 else None)
 
     @torch.no_grad()
-    def evaluate(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Summed masked-LM loss and number of right predictions on this rank's `batch`."""
+    def evaluate(self, batch: MicroBatch) -> Tensor:
+        """The sums of `trainer.scores.score` over this rank's `batch`."""
         self.engine.eval()
-        loss, correct, _ = self.engine(batch)
+        sums, _, _ = self.engine(batch)
         self.engine.train(self.is_trained)
-        return loss, correct
+        return sums
 
     def _may_step(self) -> bool:
         if self.config.zero_stage:

@@ -14,7 +14,8 @@ Keys, all optional but ``step``:
 ``LEARNER/lr``, ``LEARNER/grad_norm``
 ``tokens_per_second``, ``mfu``        the whole job's, since the last logged step
 ``memory``                            bytes, the largest over ranks
-``val/CORPUS/LEARNER/loss``,            on the held-out split of a corpus; also ``accuracy``
+``val/CORPUS/LEARNER/loss``,            on the held-out split of a corpus; also ``accuracy`` and,
+                                      where there are pairs, ``pair_accuracy``
 ====================================  ==============================================================
 
 LEARNER is ``teacher`` or ``students/NAME``. Rows may share a step (training, then validation).

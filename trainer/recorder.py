@@ -6,6 +6,7 @@ Only rank 0 says anything. `metrics.jsonl` is the record; the others are views o
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import resource
 import time
 from collections.abc import Mapping, Sequence
@@ -62,8 +63,9 @@ class Recorder:
         row: dict[str, float] = {"step": state.step, "tokens": state.tokens}
         for learner, found in scores.items():
             for corpus, score in found.by_corpus.items():
-                row[metrics.held_out_key(corpus, learner, "loss")] = score.loss
-                row[metrics.held_out_key(corpus, learner, "accuracy")] = score.accuracy
+                for column, value in dataclasses.asdict(score).items():
+                    if value is not None:
+                        row[metrics.held_out_key(corpus, learner, column)] = value
         self._log.append(row)
         self._display.update(state.step, row, [])
 

@@ -1,4 +1,7 @@
-"""How well masked tokens are predicted: summed loss and right answers, a chunk at a time."""
+"""How well masked tokens and pairs are predicted: summed loss and right answers.
+
+Logits over the vocabulary are made a chunk at a time.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from data_pipeline import NO_LABEL
+from model import Features
+from trainer.batches import MicroBatch
 from trainer.knowledge import Decoder
 
 # Positions whose logits are alive together: 1024 x 50k x 4 bytes is 200 MB.
 CHUNK = 1024
+SUMS = 5
 
 
 @torch.no_grad()
-def masked_lm_scores(
-    vocabulary_input: Tensor, decoder: Decoder, labels: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Summed cross-entropy (nats) and number of right top-1 predictions at labelled positions.
+def score(features: Features, decoder: Decoder, batch: MicroBatch) -> Tensor:
+    """What is summed over held-out text, float32 [SUMS].
 
-    vocabulary_input: [P, E]; labels: [P] int64, -100 where nothing is asked. Scalars, float32.
+    Cross-entropy (nats), right top-1 predictions and number of labelled positions; right
+    predictions and number of labelled pairs, 0 and 0 without a pair head.
     """
-    loss = vocabulary_input.new_zeros((), dtype=torch.float32)
-    correct = loss.clone()
-    chunks = zip(_logits(vocabulary_input, decoder), labels.split(CHUNK), strict=True)
-    for logits, targets in chunks:
-        loss += F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
-        correct += (logits.argmax(dim=-1) == targets).sum()
-    return loss, correct
+    loss = features.vocabulary_input.new_zeros((), dtype=torch.float32)
+    right, right_pairs, pairs = loss.clone(), loss.clone(), loss.clone()
+    labels = batch.masked_labels.split(CHUNK)
+    for logits, targets in zip(_logits(features.vocabulary_input, decoder), labels, strict=True):
+        loss += F.cross_entropy(logits, targets, ignore_index=NO_LABEL, reduction="sum")
+        right += (logits.argmax(dim=-1) == targets).sum()
+    if features.pair_logits is not None:
+        right_pairs += (features.pair_logits.argmax(dim=-1) == batch.pair_labels).sum()
+        pairs += (batch.pair_labels != NO_LABEL).sum()
+    masked = (batch.masked_labels != NO_LABEL).sum()
+    return torch.stack([loss, right, masked, right_pairs, pairs])
 
 
 @torch.no_grad()

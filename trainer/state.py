@@ -21,10 +21,11 @@ class LearnerState:
 
 @dataclass
 class HeldOut:
-    """Masked-LM loss (nats) and accuracy on the validation split."""
+    """Masked-LM loss (nats) and accuracy on the validation split; that of pairs, where any are."""
 
     loss: float
     accuracy: float
+    pair_accuracy: float | None = None
 
 
 @dataclass

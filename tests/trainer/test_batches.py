@@ -30,7 +30,7 @@ def test_pair_labels_follow_their_rows_and_are_counted():
 
 
 def test_rows_of_single_segments_have_no_pair_label():
-    batch = tiny.random_batch(1)
+    batch = dataclasses.replace(tiny.random_batch(1), pair_labels=None)
     assert to_device(batch, CPU).pair_labels.tolist() == [NO_LABEL] * 8
     assert count(batch)[-1] == 0
 

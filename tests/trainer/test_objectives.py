@@ -1,4 +1,4 @@
-"""Losses against values worked out by other means, layer maps, and objectives as wholes."""
+"""Layer maps, settings that change with the step, and objectives as wholes."""
 
 from __future__ import annotations
 
@@ -8,72 +8,86 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from model import QKV
-from tests.trainer.tiny import encoder, learner_configs
-from trainer.layer_maps import map_layers
-from trainer.objectives import Objective, ObjectiveConfig, losses
-from trainer.objectives.terms import Attention, Cosine, Hidden, MaskedLanguageModelling, SoftTargets
-
-MASK = torch.tensor([[True, True, True], [True, True, False]])  # B = 2, L = 3
-
-
-def random(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def test_cosine_distance_by_hand():
-    student = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]], [[0.0, 2.0], [1.0, 1.0], [9, 9]]])
-    teacher = torch.tensor([[[2.0, 0.0], [0.0, 1.0], [-3.0, 0]], [[0.0, 1.0], [1.0, 0.0], [0, 1]]])
-    total, count = losses.cosine_distance(student, teacher, MASK)
-    # Angles of 0, 90, 180, 0 and 45 degrees; the last position is padding.
-    assert total.item() == pytest.approx(0 + 1 + 2 + 0 + 1 - 0.5**0.5)
-    assert count.item() == 5
-
-
-def test_hidden_mse_equals_torch_over_attended_positions():
-    student, teacher = random(2, 3, 4), random(2, 3, 4, seed=1)
-    total, count = losses.hidden_mse(student, teacher, MASK)
-    assert (total / count).item() == pytest.approx(F.mse_loss(student[MASK], teacher[MASK]).item())
-
-
-def attention_of(head_width, seed):
-    return QKV(*(random(2, 2, 3, head_width, seed=seed + n) for n in range(3)))
-
-
-@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
-def test_attention_mse_row_by_row(monkeypatch, chunk_bytes):
-    """Against a loop over rows without their padding; different head widths, any chunk size."""
-    monkeypatch.setattr(losses, "SCORE_BYTES", chunk_bytes)
-    student, teacher = attention_of(4, 0), attention_of(8, 10)
-    expected = 0.0
-    for row, length in enumerate([3, 2]):
-        ours, theirs = (
-            qkv.q[row, :, :length] @ qkv.k[row, :, :length].mT / qkv.q.shape[-1] ** 0.5
-            for qkv in (student, teacher)
-        )
-        expected += F.mse_loss(ours, theirs, reduction="sum").item() / 2  # heads
-    total, count = losses.attention_mse(student, teacher, MASK)
-    assert total.item() == pytest.approx(expected)
-    assert count.item() == 3 * 3 + 2 * 2
+import configs
+from model import Capture, build
+from tests.trainer.tiny import encoder, random_batch
+from trainer.batches import Counts, count, to_device
+from trainer.config import JobConfig, LearnerConfig
+from trainer.knowledge import Decoder, detach
+from trainer.layer_maps import at_depth, map_layers
+from trainer.learner import build_module
+from trainer.objectives import Lesson, Objective, ObjectiveConfig
+from trainer.objectives.over_steps import OverSteps
+from trainer.objectives.terms import (
+    Attention,
+    AttentionRelation,
+    AttentionTransfer,
+    Blended,
+    Cosine,
+    Embedding,
+    FeatureMaps,
+    Hidden,
+    MaskedLanguageModelling,
+    MeanTransfer,
+    NextSentence,
+    Patient,
+    Prediction,
+    SentenceOrder,
+    SoftTargets,
+    ValueRelation,
+    VarianceTransfer,
+)
 
 
 @pytest.mark.parametrize(
     ("layers", "student", "teacher", "expected"),
     [
-        ("uniform", 4, 12, [3, 6, 9, 12]),
-        ("top", 4, 12, [9, 10, 11, 12]),
-        ("bottom", 4, 12, [1, 2, 3, 4]),
-        ([1, 1, 7], 3, 12, [1, 1, 7]),
+        ("uniform", 4, 12, {1: 3, 2: 6, 3: 9, 4: 12}),
+        ("top", 4, 12, {1: 9, 2: 10, 3: 11, 4: 12}),
+        ("bottom", 4, 12, {1: 1, 2: 2, 3: 3, 4: 4}),
+        ("skip", 6, 12, {1: 2, 2: 4, 3: 6, 4: 8, 5: 10}),
+        ("last", 6, 12, {1: 7, 2: 8, 3: 9, 4: 10, 5: 11}),
+        ("final", 5, 12, {5: 12}),
+        ([1, 1, 7], 3, 12, {1: 1, 2: 1, 3: 7}),
+        ({4: 9, 2: 1}, 4, 12, {2: 1, 4: 9}),
     ],
 )
 def test_layer_maps(layers, student, teacher, expected):
+    """Those of the papers: TinyBERT's 4 of 12, PKD's 6 of 12, MiniLM's last."""
     assert map_layers(layers, student, teacher) == expected
 
 
-@pytest.mark.parametrize("layers", ["uniform", "middle", [1, 2], [0, 1, 2, 3, 4], [1, 2, 3, 4, 13]])
+@pytest.mark.parametrize(
+    "layers",
+    [*("uniform", "skip", "middle"), [1, 2], [0, 1, 2, 3, 4], [1, 2, 3, 4, 13], {6: 1}, {}],
+)
 def test_maps_that_do_not_exist(layers):
     with pytest.raises(ValueError, match="layers"):
         map_layers(layers, 5, 12)
+
+
+def test_a_single_layer_has_nothing_left_to_be_patient_with():
+    with pytest.raises(ValueError, match="single layer"):
+        map_layers("skip", 1, 12)
+
+
+def test_maps_at_the_same_depth_of_a_teacher_that_has_not_grown():
+    mapped = {0: 0, 1: 3, 2: 6, 3: 9, 4: 12}
+    assert at_depth(mapped, 12, 12) == mapped
+    assert at_depth(mapped, 12, 6) == {0: 0, 1: 2, 2: 3, 3: 5, 4: 6}
+    assert at_depth(mapped, 12, 3) == {0: 0, 1: 1, 2: 2, 3: 3, 4: 3}
+
+
+def test_settings_over_steps():
+    assert OverSteps.read(0.5, "weight").at(10**6) == 0.5
+    setting = OverSteps.read({100: 1.0, 300: 0.0}, "weight")
+    assert [setting.at(step) for step in (0, 100, 150, 300, 400)] == [1.0, 1.0, 0.75, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("setting", ["high", {}, {"soon": 1.0}, {-1: 1.0}, float("nan"), [1.0]])
+def test_settings_that_are_none(setting):
+    with pytest.raises(ValueError, match="weight: "):
+        MaskedLanguageModelling(setting)
 
 
 WIDER = {"hidden_size": 64, "heads": 4}
@@ -82,11 +96,14 @@ WIDER = {"hidden_size": 64, "heads": 4}
 @pytest.mark.parametrize(
     ("config", "student", "complaint"),
     [
-        (ObjectiveConfig(), {}, "at least one term"),
         (ObjectiveConfig(cosine=Cosine()), WIDER, "cosine"),
         (ObjectiveConfig(attention=Attention()), {"heads": 2}, "attention"),
         (ObjectiveConfig(soft=SoftTargets()), {"vocab_size": 98}, "vocabulary"),
-        (ObjectiveConfig(hidden=Hidden(layers="middle")), {}, "layers"),
+        (ObjectiveConfig(hidden=Hidden(layers="middle")), {}, "hidden: layers"),
+        (ObjectiveConfig(patient=Patient()), WIDER, "patient"),
+        (ObjectiveConfig(feature_maps=FeatureMaps()), WIDER, "feature_maps"),
+        (ObjectiveConfig(hidden=Hidden(layer_weights=[1.0])), {}, "hidden: layer_weights"),
+        (ObjectiveConfig(hidden=Hidden(layer_weights=[0.0] * 5)), {}, "must not be 0"),
     ],
 )
 def test_objectives_that_do_not_fit_say_which_term(config, student, complaint):
@@ -94,34 +111,235 @@ def test_objectives_that_do_not_fit_say_which_term(config, student, complaint):
         Objective(config, encoder(**student), encoder(), seed=0)
 
 
-def test_counts_of_terms_are_those_the_step_divides_by():
-    """Every term's own count is the field of Counts that its unit names."""
-    from tests.trainer.tiny import random_batch
-    from trainer.batches import Counts, count, to_device
-    from trainer.knowledge import Decoder, detach
-    from trainer.learner import build_module
-    from trainer.objectives import Lesson
+EVERYTHING = ObjectiveConfig(
+    mlm=MaskedLanguageModelling(2.0),
+    nsp=NextSentence(),
+    sop=SentenceOrder(),
+    soft=SoftTargets(5.0, 2.0),
+    prediction=Prediction(),
+    blended=Blended(),
+    cosine=Cosine(),
+    embedding=Embedding(),
+    hidden=Hidden(),
+    attention=Attention(),
+    patient=Patient(),
+    feature_maps=FeatureMaps(),
+    attention_transfer=AttentionTransfer(),
+    mean_transfer=MeanTransfer(),
+    variance_transfer=VarianceTransfer(),
+    attention_relation=AttentionRelation(),
+    value_relation=ValueRelation(),
+)
 
-    configs = learner_configs((0, 0, 0))
-    teacher_config = configs["teacher"].model
-    batch = random_batch(5)
+
+def lesson_of(config, seed=5, step=0, **student):
+    """What a student of this objective sees of a random batch, its objective, and the totals."""
+    config = LearnerConfig(model=encoder(layers=2, **student), objective=config)
+    batch = random_batch(seed)
     micro, totals = to_device(batch, torch.device("cpu")), Counts(*torch.tensor(count(batch)))
-    teacher = build_module("teacher", configs["teacher"], teacher_config, 0)
-    for name in ("students/distilbert", "students/tinybert"):
-        student = build_module(name, configs[name], teacher_config, 0)
-        views = [
-            module.model.features(
-                micro.input_ids, micro.segment_ids, micro.padding_mask, micro.masked_positions, what
-            )
-            for module, what in (
-                (teacher, student.objective.teacher_capture(0)),
-                (student, student.objective.student_capture(0)),
-            )
-        ]
-        knowledge = detach(views[0], Decoder(*teacher.model.decoder()))
-        lesson = Lesson(micro, views[1], Decoder(*student.model.decoder()), knowledge)
-        for term in student.objective.by_name.values():
-            assert term(lesson)[1].item() == getattr(totals, term.unit).item(), name
+    teacher = build(encoder(), seed=1).eval()  # without dropout
+    module = build_module("students/a", config, encoder(), 0)
+    views = [
+        model.features(
+            micro.input_ids, micro.segment_ids, micro.padding_mask, micro.masked_positions, what
+        )
+        for model, what in (
+            (teacher, module.objective.teacher_capture(step)),
+            (module.model, module.objective.student_capture(step)),
+        )
+    ]
+    knowledge = detach(views[0], Decoder(*teacher.decoder()))
+    lesson = Lesson(micro, views[1], Decoder(*module.model.decoder()), knowledge, step)
+    return lesson, module.objective, totals
+
+
+def test_everything_is_a_term():
+    names = [field.name for field in dataclasses.fields(ObjectiveConfig)]
+    assert list(EVERYTHING.terms()) == names
+
+
+@pytest.mark.parametrize("positions", ["masked", "attended"])
+def test_counts_of_terms_are_those_the_step_divides_by(positions):
+    """Every term's own count is the field of Counts that its unit names."""
+    config = dataclasses.replace(
+        EVERYTHING,
+        soft=SoftTargets(positions=positions),
+        cosine=Cosine(positions=positions),
+    )
+    lesson, objective, totals = lesson_of(config)
+    for name, term in objective.by_name.items():
+        assert term(lesson)[1].item() == getattr(totals, term.unit).item(), name
+    assert {objective.by_name[name].unit for name in ("soft", "cosine")} == {positions}
+
+
+def test_the_objective_is_the_weighted_sum_of_its_terms():
+    """Terms that share a projection come to what they are by themselves, gradients too."""
+    config = dataclasses.replace(EVERYTHING, soft=SoftTargets(3.0, 2.0, positions="attended"))
+    lesson, objective, totals = lesson_of(config)
+    inputs = [lesson.features.vocabulary_input, lesson.features.everywhere, lesson.decoder.weight]
+    loss, shares = objective(lesson, totals)
+    fused = torch.autograd.grad(loss, inputs, retain_graph=True)
+    separate = {
+        name: term(lesson)[0] / getattr(totals, term.unit)
+        for name, term in objective.by_name.items()
+    }
+    weights = objective.weights(0)
+    expected = sum(weights[name] * value for name, value in separate.items())
+    for share, (name, value) in zip(shares, separate.items(), strict=True):
+        torch.testing.assert_close(share, value.detach(), msg=name)
+    torch.testing.assert_close(loss, expected)
+    for ours, plain in zip(fused, torch.autograd.grad(expected, inputs), strict=True):
+        assert (ours - plain).norm() < 1e-6 * plain.norm()
+
+
+def test_soft_targets_at_all_attended_positions_equal_the_plain_formula():
+    """DistilBERT's: T^2 KL, batchmean over the positions that are attended."""
+    lesson, objective, totals = lesson_of(
+        ObjectiveConfig(soft=SoftTargets(1.0, 2.0, positions="attended"))
+    )
+    loss, _ = objective(lesson, totals)
+    ours, theirs = (
+        F.linear(x, decoder.weight, decoder.bias)[lesson.batch.attention_mask.flatten()]
+        for x, decoder in (
+            (lesson.features.everywhere, lesson.decoder),
+            (lesson.knowledge.everywhere, lesson.knowledge.decoder),
+        )
+    )
+    expected = F.kl_div(
+        F.log_softmax(ours / 2, -1), F.softmax(theirs / 2, -1), reduction="batchmean"
+    )
+    torch.testing.assert_close(loss, expected * 2**2)
+    masked = lesson.features.everywhere[lesson.batch.masked_positions]
+    torch.testing.assert_close(masked, lesson.features.vocabulary_input)
+
+
+def test_prediction_and_patience_are_the_original_codes_means():
+    """TinyBERT's mean over positions and labels; PKD's over rows, layers and width."""
+    config = ObjectiveConfig(prediction=Prediction(1.0, 2.0), patient=Patient(layers={1: 1, 2: 4}))
+    lesson, objective, totals = lesson_of(config)
+    _, shares = objective(lesson, totals)
+    labelled = lesson.batch.masked_labels >= 0
+    ours, theirs = (
+        F.linear(x[labelled], decoder.weight, decoder.bias) / 2
+        for x, decoder in (
+            (lesson.features.vocabulary_input, lesson.decoder),
+            (lesson.knowledge.vocabulary_input, lesson.knowledge.decoder),
+        )
+    )
+    tinybert = (-F.softmax(theirs, -1) * F.log_softmax(ours, -1)).mean()
+    student, teacher = (
+        torch.stack([F.normalize(states[layer][:, 0], dim=-1) for layer in layers], dim=1)
+        for states, layers in (
+            (lesson.features.hidden_states, (1, 2)),
+            (lesson.knowledge.hidden_states, (1, 4)),
+        )
+    )
+    torch.testing.assert_close(shares[0], tinybert.detach())
+    torch.testing.assert_close(shares[1], F.mse_loss(student, teacher).detach())
+
+
+def test_layers_that_weigh_nothing_cost_nothing():
+    weights = [1.0, 0.0, 0.5]  # embedding output, layer 1, layer 2
+    lesson, objective, totals = lesson_of(ObjectiveConfig(hidden=Hidden(layer_weights=weights)))
+    assert objective.teacher_capture(0).hidden_states == (0, 4)
+    assert list(lesson.features.hidden_states) == [0, 2]
+    projection = objective.terms["hidden"].projection
+    mask = lesson.batch.attention_mask
+    expected = sum(
+        weight
+        * F.mse_loss(
+            projection(lesson.features.hidden_states[ours][mask]),
+            lesson.knowledge.hidden_states[theirs][mask],
+        )
+        for weight, ours, theirs in ((1.0, 0, 0), (0.5, 2, 4))
+    )
+    torch.testing.assert_close(objective(lesson, totals)[0], expected)
+
+
+def test_terms_are_on_while_they_weigh_something():
+    config = ObjectiveConfig(
+        mlm=MaskedLanguageModelling({0: 0.0, 10: 1.0}), soft=SoftTargets({0: 1.0, 10: 0.0}, 2.0)
+    )
+    for step, names in ((0, {"soft"}), (5, {"mlm", "soft"}), (10, {"mlm"})):
+        lesson, objective, totals = lesson_of(config, step=step)
+        loss, shares = objective(lesson, totals)
+        assert objective.weights(step) == {"mlm": step / 10, "soft": 1 - step / 10}
+        assert objective.needs_teacher_logits(step) == ("soft" in names)
+        assert {name for name, share in zip(objective.terms, shares, strict=True) if share} == names
+        weights = torch.tensor(list(objective.weights(step).values()))
+        torch.testing.assert_close(loss.detach(), shares @ weights)
+
+
+def test_an_objective_that_weighs_nothing_for_a_while_still_runs():
+    config = ObjectiveConfig(mlm=MaskedLanguageModelling({0: 0.0, 10: 0.0, 20: 1.0}))
+    lesson, objective, totals = lesson_of(config)
+    loss, shares = objective(lesson, totals)
+    loss.backward()
+    assert loss.item() == 0 < shares.item()
+
+
+def test_temperatures_follow_the_step():
+    config = ObjectiveConfig(soft=SoftTargets(1.0, {0: 4.0, 10: 1.0}))
+    for step, temperature in ((0, 4.0), (10, 1.0)):
+        fixed = ObjectiveConfig(soft=SoftTargets(1.0, temperature))
+        ours, theirs = (
+            objective(lesson, totals)[0]
+            for lesson, objective, totals in (lesson_of(config, step=step), lesson_of(fixed))
+        )
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_maps_follow_a_teacher_that_grows():
+    """Half the teacher: the same projection learns from the layers at the same depths."""
+    config = ObjectiveConfig(hidden=Hidden(), attention=Attention())
+    objective = Objective(config, encoder(layers=2), encoder(), seed=0)
+    before = objective.terms["hidden"].projection.weight.clone()
+    assert objective.teacher_capture(0) == Capture((0, 2, 4), (2, 4))
+    objective.follow(2)
+    assert objective.teacher_capture(0) == Capture((0, 1, 2), (1, 2))
+    assert objective.student_capture(0) == Capture((0, 1, 2), (1, 2))
+    assert torch.equal(objective.terms["hidden"].projection.weight, before)
+    objective.follow(4)
+    assert objective.teacher_capture(0) == Capture((0, 2, 4), (2, 4))
+
+
+def test_the_objective_decides_whether_there_is_a_pair_head():
+    assert LearnerConfig(encoder(), ObjectiveConfig(nsp=NextSentence())).model.pair_head
+    assert not LearnerConfig(
+        encoder(), ObjectiveConfig(mlm=MaskedLanguageModelling())
+    ).model.pair_head
+    with pytest.raises(ValueError, match=r"^model\.pooler"):
+        LearnerConfig(encoder(pooler="none"), ObjectiveConfig(sop=SentenceOrder()))
+
+
+@pytest.mark.parametrize(
+    ("term", "packing"), [("nsp", "sop"), ("sop", "segment_pair"), ("nsp", "full_sentences")]
+)
+def test_pairs_need_a_packing_that_makes_them(tmp_path, term, packing):
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"{{name: a, steps: 1, data: {{path: b, packing: {packing}}}, "
+        f"teacher: {{objective: {{mlm: {{}}}}}}, students: {{s: {{objective: {{{term}: {{}}}}}}}}}}"
+    )
+    with pytest.raises(configs.ConfigError, match=rf"students\.s\.objective\.{term}: .*{packing}"):
+        configs.load(str(path), JobConfig, "job")
+
+
+def test_settings_are_read_from_yaml_and_the_command_line(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "{name: a, steps: 1, data: {path: b}, teacher: {objective: {mlm: {}}}, students: {s: "
+        "{objective: {soft: {weight: {0: 1.0, 100: 0.5}}, hidden: {layers: {1: 2}}}}}}"
+    )
+    override = "students.s.objective.soft.temperature={0: 4, 50: 1}"
+    job = configs.load(str(path), JobConfig, "job", [override])
+    soft = job.students["s"].objective.soft
+    assert OverSteps.read(soft.weight, "weight").at(50) == 0.75
+    assert OverSteps.read(soft.temperature, "temperature").at(25) == 2.5
+    assert job.students["s"].objective.hidden.layers == {1: 2}
+    written = tmp_path / "written.yaml"
+    written.write_text(configs.dump(job))
+    assert configs.load(str(written), JobConfig, "job") == job
 
 
 def test_projections_are_a_function_of_the_seed():
@@ -135,11 +353,11 @@ def test_projections_are_a_function_of_the_seed():
 
 def test_a_student_takes_what_it_has_of_its_teachers_layers():
     """A DistilBERT out of a BERT: no pooler, no segments. Nothing may be missing, though."""
-    from model import build, select_layers
+    from model import select_layers
     from trainer.errors import TrainingError
-    from trainer.learner import build_module
 
-    config = learner_configs((0, 0, 0))["students/distilbert"]
+    mlm = ObjectiveConfig(mlm=MaskedLanguageModelling())
+    config = LearnerConfig(model=encoder(layers=2), objective=mlm)
     teacher = build(encoder(), seed=1)
     weights = select_layers(teacher.state_dict(), [0, 3])
     narrow = dataclasses.replace(config, model=encoder(layers=2, pooler="none", segment_types=0))

@@ -1,4 +1,4 @@
-"""A tiny teacher with a DistilBERT-style and a TinyBERT-style student, and random batches."""
+"""A tiny teacher with two students that between them use most terms, and random batches."""
 
 from __future__ import annotations
 
@@ -15,10 +15,19 @@ from trainer.learner import TEACHER, Learner, Workload, student_key
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import (
     Attention,
+    AttentionRelation,
+    AttentionTransfer,
+    Blended,
     Cosine,
+    FeatureMaps,
     Hidden,
     MaskedLanguageModelling,
+    MeanTransfer,
+    NextSentence,
+    Patient,
     SoftTargets,
+    ValueRelation,
+    VarianceTransfer,
 )
 
 VOCABULARY, LENGTH, CAPACITY = 97, 16, 3
@@ -32,14 +41,30 @@ def encoder(**changes: Any) -> EncoderConfig:
 
 def learner_configs(stages: tuple[int, int, int]) -> dict[str, LearnerConfig]:
     """The teacher and both students, at these ZeRO stages."""
-    mlm = MaskedLanguageModelling()
+    mlm, nsp = MaskedLanguageModelling(), NextSentence()
     distilbert = ObjectiveConfig(
-        mlm=MaskedLanguageModelling(2.0), soft=SoftTargets(5.0, 2.0), cosine=Cosine()
+        mlm=MaskedLanguageModelling(2.0),
+        nsp=nsp,
+        soft=SoftTargets(5.0, 2.0, positions="attended"),
+        cosine=Cosine(),
+        patient=Patient(10.0),
+        feature_maps=FeatureMaps(1.0),
+        attention_transfer=AttentionTransfer(),
+        mean_transfer=MeanTransfer(5.0),
+        variance_transfer=VarianceTransfer(),
     )
-    tinybert = ObjectiveConfig(mlm=mlm, soft=SoftTargets(), hidden=Hidden(), attention=Attention())
+    tinybert = ObjectiveConfig(
+        mlm=mlm,
+        soft=SoftTargets(),
+        blended=Blended(),
+        hidden=Hidden(),
+        attention=Attention(),
+        attention_relation=AttentionRelation(),
+        value_relation=ValueRelation(),
+    )
     return {
         TEACHER: LearnerConfig(
-            model=encoder(), objective=ObjectiveConfig(mlm=mlm), zero_stage=stages[0]
+            model=encoder(), objective=ObjectiveConfig(mlm=mlm, nsp=nsp), zero_stage=stages[0]
         ),
         student_key("distilbert"): LearnerConfig(
             model=encoder(layers=2), objective=distilbert, zero_stage=stages[1]
@@ -70,7 +95,7 @@ def my_rows(batch: Batch) -> Batch:
 
 
 def random_batch(seed: int, rows: int = 8) -> Batch:
-    """Rows of different lengths with different numbers of masked positions."""
+    """Pairs of different lengths with different numbers of masked positions."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(LENGTH // 2, LENGTH + 1, rows)
     attention_mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int64)
@@ -84,7 +109,7 @@ def random_batch(seed: int, rows: int = 8) -> Batch:
         attention_mask=attention_mask,
         masked_positions=np.where(slots, positions, 0),
         masked_labels=np.where(slots, labels, -100),
-        pair_labels=None,
+        pair_labels=rng.integers(0, 2, rows),
         sample_ids=np.arange(rows),
         epochs=np.zeros(rows, np.int64),
     )

@@ -80,6 +80,14 @@ def _main_charts(run: RunFiles) -> Iterator[LineChart]:
         from_zero=True,
         shares=True,
     )
+    yield LineChart(
+        "Accuracy of pairs on held-out text",
+        "Share of pairs of segments whose order or succession is predicted right",
+        _held_out(run, "pair_accuracy"),
+        percent,
+        marks=marks,
+        shares=True,
+    )
     steps, speed = run.curve("tokens_per_second")
     yield LineChart(
         "Speed",

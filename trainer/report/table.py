@@ -10,6 +10,7 @@ from rich.table import Table
 
 from trainer.report.words import percent, plain_name, short
 
+SHARES_AND_SPEED = ("kept", "agrees", "tokens/s", "ms/seq")
 WIDTH = 10_000  # a line is never broken: paths stay copyable
 
 
@@ -20,14 +21,15 @@ def student_table(evaluation: dict[str, Any]) -> str:
     """
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("learner")
-    for heading in ("parameters", "loss", "accuracy", "kept", "agrees", "tokens/s", "ms/seq"):
-        table.add_column(heading, justify="right")
     learners = evaluation["learners"]
+    pairs = any(facts.get("pair_accuracy") is not None for facts in learners.values())
+    for heading in ("parameters", "loss", "accuracy", *["pairs"] * pairs, *SHARES_AND_SPEED):
+        table.add_column(heading, justify="right")
     exported = any("export" in facts for facts in learners.values())
     if exported:
         table.add_column("exported to", no_wrap=True)
     for name, facts in learners.items():
-        table.add_row(*_cells(name, facts), *([facts.get("export", "")] if exported else []))
+        table.add_row(*_cells(name, facts, pairs), *([facts.get("export", "")] if exported else []))
     unigram = evaluation["unigram"]
     table.add_row("(unigram)", "", f"{unigram['loss']:.3f}", percent(unigram["accuracy"]))
     out = io.StringIO()
@@ -37,19 +39,21 @@ def student_table(evaluation: dict[str, Any]) -> str:
 
 
 _LEGEND = (
-    "loss and accuracy: of masked tokens in held-out text; kept: share of the teacher's accuracy;\n"
-    "agrees: same first choice as the teacher; parameters: without the heads; tokens/s: of the\n"
-    "encoder alone, on this machine; ms/seq: the same for a single sequence"
+    "loss and accuracy: of masked tokens in held-out text; pairs: share of pairs of segments told\n"
+    "right; kept: share of the teacher's accuracy; agrees: same first choice as the teacher;\n"
+    "parameters: without the heads; tokens/s: of the encoder alone, on this machine; ms/seq: the\n"
+    "same for a single sequence"
 )
 
 
-def _cells(name: str, facts: dict[str, Any]) -> list[str]:
-    kept, agreement = facts["retention"], facts["agreement"]
+def _cells(name: str, facts: dict[str, Any], pairs: bool) -> list[str]:
+    kept, agreement, told = facts["retention"], facts["agreement"], facts.get("pair_accuracy")
     return [
         plain_name(name),
         short(facts["parameters"]),
         f"{facts['loss']:.3f}",
         percent(facts["accuracy"]),
+        *([percent(told) if told is not None else ""] if pairs else []),
         "" if kept is None or name == "teacher" else percent(kept),
         "" if agreement is None else percent(agreement["top_1"]),
         short(facts["tokens_per_second"]),
