@@ -85,12 +85,12 @@ class LearnerConfig:
             raise ValueError("dropout must be from 0 up to 1")
         if self.gradient_clipping < 0:
             raise ValueError("gradient_clipping must be 0 (off) or positive")
+        if self.frozen:
+            self._refuse_training()
         if self.objective.needs_pair_head():
             if self.model.pooler == "none":
                 raise ValueError("model.pooler: pairs are read from it; set it to tanh or first")
             self.model = dataclasses.replace(self.model, pair_head=True)
-        if self.frozen:
-            self._refuse_training()
 
     def _refuse_training(self) -> None:
         """A frozen learner has nothing but a model and where it comes from."""

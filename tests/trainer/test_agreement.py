@@ -12,6 +12,8 @@ from model import EncoderConfig, build
 from trainer.agreement import agreement
 from trainer.config import EvaluationConfig, JobConfig, LearnerConfig
 from trainer.held_out import ValidationSet
+from trainer.objectives import ObjectiveConfig
+from trainer.objectives.terms import MaskedLanguageModelling
 
 CPU = torch.device("cpu")
 
@@ -20,7 +22,8 @@ CPU = torch.device("cpu")
 def validation(corpus) -> ValidationSet:
     data = DataConfig(path=str(corpus), sequence_length=32)
     evaluation = EvaluationConfig(sequences=16)
-    return ValidationSet(JobConfig("job", 1, data, LearnerConfig(), evaluation=evaluation))
+    teacher = LearnerConfig(objective=ObjectiveConfig(mlm=MaskedLanguageModelling()))
+    return ValidationSet(JobConfig("job", 1, data, teacher, evaluation=evaluation))
 
 
 def small(seed: int, **sizes: int):
