@@ -1,0 +1,146 @@
+"""Run a study: each arm with each seed through the command line; then print its table.
+
+    python benchmarks/study.py online --corpus runs/enwiki
+
+A study is a YAML in ``configs/study/``. An arm is a job: the sections that all arms share, and its
+own over them. In an arm, ``$seed`` and ``$runs`` stand for the seed and the folder of the study's
+runs, so that an arm can begin with what an earlier one left (``$runs/ARM-$seed/exports/teacher``).
+What has finished is not run again; ``key=value`` overrides change every job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import yaml
+
+import configs
+
+Facts = Mapping[str, Any]  # of one learner, from `evaluation.json`
+
+
+@dataclass
+class ArmConfig:
+    """One kind of run: its sections of a job, and the learners of it that the table shows."""
+
+    job: dict[str, Any] = field(default_factory=dict)
+    learners: list[str] = field(default_factory=lambda: ["teacher"])
+
+
+@dataclass
+class StudyConfig:
+    """What is asked, the job that all arms share, and the scores of the table."""
+
+    question: str
+    job: dict[str, Any]
+    arms: dict[str, ArmConfig]
+    seeds: list[int]
+    scores: list[str] = field(default_factory=lambda: ["accuracy", "loss"])
+
+
+def main() -> None:
+    """Run what is missing, and print the table."""
+    arguments = _arguments()
+    study = configs.load(arguments.study, StudyConfig, "study")
+    folder = Path(arguments.runs, Path(arguments.study).stem).absolute()
+    if not arguments.table_only:
+        jobs = list(job_files(study, folder, arguments.seeds or study.seeds, arguments.arms))
+        overrides = [f"data.path={Path(arguments.corpus).absolute()}", *arguments.overrides]
+        for job in jobs:
+            _train(job, overrides)
+    print(f"{study.question}\n")
+    print(table(study, folder))
+
+
+def job_files(
+    study: StudyConfig, folder: Path, seeds: Sequence[int], arms: Sequence[str] = ()
+) -> Iterator[Path]:
+    """Write the job of every seed of every arm (or of those named), and return its file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = folder / "shared.yaml"
+    shared.write_text(yaml.safe_dump(study.job), encoding="utf-8")
+    for seed in seeds:
+        for name in arms or study.arms:
+            own = {**study.arms[name].job, "name": f"{name}-{seed}", "seed": seed}
+            job = {"base": str(shared), **own, "runs": str(folder)}
+            text = Template(yaml.safe_dump(job)).substitute(runs=folder, seed=seed)
+            path = folder / f"{name}-{seed}.yaml"
+            path.write_text(text, encoding="utf-8")
+            yield path
+
+
+def table(study: StudyConfig, folder: Path) -> str:
+    """A row for each learner of each arm: mean and standard deviation of its scores over seeds.
+
+    The last column is the first score's difference to the first row's, seed by seed: what two rows
+    share by their seed (order of the data, masks) does not blur it.
+    """
+    reference: dict[int, Facts] = {}
+    lines = []
+    for name, arm in study.arms.items():
+        for learner in arm.learners:
+            found = _results(study, folder, name, learner)
+            reference = reference or found
+            differences = [
+                found[seed][study.scores[0]] - reference[seed][study.scores[0]]
+                for seed in found.keys() & reference.keys()
+            ]
+            columns = [[facts[score] for facts in found.values()] for score in study.scores]
+            cells = [name, learner, len(found), *map(spread, [*columns, differences])]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    titles = ["arm", "learner", "seeds", *study.scores, "difference"]
+    return "\n".join([f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", *lines])
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and, of several values, sample standard deviation: ``0.2345 ± 0.0012``."""
+    if len(values) < 2:
+        return f"{values[0]:.4f}" if values else ""
+    return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
+
+
+def _results(study: StudyConfig, folder: Path, arm: str, learner: str) -> dict[int, Facts]:
+    """The learner's final scores by seed, where the run has finished and the learner joined."""
+    key = learner if learner == "teacher" else f"students/{learner}"
+    found = {}
+    for seed in study.seeds:
+        path = folder / f"{arm}-{seed}" / "evaluation.json"
+        if path.exists():
+            learners = json.loads(path.read_text(encoding="utf-8"))["learners"]
+            if key in learners:
+                found[seed] = learners[key]
+    return found
+
+
+def _train(job: Path, overrides: Sequence[str]) -> None:
+    """Run the job, or go on with it; one that has finished only says so."""
+    print(f"== {job.stem}", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "tandem", "train", str(job), "--nproc", "1", *overrides]
+    code = subprocess.run(command, stdout=sys.stderr).returncode
+    if code:
+        sys.exit(code)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("study", help="a name or file of configs/study")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for every job")
+    parser.add_argument("--corpus", default="corpus", help="made by `tandem data build`")
+    parser.add_argument("--runs", default="runs/studies", help="where the runs go")
+    parser.add_argument("--arms", nargs="+", default=[], help="only these")
+    parser.add_argument("--seeds", nargs="+", type=int, help="instead of the study's")
+    parser.add_argument("--table-only", action="store_true", help="of what has finished")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
