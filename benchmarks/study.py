@@ -124,7 +124,7 @@ def _results(study: StudyConfig, folder: Path, arm: str, learner: str) -> dict[i
 def _train(job: Path, overrides: Sequence[str]) -> None:
     """Run the job, or go on with it; one that has finished only says so."""
     print(f"== {job.stem}", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "tandem", "train", str(job), "--nproc", "1", *overrides]
+    command = [sys.executable, "-m", "tandem", "train", str(job), *overrides]
     code = subprocess.run(command, stdout=sys.stderr).returncode
     if code:
         sys.exit(code)
