@@ -47,9 +47,9 @@ class StudyConfig:
     scores: list[str] = field(default_factory=lambda: ["accuracy", "loss"])
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run what is missing, and print the table."""
-    arguments = _arguments()
+    arguments = _arguments(argv)
     study = configs.load(arguments.study, StudyConfig, "study")
     folder = Path(arguments.runs, Path(arguments.study).stem).absolute()
     if not arguments.table_only:
@@ -130,16 +130,24 @@ def _train(job: Path, overrides: Sequence[str]) -> None:
         sys.exit(code)
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("study", help="a name or file of configs/study")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for every job")
     parser.add_argument("--corpus", default="corpus", help="made by `tandem data build`")
     parser.add_argument("--runs", default="runs/studies", help="where the runs go")
-    parser.add_argument("--arms", nargs="+", default=[], help="only these")
-    parser.add_argument("--seeds", nargs="+", type=int, help="instead of the study's")
+    parser.add_argument("--arms", type=_words, default=[], help="only these, as in one,two")
+    parser.add_argument("--seeds", type=_numbers, help="instead of the study's, as in 1,2")
     parser.add_argument("--table-only", action="store_true", help="of what has finished")
-    return parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import configs
+from benchmarks.study import StudyConfig
 from cluster.config import ClusterConfig
 from data_pipeline import DataConfig
 from model import EncoderConfig
@@ -17,6 +18,7 @@ SCHEMAS = {
     "data": DataConfig,
     "job": JobConfig,
     "model": EncoderConfig,
+    "study": StudyConfig,
 }
 FILES = sorted((ROOT / "configs").glob("*/*.yaml"))
 EXAMPLES = [
