@@ -10,7 +10,6 @@ What has finished is not run again; ``key=value`` overrides change every job.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+import click
 import yaml
 
 import configs
@@ -47,18 +47,35 @@ class StudyConfig:
     scores: list[str] = field(default_factory=lambda: ["accuracy", "loss"])
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run what is missing, and print the table."""
-    arguments = _arguments(argv)
-    study = configs.load(arguments.study, StudyConfig, "study")
-    folder = Path(arguments.runs, Path(arguments.study).stem).absolute()
-    if not arguments.table_only:
-        jobs = list(job_files(study, folder, arguments.seeds or study.seeds, arguments.arms))
-        overrides = [f"data.path={Path(arguments.corpus).absolute()}", *arguments.overrides]
-        for job in jobs:
-            _train(job, overrides)
-    print(f"{study.question}\n")
-    print(table(study, folder))
+@click.command()
+@click.argument("name", metavar="[STUDY]", required=False)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--corpus", default="corpus", help="Made by `tandem data build`.")
+@click.option("--runs", default="runs/studies", show_default=True, help="Where the runs go.")
+@click.option("--arm", "arms", multiple=True, help="Only this one; may be repeated.")
+@click.option("--seed", "seeds", type=int, multiple=True, help="Instead of the study's.")
+def main(
+    name: str | None,
+    overrides: tuple[str, ...],
+    corpus: str,
+    runs: str,
+    arms: tuple[str, ...],
+    seeds: tuple[int, ...],
+) -> None:
+    """Run what is missing of STUDY (a name or file of configs/study), and print the table.
+
+    Without STUDY, say which there are.
+    """
+    if name is None:
+        for path in sorted(Path(configs.__file__).parent.glob("study/*.yaml")):
+            question = configs.load(path.stem, StudyConfig, "study").question
+            click.echo(f"{path.stem}: {question}")
+        return
+    study = configs.load(name, StudyConfig, "study")
+    folder = Path(runs, Path(name).stem).absolute()
+    for job in job_files(study, folder, seeds or study.seeds, arms):
+        train(job, [f"data.path={Path(corpus).absolute()}", *overrides])
+    click.echo(f"{study.question}\n\n{table(study, folder)}")
 
 
 def job_files(
@@ -76,6 +93,15 @@ def job_files(
             path = folder / f"{name}-{seed}.yaml"
             path.write_text(text, encoding="utf-8")
             yield path
+
+
+def train(job: Path, overrides: Sequence[str]) -> None:
+    """Run the job, or go on with it; one that has finished only says so."""
+    print(f"== {job.stem}", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "tandem", "train", str(job), *overrides]
+    code = subprocess.run(command, stdout=sys.stderr).returncode
+    if code:
+        sys.exit(code)
 
 
 def table(study: StudyConfig, folder: Path) -> str:
@@ -119,35 +145,6 @@ def _results(study: StudyConfig, folder: Path, arm: str, learner: str) -> dict[i
             if key in learners:
                 found[seed] = learners[key]
     return found
-
-
-def _train(job: Path, overrides: Sequence[str]) -> None:
-    """Run the job, or go on with it; one that has finished only says so."""
-    print(f"== {job.stem}", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "tandem", "train", str(job), *overrides]
-    code = subprocess.run(command, stdout=sys.stderr).returncode
-    if code:
-        sys.exit(code)
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("study", help="a name or file of configs/study")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for every job")
-    parser.add_argument("--corpus", default="corpus", help="made by `tandem data build`")
-    parser.add_argument("--runs", default="runs/studies", help="where the runs go")
-    parser.add_argument("--arms", type=_words, default=[], help="only these, as in one,two")
-    parser.add_argument("--seeds", type=_numbers, help="instead of the study's, as in 1,2")
-    parser.add_argument("--table-only", action="store_true", help="of what has finished")
-    return parser.parse_args(argv)
-
-
-def _words(text: str) -> list[str]:
-    return text.split(",")
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
 
 
 if __name__ == "__main__":
