@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +107,14 @@ def sentencepiece_alone(text: str, model: str, cores: int) -> Took:
 def whole_build(text: str, tokenizer_dir: str, cores: int) -> Took:
     """A build from start to end."""
     keep_to(cores)
+
+    def whole() -> None:
+        build([text], tokenizer_dir, f"{folder}/corpus", workers=cores)
+        # What the server of the processes and these have used is known once it has ended.
+        forkserver._forkserver._stop()
+
     with tempfile.TemporaryDirectory() as folder:
-        return clocked(lambda: build([text], tokenizer_dir, f"{folder}/corpus", workers=cores))
+        return clocked(whole)
 
 
 def keep_to(cores: int) -> None:

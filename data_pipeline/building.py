@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
+import tokenizers
 
 from data_pipeline import tokenization
 from data_pipeline.corpus import FORMAT, SPLITS
@@ -144,7 +145,7 @@ class _Build:
 
     def __init__(self, options: BuildOptions, folder: Path) -> None:
         self.options, self.folder = options, folder
-        _, self.vocabulary = tokenization.load(Path(options.tokenizer_dir))
+        self.tokenizer, self.vocabulary = tokenization.load(Path(options.tokenizer_dir))
         # Looks at every input before anything is written.
         self.share = slice_of(options.inputs, options.reading, options.task, options.tasks)
         self.identity = _identity(options, self.vocabulary.fingerprint, self.share)
@@ -163,7 +164,7 @@ class _Build:
         self._resume()
         saved = time.monotonic()
         for chunk, encoded in encode_all(
-            self._remaining(), self.options.tokenizer_dir, self.options.reading, workers
+            self._remaining(), self.tokenizer, self.vocabulary, self.options.reading, workers
         ):
             self._take(encoded)
             if on_progress:
@@ -267,7 +268,7 @@ class _Build:
             self.folder,
             self.options.tokenizer_dir,
             self.identity,
-            self.vocabulary,
+            (self.tokenizer, self.vocabulary),
             asdict(self.tally),
         )
         self.journal.remove()
@@ -278,11 +279,14 @@ def finish_folder(
     folder: Path,
     tokenizer_dir: str,
     identity: dict,
-    vocabulary: tokenization.Vocabulary,
+    loaded: tuple[tokenizers.Tokenizer, tokenization.Vocabulary],
     tally: dict,
 ) -> dict:
-    """Add what is not in the splits, `corpus.json` last. Returns its contents."""
-    tokenizer, _ = tokenization.load(Path(tokenizer_dir))
+    """Add what is not in the splits, `corpus.json` last. Returns its contents.
+
+    `loaded` is what `tokenization.load` gives for `tokenizer_dir`.
+    """
+    vocabulary = loaded[1]
     tree = {
         "format": FORMAT,
         "identity": identity,
@@ -292,7 +296,7 @@ def finish_folder(
     }
     with disk_errors(folder):
         names = tokenization.install(Path(tokenizer_dir), folder / "tokenizer")
-        np.save(folder / "word_starts.npy", tokenization.word_starts(tokenizer, vocabulary))
+        np.save(folder / "word_starts.npy", tokenization.word_starts(*loaded))
         tree["tokenizer_files"] = names
         part = folder / ".corpus.json.part"
         part.write_text(json.dumps(tree, indent=2) + "\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 from bisect import bisect_left
 from collections import deque
@@ -12,22 +11,23 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from data_pipeline import tokenization
 from data_pipeline.documents import Problem, RawChunk, Reading, parse
 from data_pipeline.errors import DataError
 from data_pipeline.sentences import sentence_ends
 from data_pipeline.shards import token_dtype
-from data_pipeline.word_encoding import Ids, WordEncoder
+from data_pipeline.tokenization import Vocabulary
+from data_pipeline.word_encoding import DocumentIds, WordEncoder
 
 DIGEST_BYTES = 16
 QUEUED_PER_WORKER = 3
 LOOKUP_TOKENS = 4096
+
+EncoderArguments = tuple[tokenizers.Tokenizer, Vocabulary, Reading]
 
 
 @dataclass(frozen=True)
@@ -45,59 +45,54 @@ class EncodedChunk:
 class Encoder:
     """Encodes raw chunks with one tokenizer."""
 
-    def __init__(self, tokenizer_dir: str, reading: Reading) -> None:
-        self._tokenizer, vocabulary = tokenization.load(Path(tokenizer_dir))
-        self._words = WordEncoder(self._tokenizer)
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, reading: Reading
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._words = WordEncoder(tokenizer, vocabulary.sep)
         self._dtype = token_dtype(vocabulary.vocab_size)
         self._reading = reading
 
     def __call__(self, chunk: RawChunk) -> EncodedChunk:
         """The documents of a chunk as ids; sentences without tokens vanish."""
         parsed = parse(chunk, self._reading)
-        documents = [
-            [sentence for sentence in sentences if sentence]
-            for sentences in self._sentences(parsed.documents)
-        ]
-        sentences = list(itertools.chain.from_iterable(documents))
-        lengths = np.fromiter(map(len, sentences), np.uint16, len(sentences))
+        documents = list(self._encode(parsed.documents))
+        sentences = [one.sentences[one.sentences > 0] for one in documents]
         return EncodedChunk(
-            tokens=np.fromiter(
-                itertools.chain.from_iterable(sentences), self._dtype, lengths.sum(dtype=int)
-            ),
-            sentences=lengths,
-            documents=np.fromiter(map(len, documents), np.uint32, len(documents)),
+            tokens=_joined([one.tokens for one in documents], self._dtype),
+            sentences=_joined(sentences, np.dtype(np.uint16)),
+            documents=np.fromiter(map(len, sentences), np.uint32, len(sentences)),
             digests=[digest(text) for text in parsed.documents],
             problems=parsed.problems,
             characters=sum(map(len, parsed.documents)),
         )
 
-    def _sentences(self, documents: list[str]) -> Iterator[list[Ids]]:
-        """The ids of each sentence of each document."""
+    def _encode(self, documents: list[str]) -> Iterator[DocumentIds]:
+        """The ids of each document."""
         ends = [sentence_ends(text) for text in documents]
         found = self._words(documents, ends)
-        rest = [number for number, sentences in enumerate(found) if sentences is None]
+        rest = [number for number, one in enumerate(found) if one is None]
         whole = encode_whole(
             self._tokenizer,
             [documents[number] for number in rest],
             [ends[number] for number in rest],
         )
-        for sentences in found:
-            yield next(whole) if sentences is None else sentences
+        for one in found:
+            yield next(whole) if one is None else one
 
 
 def encode_whole(
     tokenizer: tokenizers.Tokenizer, documents: list[str], ends: list[list[int]]
-) -> Iterator[list[Ids]]:
-    """The ids of each sentence of each document, encoded whole and cut where the tokens lie."""
+) -> Iterator[DocumentIds]:
+    """The ids of each document, encoded whole; sentences are cut where the tokens lie."""
     encoded = tokenizer.encode_batch(documents, add_special_tokens=False)
     for one, text, stops in zip(encoded, documents, ends, strict=True):
         cuts = _cuts_by_lookup(one, text, stops) if len(one) <= LOOKUP_TOKENS else None
         if cuts is None:
             starts = [start for start, _ in one.offsets]
             cuts = [bisect_left(starts, end) for end in stops[:-1]]
-        bounds = itertools.accumulate([0, *cuts, len(one)], max)
-        ids = one.ids
-        yield [ids[start:end] for start, end in itertools.pairwise(bounds)]
+        bounds = np.maximum.accumulate([0, *cuts, len(one)])
+        yield DocumentIds(np.array(one.ids, np.int64), np.diff(bounds))
 
 
 def _cuts_by_lookup(encoded: tokenizers.Encoding, text: str, ends: list[int]) -> list[int] | None:
@@ -130,24 +125,29 @@ def held_out(document_digest: bytes, val_fraction: float) -> bool:
 
 
 def encode_all(
-    chunks: Iterable[RawChunk], tokenizer_dir: str, reading: Reading, workers: int
+    chunks: Iterable[RawChunk],
+    tokenizer: tokenizers.Tokenizer,
+    vocabulary: Vocabulary,
+    reading: Reading,
+    workers: int,
 ) -> Iterator[tuple[RawChunk, EncodedChunk]]:
     """Each chunk with its encoding, in order, by `workers` processes (1: this one)."""
     if workers > 1:
-        yield from _in_processes(chunks, tokenizer_dir, reading, workers)
+        yield from _in_processes(chunks, (tokenizer, vocabulary, reading), workers)
         return
-    encoder = Encoder(tokenizer_dir, reading)
+    encoder = Encoder(tokenizer, vocabulary, reading)
     for chunk in chunks:
         yield chunk, encoder(chunk)
 
 
 def _in_processes(
-    chunks: Iterable[RawChunk], tokenizer_dir: str, reading: Reading, workers: int
+    chunks: Iterable[RawChunk], encoder: EncoderArguments, workers: int
 ) -> Iterator[tuple[RawChunk, EncodedChunk]]:
-    # Spawned, not forked: the tokenizer library has threads that do not survive a fork.
-    with ProcessPoolExecutor(
-        workers, get_context("spawn"), _start_worker, (tokenizer_dir, reading)
-    ) as pool:
+    # Forked from a process that has imported what they need and nothing more: this one may have
+    # threads of the tokenizer library, which do not survive a fork.
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(workers, context, _start_worker, encoder) as pool:
         queue: deque[tuple[RawChunk, Future[EncodedChunk]]] = deque()
         try:
             for chunk in chunks:
@@ -169,12 +169,18 @@ def _in_processes(
 _encoder: Encoder | None = None  # of a worker process
 
 
-def _start_worker(tokenizer_dir: str, reading: Reading) -> None:
+def _start_worker(
+    tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, reading: Reading
+) -> None:
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _encoder = Encoder(tokenizer_dir, reading)
+    _encoder = Encoder(tokenizer, vocabulary, reading)
 
 
 def _work(chunk: RawChunk) -> EncodedChunk:
     assert _encoder is not None
     return _encoder(chunk)
+
+
+def _joined(arrays: list[NDArray], dtype: np.dtype) -> NDArray:
+    return np.concatenate([np.zeros(0, dtype), *arrays], dtype=dtype, casting="unsafe")

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline import tokenization
 from data_pipeline.building import Tally, finish_folder, part_folder
 from data_pipeline.corpus import SPLITS, Corpus, CorpusSplit
 from data_pipeline.encoding import DIGEST_BYTES, held_out
@@ -51,9 +52,14 @@ def merge(folder: str) -> dict:
     identity = {
         key: value for key, value in trees[0]["identity"].items() if key not in ("files", "task")
     }
-    tree = finish_folder(out, str(corpus.tokenizer_dir), identity, corpus.vocabulary, vars(tally))
+    tree = _finish(out, corpus, identity, tally)
     shutil.rmtree(parts_folder)
     return tree
+
+
+def _finish(folder: Path, part: Corpus, identity: dict, tally: Tally) -> dict:
+    loaded = tokenization.load(part.tokenizer_dir)
+    return finish_folder(folder, str(part.tokenizer_dir), identity, loaded, vars(tally))
 
 
 def _tree(folder: Path) -> dict:
@@ -140,7 +146,7 @@ def _rewrite(part: Path, digests: list[bytes], keep: NDArray[np.bool_]) -> None:
     tally.duplicates += int((~keep).sum())
     kept = [one for one, wanted in zip(digests, keep, strict=True) if wanted]
     (fresh / "digests.bin").write_bytes(b"".join(kept))
-    finish_folder(fresh, str(corpus.tokenizer_dir), identity, corpus.vocabulary, vars(tally))
+    _finish(fresh, corpus, identity, tally)
     part.rename(old)
     fresh.rename(part)
     shutil.rmtree(old)
