@@ -189,16 +189,17 @@ class JobConfig:
             raise ValueError(
                 "teacher.objective: a teacher has nobody to learn from; use mlm, nsp, sop"
             )
-        self._require_pairs()
+        self._require_data()
         if self.teacher.start != StartConfig() or self.teacher.init.teacher_layers is not None:
             raise ValueError("teacher.start and teacher.init.teacher_layers are for students")
 
-    def _require_pairs(self) -> None:
-        """Refuse objectives over pairs that the packing does not make."""
+    def _require_data(self) -> None:
+        """Refuse objectives about pairs or masked positions that the data does not have."""
         packings = [packing for _, packing in self.data.lengths_and_packings()]
+        masked = self.data.masking.highest_rate > 0
         learners = {f"students.{name}": config for name, config in self.students.items()}
         for section, config in {"teacher": self.teacher, **learners}.items():
             try:
-                config.objective.require_packings(packings)
+                config.objective.require_data(packings, masked)
             except ValueError as error:
                 raise ValueError(f"{section}.objective.{error}") from error

@@ -15,7 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline import NO_LABEL, Batch, BatchStream, CorpusSplit, DataConfig, open_corpora
+from data_pipeline import (
+    NO_LABEL,
+    Batch,
+    BatchStream,
+    CorpusSplit,
+    DataConfig,
+    MaskingConfig,
+    open_corpora,
+)
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
 from trainer.scores import SUMS
@@ -42,8 +50,10 @@ class ValidationSet:
 
     def __init__(self, config: JobConfig) -> None:
         """Raise DataError when a corpus of the job has no validation split."""
-        # Held-out scores are to be compared over time: one length, one packing, one rate.
-        still = dataclasses.replace(config.data.masking, final_rate=None)
+        # Held-out scores are to be compared over time: one length, one packing, one rate, also for
+        # learners that read text which is not masked.
+        rate = config.data.masking.rate or MaskingConfig().rate
+        still = dataclasses.replace(config.data.masking, rate=rate, final_rate=None)
         data = dataclasses.replace(config.data, phases=[], mixture={}, masking=still)
         wanted = config.evaluation.sequences
         self._opened = open_corpora(config.data)

@@ -313,15 +313,21 @@ def test_the_objective_decides_whether_there_is_a_pair_head():
 
 
 @pytest.mark.parametrize(
-    ("term", "packing"), [("nsp", "sop"), ("sop", "segment_pair"), ("nsp", "full_sentences")]
+    ("term", "data", "complaint"),
+    [
+        ("nsp", "packing: sop", "sop has no such pairs; it takes segment_pair or sentence_pair"),
+        ("sop", "packing: segment_pair", "segment_pair has no such pairs; it takes sop"),
+        ("nsp", "packing: full_sentences", "full_sentences has no such pairs"),
+        ("soft", "masking: {rate: 0.0}", "reads masked positions, but data.masking.rate is 0"),
+    ],
 )
-def test_pairs_need_a_packing_that_makes_them(tmp_path, term, packing):
+def test_terms_need_data_with_what_they_are_about(tmp_path, term, data, complaint):
     path = tmp_path / "job.yaml"
     path.write_text(
-        f"{{name: a, steps: 1, data: {{path: b, packing: {packing}}}, "
-        f"teacher: {{objective: {{mlm: {{}}}}}}, students: {{s: {{objective: {{{term}: {{}}}}}}}}}}"
+        f"{{name: a, steps: 1, data: {{path: b, {data}}}, teacher: {{frozen: true, "
+        f"init: {{pretrained: c}}}}, students: {{s: {{objective: {{{term}: {{}}}}}}}}}}"
     )
-    with pytest.raises(configs.ConfigError, match=rf"students\.s\.objective\.{term}: .*{packing}"):
+    with pytest.raises(configs.ConfigError, match=rf"students\.s\.objective\.{term}: {complaint}"):
         configs.load(str(path), JobConfig, "job")
 
 

@@ -72,8 +72,14 @@ class ObjectiveConfig:
         """Whether any term reads the model's pair head."""
         return bool(self._pair_terms())
 
-    def require_packings(self, packings: Collection[str]) -> None:
-        """Raise ValueError, naming the term, unless `packings` make the pairs that it is about."""
+    def require_data(self, packings: Collection[str], masked: bool) -> None:
+        """Raise ValueError, naming the term, unless sequences have what it is about.
+
+        `packings` are those of the data; `masked` is whether positions are masked.
+        """
+        for name, section in self.terms().items():
+            if section.reads_masked and not masked:
+                raise ValueError(f"{name}: reads masked positions, but data.masking.rate is 0")
         for name, section in self._pair_terms().items():
             wrong = [one for one in packings if one in _OTHERS[type(section)]]
             if wrong or not set(packings) & set(section.packings):

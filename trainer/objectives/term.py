@@ -54,6 +54,11 @@ class TermConfig(ABC):
         """Refuse weights that are no numbers."""
         OverSteps.read(self.weight, "weight")
 
+    @property
+    def reads_masked(self) -> bool:
+        """Whether it is about masked positions, and so about nothing in text without them."""
+        return False
+
     @abstractmethod
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
         """The term for this pair of models; ValueError, saying why, if it does not fit them."""

@@ -43,6 +43,11 @@ class Cosine(TermConfig):
         if self.positions not in POSITIONS:
             raise ValueError(f"positions must be one of {POSITIONS}, not {self.positions}")
 
+    @property
+    def reads_masked(self) -> bool:
+        """See `TermConfig.reads_masked`."""
+        return self.positions == MASKED
+
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
         """See `TermConfig.build`."""
         _require_one_width(student, teacher)

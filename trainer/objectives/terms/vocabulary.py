@@ -31,6 +31,11 @@ class MaskedLanguageModelling(TermConfig):
 
     from_teacher: ClassVar[bool] = False
 
+    @property
+    def reads_masked(self) -> bool:
+        """See `TermConfig.reads_masked`."""
+        return True
+
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
         """See `TermConfig.build`."""
         return MaskedLanguageModellingTerm(self)
@@ -64,6 +69,11 @@ class SoftTargets(TermConfig):
         _require_positive(self.temperature)
         if self.positions not in POSITIONS:
             raise ValueError(f"positions must be one of {POSITIONS}, not {self.positions}")
+
+    @property
+    def reads_masked(self) -> bool:
+        """See `TermConfig.reads_masked`."""
+        return self.positions == MASKED
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
         """See `TermConfig.build`."""
@@ -103,6 +113,11 @@ class Prediction(TermConfig):
         """Refuse temperatures that mean nothing."""
         super().__post_init__()
         _require_positive(self.temperature)
+
+    @property
+    def reads_masked(self) -> bool:
+        """See `TermConfig.reads_masked`."""
+        return True
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
         """See `TermConfig.build`."""
@@ -144,6 +159,11 @@ class Blended(TermConfig):
         super().__post_init__()
         if not 0 <= self.teacher_share <= 1:
             raise ValueError("teacher_share must lie between 0 and 1")
+
+    @property
+    def reads_masked(self) -> bool:
+        """See `TermConfig.reads_masked`."""
+        return True
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
         """See `TermConfig.build`."""

@@ -1,0 +1,104 @@
+"""Every shipped job trains two steps, at tiny widths, through the real command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import configs
+from model import EncoderConfig, build, save_pretrained
+from tests.conftest import REPOSITORY, command_environment
+from trainer import metrics
+from trainer.config import JobConfig
+
+JOBS = sorted(path.stem for path in (REPOSITORY / "configs" / "job").glob("*.yaml"))
+AT_ONCE = "{step: 0, teacher_loss: null, teacher_accuracy_over_unigram: null}"
+VOCABULARY, LENGTH = 600, 32  # of the corpus that all tests share
+
+
+def narrow(config: EncoderConfig) -> EncoderConfig:
+    """The same architecture and depth, as narrow as its heads allow."""
+    width = 2 * config.heads
+    return dataclasses.replace(
+        config,
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        ffn_size=16,
+        embedding_size=8 if config.word_size != config.hidden_size else 0,
+        bottleneck_size=width if config.bottleneck_size else 0,
+        pad_token_id=min(config.pad_token_id, 1),
+    )
+
+
+def changes(section: str, config: EncoderConfig) -> list[str]:
+    """Overrides that make a section's model `narrow`."""
+    small = dataclasses.asdict(narrow(config))
+    return [
+        f"{section}.model.{key}={small[key]}"
+        for key, value in dataclasses.asdict(config).items()
+        if small[key] != value
+    ]
+
+
+def arguments(name: str, corpus: Path, folder: Path) -> list[str]:
+    """What `tandem` is told; a frozen teacher's checkpoint is made here."""
+    job = configs.load(name, JobConfig, "job", ["data.path=anything"])
+    teacher = narrow(job.teacher.model)
+    if job.teacher.frozen:
+        save_pretrained(build(teacher, seed=1), folder / name, corpus / "tokenizer")
+    sizes = [
+        *changes("teacher", job.teacher.model),
+        *(c for key, one in job.students.items() for c in changes(f"students.{key}", one.model)),
+    ]
+    return [
+        *("train", name, *sizes, f"runs={folder}", "steps=2", f"data.path={corpus}"),
+        *(f"data.sequence_length={LENGTH}", "data.phases=[]", "log={every: 1, wandb: disabled}"),
+        *("batch={size: 4, micro_batch: 2}", "evaluation={every: 2, sequences: 4}"),
+        *(f"students.{key}.start={AT_ONCE}" for key in job.students),
+        *([f"teacher.init.pretrained={folder / name}"] if job.teacher.frozen else []),
+    ]
+
+
+@pytest.fixture(scope="module")
+def runs(corpus, tmp_path_factory):
+    """The folder of every job's run, and name -> (exit code, what it printed)."""
+    folder = tmp_path_factory.mktemp("jobs")
+    told = {name: arguments(name, corpus, folder / "teachers") for name in JOBS}
+    listed = folder / "arguments.json"
+    listed.write_text(json.dumps(told), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.configs.run_jobs", str(listed)],
+        env=command_environment(),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    return folder / "teachers", {name: (code, output) for name, code, output in lines}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_shipped_job_trains(runs, name):
+    folder, outcomes = runs
+    code, output = outcomes[name]
+    assert code == 0, output
+    job = configs.load(str(folder / name / "config.yaml"), JobConfig, "job")
+    rows = metrics.read(folder / name / "metrics.jsonl")
+    last = [row for row in rows if row["step"] == 2]
+    trained = {f"students/{key}": one for key, one in job.students.items()}
+    if not job.teacher.frozen:
+        trained["teacher"] = job.teacher
+    for learner, config in trained.items():
+        for term in config.objective.terms():
+            assert any(f"{learner}/{term}" in row for row in last), (learner, term)
+        assert any(f"val/data/{learner}/loss" in row for row in last)
+        assert (folder / name / "exports" / learner.removeprefix("students/")).is_dir()
+    pairs = {"nsp", "sop"} & set(job.teacher.objective.terms())
+    assert any("val/data/teacher/pair_accuracy" in row for row in last) == bool(pairs)
