@@ -1,4 +1,4 @@
-"""Forward and backward time of both attention kernels: the table behind `attention_kernel`.
+"""Forward and backward time of both attention kernels on a CPU, behind `choose_kernel`.
 
 python benchmarks/model_attention.py --threads 1
 """
@@ -11,7 +11,7 @@ import time
 import torch
 from torch import Tensor
 
-from model import attention
+from model.attention_kernel import FUSED, PLAIN, Reach, attend
 
 HEADS, HEAD_SIZE, TOKENS = 4, 64, 2048
 
@@ -25,12 +25,11 @@ def main() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for padded in (False, True):
             for length in (64, 128, 256, 512):
-                plain, fused = (_measure(k, dtype, padded, length) for k in ("plain", "fused"))
+                plain, fused = (_measure(k, dtype, padded, length) for k in (PLAIN, FUSED))
                 print(f"{dtype}, {padded}, {length}: {plain:.1f}, {fused:.1f}")
 
 
 def _measure(kernel: str, dtype: torch.dtype, padded: bool, length: int) -> float:
-    chosen, attention.attention_kernel = attention.attention_kernel, lambda *_: kernel
     rows = TOKENS // length
     q, k, v = (_operand(rows, length, dtype) for _ in range(3))
     visible = None
@@ -40,10 +39,9 @@ def _measure(kernel: str, dtype: torch.dtype, padded: bool, length: int) -> floa
     times = []
     for _ in range(4):
         began = time.process_time()
-        mixed = attention.attend(q, k, v, visible, 0.0).transpose(1, 2).flatten(2)
+        mixed = attend(q, k, v, Reach(kernel, visible), 0.0).transpose(1, 2).flatten(2)
         mixed.backward(torch.ones_like(mixed))
         times.append(time.process_time() - began)
-    attention.attention_kernel = chosen
     return 1000 * min(times)
 
 

@@ -24,6 +24,7 @@ from model.vocabulary_loss import chunked_cross_entropy
 
 SIZES = {"small": (256, 4, 4), "base": (768, 12, 12)}  # hidden size, layers, heads
 V, L, MASKED = 30522, 128, 19
+MASKED_ONLY = model.Capture(last_hidden_state=False)
 
 Loss = Callable[[], Tensor]
 
@@ -95,7 +96,7 @@ def _ours(sizes: tuple[int, int, int], ids: Tensor, positions: Tensor) -> tuple[
     labels = ids.view(-1)[positions]
 
     def loss() -> Tensor:
-        found = trained.features(ids, masked_positions=positions, only_masked=True)
+        found = trained.features(ids, masked_positions=positions, capture=MASKED_ONLY)
         total, count = chunked_cross_entropy(found.vocabulary_input, *trained.decoder(), labels)
         return total / count
 

@@ -1,22 +1,16 @@
-"""Multi-head self-attention: the kernels, the one place that chooses, and the sublayer."""
+"""The attention half of a layer: bottleneck, projections, rotary positions, norm and residual."""
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from model.attention_kernel import Reach, attend
 from model.config import EncoderConfig
 from model.parts import DenseNorm, make_norm
-from model.precision import Dense, is_native
-
-# Longest sequence for which plain matrix products are used on a CPU: in bfloat16 the fused kernel
-# takes 3.4 times as long at L = 128, in float32 about as long there, with four times the rounding
-# error in the gradients, and half as long at 512 (with AVX-512).
-_CPU_PLAIN_LENGTH = {torch.bfloat16: 384, torch.float16: 384, torch.float32: 192}
+from model.precision import Dense
 
 
 class QKV(NamedTuple):
@@ -25,64 +19,6 @@ class QKV(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-
-
-def attention_kernel(device: str, dtype: torch.dtype, length: int, masked: bool) -> str:
-    """The fastest kernel, ``plain`` or ``fused``, by device type, dtype, length and padding mask.
-
-    Measured by benchmarks/model_attention.py, forward and backward. Never depends on whether a
-    layer is captured, so that the bits do not either. An exported graph serves every length.
-    """
-    if torch.compiler.is_exporting():
-        return "plain"
-    if device != "cpu":
-        return "fused"
-    return "plain" if length <= _CPU_PLAIN_LENGTH.get(dtype, 0) else "fused"
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float) -> Tensor:
-    """Scaled dot-product attention.
-
-    q, k, v [B, A, L, D]; `visible` bool, broadcastable to [B, A, L, L], True where a key may be
-    seen, or None for everywhere; `dropout` the probability for attention weights. Returns
-    [B, A, L, D].
-    """
-    if not is_native(q.device.type, q.dtype):
-        with torch.autocast(q.device.type, enabled=False):
-            return attend(q.float(), k.float(), v.float(), visible, dropout).to(q.dtype)
-    kernel = attention_kernel(q.device.type, q.dtype, q.shape[2], visible is not None)
-    if kernel == "fused":
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=dropout)
-    weights = F.softmax(attention_scores(q, k, visible), dim=-1)
-    if visible is not None and visible.shape[2] > 1:
-        # A padded position far from every real one sees no key at all; the fused kernel gives 0.
-        weights = weights * visible
-    if dropout:
-        weights = F.dropout(weights, dropout)
-    return weights @ v
-
-
-def attention_scores(q: Tensor, k: Tensor, visible: Tensor | None = None) -> Tensor:
-    """``q k' / sqrt(D)`` [B, A, L, L]; the dtype's lowest value where `visible` is False."""
-    scores = (q * (1.0 / math.sqrt(q.shape[-1]))) @ k.transpose(-1, -2)
-    if visible is None:
-        return scores
-    return scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-
-
-def visible_keys(attention_mask: Tensor | None, length: int, window: int,
-                 device: torch.device) -> Tensor | None:  # fmt: skip
-    """Which keys each query sees: bool [B or 1, 1, L or 1, L], or None for all of them.
-
-    `attention_mask` [B, L] is nonzero at real tokens. A `window` lets a position see
-    window // 2 neighbours on either side; 0, or one that covers the sequence, hides nothing.
-    """
-    visible = None if attention_mask is None else (attention_mask != 0)[:, None, None, :]
-    if window and (torch.compiler.is_exporting() or length - 1 > window // 2):
-        position = torch.arange(length, device=device)
-        near = (position[:, None] - position[None, :]).abs() <= window // 2
-        visible = near[None, None] if visible is None else visible & near
-    return visible
 
 
 def rotary_angles(length: int, head_size: int, theta: float, device: torch.device) -> Tensor:
@@ -150,13 +86,13 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        visible: Tensor | None = None,
+        reach: Reach,
         angles: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Map x [B, L, hidden] to (y [B, L, inner], q, k, v), the latter [B, A, L, D].
 
-        `visible` as in `attend`; `angles` [2, L, D] turns q and k where positions are rotary.
+        `angles` [2, L, D] turns q and k where positions are rotary.
         With `rows` int64 [P], flat indices into B * L, y is [P, inner], at these positions only.
         """
         pre_norm = self.config.norm_placement == "pre"
@@ -170,7 +106,7 @@ class Attention(nn.Module):
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
         dropout = self.config.attention_dropout if self.training else 0.0
-        mixed = attend(q, k, v, visible, dropout).transpose(1, 2).flatten(2)
+        mixed = attend(q, k, v, reach, dropout).transpose(1, 2).flatten(2)
         if rows is not None:
             mixed, residual = at_rows(mixed, rows), at_rows(residual, rows)
         y = residual + self.dropout(self.output(mixed))

@@ -9,10 +9,12 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.attention import QKV, Attention, at_rows, rotary_angles, visible_keys
+from model.attention import QKV, Attention, at_rows, rotary_angles
+from model.attention_kernel import Reach, reach
 from model.config import EncoderConfig
 from model.feed_forward import FeedForwardStack
 from model.parts import make_norm
+from model.precision import product_dtype
 from model.sharing import attention_units, feed_forward_units
 
 
@@ -22,12 +24,18 @@ class Capture:
 
     Hidden state 0 is the embedding output and i the output of layer i, 1 to N; attention layers
     count from 1 to N. `everywhere` asks for the vocabulary projection's input at every position,
-    besides the masked ones.
+    besides the masked ones. `last_hidden_state` asks for it at every position, and for what is
+    pooled from it: whoever reads neither gets the same losses and gradients for less work without.
     """
 
     hidden_states: tuple[int, ...] = ()
     attention: tuple[int, ...] = ()
     everywhere: bool = False
+    last_hidden_state: bool = True
+
+    def reads_last_layer(self, layers: int) -> bool:
+        """Whether the output of the last of so many layers is needed at every position."""
+        return self.last_hidden_state or self.everywhere or layers in self.hidden_states
 
 
 class Encoded(NamedTuple):
@@ -73,7 +81,7 @@ class Encoder(nn.Module):
         capture: Capture,
         last_rows: Tensor | None = None,
     ) -> Encoded:
-        """Run the layers on x [B, L, H]; `attention_mask` [B, L] is nonzero at real tokens.
+        """Run the layers on x [B, L, H]; `attention_mask` as in `visible_keys`.
 
         With `last_rows` int64 [P] the last layer ends at these flat positions of B * L only, and
         the last hidden state is [P, H].
@@ -83,12 +91,12 @@ class Encoder(nn.Module):
         attention: dict[int, QKV] = {}
         for i in range(self.config.layers):
             number = i + 1
-            visible, angles = nearby if self.config.is_local(i) else everywhere
+            reached, angles = nearby if self.config.is_local(i) else everywhere
             rows = last_rows if number == self.config.layers else None
             run = partial(
                 self._layer,
                 i,
-                visible=visible,
+                reached=reached,
                 angles=angles,
                 rows=rows,
                 capture_attention=number in capture.attention,
@@ -110,29 +118,33 @@ class Encoder(nn.Module):
         i: int,
         x: Tensor,
         *,
-        visible: Tensor | None,
+        reached: Reach,
         angles: Tensor | None,
         rows: Tensor | None,
         capture_attention: bool,
     ) -> tuple[Tensor, ...]:
-        y, q, k, v = self.attention[self.attention_plan[i]](x, visible, angles, rows)
+        y, q, k, v = self.attention[self.attention_plan[i]](x, reached, angles, rows)
         layer_input = x if rows is None else at_rows(x, rows)
         y = self.feed_forward[self.feed_forward_plan[i]](y, layer_input)
         return (y, q, k, v) if capture_attention else (y,)
 
     def _context(
         self, x: Tensor, attention_mask: Tensor | None
-    ) -> tuple[tuple[Tensor | None, Tensor | None], tuple[Tensor | None, Tensor | None]]:
-        """Visible keys and rotary angles of the global and of the local layers."""
-        config, length = self.config, x.shape[1]
+    ) -> tuple[tuple[Reach, Tensor | None], tuple[Reach, Tensor | None]]:
+        """What the global and what the local layers see, and their rotary angles."""
+        config, (rows, length, _) = self.config, x.shape
+        operands = (x.device, product_dtype(x))
+        dropout = config.attention_dropout if self.training else 0.0
         contexts = []
         for window, theta in (
             (0, config.global_rope_theta),
             (config.local_window, config.local_rope_theta),
         ):
-            visible = visible_keys(attention_mask, length, window, x.device)
+            reached = reach(
+                attention_mask, window, (rows, length), config.head_size, operands, dropout
+            )
             angles = None
             if config.positions == "rotary":
                 angles = rotary_angles(length, config.head_size, theta, x.device)
-            contexts.append((visible, angles))
+            contexts.append((reached, angles))
         return contexts[0], contexts[1]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.attention import QKV, attention_scores, visible_keys
+from model.attention import QKV
+from model.attention_kernel import attention_scores, visible_keys
 from model.config import EncoderConfig
 from model.embedding import Embeddings
 from model.encoder import Capture, Encoded, Encoder
@@ -25,9 +26,9 @@ class Features:
 
     vocabulary_input: [P, E], the vocabulary projection's input at the masked positions ([B * L, E]
         when none were given). hidden_states: number -> [B, L, H]. attention: number -> QKV.
-        last_hidden_state: [B, L, H], or [P, H] with `only_masked`. pooled: [B, H] or
-        None. pair_logits: [B, 2] or None. everywhere: [B * L, E], the projection's input at every
-        position, or None.
+        last_hidden_state: [B, L, H], or [P, H] at masked positions where the capture does not read
+        it. pooled: [B, H], pair_logits: [B, 2], or None. everywhere: [B * L, E], the projection's
+        input at every position, or None.
     """
 
     vocabulary_input: Tensor
@@ -75,9 +76,11 @@ class MaskedLanguageModel(nn.Module):
         attention_mask: Tensor | None = None,
         capture: Capture = NOTHING,
     ) -> Encoded:
-        """Embeddings and layers only. Ids int64 [B, L]; the mask is nonzero at real tokens.
+        """Embeddings and layers only. Ids int64 [B, L]; the mask [B, L] is nonzero at real tokens.
 
-        Pass no mask when nothing is padded: the kernels without one are faster.
+        Where the padding ends each row, the mask may be int64 [B] instead, the number of real
+        tokens: then no attention kernel that can skip padding works on it. Pass no mask when
+        nothing is padded: the kernels without one are faster.
         """
         return self.encoder(self.embeddings(input_ids, segment_ids), attention_mask, capture)
 
@@ -97,31 +100,28 @@ class MaskedLanguageModel(nn.Module):
         attention_mask: Tensor | None = None,
         masked_positions: Tensor | None = None,
         capture: Capture = NOTHING,
-        only_masked: bool = False,
     ) -> Features:
         """The training path: everything up to, and without, the vocabulary projection.
 
         `masked_positions` int64 [P] indexes the flattened B * L; the head's transform runs there
         only. Losses project `vocabulary_input` with `decoder()` in chunks.
 
-        With `only_masked` the last layer, too, computes nothing but the masked positions after its
-        attention: the same losses and gradients for less work (5% of BERT-base, 12% of a 4-layer
-        model). The last hidden state is then [P, H] and there is no pooled state. It is for
-        learners whose last hidden state nobody else reads; rounding differs from the whole layer.
+        Where the `capture` does not read the last layer's output, that layer, too, computes nothing
+        but the masked positions after its attention (5% of BERT-base's work, 12% of a 4-layer
+        model's, saved). Rounding differs from the whole layer's.
         """
         x = self.embeddings(input_ids, segment_ids)
-        rows = masked_positions if only_masked else None
-        assert rows is None or not (
-            capture.everywhere or self.config.layers in capture.hidden_states
-        )
-        encoded = self.encoder(x, attention_mask, capture, rows)
-        last = encoded.last_hidden_state
-        states = last if rows is not None else last.flatten(0, 1)
-        # A pass of its own: the bits at masked positions are the same with and without it.
-        everywhere = self.head(states) if capture.everywhere else None
-        if masked_positions is not None and rows is None:
-            states = states.index_select(0, masked_positions)
-        pooled = None if self.pooler is None or rows is not None else self.pooler(last)
+        whole = masked_positions is None or capture.reads_last_layer(self.config.layers)
+        encoded = self.encoder(x, attention_mask, capture, None if whole else masked_positions)
+        last = states = encoded.last_hidden_state
+        everywhere = pooled = None
+        if whole:
+            states = last.flatten(0, 1)
+            # A pass of its own: the bits at masked positions are the same with and without it.
+            everywhere = self.head(states) if capture.everywhere else None
+            pooled = None if self.pooler is None else self.pooler(last)
+            if masked_positions is not None:
+                states = states.index_select(0, masked_positions)
         pair_logits = None
         if self.pair_head is not None and pooled is not None:
             pair_logits = self.pair_head(self.pair_dropout(pooled))

@@ -57,5 +57,5 @@ def _compare(
 
 def _vocabulary_input(model: MaskedLanguageModel, batch: MicroBatch) -> Tensor:
     return model.features(
-        batch.input_ids, batch.segment_ids, batch.padding_mask, batch.masked_positions
+        batch.input_ids, batch.segment_ids, batch.lengths, batch.masked_positions
     ).vocabulary_input

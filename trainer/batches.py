@@ -29,9 +29,12 @@ class MicroBatch:
     pair_labels: Tensor  # [B] int64, 0 or 1; -100 where a row has none
 
     @property
-    def padding_mask(self) -> Tensor | None:
-        """The attention mask where it hides anything: the kernels without one are faster."""
-        return self.attention_mask if self.is_padded else None
+    def lengths(self) -> Tensor | None:
+        """Tokens of each row, int64 [B], where anything is padded: kernels without are faster.
+
+        Padding follows the tokens, so that this says as much as the attention mask does.
+        """
+        return self.attention_mask.sum(dim=1) if self.is_padded else None
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class _Measurement:
     def _score(self, model: MaskedLanguageModel) -> Scores:
         def of_batch(batch: MicroBatch) -> Tensor:
             features = model.features(
-                batch.input_ids, batch.segment_ids, batch.padding_mask, batch.masked_positions
+                batch.input_ids, batch.segment_ids, batch.lengths, batch.masked_positions
             )
             return score(features, Decoder(*model.decoder()), batch)
 
@@ -109,7 +109,7 @@ def _encoding_seconds(model: MaskedLanguageModel, batch: MicroBatch) -> float:
     seconds: list[float] = []
     while sum(seconds) < SPEED_SECONDS or len(seconds) < 3:
         began = time.perf_counter()
-        model.encode(batch.input_ids, batch.segment_ids, batch.padding_mask)
+        model.encode(batch.input_ids, batch.segment_ids, batch.lengths)
         if batch.input_ids.is_cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)

@@ -86,7 +86,7 @@ class LearnerModule(nn.Module):
             features = self.model.features(
                 batch.input_ids,
                 batch.segment_ids,
-                batch.padding_mask,
+                batch.lengths,
                 batch.masked_positions,
                 capture,
             )

@@ -30,7 +30,7 @@ def _sizes(layers: int, hidden: int, heads: int, ffn: int, **more: object) -> di
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "intermediate_size": ffn,
-        "max_position_embeddings": 60,
+        "max_position_embeddings": 160,
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
         **more,
@@ -40,14 +40,14 @@ def _sizes(layers: int, hidden: int, heads: int, ffn: int, **more: object) -> di
 def _distilbert(layers: int, hidden: int, heads: int, ffn: int, **more: object) -> DistilBertConfig:
     return DistilBertConfig(
         vocab_size=VOCABULARY, n_layers=layers, dim=hidden, n_heads=heads, hidden_dim=ffn,
-        max_position_embeddings=60, dropout=0.0, attention_dropout=0.0, **more,
+        max_position_embeddings=160, dropout=0.0, attention_dropout=0.0, **more,
     )  # fmt: skip
 
 
 def _modernbert(layers: int, hidden: int, heads: int, ffn: int, **more: object) -> ModernBertConfig:
     return ModernBertConfig(
         vocab_size=VOCABULARY, num_hidden_layers=layers, hidden_size=hidden,
-        num_attention_heads=heads, intermediate_size=ffn, max_position_embeddings=60,
+        num_attention_heads=heads, intermediate_size=ffn, max_position_embeddings=160,
         pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2, **more,
     )  # fmt: skip
 
@@ -60,6 +60,8 @@ CASES = {
     "bert relu": BertForPreTraining(
         BertConfig(**_sizes(1, 28, 4, 112, hidden_act="relu", layer_norm_eps=1e-6))
     ),
+    # From 32 on, long sequences go through the fused kernel.
+    "bert wide heads": BertForPreTraining(BertConfig(**_sizes(2, 66, 2, 50))),
     "roberta": RobertaForMaskedLM(
         RobertaConfig(**_sizes(3, 30, 2, 41, type_vocab_size=1, layer_norm_eps=1e-5))
     ),
@@ -94,6 +96,7 @@ CASES = {
         MobileBertConfig(**_sizes(2, 30, 5, 40, embedding_size=12, use_bottleneck=False))
     ),
     "modernbert": ModernBertForMaskedLM(_modernbert(5, 36, 3, 27, local_attention=6)),
+    "modernbert wide heads": ModernBertForMaskedLM(_modernbert(3, 64, 2, 31, local_attention=8)),
     "modernbert with biases": ModernBertForMaskedLM(
         _modernbert(
             3,

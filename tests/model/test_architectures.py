@@ -17,7 +17,9 @@ from tests.model.references import CASES, batch, reference
 
 torch.set_num_threads(1)
 BATCHES = pytest.mark.parametrize(
-    ("length", "padded"), [(6, False), (23, True), (57, True)], ids=["short", "padded", "long"]
+    ("length", "padded"),
+    [(6, False), (23, True), (57, True), (150, True)],
+    ids=["short", "padded", "long", "longest"],
 )
 
 

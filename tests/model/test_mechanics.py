@@ -9,8 +9,19 @@ import torch
 from torch import Tensor, nn
 
 import model
-from model import attention
-from model.attention import attend, attention_kernel, attention_scores, rotary_angles, rotate
+from model import attention_kernel
+from model.attention import rotary_angles, rotate
+from model.attention_kernel import (
+    FUSED,
+    PLAIN,
+    VARLEN,
+    Reach,
+    attend,
+    attention_scores,
+    choose_kernel,
+    reach,
+    visible_keys,
+)
 
 torch.set_num_threads(1)
 
@@ -69,18 +80,15 @@ def test_a_last_layer_at_masked_positions_only_has_the_same_gradients(family: st
     trained = built(family, dropout=0.0, attention_dropout=0.0)
     positions = torch.tensor([1, 5, 14, 14, 0])
     found = {}
-    for only_masked in (False, True):
-        got = trained.features(
-            ids(),
-            masked_positions=positions,
-            capture=model.Capture((0, 2), (3,)),
-            only_masked=only_masked,
-        )
+    for whole in (False, True):
+        capture = model.Capture((0, 2), (3,), last_hidden_state=whole)
+        got = trained.features(ids(), masked_positions=positions, capture=capture)
+        assert got.last_hidden_state.shape == ((2, 12, 16) if whole else (5, 16))
         loss = loss_of(got.vocabulary_input) + loss_of(got.attention[3].v)
-        found[only_masked] = (got.vocabulary_input, gradients(trained, loss))
-    torch.testing.assert_close(found[True][0], found[False][0])
-    for name, gradient in found[True][1].items():
-        difference = (gradient - found[False][1][name]).norm()
+        found[whole] = (got.vocabulary_input, gradients(trained, loss))
+    torch.testing.assert_close(found[False][0], found[True][0])
+    for name, gradient in found[False][1].items():
+        difference = (gradient - found[True][1][name]).norm()
         assert difference <= 1e-5 * gradient.norm().clamp_min(1e-3), name
 
 
@@ -193,22 +201,114 @@ def test_a_mask_of_ones_equals_no_mask_and_padding_is_not_seen(family: str) -> N
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("local", [False, True])
-def test_both_kernels_agree(masked: bool, local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_kernels_agree(masked: bool, local: bool) -> None:
     q, k, v = torch.randn(3, 2, 4, 21, 8, generator=torch.Generator().manual_seed(0))
     mask = torch.ones(2, 21)
     mask[1, 5:] = 0
-    visible = attention.visible_keys(mask if masked else None, 21, 6 if local else 0, q.device)
-    found = {}
-    for kernel in ("plain", "fused"):
-        monkeypatch.setattr(attention, "attention_kernel", lambda *_, kernel=kernel: kernel)
-        found[kernel] = attend(q, k, v, visible, 0.0)
-    torch.testing.assert_close(found["plain"], found["fused"], rtol=1e-5, atol=1e-6)
+    visible = visible_keys(mask if masked else None, 21, 6 if local else 0, q.device)
+    found = [attend(q, k, v, Reach(kernel, visible), 0.0) for kernel in (PLAIN, FUSED)]
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
-def test_the_kernel_is_chosen_by_device_dtype_and_length() -> None:
-    assert attention_kernel("cuda", torch.bfloat16, 128, False) == "fused"
-    assert attention_kernel("cpu", torch.bfloat16, 128, False) == "plain"
-    assert attention_kernel("cpu", torch.float32, 512, True) == "fused"
+def attend_run_by_run(
+    q: Tensor, k: Tensor, v: Tensor, cuts_q: Tensor, cuts_k: Tensor, longest_q: int,
+    longest_k: int, *, window_size: tuple[int, int],
+) -> Tensor:  # fmt: skip
+    """What `torch.nn.attention.varlen.varlen_attn` is documented to compute; q, k, v [T, A, D]."""
+    assert cuts_q.dtype == torch.int32
+    assert longest_q == longest_k >= cuts_q.diff().max()
+    mixed = torch.full_like(q, float("nan"))
+    for begin, end in zip(cuts_q[:-1], cuts_k[1:], strict=True):
+        run = [x[begin:end].transpose(0, 1) for x in (q, k, v)]  # [A, T', D]
+        position = torch.arange(end - begin)
+        distance = position[None, :] - position[:, None]
+        left, right = (10**6 if side < 0 else side for side in window_size)
+        near = (distance >= -left) & (distance <= right)
+        fused = nn.functional.scaled_dot_product_attention
+        mixed[begin:end] = fused(*run, attn_mask=near).transpose(0, 1)
+    return mixed
+
+
+@pytest.fixture
+def _runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_kernel, "varlen_attn", attend_run_by_run)
+
+
+@pytest.mark.usefixtures("_runs")
+@pytest.mark.parametrize("lengths", [None, [21, 5, 0, 20]], ids=["full", "padded"])
+@pytest.mark.parametrize("window", [0, 6, 100])
+def test_runs_of_real_tokens_and_of_padding_equal_the_masked_kernel(
+    lengths: list[int] | None, window: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    flat = torch.randn(3, 4, 21, 16, generator=generator).requires_grad_()
+    q, k, v = flat.unflatten(3, (2, 8)).transpose(2, 3)
+    counts = None if lengths is None else torch.tensor(lengths)
+    real = torch.arange(21) < (21 if counts is None else counts[:, None])
+    cuts = attention_kernel.run_boundaries(counts, 4, 21, q.device)
+    masked = Reach(PLAIN, visible_keys(counts, 21, window, q.device))
+    runs = Reach(VARLEN, boundaries=cuts, window=window)
+    found = []
+    for how in (masked, runs):
+        mixed = attend(q, k, v, how, 0.0).transpose(1, 2)
+        assert mixed.isfinite().all()
+        kept = torch.where(real.expand(4, 21)[..., None, None], mixed, 0.0)
+        found.append((kept, torch.autograd.grad(loss_of(kept), flat)[0]))
+    torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("window", [0, 128])
+def test_varlen_on_a_gpu_equals_the_masked_kernel(window: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    flat = torch.randn(3, 4, 300, 128, generator=generator)
+    flat = flat.to("cuda", torch.bfloat16).requires_grad_()
+    q, k, v = flat.unflatten(3, (2, 64)).transpose(2, 3)
+    lengths = torch.tensor([300, 17, 0, 299], device="cuda")
+    chosen = reach(lengths, window, (4, 300), 64, (q.device, q.dtype), 0.0)
+    assert chosen.kernel == VARLEN
+    masked = Reach(PLAIN, visible_keys(lengths, 300, window, q.device))
+    real = (torch.arange(300, device="cuda") < lengths[:, None])[..., None, None]
+    found = []
+    for how in (masked, chosen):
+        mixed = attend(q, k, v, how, 0.0).transpose(1, 2)
+        kept = torch.where(real, mixed, 0.0).float()
+        (gradient,) = torch.autograd.grad(kept.square().sum(), flat)
+        found.append((kept.detach(), gradient.float()))
+    for masked_one, varlen_one in zip(*found, strict=True):
+        assert varlen_one.isfinite().all()
+        assert (varlen_one - masked_one).norm() < 2e-2 * masked_one.norm()
+
+
+def test_the_kernel_is_chosen_by_device_operands_and_what_it_may_skip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert choose_kernel("cpu", torch.bfloat16, 128, 64, False, 0.0) == PLAIN
+    assert choose_kernel("cpu", torch.float32, 96, 64, False, 0.0) == PLAIN
+    assert choose_kernel("cpu", torch.float32, 128, 64, True, 0.0) == FUSED
+    assert choose_kernel("cpu", torch.float32, 128, 26, True, 0.0) == PLAIN
+    monkeypatch.setattr(attention_kernel, "_has_varlen", lambda: True)
+    assert choose_kernel("cuda", torch.bfloat16, 128, 64, True, 0.0) == VARLEN
+    for other in (
+        ("cuda", torch.bfloat16, 128, 64, False, 0.0),
+        ("cuda", torch.float32, 128, 64, True, 0.0),
+        ("cuda", torch.bfloat16, 128, 26, True, 0.0),
+        ("cuda", torch.bfloat16, 128, 64, True, 0.1),
+    ):
+        assert choose_kernel(*other) == FUSED
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_numbers_of_real_tokens_say_the_same_as_a_mask(family: str) -> None:
+    given = built(family).eval()
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[1, 7:] = 0
+    by_mask, by_length = (
+        given(ids(), None, one, output_attention_scores=True) for one in (mask, mask.sum(1))
+    )
+    assert torch.equal(by_mask.logits, by_length.logits)
+    assert torch.equal(by_mask.attention_scores[-1], by_length.attention_scores[-1])
 
 
 def test_rotary_scores_depend_on_the_distance_only() -> None:

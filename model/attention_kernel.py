@@ -1,0 +1,181 @@
+"""Scaled dot-product attention: the kernels, and the one place that chooses among them.
+
+``plain`` is two matrix products, ``fused`` torch's ``scaled_dot_product_attention``. ``varlen`` is
+flash attention over sequences of different lengths (``torch.nn.attention.varlen``): it does no work
+on padding or beyond a local window, has gradients, and exists for 16-bit numbers on CUDA only.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model.precision import is_native
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # before torch 2.10
+    varlen_attn = None  # type: ignore[assignment]
+
+PLAIN, FUSED, VARLEN = "plain", "fused", "varlen"
+
+# Longest sequence for which plain matrix products are used on a CPU. With bfloat16 instructions the
+# fused kernel takes 3.4 times as long at L = 128. In float32 it takes about three quarters of the
+# time there, a little less than plain products at 64. For heads narrower than 32 both take as
+# long up to 192; there the fused kernel's gradients have four times the rounding error.
+_CPU_PLAIN_LENGTH = {torch.bfloat16: 384, torch.float16: 384, torch.float32: 96}
+_CPU_PLAIN_LENGTH_NARROW = 192
+_NARROW = 32
+_WIDEST_FLASH_HEAD = 256
+
+
+class Reach(NamedTuple):
+    """Which keys the queries of a layer see, in the form that its kernel takes.
+
+    visible: bool, broadcastable to [B, A, L, L], True where a key may be seen; None: everywhere.
+    boundaries: for ``varlen`` instead, int32 [N + 1]: B * L positions are cut there into N runs
+    that do not see each other. window: with it, as in `visible_keys`.
+    """
+
+    kernel: str
+    visible: Tensor | None = None
+    boundaries: Tensor | None = None
+    window: int = 0
+
+
+def choose_kernel(
+    device: str, dtype: torch.dtype, length: int, head_size: int, skips: bool, dropout: float
+) -> str:
+    """The fastest kernel by device type, operands, and whether there are keys that it may skip.
+
+    `skips`: rows end in padding of known length, or a window hides keys. Measured on CPUs by
+    benchmarks/model_attention.py, forward and backward. Never depends on whether a layer is
+    captured, so that the bits do not either. An exported graph serves every length.
+    """
+    if torch.compiler.is_exporting():
+        return PLAIN
+    if device == "cpu":
+        longest = _CPU_PLAIN_LENGTH.get(dtype, 0)
+        if head_size < _NARROW:
+            longest = max(longest, _CPU_PLAIN_LENGTH_NARROW)
+        return PLAIN if length <= longest else FUSED
+    fits = dtype in (torch.float16, torch.bfloat16) and not dropout
+    fits = fits and head_size % 8 == 0 and head_size <= _WIDEST_FLASH_HEAD
+    return VARLEN if skips and fits and device == "cuda" and _has_varlen() else FUSED
+
+
+@lru_cache(maxsize=1)
+def _has_varlen() -> bool:
+    if varlen_attn is None or "window_size" not in inspect.signature(varlen_attn).parameters:
+        return False
+    return torch.cuda.get_device_capability() >= (8, 0)
+
+
+def reach(
+    attention_mask: Tensor | None,
+    window: int,
+    shape: tuple[int, int],
+    head_size: int,
+    operands: tuple[torch.device, torch.dtype],
+    dropout: float,
+) -> Reach:
+    """What the layers of one kind see in a batch of this `shape` (B, L), and their kernel.
+
+    `attention_mask` and `window` as in `visible_keys`; `operands` the device and dtype of q, k, v.
+    """
+    (rows, length), (device, dtype) = shape, operands
+    if not is_native(device.type, dtype):
+        dtype = torch.float32
+    has_lengths = attention_mask is not None and attention_mask.ndim == 1
+    skips = has_lengths or (attention_mask is None and hides(window, length))
+    kernel = choose_kernel(device.type, dtype, length, head_size, skips, dropout)
+    if kernel != VARLEN:
+        return Reach(kernel, visible_keys(attention_mask, length, window, device))
+    boundaries = run_boundaries(attention_mask, rows, length, device)
+    return Reach(kernel, boundaries=boundaries, window=window if hides(window, length) else 0)
+
+
+def run_boundaries(lengths: Tensor | None, rows: int, length: int, device: torch.device) -> Tensor:
+    """Where runs begin in B * L positions, and their end: int32 [B + 1], with lengths [2 B + 1].
+
+    The real tokens of a row are a run, and its padding is another: every position belongs to one,
+    so that nothing is copied and nothing is left undefined. A run may be empty.
+    """
+    starts = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=device)
+    if lengths is None:
+        return starts
+    ends = starts[:-1] + lengths.to(torch.int32)
+    return torch.cat([torch.stack([starts[:-1], ends], dim=1).flatten(), starts[-1:]])
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, reach: Reach, dropout: float) -> Tensor:
+    """Scaled dot-product attention.
+
+    q, k, v [B, A, L, D]; `dropout` the probability for attention weights. Returns [B, A, L, D].
+    What comes out at padding is finite and means nothing.
+    """
+    if not is_native(q.device.type, q.dtype):
+        with torch.autocast(q.device.type, enabled=False):
+            return attend(q.float(), k.float(), v.float(), reach, dropout).to(q.dtype)
+    if reach.kernel == VARLEN:
+        return _attend_runs(q, k, v, reach)
+    if reach.kernel == FUSED:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=reach.visible, dropout_p=dropout)
+    weights = F.softmax(attention_scores(q, k, reach.visible), dim=-1)
+    if reach.visible is not None and reach.visible.shape[2] > 1:
+        # A padded position far from every real one sees no key at all; the fused kernel gives 0.
+        weights = weights * reach.visible
+    if dropout:
+        weights = F.dropout(weights, dropout)
+    return weights @ v
+
+
+def _attend_runs(q: Tensor, k: Tensor, v: Tensor, reach: Reach) -> Tensor:
+    """Attention within runs of the flattened positions, each position within its window."""
+    rows, _, length, _ = q.shape
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B * L, A, D]
+    near = (reach.window // 2,) * 2 if reach.window else (-1, -1)
+    assert reach.boundaries is not None
+    cuts = reach.boundaries
+    mixed = varlen_attn(q, k, v, cuts, cuts, length, length, window_size=near)
+    assert isinstance(mixed, Tensor)
+    return mixed.unflatten(0, (rows, length)).transpose(1, 2)
+
+
+def attention_scores(q: Tensor, k: Tensor, visible: Tensor | None = None) -> Tensor:
+    """``q k' / sqrt(D)`` [B, A, L, L]; the dtype's lowest value where `visible` is False."""
+    scores = (q * (1.0 / math.sqrt(q.shape[-1]))) @ k.transpose(-1, -2)
+    if visible is None:
+        return scores
+    return scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+
+
+def visible_keys(
+    attention_mask: Tensor | None, length: int, window: int, device: torch.device
+) -> Tensor | None:
+    """Which keys each query sees: bool [B or 1, 1, L or 1, L], or None for all of them.
+
+    `attention_mask` [B, L] is nonzero at real tokens, or [B] says how many of them begin each row.
+    A `window` lets a position see window // 2 neighbours on either side; 0, or one that covers
+    the sequence, hides nothing.
+    """
+    visible, position = None, torch.arange(length, device=device)
+    if attention_mask is not None:
+        per_token = attention_mask.ndim == 2
+        real = attention_mask != 0 if per_token else position < attention_mask[:, None]
+        visible = real[:, None, None, :]
+    if window and (torch.compiler.is_exporting() or hides(window, length)):
+        near = (position[:, None] - position[None, :]).abs() <= window // 2
+        visible = near[None, None] if visible is None else visible & near
+    return visible
+
+
+def hides(window: int, length: int) -> bool:
+    """Whether a window hides any key of a sequence of this length."""
+    return window > 0 and length - 1 > window // 2
