@@ -21,7 +21,7 @@ from deepspeed.utils import logger as deepspeed_logger
 from torch import Tensor, nn
 
 from trainer.config import LearnerConfig
-from trainer.optimizers import SkippableAdamW
+from trainer.optimizers import GatedOptimizer, Lamb, Shards
 
 # DeepSpeed keeps reduction buckets per engine, 5e8 elements by default: ten small students would
 # cost tens of gigabytes. A bucket never needs to be larger than the model.
@@ -34,7 +34,7 @@ warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
 
 def start_engine(
     module: nn.Module,
-    optimizer: SkippableAdamW | None,
+    optimizer: GatedOptimizer | None,
     config: LearnerConfig,
     micro_batch_size: int,
     accumulation_steps: int,
@@ -49,6 +49,8 @@ def start_engine(
         optimizer=optimizer,
         config=deepspeed_config(config, parameters, micro_batch_size, accumulation_steps),
     )
+    if optimizer is not None and isinstance(optimizer.inner, Lamb):
+        optimizer.inner.shards = Shards.of(engine)
     return engine
 
 

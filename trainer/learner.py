@@ -21,7 +21,7 @@ from trainer.engine import gathered, gradient_norm, start_engine
 from trainer.errors import TrainingError
 from trainer.knowledge import Decoder, Knowledge, union
 from trainer.objectives import Lesson, Objective
-from trainer.optimizers import build_optimizer
+from trainer.optimizers import UNIFORM, Rates, build_optimizer
 from trainer.schedules import factor
 from trainer.scores import score
 from trainer.seeds import derive
@@ -121,9 +121,11 @@ class Learner:
         self.gradient_norm = math.nan
         module = build_module(name, config, teacher, workload.seed, weights)
         self.objective: Objective = module.objective
+        self.rates: Rates = UNIFORM
         module.requires_grad_(self.is_trained)
-        optimizer = build_optimizer(module, config.optimizer) if self.is_trained else None
-        if optimizer is not None:
+        optimizer = None
+        if self.is_trained:
+            optimizer = build_optimizer(module, config.optimizer, self.rates)
             optimizer.permitted = self._may_step
         self.engine = start_engine(
             module, optimizer, config, workload.micro_batch, workload.accumulation
@@ -174,8 +176,9 @@ class Learner:
     def update(self, step: int, loss_is_finite: bool) -> None:
         """The optimizer step of the job's `step`, skipped if loss or gradient is not finite."""
         self._loss_is_finite = loss_is_finite
+        rate = self.learning_rate(step)
         for group in self.engine.optimizer.param_groups:
-            group["lr"] = self.learning_rate(step)
+            group["lr"] = rate * self.rates.factor(group["name"], self.own_step(step))
         if self.config.zero_stage == 0:
             clipping = self.config.gradient_clipping
             self.gradient_norm = float(gradient_norm(self.engine, clipping))

@@ -1,0 +1,32 @@
+"""Optimizers: AdamW and LAMB, right at every ZeRO stage, and the groups their parameters are in."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trainer.optimizers.config import OptimizerConfig
+from trainer.optimizers.gated import GatedOptimizer
+from trainer.optimizers.groups import UNIFORM, Rates, parameter_groups
+from trainer.optimizers.lamb import Lamb
+from trainer.optimizers.shards import Shards
+
+__all__ = [
+    "UNIFORM",
+    "GatedOptimizer",
+    "Lamb",
+    "OptimizerConfig",
+    "Rates",
+    "Shards",
+    "build_optimizer",
+]
+
+
+def build_optimizer(
+    module: nn.Module, config: OptimizerConfig, rates: Rates = UNIFORM
+) -> GatedOptimizer:
+    """The optimizer of `module`, before DeepSpeed partitions its parameters."""
+    groups = parameter_groups(module, config.weight_decay, rates)
+    kind = {"adamw": torch.optim.AdamW, "lamb": Lamb}[config.kind]
+    betas = (config.betas[0], config.betas[1])
+    return GatedOptimizer(kind(groups, config.learning_rate, betas, config.smoothing))

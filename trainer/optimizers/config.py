@@ -1,0 +1,37 @@
+"""The `optimizer` section of a learner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# What each kind adds to the root of the second moment, where the config does not say.
+EPSILONS = {"adamw": 1e-8, "lamb": 1e-6}
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101) or LAMB (You et al., arXiv 1904.00962)."""
+
+    kind: str = "adamw"
+    learning_rate: float = 1e-4
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    epsilon: float | None = None  # 1e-8 for adamw, 1e-6 for lamb
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Refuse values that the optimizers are not defined for."""
+        if self.kind not in EPSILONS:
+            raise ValueError(f"kind must be one of {tuple(EPSILONS)}, not {self.kind}")
+        if self.learning_rate <= 0:
+            raise ValueError("learning_rate must be positive")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError("betas must be two numbers from 0 up to 1")
+        if self.epsilon is not None and self.epsilon <= 0:
+            raise ValueError("epsilon must be positive")
+        if self.weight_decay < 0:
+            raise ValueError("weight_decay must be 0 (off) or positive")
+
+    @property
+    def smoothing(self) -> float:
+        """`epsilon`, or what the kind of optimizer takes by itself."""
+        return EPSILONS[self.kind] if self.epsilon is None else self.epsilon
