@@ -31,10 +31,9 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class LearnerRecord:
-    """One learner's tensors, by name, and its optimizer groups and counters."""
+    """One learner's tensors, by name, and its counters."""
 
     tensors: dict[str, TensorRecord]
-    groups: list[dict[str, Any]]
     engine: dict[str, Any]
 
 
@@ -106,7 +105,7 @@ def merge_learner(snapshots: Sequence[Snapshot], files: Sequence[int]) -> Learne
         scalars = _agreed_scalars(name, [snapshot.tensors[name] for snapshot in snapshots])
         states, cuts = _cuts(name, fragments[name], prod(about["shape"]))
         tensors[name] = TensorRecord(about["shape"], about["group"], scalars, states, cuts)
-    return LearnerRecord(tensors, head.groups, head.engine)
+    return LearnerRecord(tensors, head.engine)
 
 
 def _agreed_scalars(name: str, about: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -144,7 +143,6 @@ def _decode(content: Mapping[str, Any]) -> Manifest:
     learners = {
         name: LearnerRecord(
             {key: TensorRecord(**tensor) for key, tensor in learner["tensors"].items()},
-            learner["groups"],
             learner["engine"],
         )
         for name, learner in content["learners"].items()

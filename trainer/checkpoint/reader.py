@@ -63,9 +63,9 @@ class Checkpoint:
     def load(self, learner: str, engine: DeepSpeedEngine) -> None:
         """Put a learner's weights, optimizer state and counters into a fresh engine; collective.
 
-        The engine may have any number of ranks, any ZeRO stage and any precision. The parameter
-        groups' settings (learning rate, weight decay, …) become the stored ones. An engine without
-        an optimizer takes the weights alone.
+        The engine may have any number of ranks, any ZeRO stage and any precision. What its
+        parameter groups are and their settings (weight decay, betas, …) are its own: they are
+        configuration, not state. An engine without an optimizer takes the weights alone.
 
         Raises:
             CheckpointError: the parameters differ, before anything is overwritten.

@@ -43,8 +43,6 @@ def restore(engine: DeepSpeedEngine, saved: LearnerRecord, source: Source) -> No
             _fill(piece, MASTER, piece.holder, saved.tensors, source)
     for held in holders:
         _restore_holder(held, optimizer, saved.tensors, source)
-    if optimizer is not None:
-        _restore_settings(optimizer, saved.groups)
     refresh(engine)
     restore_loss_scale(engine, saved.engine["loss_scale"])
     restore_counters(engine, saved.engine)
@@ -71,15 +69,8 @@ def _check_same_parameters(pieces: Sequence[Piece], saved: Mapping[str, TensorRe
             raise CheckpointError(
                 f"{name} has shape {list(piece.shape)} in the model and {record.shape} stored"
             )
-        if piece.group not in (FROZEN, record.group):
-            raise CheckpointError(
-                f"{name} is in parameter group {piece.group} of the optimizer, "
-                f"in the checkpoint {_group_name(record.group)}"
-            )
-
-
-def _group_name(group: int) -> str:
-    return "it is frozen" if group == FROZEN else f"in group {group}"
+        if record.group == FROZEN != piece.group:
+            raise CheckpointError(f"{name} is trained, in the checkpoint it is frozen")
 
 
 def _check_same_scalars(held: Sequence[Piece], saved: Mapping[str, TensorRecord]) -> None:
@@ -126,11 +117,3 @@ def _scalar_device(settings: Mapping[str, Any], holder: Tensor) -> torch.device:
     """Where torch wants `step`: beside the parameter for fused and capturable, else on the CPU."""
     beside = settings.get("fused") or settings.get("capturable")
     return holder.device if beside else torch.device("cpu")
-
-
-def _restore_settings(
-    optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, dict[str, Any]]]
-) -> None:
-    for group, settings in zip(optimizer.param_groups, saved, strict=True):
-        for key, value in settings.items():
-            group[key] = decode_scalar(value, torch.device("cpu"))

@@ -14,11 +14,9 @@ _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 def encode_scalar(value: Any) -> dict[str, Any]:
-    """A plain value, a tuple of them or a one-element tensor, as JSON that says which it was."""
+    """A plain value or a one-element tensor, as JSON that says which it was."""
     if torch.is_tensor(value):
         return {"value": value.item(), "dtype": str(value.dtype).removeprefix("torch.")}
-    if isinstance(value, tuple):
-        return {"value": list(value), "tuple": True}
     return {"value": value}
 
 
@@ -27,7 +25,7 @@ def decode_scalar(encoded: dict[str, Any], device: torch.device) -> Any:
     if "dtype" in encoded:
         dtype = getattr(torch, encoded["dtype"])
         return torch.tensor(encoded["value"], dtype=dtype, device=device)
-    return tuple(encoded["value"]) if encoded.get("tuple") else encoded["value"]
+    return encoded["value"]
 
 
 def engine_counters(engine: DeepSpeedEngine) -> dict[str, int]:

@@ -47,7 +47,6 @@ class Snapshot:
     fragments: list[Fragment]  # in the order of `data`
     data: Tensor  # uint8 [bytes], the fragments back to back
     tensors: dict[str, dict[str, Any]]  # by name: shape, group, scalars (of the holder's state)
-    groups: list[dict[str, Any]]  # the optimizer's parameter groups, without the parameters
     engine: dict[str, Any]  # counters and the loss scaler
 
 
@@ -77,7 +76,6 @@ def capture(engine: DeepSpeedEngine, buffer: HostBuffer, rank: int, world_size: 
         fragments=fragments,
         data=_copy(sources, buffer),
         tensors={piece.name: _describe(piece, optimizer) for piece in pieces},
-        groups=_settings(optimizer),
         engine={**engine_counters(engine), "loss_scale": loss_scale_state(engine)},
     )
 
@@ -135,16 +133,3 @@ def _describe(piece: Piece, optimizer: torch.optim.Optimizer | None) -> dict[str
             )
         scalars[key] = encode_scalar(value)
     return {"shape": list(piece.shape), "group": piece.group, "scalars": scalars}
-
-
-def _settings(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
-    if optimizer is None:
-        return []
-    return [
-        {
-            key: encode_scalar(value)
-            for key, value in group.items()
-            if key not in ("params", "param_names") and not key.startswith("_")
-        }
-        for group in optimizer.param_groups
-    ]

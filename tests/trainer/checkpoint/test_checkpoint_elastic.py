@@ -40,13 +40,13 @@ def save_unit(folder: Path) -> dict[str, Any]:
 
 
 def resume(folder: Path, stage_of: dict[str, list[int]]) -> dict[tuple[str, int], Any]:
-    """Resume every learner at each of its stages, from other weights and another rate."""
+    """Resume every learner at each of its stages, from other weights."""
     checkpoint = newest_intact(folder / "asynchronous", print, dist.group.WORLD)
     assert checkpoint is not None
     results: dict[tuple[str, int], Any] = {}
     for name, stages in stage_of.items():
         for stage in stages:
-            engine = start(Kind(stage), seed=1, learning_rate=0.5)
+            engine = start(Kind(stage), seed=1)
             checkpoint.load(name, engine)
             loaded = digest(full_state_dict(engine))
             losses = train(engine, SAVED_AT, END)
@@ -64,8 +64,21 @@ def refuse_other_shapes(folder: Path) -> None:
     assert digest(full_state_dict(engine)) == before
 
 
+def keep_own_settings(folder: Path) -> None:
+    """Learning rate, decay, … are configuration: those of each group stay what they are."""
+    for stage in (0, 1, 3):
+        engine = start(Kind(stage), seed=1, learning_rate=0.5)
+        groups = engine.optimizer.param_groups
+        for group in groups:
+            group["weight_decay"] += 0.3
+        before = [{**group, "params": None} for group in groups]
+        Checkpoint(folder / "asynchronous", SAVED_AT).load("teacher", engine)
+        assert [{**group, "params": None} for group in groups] == before
+
+
 def resume_shifted(folder: Path, shift: int) -> dict[tuple[str, int], Any]:
     refuse_other_shapes(folder)
+    keep_own_settings(folder)
     return resume(folder, {name: [(stage + shift) % 4] for name, stage in STAGES.items()})
 
 

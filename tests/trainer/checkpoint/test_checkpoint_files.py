@@ -73,7 +73,7 @@ def test_partitions_are_stored_where_they_are() -> None:
     assert share([held, elsewhere], rank=1, world_size=2) == [held]
 
 
-@pytest.mark.parametrize("value", [3, 0.1, None, True, "x", (0.9, 0.999)])
+@pytest.mark.parametrize("value", [3, 0.1, None, True, "x"])
 def test_scalars_come_back_as_they_were(value: object) -> None:
     assert decode_scalar(encode_scalar(value), torch.device("cpu")) == value
 

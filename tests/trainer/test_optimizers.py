@@ -1,0 +1,151 @@
+"""LAMB against its formula; steps that are let pass; parameter groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from trainer.optimizers import (
+    UNIFORM,
+    GatedOptimizer,
+    Lamb,
+    OptimizerConfig,
+    build_optimizer,
+)
+from trainer.optimizers.groups import parameter_groups
+
+RATE, BETAS, EPSILON, DECAY = 0.01, (0.9, 0.999), 1e-6, 0.01
+
+
+def albert_lamb(w, gradients, adaptive):
+    """The weights [n] after these gradients, in float64, as lamb_optimizer.py of ALBERT has it."""
+    w, m, v = w.astype(np.float64), 0.0, 0.0
+    for g in gradients:
+        m = BETAS[0] * m + (1 - BETAS[0]) * g
+        v = BETAS[1] * v + (1 - BETAS[1]) * np.square(g)
+        update = m / (np.sqrt(v) + EPSILON)
+        ratio = 1.0
+        if adaptive:
+            update += DECAY * w
+            w_norm, g_norm = np.linalg.norm(w), np.linalg.norm(update)
+            ratio = np.where(w_norm > 0, np.where(g_norm > 0, w_norm / g_norm, 1.0), 1.0)
+        w = w - ratio * RATE * update
+    return w
+
+
+def test_lamb_is_its_formula():
+    rng = np.random.default_rng(0)
+    starts = [rng.normal(size=(5, 3)), np.zeros((4, 2)), rng.normal(size=7)]
+    steps = [[rng.normal(size=w.shape) for w in starts] for _ in range(6)]
+    parameters = [nn.Parameter(torch.tensor(w, dtype=torch.float32)) for w in starts]
+    groups = [
+        {"params": parameters[:2]},
+        {"params": parameters[2:], "weight_decay": 0.0, "adaptive": False},
+    ]
+    lamb = Lamb(groups, RATE, BETAS, EPSILON, DECAY)
+    for gradients in steps:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = torch.tensor(gradient, dtype=torch.float32)
+        lamb.step()
+    for number, parameter in enumerate(parameters):
+        expected = albert_lamb(starts[number], [step[number] for step in steps], number < 2)
+        np.testing.assert_allclose(parameter.detach().numpy(), expected, rtol=2e-5, atol=2e-6)
+
+
+def test_a_weight_without_gradient_keeps_its_trust_ratio_finite():
+    parameter = nn.Parameter(torch.ones(2, 2))
+    lamb = Lamb([parameter], RATE, weight_decay=0.0)
+    parameter.grad = torch.zeros(2, 2)
+    lamb.step()
+    assert torch.equal(parameter, torch.ones(2, 2))
+
+
+class LayerRates:
+    """Layer 0 learns three times as fast from step 2 on, the rest not at all until then."""
+
+    def group(self, parameter: str) -> str:
+        return parameter.partition(".")[0]
+
+    def factor(self, group: str, step: int) -> float:
+        return 3.0 if group == "0" else float(step >= 2)
+
+
+def test_groups_are_by_rate_and_by_whether_they_decay():
+    module = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 2))
+    module[2].bias.requires_grad_(False)
+    uniform = parameter_groups(module, 0.1, UNIFORM)
+    assert [(len(g["params"]), g["weight_decay"], g["adaptive"]) for g in uniform] == [
+        (2, 0.1, True),
+        (3, 0.0, False),
+    ]
+    by_layer = parameter_groups(module, 0.1, LayerRates())
+    assert [(g["name"], len(g["params"]), g["weight_decay"]) for g in by_layer] == [
+        ("0", 1, 0.1),
+        ("0", 1, 0.0),
+        ("1", 2, 0.0),
+        ("2", 1, 0.1),
+    ]
+
+
+def step_of(optimizer, module):
+    optimizer.zero_grad()
+    module(torch.ones(4, 3)).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lamb"])
+def test_a_group_at_rate_zero_and_a_step_not_permitted_leave_everything_as_it_was(kind):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    optimizer = build_optimizer(module, OptimizerConfig(kind=kind), LayerRates())
+    assert isinstance(optimizer, GatedOptimizer)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1 * LayerRates().factor(group["name"], step=0)
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    step_of(optimizer, module)
+    moved = {name for name, p in module.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {"0.weight", "0.bias"}
+    assert set(optimizer.state) == {module[0].weight, module[0].bias}
+
+    weights = module[0].weight.detach().clone()
+    moments = optimizer.state[module[0].weight]["exp_avg"].clone()
+    optimizer.permitted = lambda: False
+    step_of(optimizer, module)
+    assert torch.equal(module[0].weight, weights)
+    assert torch.equal(optimizer.state[module[0].weight]["exp_avg"], moments)
+
+
+@pytest.mark.parametrize("first", ["adamw", "lamb"])
+def test_the_other_optimizer_can_go_on_from_ones_state(first):
+    """Their moments are the same, so that a run may change its kind of optimizer."""
+    second = {"adamw": "lamb", "lamb": "adamw"}[first]
+    module = nn.Linear(3, 2)
+    one = build_optimizer(module, OptimizerConfig(kind=first))
+    step_of(one, module)
+    other = build_optimizer(module, OptimizerConfig(kind=second))
+    other.state.update(one.state)
+    step_of(other, module)
+    assert other.state[module.weight]["step"] == 2
+
+
+def test_epsilon_is_the_kinds_own_unless_set():
+    assert OptimizerConfig().smoothing == 1e-8
+    assert OptimizerConfig(kind="lamb").smoothing == 1e-6
+    assert OptimizerConfig(kind="lamb", epsilon=1e-5).smoothing == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"kind": "sgd"}, "kind"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"betas": [0.9, 1.0]}, "betas"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(settings, key):
+    with pytest.raises(ValueError, match=f"^{key} "):
+        OptimizerConfig(**settings)
