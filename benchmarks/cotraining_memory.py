@@ -1,0 +1,108 @@
+"""How much memory the forward and backward passes of a joint step take at their peak.
+
+    python benchmarks/cotraining_memory.py [--rows 8]
+
+The learners of `cotraining_speed.py`, one micro-batch, in one process on the CPU. Bytes of tensors
+that are born during the passes are counted operation by operation; weights, gradients and optimizer
+states, which stay, are not among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from cotraining_speed import COUNTS, Cast, alone_in_the_world, learn, random_batch, teach
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trainer.knowledge import Knowledge
+from trainer.step import train_step
+
+
+class PeakBytes(TorchDispatchMode):
+    """The largest number of bytes alive together among tensors born in the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._born: set[int] = set()
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        given = {_storage(tensor)._cdata for tensor in tree_leaves((args, kwargs)) if _is(tensor)}
+        for tensor in tree_leaves(result):
+            if _is(tensor) and _storage(tensor)._cdata not in given | self._born:
+                self._count(_storage(tensor))
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        size, name = storage.nbytes(), storage._cdata
+        self._born.add(name)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._forget, name, size)
+
+    def _forget(self, name: int, size: int) -> None:
+        self._born.discard(name)
+        self.live -= size
+
+
+def _is(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
+
+
+def measure(action: Callable[[], object]) -> int:
+    """Bytes at the peak of `action`, run before once for what stays."""
+    action()
+    with PeakBytes() as bytes_:
+        action()
+    return bytes_.peak
+
+
+def main() -> None:
+    """Print the peaks of the teacher, of each student and of joint steps, in MB."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=8)
+    rows = parser.parse_args().rows
+    alone_in_the_world()
+    cast, batch = Cast(rows), random_batch(rows)
+    for learner in [cast.teacher, *cast.students]:
+        setattr(learner, "update", lambda *_, **__: None)  # noqa: B010 - gradients stay, as they do between micro-batches
+    knowledge = teach(cast.teacher, cast.students, batch)
+    students = [measure(partial(learn, one, knowledge, batch)) for one in cast.students]
+    print("| students | peak of a joint step | largest of them alone | sum of all alone |")
+    print("|---|---|---|---|")
+    teacher = 0
+    for number in COUNTS:
+        joint = measure(partial(train_step, cast.teacher, cast.students[:number], batch, step=0))
+        teacher = teacher or joint
+        alone = [teacher, *students[:number]]
+        print(f"| {number} | {_mb(joint)} | {_mb(max(alone))} | {_mb(sum(alone))} |")
+    print(f"\nCaptured: {_mb(_bytes(knowledge))}.")
+
+
+def _bytes(knowledge: Knowledge) -> int:
+    """Of what is kept of the teacher, without its vocabulary projection (a view of its weights)."""
+    states = [knowledge.vocabulary_input, knowledge.last_hidden_state]
+    states += knowledge.hidden_states.values()
+    states += [tensor for qkv in knowledge.attention.values() for tensor in qkv]
+    return sum(tensor.nbytes for tensor in states)
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.0f} MB"
+
+
+if __name__ == "__main__":
+    main()

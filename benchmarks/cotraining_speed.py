@@ -1,0 +1,206 @@
+"""What sharing one teacher forward saves: joint steps against the same learners one at a time.
+
+    python benchmarks/cotraining_speed.py [--rows 8] [--rounds 3] [--threads 1]
+
+A BERT-medium teacher and up to five students of at most a quarter of its step learn from random
+tokens (V = 30,522, L = 128, 19 masked positions a row; MLM and soft targets, fp32, AdamW) in one
+process. Every arm is a real `train_step`, or the part of one that it names, and the arms take
+turns, so that other work on the machine meets them all; the median of each is used. Time is that of
+the processor with one thread, and by the clock with more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from data_pipeline import Batch
+from model import EncoderConfig
+from trainer.batches import count, sum_over_ranks, to_device
+from trainer.config import LearnerConfig
+from trainer.engine import join_process_group
+from trainer.knowledge import Knowledge, detach, union
+from trainer.learner import TEACHER, Learner, Place, Workload, student_key
+from trainer.objectives import ObjectiveConfig
+from trainer.objectives.terms import MaskedLanguageModelling, SoftTargets
+from trainer.step import train_step
+
+V, L, MASKED = 30522, 128, 19
+TEACHER_SIZE = (512, 8)  # hidden size, layers: BERT-medium
+STUDENT_SIZES = [(256, 4), (192, 4), (256, 2), (128, 4), (128, 2)]
+COUNTS = (0, 1, 2, 3, 5)
+
+Arm = Callable[[], object]
+
+
+def main() -> None:
+    """Print the table of joint steps, and the ratios that it comes to."""
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    alone_in_the_world()
+    batch = random_batch(arguments.rows)
+    clock = time.process_time if arguments.threads == 1 else time.perf_counter
+    seconds = take_turns(arms(Cast(arguments.rows), batch), arguments.rounds, clock)
+    print_table(seconds)
+
+
+class Cast:
+    """The learners: a teacher, its students, and the same students learning by MLM alone."""
+
+    def __init__(self, rows: int) -> None:
+        mlm = ObjectiveConfig(mlm=MaskedLanguageModelling())
+        both = ObjectiveConfig(mlm=MaskedLanguageModelling(), soft=SoftTargets(temperature=2.0))
+        workload = Workload(1_000_000, 0, rows, 1)
+
+        def learner(name: str, size: tuple[int, int], objective: ObjectiveConfig) -> Learner:
+            config = LearnerConfig(model=encoder(*size), objective=objective)
+            return Learner(name, config, encoder(*TEACHER_SIZE), workload)
+
+        self.teacher = learner(TEACHER, TEACHER_SIZE, mlm)
+        self.students = [
+            learner(student_key(str(one)), size, both) for one, size in enumerate(STUDENT_SIZES)
+        ]
+        self.alone = [learner(TEACHER, size, mlm) for size in STUDENT_SIZES]
+
+
+def arms(cast: Cast, batch: Batch) -> dict[str, Arm]:
+    """Everything that is timed, by name.
+
+    offline: a step of the usual recipe, with a teacher forward for this student alone. own: the
+    student's part of a step, as the first to ask for the teacher's distribution; further: after
+    others have asked.
+    """
+    teacher = cast.teacher
+    found: dict[str, Arm] = {
+        f"joint {number}": partial(train_step, teacher, cast.students[:number], batch, step=0)
+        for number in COUNTS
+    }
+    shared = teach(teacher, cast.students, batch)
+    for number, student in enumerate(cast.students):
+        found[f"mlm {number}"] = partial(train_step, cast.alone[number], [], batch, step=0)
+        found[f"offline {number}"] = partial(_offline, teacher, student, batch)
+        found[f"own {number}"] = partial(_own, student, shared, batch)
+        found[f"further {number}"] = partial(learn, student, shared, batch)
+    return found
+
+
+def _own(student: Learner, knowledge: Knowledge, batch: Batch) -> None:
+    learn(student, dataclasses.replace(knowledge), batch)
+
+
+def _offline(teacher: Learner, student: Learner, batch: Batch) -> None:
+    learn(student, teach(teacher, [student], batch), batch)
+
+
+@torch.no_grad()
+def teach(teacher: Learner, students: list[Learner], batch: Batch) -> Knowledge:
+    """What `students` need of a teacher that does not learn."""
+    inputs = to_device(batch, teacher.device)
+    capture = union(student.objective.teacher_capture for student in students)
+    features = teacher.model.features(
+        inputs.input_ids, inputs.segment_ids, inputs.padding_mask, inputs.masked_positions, capture
+    )
+    return detach(features, teacher.decoder())
+
+
+def learn(student: Learner, knowledge: Knowledge, batch: Batch) -> None:
+    """A student's forward, backward and optimizer step, given what its teacher knows."""
+    totals, _ = sum_over_ranks(count(batch), False, student.device)
+    inputs = to_device(batch, student.device)
+    own = student.objective.student_capture
+    student.accumulate(inputs, totals, Place(0, 0), knowledge, own)
+    student.take_shares()
+    student.update(0, loss_is_finite=True)
+
+
+def encoder(hidden_size: int, layers: int) -> EncoderConfig:
+    """BERT of this size."""
+    return EncoderConfig(
+        vocab_size=V, hidden_size=hidden_size, layers=layers, heads=hidden_size // 64,
+        ffn_size=4 * hidden_size, pooler="none",
+    )  # fmt: skip
+
+
+def random_batch(rows: int) -> Batch:
+    """Full rows of random tokens, MASKED positions masked in each."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(1000, V, (rows, L))
+    positions = np.sort(np.argsort(rng.random((rows, L)), axis=1)[:, :MASKED], axis=1)
+    return Batch(
+        input_ids=ids,
+        segment_ids=np.zeros_like(ids),
+        attention_mask=np.ones_like(ids),
+        masked_positions=positions,
+        masked_labels=np.take_along_axis(ids, positions, axis=1),
+        pair_labels=None,
+        sample_ids=np.arange(rows),
+        epochs=np.zeros(rows, dtype=np.int64),
+    )
+
+
+def take_turns(arms: dict[str, Arm], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
+    """The median seconds of each arm over `rounds`, after one that is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for turn in range(rounds + 1):
+        for name, arm in arms.items():
+            began = clock()
+            arm()
+            if turn:  # the first allocates
+                seconds[name].append(clock() - began)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def print_table(seconds: dict[str, float]) -> None:
+    """Markdown."""
+    teacher = seconds["joint 0"]
+    print("| students | joint step | over the sum of parts | over the usual recipe | its bound |")
+    print("|---|---|---|---|---|")
+    for number in COUNTS:
+        joint = seconds[f"joint {number}"]
+        own = [seconds[f"own {one}"] for one in range(number)]
+        usual = teacher + sum(seconds[f"offline {one}"] for one in range(number))
+        forwards = sum(seconds[f"offline {one}"] - seconds[f"own {one}"] for one in range(number))
+        bound = (teacher + sum(own)) / (teacher + sum(own) + forwards)
+        print(
+            f"| {number} | {joint:.2f} s | {joint / (teacher + sum(own)):.3f} "
+            f"| {joint / usual:.3f} | {bound:.3f} |"
+        )
+    print("\n| student | share of the teacher's step | its own MLM step | further cost over that |")
+    print("|---|---|---|---|")
+    for one, (hidden_size, layers) in enumerate(STUDENT_SIZES):
+        mlm, further = seconds[f"mlm {one}"], seconds[f"further {one}"]
+        print(
+            f"| {layers} layers, H = {hidden_size} | {further / teacher:.3f} | {mlm:.3f} s "
+            f"| {further / mlm:.2f} |"
+        )
+
+
+def alone_in_the_world() -> None:
+    """Make this process the only rank there is."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update({**alone, "MASTER_PORT": "0"})
+    join_process_group()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
