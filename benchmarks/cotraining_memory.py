@@ -16,11 +16,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from cotraining_speed import COUNTS, Cast, alone_in_the_world, learn, random_batch, teach
+from cotraining_speed import COUNTS, Cast, alone_in_the_world, forward, learn, random_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.knowledge import Knowledge
+from trainer.knowledge import detach
+from trainer.learner import Learner
 from trainer.step import train_step
 
 
@@ -79,25 +80,20 @@ def main() -> None:
     cast, batch = Cast(rows), random_batch(rows)
     for learner in [cast.teacher, *cast.students]:
         setattr(learner, "update", lambda *_, **__: None)  # noqa: B010 - gradients stay, as they do between micro-batches
-    knowledge = teach(cast.teacher, cast.students, batch)
-    students = [measure(partial(learn, one, knowledge, batch)) for one in cast.students]
+    features = forward(cast.teacher, cast.students, batch)
+
+    def alone(student: Learner) -> int:
+        return measure(lambda: learn(student, detach(features, cast.teacher.decoder()), batch))
+
+    students = [alone(student) for student in cast.students]
     print("| students | peak of a joint step | largest of them alone | sum of all alone |")
     print("|---|---|---|---|")
     teacher = 0
     for number in COUNTS:
         joint = measure(partial(train_step, cast.teacher, cast.students[:number], batch, step=0))
         teacher = teacher or joint
-        alone = [teacher, *students[:number]]
-        print(f"| {number} | {_mb(joint)} | {_mb(max(alone))} | {_mb(sum(alone))} |")
-    print(f"\nCaptured: {_mb(_bytes(knowledge))}.")
-
-
-def _bytes(knowledge: Knowledge) -> int:
-    """Of what is kept of the teacher, without its vocabulary projection (a view of its weights)."""
-    states = [knowledge.vocabulary_input, knowledge.last_hidden_state]
-    states += knowledge.hidden_states.values()
-    states += [tensor for qkv in knowledge.attention.values() for tensor in qkv]
-    return sum(tensor.nbytes for tensor in states)
+        parts = [teacher, *students[:number]]
+        print(f"| {number} | {_mb(joint)} | {_mb(max(parts))} | {_mb(sum(parts))} |")
 
 
 def _mb(size: int) -> str:

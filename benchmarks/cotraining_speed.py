@@ -12,7 +12,6 @@ the processor with one thread, and by the clock with more.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import statistics
 import sys
@@ -27,7 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data_pipeline import Batch
-from model import EncoderConfig
+from model import EncoderConfig, Features
 from trainer.batches import count, sum_over_ranks, to_device
 from trainer.config import LearnerConfig
 from trainer.engine import join_process_group
@@ -87,40 +86,38 @@ def arms(cast: Cast, batch: Batch) -> dict[str, Arm]:
         f"joint {number}": partial(train_step, teacher, cast.students[:number], batch, step=0)
         for number in COUNTS
     }
-    shared = teach(teacher, cast.students, batch)
+    features = forward(teacher, cast.students, batch)
+    shared = detach(features, teacher.decoder(), readers=2)
     for number, student in enumerate(cast.students):
         found[f"mlm {number}"] = partial(train_step, cast.alone[number], [], batch, step=0)
         found[f"offline {number}"] = partial(_offline, teacher, student, batch)
-        found[f"own {number}"] = partial(_own, student, shared, batch)
+        found[f"own {number}"] = partial(_own, teacher, student, features, batch)
         found[f"further {number}"] = partial(learn, student, shared, batch)
     return found
 
 
-def _own(student: Learner, knowledge: Knowledge, batch: Batch) -> None:
-    learn(student, dataclasses.replace(knowledge), batch)
+def _own(teacher: Learner, student: Learner, features: Features, batch: Batch) -> None:
+    learn(student, detach(features, teacher.decoder()), batch)
 
 
 def _offline(teacher: Learner, student: Learner, batch: Batch) -> None:
-    learn(student, teach(teacher, [student], batch), batch)
+    _own(teacher, student, forward(teacher, [student], batch), batch)
 
 
 @torch.no_grad()
-def teach(teacher: Learner, students: list[Learner], batch: Batch) -> Knowledge:
+def forward(teacher: Learner, students: list[Learner], batch: Batch) -> Features:
     """What `students` need of a teacher that does not learn."""
     inputs = to_device(batch, teacher.device)
-    capture = union(student.objective.teacher_capture for student in students)
-    features = teacher.model.features(
+    capture = union(student.objective.teacher_capture(0) for student in students)
+    return teacher.model.features(
         inputs.input_ids, inputs.segment_ids, inputs.padding_mask, inputs.masked_positions, capture
     )
-    return detach(features, teacher.decoder())
 
 
 def learn(student: Learner, knowledge: Knowledge, batch: Batch) -> None:
     """A student's forward, backward and optimizer step, given what its teacher knows."""
     totals, _ = sum_over_ranks(count(batch), False, student.device)
-    inputs = to_device(batch, student.device)
-    own = student.objective.student_capture
-    student.accumulate(inputs, totals, Place(0, 0), knowledge, own)
+    student.accumulate(to_device(batch, student.device), totals, Place(0, 0), knowledge)
     student.take_shares()
     student.update(0, loss_is_finite=True)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.precision import is_native, product_dtype
+from model.vocabulary_projection import Distribution, Projection, subtract_largest
 
 IGNORED = -100
 # Elements of one chunk of logits, 64 MiB in float32. A loss alone holds at most three such arrays,
@@ -69,7 +69,8 @@ def chunked_kl_divergence(
     float32 (sum, sum of the weights). There is no factor T^2: the objective states its own.
     """
     weights = _row_weights(weights, student_input)
-    rows = kl_divergence_rows(teacher_input, teacher_decoder, temperature, weights)
+    teacher = Distribution(teacher_input, *teacher_decoder)
+    rows = kl_divergence_rows(teacher, temperature, weights)
     return project_and_sum(student_input, student_decoder, [rows])[0], weights.sum()
 
 
@@ -86,7 +87,8 @@ def chunked_soft_cross_entropy(
     Arguments and result as for `chunked_kl_divergence`.
     """
     weights = _row_weights(weights, student_input)
-    rows = soft_cross_entropy_rows(teacher_input, teacher_decoder, temperature, weights)
+    teacher = Distribution(teacher_input, *teacher_decoder)
+    rows = soft_cross_entropy_rows(teacher, temperature, weights)
     return project_and_sum(student_input, student_decoder, [rows])[0], weights.sum()
 
 
@@ -103,7 +105,8 @@ def chunked_blended_cross_entropy(
     Arguments as above; labels int64 [P] with -100 where there is nothing to predict. Returns
     float32 (sum, number of labels).
     """
-    rows = blended_cross_entropy_rows(teacher_input, teacher_decoder, labels, teacher_share)
+    teacher = Distribution(teacher_input, *teacher_decoder)
+    rows = blended_cross_entropy_rows(teacher, labels, teacher_share)
     total, _ = project_and_sum(student_input, student_decoder, [rows])
     return total, (labels != IGNORED).to(torch.float32).sum()
 
@@ -114,7 +117,7 @@ def cross_entropy_rows(labels: Tensor) -> RowLoss:
     targets = labels.clamp_min(0)[:, None]
 
     def row_loss(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        _subtract_largest(logits)
+        subtract_largest(logits)
         picked = logits.gather(1, targets[rows])
         total = logits.exp_().sum(dim=-1, keepdim=True)
         loss = (total.log() - picked) * weights[rows, None]
@@ -125,36 +128,29 @@ def cross_entropy_rows(labels: Tensor) -> RowLoss:
     return row_loss
 
 
-def kl_divergence_rows(
-    teacher_input: Tensor, teacher_decoder: Decoder, temperature: float, weights: Tensor
-) -> RowLoss:
+def kl_divergence_rows(teacher: Distribution, temperature: float, weights: Tensor) -> RowLoss:
     """The loss of `chunked_kl_divergence`, for `project_and_sum`; weights float [P]."""
-    return _distil(teacher_input, teacher_decoder, temperature, weights, subtract_entropy=True)
+    return _distil(teacher, temperature, weights, subtract_entropy=True)
 
 
-def soft_cross_entropy_rows(
-    teacher_input: Tensor, teacher_decoder: Decoder, temperature: float, weights: Tensor
-) -> RowLoss:
+def soft_cross_entropy_rows(teacher: Distribution, temperature: float, weights: Tensor) -> RowLoss:
     """The loss of `chunked_soft_cross_entropy`, for `project_and_sum`; weights float [P]."""
-    return _distil(teacher_input, teacher_decoder, temperature, weights, subtract_entropy=False)
+    return _distil(teacher, temperature, weights, subtract_entropy=False)
 
 
 def blended_cross_entropy_rows(
-    teacher_input: Tensor, teacher_decoder: Decoder, labels: Tensor, teacher_share: float
+    teacher: Distribution, labels: Tensor, teacher_share: float
 ) -> RowLoss:
     """The loss of `chunked_blended_cross_entropy`, for `project_and_sum`."""
     weights = (labels != IGNORED).to(torch.float32)
     targets = labels.clamp_min(0)[:, None]
-    teacher = _TeacherRows(teacher_input, teacher_decoder)
 
     def row_loss(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        log_p, scratch = teacher.log_softmax(rows, 1.0)
-        log_q = _log_softmax(logits, scratch)
-        blend = log_p.exp_().mul_(teacher_share)
+        blend = teacher.at(rows, 1.0)[0] * teacher_share
         share = torch.full_like(targets[rows], 1 - teacher_share, dtype=blend.dtype)
         blend.scatter_add_(1, targets[rows], share)
-        loss = -torch.linalg.vecdot(blend, log_q) * weights[rows]
-        return loss, log_q.exp_().sub_(blend).mul_(weights[rows, None])
+        loss, q = _cross_entropy_with(blend, subtract_largest(logits))
+        return loss * weights[rows], q.sub_(blend).mul_(weights[rows, None])
 
     return row_loss
 
@@ -164,86 +160,25 @@ def _row_weights(weights: Tensor | None, rows: Tensor) -> Tensor:
 
 
 def _distil(
-    teacher_input: Tensor,
-    teacher_decoder: Decoder,
-    temperature: float,
-    weights: Tensor,
-    subtract_entropy: bool,
+    teacher: Distribution, temperature: float, weights: Tensor, subtract_entropy: bool
 ) -> RowLoss:
     weights = weights.detach().to(torch.float32)
-    teacher = _TeacherRows(teacher_input, teacher_decoder)
 
     def row_loss(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        log_p, scratch = teacher.log_softmax(rows, temperature)
-        log_q = _log_softmax(logits.div_(temperature), scratch)
-        p = torch.exp(log_p, out=scratch)
-        difference = log_p.sub_(log_q) if subtract_entropy else torch.neg(log_q, out=log_p)
-        loss = torch.linalg.vecdot(p, difference) * weights[rows]
-        gradient = log_q.exp_().sub_(p)
-        return loss, gradient.mul_(weights[rows, None] / temperature)
+        p, negative_entropy = teacher.at(rows, temperature)
+        loss, q = _cross_entropy_with(p, subtract_largest(logits.div_(temperature)))
+        if subtract_entropy:
+            loss = loss + negative_entropy
+        return loss * weights[rows], q.sub_(p).mul_(weights[rows, None] / temperature)
 
     return row_loss
 
 
-class _TeacherRows:
-    """A teacher's distributions by rows, in buffers that the next rows overwrite."""
-
-    def __init__(self, x: Tensor, decoder: Decoder) -> None:
-        self.projection = _Projection(x.detach(), *_detached(decoder))
-        self.buffers: tuple[Tensor, Tensor] | None = None
-
-    def log_softmax(self, rows: slice, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [C, V], and as much room for scratch."""
-        if self.buffers is None:  # the first chunk is the largest
-            self.buffers = self.projection.buffer(rows), self.projection.buffer(rows)
-        logits = self.projection.logits(rows, self.buffers[0])
-        scratch = self.buffers[1][: len(logits)]
-        return _log_softmax(logits.div_(temperature), scratch), scratch
-
-
-def _subtract_largest(logits: Tensor) -> Tensor:
-    return logits.sub_(logits.amax(dim=-1, keepdim=True))
-
-
-def _log_softmax(logits: Tensor, scratch: Tensor) -> Tensor:
-    """In place, with `scratch` of the same shape for the exponentials."""
-    _subtract_largest(logits)
-    total = torch.exp(logits, out=scratch).sum(dim=-1, keepdim=True)
-    return logits.sub_(total.log())
-
-
-def _detached(decoder: Decoder) -> Decoder:
-    weight, bias = decoder
-    return weight.detach(), None if bias is None else bias.detach()
-
-
-class _Projection:
-    """``x @ weight' + bias`` by rows, in the dtype autocast asks for; logits at least float32."""
-
-    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        dtype = product_dtype(x)
-        self.wide = torch.promote_types(dtype, torch.float32)
-        self.x, self.weight = x.to(dtype), weight.to(dtype)
-        self.bias = None if bias is None else bias.to(self.wide)
-        if not is_native(x.device.type, dtype):
-            self.x, self.weight = self.x.to(self.wide), self.weight.to(self.wide)
-
-    def buffer(self, rows: slice) -> Tensor:
-        """Room for the logits of so many rows; fresh memory costs more than filling it again."""
-        shape = (rows.stop - rows.start, len(self.weight))
-        return torch.empty(shape, dtype=self.wide, device=self.x.device)
-
-    def logits(self, rows: slice, out: Tensor) -> Tensor:
-        """Logits [C, V] of some rows, written to the head of `out`."""
-        out = out[: rows.stop - rows.start]
-        x, weight = self.x[rows], self.weight.t()
-        with torch.autocast(x.device.type, enabled=False):
-            if self.weight.dtype != self.wide:
-                out.copy_(x @ weight)
-                return out if self.bias is None else out.add_(self.bias)
-            if self.bias is None:
-                return torch.mm(x, weight, out=out)
-            return torch.addmm(self.bias, x, weight, out=out)
+def _cross_entropy_with(p: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """``-p . log q`` [C] with q = softmax(logits) [C, V], and q in the place of the logits."""
+    dot = torch.linalg.vecdot(p, logits)
+    total = logits.exp_().sum(dim=-1, keepdim=True)
+    return total.log().squeeze(-1) - dot, logits.div_(total)
 
 
 class _ProjectAndSum(torch.autograd.Function):
@@ -258,7 +193,7 @@ class _ProjectAndSum(torch.autograd.Function):
         losses: Sequence[RowLoss],
         weights: Sequence[float],
     ) -> tuple[Tensor, Tensor]:
-        projection = _Projection(x, weight, bias)
+        projection = Projection(x, weight, bias)
         wanted = ctx.needs_input_grad[:3]
         gradients = _Gradients(projection, wanted)
         losses_together = _Together(losses, weights, projection)
@@ -286,7 +221,7 @@ class _Together:
     """Several row losses of the same logits: the sum of each, the gradient of all weighted."""
 
     def __init__(
-        self, losses: Sequence[RowLoss], weights: Sequence[float], projection: _Projection
+        self, losses: Sequence[RowLoss], weights: Sequence[float], projection: Projection
     ) -> None:
         self.losses = list(zip(losses, weights, strict=True))
         self.sums = torch.zeros(len(self.losses), dtype=projection.wide, device=projection.x.device)
@@ -312,7 +247,7 @@ class _Together:
 class _Gradients:
     """Sums over chunks of the gradients with respect to input, weight and bias."""
 
-    def __init__(self, projection: _Projection, wanted: tuple[bool, ...]) -> None:
+    def __init__(self, projection: Projection, wanted: tuple[bool, ...]) -> None:
         self.projection = projection
         self.x: list[Tensor] | None = [] if wanted[0] else None
         self.want_weight, self.want_bias = wanted[1], wanted[2]

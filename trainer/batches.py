@@ -37,6 +37,10 @@ class MicroBatch:
         return self.attention_mask.sum(dim=1) if self.is_padded else None
 
 
+# Sets of positions, named by the field of `Counts` that says how many there are.
+MASKED, ATTENDED = "masked", "attended"
+
+
 @dataclass(frozen=True)
 class Counts:
     """How many of each unit there are: the denominators of the losses, known from the masks.

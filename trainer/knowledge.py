@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from model import QKV, Capture, Features
+from model.vocabulary_projection import Distribution
+from trainer.batches import ATTENDED, MASKED
 
 
 @dataclass(frozen=True)
@@ -26,27 +28,37 @@ class Decoder:
 class Knowledge:
     """A teacher's detached view of one micro-batch (shapes as in `model.Features`)."""
 
-    vocabulary_input: Tensor  # [P, E]
     last_hidden_state: Tensor  # [B, L, H]
     hidden_states: dict[int, Tensor]  # layer -> [B, L, H]; 0 is the embedding output
     attention: dict[int, QKV]  # layer, from 1 -> queries, keys, values, each [B, A, L, D]
-    decoder: Decoder | None  # None when no student asked for logits
-    everywhere: Tensor | None = None  # [B * L, E], where a student asked for every position
+    # At masked positions, and at all where a student asked for those; empty if nobody asked.
+    distributions: dict[str, Distribution]
 
 
-def detach(features: Features, decoder: Decoder | None) -> Knowledge:
-    """The knowledge in a teacher's `features`."""
+def detach(features: Features, decoder: Decoder | None, readers: int = 1) -> Knowledge:
+    """The knowledge in a teacher's `features`, under the teacher's autocast.
+
+    `decoder` is the teacher's, None if no student compares distributions; `readers` is how many do:
+    what the first computes is kept for the others.
+    """
     return Knowledge(
-        vocabulary_input=features.vocabulary_input.detach(),
         last_hidden_state=features.last_hidden_state.detach(),
         hidden_states={layer: state.detach() for layer, state in features.hidden_states.items()},
         attention={
             layer: QKV(*(tensor.detach() for tensor in qkv))
             for layer, qkv in features.attention.items()
         },
-        decoder=decoder,
-        everywhere=None if features.everywhere is None else features.everywhere.detach(),
+        distributions={} if decoder is None else _distributions(features, decoder, readers),
     )
+
+
+def _distributions(features: Features, decoder: Decoder, readers: int) -> dict[str, Distribution]:
+    inputs = {MASKED: features.vocabulary_input, ATTENDED: features.everywhere}
+    return {
+        positions: Distribution(x, decoder.weight, decoder.bias, keep=readers > 1)
+        for positions, x in inputs.items()
+        if x is not None
+    }
 
 
 def union(captures: Iterable[Capture]) -> Capture:

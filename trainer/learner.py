@@ -81,8 +81,7 @@ class LearnerModule(nn.Module):
 
         Without `totals` nothing is learnt: the sums of `trainer.scores.score` come back, alone.
         """
-        device = batch.input_ids.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16"):
+        with self.autocast(batch.input_ids.device):
             features = self.model.features(
                 batch.input_ids,
                 batch.segment_ids,
@@ -97,6 +96,10 @@ class LearnerModule(nn.Module):
             lesson = Lesson(batch, features, decoder, knowledge, step)
             loss, shares = self.objective(lesson, totals)
         return loss, shares, features
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """The precision that everything of this learner is computed in."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
 
 class Learner:
@@ -194,6 +197,10 @@ class Learner:
         """The learning rate at the job's `step`; a schedule runs from the learner's start."""
         done, total = self.own_step(step), self.own_step(self.workload.steps)
         return self.config.optimizer.learning_rate * factor(self.config.schedule, done, total)
+
+    def autocast(self) -> torch.autocast:
+        """The precision that everything of this learner is computed in."""
+        return self.engine.module.autocast(self.device)
 
     def decoder(self) -> Decoder:
         """The vocabulary projection, detached and whole; a copy only where it is partitioned."""

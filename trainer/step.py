@@ -43,13 +43,14 @@ def train_step(
     totals, stops = sum_over_ranks(count(batch), stop_requested, teacher.device)
     listeners = [(student.objective, student.own_step(step)) for student in students]
     capture = union(objective.teacher_capture(own) for objective, own in listeners)
-    wants_logits = any(objective.needs_teacher_logits(own) for objective, own in listeners)
-    decoder = teacher.decoder() if wants_logits else None
+    readers = sum(objective.needs_teacher_logits(own) for objective, own in listeners)
+    decoder = teacher.decoder() if readers else None
     micro_batches = to_micro_batches(batch, teacher.workload.micro_batch, teacher.device)
     for number, micro_batch in enumerate(micro_batches):
         place = Place(step, number)
         features = teacher.accumulate(micro_batch, totals, place, capture=capture)
-        knowledge = detach(features, decoder)
+        with teacher.autocast():
+            knowledge = detach(features, decoder, readers)
         del features
         for student in students:
             student.accumulate(micro_batch, totals, place, knowledge)

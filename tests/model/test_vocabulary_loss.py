@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import model
-from model import vocabulary_loss
+from model import vocabulary_loss, vocabulary_projection
 from model.vocabulary_loss import (
     chunked_blended_cross_entropy,
     chunked_cross_entropy,
@@ -17,6 +17,7 @@ from model.vocabulary_loss import (
     project_and_sum,
     soft_cross_entropy_rows,
 )
+from model.vocabulary_projection import Distribution, Projection
 
 torch.set_num_threads(1)
 
@@ -99,6 +100,28 @@ def test_a_blended_target_equals_the_plain_formula(share: float) -> None:
     assert_same(total, plain, student)
 
 
+@pytest.mark.parametrize(
+    ("keep", "room", "projections"), [(False, V * P, 4), (True, V * P, 2), (True, V * 20, 3)]
+)
+def test_a_distribution_is_the_same_kept_or_not(
+    keep: bool, room: int, projections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For two readers of two runs of rows: all kept, none, or as many as there is room for."""
+    monkeypatch.setattr(vocabulary_projection, "KEPT_ELEMENTS", room)
+    teacher = tensors(E)
+    distribution = Distribution(*teacher, keep=keep)
+    made = []
+    project = Projection.logits
+    monkeypatch.setattr(Projection, "logits", lambda *a: made.append(1) or project(*a))
+    plain = F.softmax(F.linear(*teacher) / 2.0, -1).detach()
+    for _ in range(2):
+        for rows in (slice(0, 20), slice(20, P)):
+            p, negative_entropy = distribution.at(rows, 2.0)
+            torch.testing.assert_close(p, plain[rows])
+            torch.testing.assert_close(negative_entropy, (plain * plain.log()).sum(-1)[rows])
+    assert len(made) == projections
+
+
 @pytest.mark.usefixtures("_chunk")
 def test_losses_that_share_a_projection_are_what_they_are_alone() -> None:
     """The weighted sum and its gradients, and each loss's own sum, for three at once."""
@@ -108,8 +131,8 @@ def test_losses_that_share_a_projection_are_what_they_are_alone() -> None:
     scales = (2.0, 5.0, 0.25)
     together = [
         cross_entropy_rows(labels()),
-        kl_divergence_rows(teacher[0], decoders[1], 2.0, masked),
-        soft_cross_entropy_rows(teacher[0], decoders[1], 1.0, masked),
+        kl_divergence_rows(Distribution(*teacher), 2.0, masked),
+        soft_cross_entropy_rows(Distribution(*teacher), 1.0, masked),
     ]
     total, sums = project_and_sum(student[0], decoders[0], together, scales)
     arguments = (student[0], decoders[0], teacher[0], decoders[1])
@@ -180,15 +203,15 @@ def test_without_gradients_nothing_is_computed_for_them() -> None:
 def test_never_more_than_the_bounded_chunk_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocabulary_loss, "CHUNK_ELEMENTS", V * 5)
     largest = 0
-    kept = vocabulary_loss._Projection.logits
+    kept = Projection.logits
 
-    def logits(self: vocabulary_loss._Projection, rows: slice, out: Tensor) -> Tensor:
+    def logits(self: Projection, rows: slice, out: Tensor) -> Tensor:
         nonlocal largest
         made = kept(self, rows, out)
         largest = max(largest, made.numel())
         return made
 
-    monkeypatch.setattr(vocabulary_loss._Projection, "logits", logits)
+    monkeypatch.setattr(Projection, "logits", logits)
     chunked_cross_entropy(*tensors(E), labels())[0].backward()
     assert 0 < largest <= V * 5
 

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from model import Capture, EncoderConfig, Features
 from model.vocabulary_loss import RowLoss, project_and_sum
-from trainer.batches import MicroBatch
+from trainer.batches import ATTENDED, MASKED, MicroBatch
 from trainer.knowledge import Decoder, Knowledge
 from trainer.layer_maps import at_depth, map_layers
 from trainer.objectives.over_steps import OverSteps
 
-MASKED, ATTENDED = "masked", "attended"
 POSITIONS = (MASKED, ATTENDED)
 
 
@@ -122,19 +121,6 @@ def projected(lesson: Lesson, positions: str) -> tuple[Tensor, tuple[Tensor, Ten
         return lesson.features.vocabulary_input, decoder
     assert lesson.features.everywhere is not None
     return lesson.features.everywhere, decoder
-
-
-def projected_by_teacher(
-    lesson: Lesson, positions: str
-) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
-    """The teacher's `projected`."""
-    teacher = lesson.teacher
-    assert teacher.decoder is not None
-    decoder = (teacher.decoder.weight, teacher.decoder.bias)
-    if positions == MASKED:
-        return teacher.vocabulary_input, decoder
-    assert teacher.everywhere is not None
-    return teacher.everywhere, decoder
 
 
 def weigh_positions(lesson: Lesson, positions: str) -> Tensor:

@@ -20,7 +20,6 @@ from trainer.objectives.term import (
     Lesson,
     TermConfig,
     VocabularyTerm,
-    projected_by_teacher,
     weigh_positions,
 )
 
@@ -96,7 +95,7 @@ class SoftTargetsTerm(VocabularyTerm):
         """See `VocabularyTerm.row_loss`."""
         temperature = self.temperature.at(lesson.step)
         weights = weigh_positions(lesson, self.unit) * (temperature**2 / self.divisor)
-        return kl_divergence_rows(*projected_by_teacher(lesson, self.unit), temperature, weights)
+        return kl_divergence_rows(lesson.teacher.distributions[self.unit], temperature, weights)
 
 
 @dataclass
@@ -140,8 +139,7 @@ class PredictionTerm(VocabularyTerm):
         """See `VocabularyTerm.row_loss`."""
         temperature = self.temperature.at(lesson.step)
         weights = weigh_positions(lesson, MASKED) / self.divisor
-        teacher = projected_by_teacher(lesson, MASKED)
-        return soft_cross_entropy_rows(*teacher, temperature, weights)
+        return soft_cross_entropy_rows(lesson.teacher.distributions[MASKED], temperature, weights)
 
 
 @dataclass
@@ -183,8 +181,8 @@ class BlendedTerm(VocabularyTerm):
 
     def row_loss(self, lesson: Lesson) -> RowLoss:
         """See `VocabularyTerm.row_loss`."""
-        teacher = projected_by_teacher(lesson, MASKED)
-        return blended_cross_entropy_rows(*teacher, lesson.batch.masked_labels, self.teacher_share)
+        teacher = lesson.teacher.distributions[MASKED]
+        return blended_cross_entropy_rows(teacher, lesson.batch.masked_labels, self.teacher_share)
 
 
 def _require_positive(temperature: Any) -> None:
