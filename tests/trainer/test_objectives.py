@@ -153,6 +153,13 @@ def lesson_of(config, seed=5, step=0, **student):
     return lesson, module.objective, totals
 
 
+def teacher_logits(lesson):
+    """The teacher's, at every position, [B * L, V]."""
+    batch = lesson.batch
+    inputs = batch.input_ids, batch.segment_ids, batch.attention_mask
+    return build(encoder(), seed=1).eval()(*inputs).logits.flatten(0, 1)
+
+
 def test_everything_is_a_term():
     names = [field.name for field in dataclasses.fields(ObjectiveConfig)]
     assert list(EVERYTHING.terms()) == names
@@ -198,13 +205,9 @@ def test_soft_targets_at_all_attended_positions_equal_the_plain_formula():
         ObjectiveConfig(soft=SoftTargets(1.0, 2.0, positions="attended"))
     )
     loss, _ = objective(lesson, totals)
-    ours, theirs = (
-        F.linear(x, decoder.weight, decoder.bias)[lesson.batch.attention_mask.flatten()]
-        for x, decoder in (
-            (lesson.features.everywhere, lesson.decoder),
-            (lesson.knowledge.everywhere, lesson.knowledge.decoder),
-        )
-    )
+    attended = lesson.batch.attention_mask.flatten()
+    ours = F.linear(lesson.features.everywhere, lesson.decoder.weight, lesson.decoder.bias)
+    ours, theirs = ours[attended], teacher_logits(lesson)[attended]
     expected = F.kl_div(
         F.log_softmax(ours / 2, -1), F.softmax(theirs / 2, -1), reduction="batchmean"
     )
@@ -219,13 +222,9 @@ def test_prediction_and_patience_are_the_original_codes_means():
     lesson, objective, totals = lesson_of(config)
     _, shares = objective(lesson, totals)
     labelled = lesson.batch.masked_labels >= 0
-    ours, theirs = (
-        F.linear(x[labelled], decoder.weight, decoder.bias) / 2
-        for x, decoder in (
-            (lesson.features.vocabulary_input, lesson.decoder),
-            (lesson.knowledge.vocabulary_input, lesson.knowledge.decoder),
-        )
-    )
+    inputs = lesson.features.vocabulary_input[labelled]
+    ours = F.linear(inputs, lesson.decoder.weight, lesson.decoder.bias) / 2
+    theirs = teacher_logits(lesson)[lesson.batch.masked_positions[labelled]] / 2
     tinybert = (-F.softmax(theirs, -1) * F.log_softmax(ours, -1)).mean()
     student, teacher = (
         torch.stack([F.normalize(states[layer][:, 0], dim=-1) for layer in layers], dim=1)
