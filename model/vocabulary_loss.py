@@ -8,22 +8,19 @@ weight itself is not needed there (under ZeRO-3 it has been released by then).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from model.vocabulary_projection import Distribution, Projection, subtract_largest
+from model.vocabulary_projection import Distribution, Projection, blocks, chunks, subtract_largest
 
 IGNORED = -100
-# Elements of one chunk of logits, 64 MiB in float32. A loss alone holds at most three such arrays,
-# and each that shares its projection one or three more.
-CHUNK_ELEMENTS = 1 << 24
 
 Decoder = tuple[Tensor, Tensor | None]
 # Float logits [C, V] of some rows -> (their loss [C], its gradient with respect to them [C, V]).
-# The logits may be overwritten, and the gradient may be in their place.
+# The gradient takes the place of the logits.
 RowLoss = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
 
 
@@ -198,11 +195,12 @@ class _ProjectAndSum(torch.autograd.Function):
         gradients = _Gradients(projection, wanted)
         losses_together = _Together(losses, weights, projection)
         buffer = None
-        for rows in _chunks(len(x), len(weight)):
+        for rows in chunks(len(x), len(weight)):
             buffer = projection.buffer(rows) if buffer is None else buffer
-            logit_gradient = losses_together.gradient(projection.logits(rows, buffer), rows)
+            logits = projection.logits(rows, buffer)
+            losses_together.differentiate(logits, rows)
             if any(wanted):
-                gradients.add(logit_gradient, rows)
+                gradients.add(logits, rows)
         ctx.gradients = gradients.cast(x, weight, bias)
         sums = losses_together.sums
         ctx.mark_non_differentiable(sums)
@@ -225,23 +223,22 @@ class _Together:
     ) -> None:
         self.losses = list(zip(losses, weights, strict=True))
         self.sums = torch.zeros(len(self.losses), dtype=projection.wide, device=projection.x.device)
-        # All but the last loss need logits of their own to overwrite.
-        self.copies: list[Tensor] = []
 
-    def gradient(self, logits: Tensor, rows: slice) -> Tensor:
-        """Count these rows in, and return the gradient [C, V]; overwrites the logits."""
-        if not self.copies:  # the first chunk is the largest
-            self.copies = [torch.empty_like(logits) for _ in self.losses[1:]]
-        own = [copy[: len(logits)].copy_(logits) for copy in self.copies]
-        total: Tensor | None = None
+    def differentiate(self, logits: Tensor, rows: slice) -> None:
+        """Count these rows in, and put the gradient [C, V] in the place of their logits."""
+        for block in blocks(rows, logits):
+            self._differentiate(logits[block.start - rows.start : block.stop - rows.start], block)
+
+    def _differentiate(self, logits: Tensor, rows: slice) -> None:
+        # Each loss overwrites the logits that it is given.
+        own = [logits, *(logits.clone() for _ in self.losses[1:])]
         for number, (loss, weight) in enumerate(self.losses):
-            values, gradient = loss([*own, logits][number], rows)
+            values, gradient = loss(own[number], rows)
             self.sums[number] += values.sum()
             if weight != 1.0:
                 gradient.mul_(weight)
-            total = gradient if total is None else total.add_(gradient)
-        assert total is not None
-        return total
+            if number:
+                logits.add_(gradient)
 
 
 class _Gradients:
@@ -285,11 +282,3 @@ def _accumulate(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
     if total.dtype == a.dtype == wide:
         return total.addmm_(a, b)
     return total.to(wide).add_(a @ b)
-
-
-def _chunks(rows: int, vocabulary: int) -> Iterator[slice]:
-    """Runs of rows whose logits fit a chunk, as even as can be; the first is the longest."""
-    number = -(-rows // max(1, CHUNK_ELEMENTS // vocabulary))
-    size = -(-rows // max(1, number))
-    for start in range(0, rows, max(1, size)):
-        yield slice(start, min(start + size, rows))

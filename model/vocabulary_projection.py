@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from model.precision import is_native, product_dtype
 
+# Elements of one chunk of logits, 64 MiB in float32. A loss alone holds at most two such arrays,
+# each distribution that it learns from two more.
+CHUNK_ELEMENTS = 1 << 24
+# 2 MiB in float32.
+BLOCK_ELEMENTS = 1 << 19
 # What a distribution keeps at most, for whoever asks next: 256 MiB in float32.
 KEPT_ELEMENTS = 1 << 26
 
@@ -43,44 +50,82 @@ class Projection:
 class Distribution:
     """``softmax((x @ weight' + bias) / T)`` of a teacher by rows, for any number of students.
 
-    Computed in the dtype that autocast asks for where this is made, not where it is read, and so
-    the same for every reader. With `keep` rows are held for the next reader, up to a bound; the
-    values do not depend on it.
+    Computed a chunk at a time, in the dtype that autocast asks for where this is made and not where
+    it is read, and so the same for every reader. With `keep` chunks are held for the next reader,
+    up to a bound; the values do not depend on it.
     """
 
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, keep: bool = False) -> None:
         """x [P, E], weight [V, E], bias [V]; none of them gets a gradient."""
         bias = None if bias is None else bias.detach()
         self._projection = Projection(x.detach(), weight.detach(), bias)
+        self._chunks = list(chunks(len(x), len(weight)))
         self._room = KEPT_ELEMENTS if keep else 0
-        self._kept: dict[tuple[int, int, float], tuple[Tensor, Tensor]] = {}
-        self._buffers: list[Tensor] = []
+        self._held: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
+        # For each temperature a chunk that the next one replaces, and its probabilities' memory.
+        self._passing: dict[float, tuple[int, Tensor]] = {}
+        self._scratch: Tensor | None = None
 
     def at(self, rows: slice, temperature: float) -> tuple[Tensor, Tensor]:
-        """Probabilities p [C, V] and ``sum p log p`` [C] of some rows.
+        """Probabilities p [C, V] and ``sum p log p`` [C] of some rows of one chunk.
 
-        Not to be written to, and only until the next call: later rows may take their place. The
-        first rows that are asked for must be the longest run.
+        Not to be written to, and only until rows of another chunk are asked for.
         """
-        key = (rows.start, rows.stop, temperature)
-        if key not in self._kept:
-            found = self._compute(rows, temperature)
-            if found[0].numel() > self._room:
-                return found
-            self._room -= found[0].numel()
-            self._kept[key] = found
-            self._buffers.pop()  # it holds what is kept
-        return self._kept[key]
+        chunk = next(one for one in self._chunks if rows.start < one.stop)
+        key = (chunk.start, temperature)
+        if key not in self._held:
+            self._held[key] = self._compute(chunk, temperature)
+        local = slice(rows.start - chunk.start, rows.stop - chunk.start)
+        p, negative_entropy = self._held[key]
+        return p[local], negative_entropy[local]
 
-    def _compute(self, rows: slice, temperature: float) -> tuple[Tensor, Tensor]:
-        while len(self._buffers) < 2:  # the first chunk is the largest
-            self._buffers.append(self._projection.buffer(rows))
-        logits = self._projection.logits(rows, self._buffers[0]).div_(temperature)
-        subtract_largest(logits)
-        p = torch.exp(logits, out=self._buffers[1][: len(logits)])
-        total = p.sum(dim=-1, keepdim=True)  # [C, 1]
-        p.div_(total)
-        return p, torch.linalg.vecdot(p, logits) - total.log().squeeze(-1)
+    def _compute(self, chunk: slice, temperature: float) -> tuple[Tensor, Tensor]:
+        if self._scratch is None:
+            self._scratch = self._projection.buffer(self._chunks[0])
+        logits = self._projection.logits(chunk, self._scratch).div_(temperature)
+        p = self._room_for(chunk, temperature)
+        negative_entropy = torch.empty_like(logits[:, 0])
+        for block in blocks(slice(0, len(logits)), logits):
+            some = subtract_largest(logits[block])
+            exponentials = torch.exp(some, out=p[block])
+            total = exponentials.sum(dim=-1, keepdim=True)  # [c, 1]
+            exponentials.div_(total)
+            dot = torch.linalg.vecdot(exponentials, some)
+            negative_entropy[block] = dot - total.log().squeeze(-1)
+        return p, negative_entropy
+
+    def _room_for(self, chunk: slice, temperature: float) -> Tensor:
+        size = (chunk.stop - chunk.start) * len(self._projection.weight)
+        if size <= self._room:
+            self._room -= size
+            return self._projection.buffer(chunk)
+        if temperature in self._passing:
+            before, memory = self._passing[temperature]
+            del self._held[before, temperature]
+        else:
+            memory = self._projection.buffer(self._chunks[0])
+        self._passing[temperature] = (chunk.start, memory)
+        return memory[: chunk.stop - chunk.start]
+
+
+def chunks(rows: int, vocabulary: int) -> Iterator[slice]:
+    """Runs of rows whose logits fit a chunk, as even as can be; the first is the longest."""
+    number = -(-rows // max(1, CHUNK_ELEMENTS // vocabulary))
+    size = -(-rows // max(1, number))
+    for start in range(0, rows, max(1, size)):
+        yield slice(start, min(start + size, rows))
+
+
+def blocks(rows: slice, logits: Tensor) -> Iterator[slice]:
+    """Runs of a chunk's rows to work on one after another; the whole of it but on a CPU.
+
+    What is done to single elements is several times faster on what a CPU's cache holds.
+    """
+    size = rows.stop - rows.start
+    if logits.device.type == "cpu":
+        size = max(1, BLOCK_ELEMENTS // logits.shape[-1])
+    for start in range(rows.start, rows.stop, max(1, size)):
+        yield slice(start, min(start + size, rows.stop))
 
 
 def subtract_largest(logits: Tensor) -> Tensor:

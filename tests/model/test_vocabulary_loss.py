@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import model
-from model import vocabulary_loss, vocabulary_projection
+from model import vocabulary_projection
 from model.vocabulary_loss import (
     chunked_blended_cross_entropy,
     chunked_cross_entropy,
@@ -24,9 +24,12 @@ torch.set_num_threads(1)
 V, E, P = 61, 12, 37
 
 
-@pytest.fixture(params=[V * 5, 1 << 24], ids=["chunks of 5 rows", "one chunk"])
+@pytest.fixture(params=[(5, 5), (37, 4), (9, 4)], ids=["chunks", "blocks", "blocks of chunks"])
 def _chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary_loss, "CHUNK_ELEMENTS", request.param)
+    """So many rows in a chunk, and in a block of it."""
+    chunk, block = request.param
+    monkeypatch.setattr(vocabulary_projection, "CHUNK_ELEMENTS", V * chunk)
+    monkeypatch.setattr(vocabulary_projection, "BLOCK_ELEMENTS", V * block)
 
 
 def tensors(width: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -101,12 +104,13 @@ def test_a_blended_target_equals_the_plain_formula(share: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep", "room", "projections"), [(False, V * P, 4), (True, V * P, 2), (True, V * 20, 3)]
+    ("keep", "room", "projections"), [(False, V * P, 6), (True, V * P, 3), (True, V * 13, 5)]
 )
 def test_a_distribution_is_the_same_kept_or_not(
     keep: bool, room: int, projections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For two readers of two runs of rows: all kept, none, or as many as there is room for."""
+    """For two readers of three chunks: none is kept, all, or the one there is room for."""
+    monkeypatch.setattr(vocabulary_projection, "CHUNK_ELEMENTS", V * 13)
     monkeypatch.setattr(vocabulary_projection, "KEPT_ELEMENTS", room)
     teacher = tensors(E)
     distribution = Distribution(*teacher, keep=keep)
@@ -115,7 +119,7 @@ def test_a_distribution_is_the_same_kept_or_not(
     monkeypatch.setattr(Projection, "logits", lambda *a: made.append(1) or project(*a))
     plain = F.softmax(F.linear(*teacher) / 2.0, -1).detach()
     for _ in range(2):
-        for rows in (slice(0, 20), slice(20, P)):
+        for rows in (slice(0, 9), slice(9, 13), slice(13, 25), slice(25, 37)):
             p, negative_entropy = distribution.at(rows, 2.0)
             torch.testing.assert_close(p, plain[rows])
             torch.testing.assert_close(negative_entropy, (plain * plain.log()).sum(-1)[rows])
@@ -201,7 +205,7 @@ def test_without_gradients_nothing_is_computed_for_them() -> None:
 
 
 def test_never_more_than_the_bounded_chunk_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary_loss, "CHUNK_ELEMENTS", V * 5)
+    monkeypatch.setattr(vocabulary_projection, "CHUNK_ELEMENTS", V * 5)
     largest = 0
     kept = Projection.logits
 
