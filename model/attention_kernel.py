@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from model.precision import is_native
-
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # before torch 2.10
-    varlen_attn = None  # type: ignore[assignment]
 
 PLAIN, FUSED, VARLEN = "plain", "fused", "varlen"
 
@@ -72,9 +68,20 @@ def choose_kernel(
 
 @lru_cache(maxsize=1)
 def _has_varlen() -> bool:
-    if varlen_attn is None or "window_size" not in inspect.signature(varlen_attn).parameters:
+    flash = _varlen_attention()
+    if flash is None or "window_size" not in inspect.signature(flash).parameters:
         return False
     return torch.cuda.get_device_capability() >= (8, 0)
+
+
+@lru_cache(maxsize=1)
+def _varlen_attention() -> Callable[..., Any] | None:
+    """Where there is one; imported late, since it costs every start a second of torch.compile."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:  # before torch 2.10
+        return None
+    return varlen_attn
 
 
 def reach(
@@ -141,9 +148,10 @@ def _attend_runs(q: Tensor, k: Tensor, v: Tensor, reach: Reach) -> Tensor:
     rows, _, length, _ = q.shape
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B * L, A, D]
     near = (reach.window // 2,) * 2 if reach.window else (-1, -1)
-    assert reach.boundaries is not None
+    flash = _varlen_attention()
+    assert flash is not None
     cuts = reach.boundaries
-    mixed = varlen_attn(q, k, v, cuts, cuts, length, length, window_size=near)
+    mixed = flash(q, k, v, cuts, cuts, length, length, window_size=near)
     assert isinstance(mixed, Tensor)
     return mixed.unflatten(0, (rows, length)).transpose(1, 2)
 

@@ -231,7 +231,7 @@ def attend_run_by_run(
 
 @pytest.fixture
 def _runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_kernel, "varlen_attn", attend_run_by_run)
+    monkeypatch.setattr(attention_kernel, "_varlen_attention", lambda: attend_run_by_run)
 
 
 @pytest.mark.usefixtures("_runs")
