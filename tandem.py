@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from data_pipeline import DataConfig
     from trainer.config import JobConfig
 
@@ -71,11 +73,11 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     from cluster.local import launch
     from cluster.ranks import is_launched
 
-    job = _load_job(config, overrides)
     if is_launched():
         if nproc is not None:
             raise click.UsageError("--nproc: srun or torchrun has started the processes already")
-        sys.exit(_train_as_rank(job))
+        sys.exit(_train_as_rank(lambda: _load_job(config, overrides)))
+    job = _load_job(config, overrides)
     if _announce_if_finished(job):
         return
     argv = [sys.executable, "-m", "tandem", "train", config, *overrides]
@@ -89,15 +91,17 @@ def _load_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
     return configs.load(config, JobConfig, "job", overrides)
 
 
-def _train_as_rank(job: JobConfig) -> int:
-    from cluster.ranks import derive, export
+def _train_as_rank(load: Callable[[], JobConfig]) -> int:
+    from cluster.ranks import derive, export, incarnation
     from cluster.signals import StopRequest
 
     with StopRequest() as stop:
         export(derive())
         from trainer.run import run_job
 
-        return run_job(job, lambda: stop.requested, _announce).value
+        job, restart = incarnation()
+        ended = run_job(load, lambda: stop.requested, _announce, scheduled_as=job, restart=restart)
+        return ended.value
 
 
 def _announce(folder: Any, results: dict[str, Any]) -> None:
@@ -176,6 +180,52 @@ def status(run: str | None, as_json: bool) -> None:
     from cluster.commands import status as show_status
 
     show_status(run, as_json)
+
+
+_WAIT = click.option(
+    "--wait", type=float, default=60.0, show_default=True, help="Seconds, for its answer."
+)
+
+
+@main.command()
+@click.argument("run")
+@_WAIT
+def stop(run: str, wait: float) -> None:
+    """Have the job that is at work in RUN save and end, from any node."""
+    _ask(run, "stop", wait)
+
+
+@main.command()
+@click.argument("run")
+@_WAIT
+def checkpoint(run: str, wait: float) -> None:
+    """Have the job that is at work in RUN save now and go on."""
+    _ask(run, "checkpoint", wait)
+
+
+def _ask(run: str, kind: str, wait: float) -> None:
+    from trainer.asking import ask_and_wait
+    from trainer.run_folder import RunFolder
+
+    click.echo(ask_and_wait(RunFolder.existing(run), kind, wait))
+
+
+@main.command("fork")
+@click.argument("run")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--step", type=int, required=True, help="Of the checkpoint to begin with.")
+@click.option("--name", required=True, help="The new run's.")
+def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None:
+    """Make a new run from a checkpoint of RUN; any key of its config may differ."""
+    from trainer.forking import fork
+    from trainer.run_folder import RunFolder
+
+    made = fork(RunFolder.existing(run), step, name, overrides)
+    for line in made.changes:
+        click.echo(line)
+    for learner in made.begin_anew:
+        click.echo(f"{learner} stays behind; if the config names it, it begins anew")
+    click.echo(f"Go on with it: tandem train {made.folder.config}")
 
 
 @main.group()

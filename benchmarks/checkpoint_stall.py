@@ -35,7 +35,7 @@ def measure(parameters: int, stage: int, saves: int, folder: str) -> dict[str, f
     step(engine)
     writer = CheckpointWriter(Path(folder) / f"stage-{stage}", Retention(last=1))
     save = {"learners": {"teacher": engine}, "trainer_state": {}}
-    first = timed(lambda: writer.save(0, **save))
+    first = timed(lambda: writer.save(0, **save))  # without `reserve`, which a job calls before
     writer.wait()
     synchronous = [
         timed(lambda number=number: writer.save(1 + number, **save, wait=True))  # type: ignore[misc]

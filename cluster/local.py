@@ -3,7 +3,8 @@
 torchrun would do, but it prints every rank's traceback, retries nothing useful on one machine and
 turns a polite exit (75) into a failure. What this one promises instead:
 
-- One error is shown: that of the rank that failed first.
+- One error is shown: that of the rank that failed first, or, where that one ended without a word,
+  of the first that said something (ranks that only echo another's failure keep silent).
 - A signal reaches each rank once, although a terminal's Ctrl-C goes to a whole process group:
   every rank has a session of its own.
 - No rank outlives the launcher, not even a SIGKILLed one (the kernel's parent-death signal).
@@ -70,7 +71,7 @@ class _Launcher:
         self.grace = grace
         self.children: list[_Child] = []
         self.running: list[_Child] = []
-        self.failed: _Child | None = None
+        self.failed: list[_Child] = []  # in the order in which they ended
         self.deadline = float("inf")  # when the remaining ranks are killed
         self.received: collections.deque[int] = collections.deque()
         self.forwarded: set[int] = set()
@@ -150,7 +151,7 @@ class _Launcher:
                 _hold(key.data, data)
             else:
                 selector.unregister(key.fileobj)
-        if self.failed is None:
+        if not self.failed:
             _show(self.children[0], older_than=time.monotonic() - HOLD_SECONDS)
 
     def _forward(self) -> None:
@@ -175,11 +176,14 @@ class _Launcher:
                 continue
             if ended.si_code != os.CLD_EXITED or ended.si_status not in (0, STOPPED):
                 os.killpg(pid, signal.SIGKILL)  # what it left behind; as a zombie it keeps its id
-                if self.failed is None:
-                    self.failed = child
+                if not self.failed:
                     self.deadline = time.monotonic() + self.grace
+                self.failed.append(child)
             child.process.wait()
             self.running.remove(child)
+            if child in self.failed:
+                for other in self.running:  # a stopped one could not say where it is
+                    other.process.send_signal(signal.SIGCONT)
 
     def _enforce_deadline(self) -> None:
         if self.interrupted or time.monotonic() >= self.deadline:
@@ -196,25 +200,33 @@ class _Launcher:
 
     def _finish(self) -> int:
         """Show the standard error of the rank to blame, else of rank 0; return the exit code."""
-        shown = self.failed or self.children[0]
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(shown.errors.fileno(), 1 << 16):
-                _hold(shown, data)
         for child in self.children:
+            with contextlib.suppress(BlockingIOError):
+                while data := os.read(child.errors.fileno(), 1 << 16):
+                    _hold(child, data)
             child.errors.close()
+        shown = self._to_blame()
         if self.interrupted:
             return 128 + signal.SIGINT
         # Ranks that fail alike: rank 0's line may have been passed on before another one ended.
         if not _told(self.children[0], shown):
             _show(shown)
-        if self.failed is None:
+        if not self.failed:
             return max(child.process.returncode for child in self.children)
-        code = self.failed.process.returncode
+        code = self.failed[0].process.returncode
         if code < 0:
             name = signal.Signals(-code).name
-            print(f"rank {self.failed.rank} was ended by {name}", file=sys.stderr)
+            print(f"rank {self.failed[0].rank} was ended by {name}", file=sys.stderr)
             return 128 - code
         return code
+
+    def _to_blame(self) -> _Child:
+        """Whose standard error explains how the job ended; rank 0's where none failed."""
+        if not self.failed:
+            return self.children[0]
+        if self.failed[0].process.returncode < 0:
+            return self.failed[0]
+        return next((child for child in self.failed if child.held), self.failed[0])
 
 
 def _tie_to(launcher: int) -> collections.abc.Callable[[], None]:

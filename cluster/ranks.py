@@ -76,6 +76,12 @@ def export(ranks: Ranks, env: MutableMapping[str, str] = os.environ) -> None:
     env["MASTER_PORT"] = str(ranks.master_port)
 
 
+def incarnation(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """SLURM's id of this job (empty without SLURM), and how often the launcher restarted it."""
+    restarts = env.get("SLURM_RESTART_COUNT", env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return env.get("SLURM_JOB_ID", ""), int(restarts)
+
+
 def free_port() -> int:
     """A TCP port of this machine that nobody listens on."""
     while True:

@@ -23,6 +23,7 @@ from cluster.slurm import QueuedJob, of_run
 
 TAIL_BYTES = 256 * 1024  # of metrics.jsonl: enough for hundreds of rows, whatever its length
 STALLED_AFTER = 300.0  # seconds without a row, or ten times the usual pause if that is longer
+SILENT_AFTER = 60.0  # seconds without a sign of life of a process on another machine
 USUAL_ROWS = 10  # over which speed and the usual pause are measured
 
 Row = dict[str, Any]
@@ -144,16 +145,23 @@ def _finished(run: Path, steps: int) -> bool:
 
 
 def _process_lives(run: Path) -> bool:
-    """Whether the newest attempt's first process is alive, as far as this machine can tell."""
+    """Whether the newest attempt's first process is alive, as far as this machine can tell.
+
+    One on another machine touches its record every few seconds.
+    """
     records = sorted(run.glob("attempts/*.json"))
     if not records:
         return False
     try:
         record = json.loads(records[-1].read_text())
+        if record.get("ended"):
+            return False
+        if record["host"] != socket.gethostname():
+            return time.time() - records[-1].stat().st_mtime < SILENT_AFTER
         started = Path(f"/proc/{record['process']}").stat().st_mtime
     except (OSError, ValueError):
         return False
-    return bool(record["host"] == socket.gethostname() and started <= record["time"] + 1)
+    return bool(started <= record["time"] + 1)
 
 
 def _quiet_too_long(run: Path, rows: Sequence[Row]) -> float | None:

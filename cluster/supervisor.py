@@ -7,8 +7,11 @@ is decided by the ranks' exit code and by the signals that the batch shell was s
   the job is then requeued.
 - TERM means that SLURM itself ends the job: ``scancel``, which is final; a preemption, after which
   SLURM requeues by itself; or the time limit, where the warning was too short to save.
-- 0 is the end; 2 is a wrong command line; 75 without a warning is ``tandem stop``.
+- 0 is the end; 2 is a wrong command line; 75 without a warning is a stop on request.
+- ``tandem stop`` leaves a file in the run folder, which is final whatever else happened meanwhile:
+  a copy that SLURM has requeued by itself does not start.
 - 1 says that a person must change something, unless the attempt made new steps or a node is bad.
+  Steps do not count where another job is at work in the run, which is why this one was refused.
 - Anything else (a killed rank, a crash, a hang that was noticed) is requeued.
 
 An attempt is fruitful when the newest step in ``metrics.jsonl`` or among the checkpoints is higher
@@ -42,6 +45,14 @@ newest_step() { # the highest step that is logged or saved
   } 2>/dev/null | sort -n | tail -n 1
 }
 
+stop_requested() { [ -e "$run/requests/stop.json" ]; }
+
+refused() { # another job began the newest attempt at this run
+  local newest
+  newest=$(ls "$run"/attempts/*.json 2>/dev/null | tail -n 1)
+  [ -n "$newest" ] && ! grep -q "\"job\": \"$SLURM_JOB_ID\"" "$newest"
+}
+
 write_record() { printf '%s\n' "$*" >"$record.new" && mv "$record.new" "$record"; }
 
 open_account() { # fails when there is nothing left to try
@@ -59,6 +70,8 @@ open_account() { # fails when there is nothing left to try
     best=$best_before fruitless=$fruitless_before
     [ "$state" = closed ] || close_account
   fi
+  why='stopped on request'
+  [ -z "$SLURM_RESTART_COUNT" ] || ! stop_requested || return 1
   why="$fruitless attempts in a row made no new step"
   [ "$fruitless" -le "$budget" ] || return 1
   write_record "$best $fruitless open $me"
@@ -174,6 +187,8 @@ judge() { # sets $verdict (done, requeue, left, ended, final) and $why from $cod
   close_account
   if [ "$code" = 0 ]; then
     verdict='done' why='finished'
+  elif [ "$code" = 75 ] && stop_requested; then
+    verdict=final why='stopped on request'
   elif [ "$ended" = yes ]; then
     verdict=ended why='ended by SLURM: cancelled, preempted, or a node failed'
   elif [ "$warned" = yes ]; then
@@ -196,7 +211,9 @@ judge_failure() {
   why="the ranks ended with code $code"
   [ "$preflight" = no ] || check_nodes
   verdict=requeue
-  if [ "$code" = 2 ] || { [ "$code" = 1 ] && [ "$fruitless" -gt 0 ] && [ -z "$bad" ]; }; then
+  if [ "$code" = 2 ]; then
+    verdict=final
+  elif [ "$code" = 1 ] && [ -z "$bad" ] && { [ "$fruitless" -gt 0 ] || refused; }; then
     verdict=final
   fi
 }

@@ -94,14 +94,14 @@ def count(batch: Batch) -> list[int]:
 
 
 def sum_over_ranks(
-    counts: list[int], stop_requested: bool, device: torch.device
+    counts: list[int], votes: list[int], device: torch.device
 ) -> tuple[Counts, Tensor]:
-    """One all-reduce before the first forward: the global counts, and whether any rank must stop.
+    """One all-reduce before the first forward: the global counts, and the sum of all `votes`.
 
     float64 keeps the integers exact up to 2**53.
     """
-    values = torch.tensor([*counts, int(stop_requested)], dtype=torch.float64)
+    values = torch.tensor([*counts, *votes], dtype=torch.float64)
     values = values.to(device, non_blocking=True)
     dist.all_reduce(values)
-    totals = values[:-1].clamp(min=1).float()
-    return Counts(*totals.unbind()), values[-1]
+    totals = values[: len(counts)].clamp(min=1).float()
+    return Counts(*totals.unbind()), values[len(counts) :]

@@ -121,16 +121,45 @@ class EvaluationConfig:
 
 @dataclass
 class CheckpointConfig:
-    """A checkpoint every `every` steps; the `keep` newest stay, and every `keep_every`-th step."""
+    """A checkpoint every `every` steps.
+
+    The `keep` newest stay, those of every `keep_every`-th step, and the `keep_best` with the
+    teacher's lowest held-out loss (of those that are saved right after an evaluation).
+    """
 
     every: int = 500
     keep: int = 3
     keep_every: int | None = None
+    keep_best: int = 1
+    max_failures: int = 3  # so many saves in a row that fail end the run
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be counted."""
+        if self.every < 1 or self.keep < 1 or self.max_failures < 1:
+            raise ValueError("every, keep and max_failures must be at least 1")
+        if self.keep_every is not None and self.keep_every < 1:
+            raise ValueError("keep_every must be at least 1, or null")
+        if self.keep_best < 0:
+            raise ValueError("keep_best must not be negative")
+
+
+@dataclass
+class WatchConfig:
+    """What a job looks out for.
+
+    Every `replicas_every` steps, and before every checkpoint, the ranks compare what they hold in
+    common. Without a step for `hang_seconds`, each rank writes its stacks to its log and ends.
+    """
+
+    replicas_every: int = 100
+    hang_seconds: float = 1800.0
 
     def __post_init__(self) -> None:
         """Refuse intervals that are not positive."""
-        if self.every < 1 or self.keep < 1:
-            raise ValueError("every and keep must be at least 1")
+        if self.replicas_every < 1:
+            raise ValueError("replicas_every must be at least 1")
+        if self.hang_seconds <= 0:
+            raise ValueError("hang_seconds must be positive")
 
 
 @dataclass
@@ -161,6 +190,7 @@ class JobConfig:
     batch: BatchConfig = field(default_factory=BatchConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
     log: LogConfig = field(default_factory=LogConfig)
     runs: str = "runs"  # the folder that holds runs/NAME
     seed: int = 0

@@ -1,37 +1,110 @@
-"""What must not change when a run goes on: whatever decides which sequence comes when."""
+"""Which changes of its config a run can go on with.
+
+The steps done already stand: what decides which sequence comes when, or what shape a learner's
+numbers have, must stay. Everything else may change, and is logged.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
 
-from trainer.config import JobConfig
+from torch import Size
+
+from trainer.config import JobConfig, LearnerConfig
 from trainer.errors import TrainingError
+from trainer.objectives import Objective
 
-# Keys of `data` that say how shards are fetched, not what comes out of them.
-FREE = ("cache_dir", "cache_gb", "on_bad_shard")
+ORDER = "the order of the data would be another from here on"
+SHAPE = "the learner's checkpoint would not fit"
+
+# The first pattern that a key matches decides: the reason why it must stay, or None if it may
+# change. A key that matches none may change. A section that one config does not have (a student
+# that comes or goes, a term of an objective) is a single key.
+POLICY: tuple[tuple[str, str | None], ...] = (
+    ("data.cache_dir", None),  # how shards are fetched, not what comes out of them
+    ("data.cache_gb", None),
+    ("data.on_bad_shard", None),
+    ("data.*", ORDER),
+    ("seed", ORDER),
+    ("batch.micro_batch", None),
+    ("batch.*", ORDER),
+    ("teacher.model.*", SHAPE),
+    ("students.*.model.*", SHAPE),
+)
+ABSENT = "(none)"
 
 
-def refuse_other_data(before: JobConfig, now: JobConfig) -> None:
-    """Raise TrainingError, naming the key, if `now` would read other batches than `before`.
+@dataclass(frozen=True)
+class Change:
+    """A key with different values in two configs, and why a run cannot go on with the new one."""
 
-    The steps done already would be followed by steps of another order: sequences would come twice
-    or never, and nothing would say so.
+    key: str
+    old: object
+    new: object
+    refusal: str | None
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.old} -> {self.new}"
+
+
+def accepted_changes(before: JobConfig, now: JobConfig) -> list[str]:
+    """What has changed, one line ``key: old -> new`` each.
+
+    Raises TrainingError, naming the key, where the run cannot go on with such a change.
     """
-    for key, (old, new) in _compared(before, now).items():
-        if old != new:
+    found = list(changes(before, now))
+    for change in found:
+        if change.refusal:
             raise TrainingError(
-                f"{key}: the run in {now.runs}/{now.name} has begun with {old}; "
-                f"put that back, or give the job another name"
+                f"{change}: {change.refusal}; put {change.old} back, or begin another run from a "
+                f"checkpoint of this one: tandem fork {now.runs}/{now.name} --step N --name NEW "
+                f"{change.key}={change.new}"
             )
+    return [str(change) for change in found]
 
 
-def _compared(before: JobConfig, now: JobConfig) -> dict[str, tuple[object, object]]:
-    pairs: dict[str, tuple[object, object]] = {
-        "seed": (before.seed, now.seed),
-        "batch.size": (before.batch.size, now.batch.size),
-    }
-    for field in dataclasses.fields(before.data):
-        if field.name not in FREE:
-            old, new = getattr(before.data, field.name), getattr(now.data, field.name)
-            pairs[f"data.{field.name}"] = (old, new)
-    return pairs
+def changes(before: JobConfig, now: JobConfig) -> Iterator[Change]:
+    """Every key with different values, in the order of the schema."""
+    reshaped = [f"students.{name}.objective.*" for name in _reshaped_objectives(before, now)]
+    policy = (*POLICY, *((pattern, SHAPE) for pattern in reshaped))
+    for key, old, new in _differences("", dataclasses.asdict(before), dataclasses.asdict(now)):
+        refusal = next((reason for pattern, reason in policy if fnmatchcase(key, pattern)), None)
+        yield Change(key, old, new, refusal)
+
+
+def _reshaped_objectives(before: JobConfig, now: JobConfig) -> Iterator[str]:
+    """Students of both whose terms have other learnable parts now (projections)."""
+    for name in before.students.keys() & now.students.keys():
+        old, new = before.students[name], now.students[name]
+        if old.objective != new.objective and old.model == new.model:
+            teachers = before.teacher, now.teacher
+            if _learnable(old, teachers[0]) != _learnable(new, teachers[1]):
+                yield name
+
+
+def _learnable(student: LearnerConfig, teacher: LearnerConfig) -> dict[str, Size]:
+    try:
+        objective = Objective(student.objective, student.model, teacher.model, seed=0)
+    except ValueError:
+        return {}  # it does not fit its models; building the learner says so
+    return {name: parameter.shape for name, parameter in objective.named_parameters()}
+
+
+def _differences(prefix: str, old: Any, new: Any) -> Iterator[tuple[str, object, object]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in [*old, *(key for key in new if key not in old)]:
+            pair = old.get(key, ABSENT), new.get(key, ABSENT)
+            yield from _differences(f"{prefix}.{key}" if prefix else key, *pair)
+    elif old != new:
+        yield prefix, _shown(old), _shown(new)
+
+
+def _shown(value: object) -> object:
+    """A whole section, in one line that the command line takes back."""
+    if not isinstance(value, Mapping):
+        return value
+    return "{" + ", ".join(f"{key}: {_shown(item)}" for key, item in value.items()) + "}"

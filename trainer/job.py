@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Set
+from collections.abc import Set
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
 
 from data_pipeline import BatchStream, open_corpora
 from data_pipeline.tokenization import load as load_tokenizer
-from trainer.checkpoint import Attempt, Checkpoint, CheckpointWriter, Retention, newest_intact
+from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, newest_intact
 from trainer.cohort import Cohort
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
@@ -22,10 +23,12 @@ from trainer.held_out import ValidationSet
 from trainer.learner import TEACHER, Workload, student_key
 from trainer.prefetch import Prefetched
 from trainer.recorder import Recorder
+from trainer.replicas import verify
 from trainer.run_folder import RunFolder
 from trainer.seeds import derive
 from trainer.state import JobState
 from trainer.step import StepResult
+from trainer.surroundings import Surroundings
 
 _log = logging.getLogger(__name__)
 
@@ -36,14 +39,12 @@ class Job:
     A context manager. All methods are collective.
     """
 
-    def __init__(
-        self, config: JobConfig, device: torch.device, stop_requested: Callable[[], bool]
-    ) -> None:
+    def __init__(self, config: JobConfig, device: torch.device, surroundings: Surroundings) -> None:
         """Open the data, build the learners, and go back to the newest intact checkpoint.
 
         Raises DataError, ModelError, TrainingError or CheckpointError when the job cannot run.
         """
-        self.config, self.device, self.stop_requested = config, device, stop_requested
+        self.config, self.device, self.surroundings = config, device, surroundings
         self.folder = RunFolder.of(config)
         rank, world_size = dist.get_rank(), dist.get_world_size()
         _require_fit(config)
@@ -52,18 +53,22 @@ class Job:
         )
         self._validation = ValidationSet(config)
         self._unigram = self._validation.unigram()
-        attempt = self._begin_attempt()
+        surroundings.startup.mark("data")
         checkpoint = newest_intact(self.folder.checkpoints, _log.warning, dist.group.WORLD)
+        surroundings.startup.mark("finding a checkpoint")
         _require_same_tokenizers(config, set(checkpoint.learners) if checkpoint else set())
         self.state = self._state_of(checkpoint)
         self.cohort = Cohort(config, _workload(config, world_size), self.state, checkpoint)
+        surroundings.startup.mark("building and loading the learners")
         self._writer = CheckpointWriter(
             self.folder.checkpoints,
-            Retention(last=config.checkpoint.keep, every=config.checkpoint.keep_every),
-            attempt,
+            _retention(config),
+            surroundings.attempt,
             _log.warning,
             resumed_from=checkpoint.step if checkpoint else None,
+            max_failures=config.checkpoint.max_failures,
         )
+        self._evaluated_at = -1  # step
         self._began = time.monotonic() - self.state.seconds
         self._open = ExitStack()
         self.recorder = Recorder(config, self.folder, self.state, speaks=rank == 0)
@@ -90,28 +95,41 @@ class Job:
         for learner in learners:
             learner.counters.tokens += result.tokens
         self.recorder.step(self.state, result, learners, self.cohort.waiting)
+        self._writer.reserve(self._engines())
 
     def evaluate(self) -> None:
         """Score every learner on held-out text, and record it."""
         where = (self.device, dist.get_rank(), dist.get_world_size())
-        scores = {
-            name: self._validation.evaluate(learner.evaluate, self.config.batch.micro_batch, *where)
-            for name, learner in self.cohort.learners.items()
-        }
+        scores = {}
+        for name, learner in self.cohort.learners.items():
+            self.surroundings.hang_watch.beat()
+            scores[name] = self._validation.evaluate(
+                learner.evaluate, self.config.batch.micro_batch, *where
+            )
+        self._evaluated_at = self.state.step
         self.state.teacher_held_out = scores[TEACHER].overall
         self.recorder.held_out(self.state, scores)
 
     def save(self, wait: bool = False) -> None:
-        """Checkpoint everyone and everything; training goes on meanwhile unless `wait`."""
+        """Checkpoint everyone and everything; training goes on meanwhile unless `wait`.
+
+        Raises DivergenceError when the ranks' replicas differ: what is saved is sound.
+        """
+        self.verify_replicas()
         self.state.learners = self.cohort.counters()
         held_out = self.state.teacher_held_out
         self._writer.save(
             self.state.step,
-            {name: learner.engine for name, learner in self.cohort.learners.items()},
+            self._engines(),
             self.state.to_json(),
-            metric=held_out.loss if held_out else None,
+            metric=held_out.loss if held_out and self._evaluated_at == self.state.step else None,
             wait=wait,
+            then=self.surroundings.requests.answer_after_save(self.state.step),
         )
+
+    def verify_replicas(self) -> None:
+        """Raise DivergenceError unless all ranks hold the same where they should."""
+        verify(self._engines(), self.state.step)
 
     def finish(self) -> None:
         """The last checkpoint, and a word about students that never joined."""
@@ -125,13 +143,8 @@ class Job:
     def __exit__(self, *exception: Any) -> None:
         self._open.close()
 
-    def _begin_attempt(self) -> Attempt:
-        """Fence off older attempts at this run; rank 0 does it, everyone knows."""
-        attempts: list[Any] = [None]
-        if dist.get_rank() == 0:
-            attempts = [Attempt.begin(self.folder.path)]
-        dist.broadcast_object_list(attempts)
-        return attempts[0]
+    def _engines(self) -> dict[str, DeepSpeedEngine]:
+        return {name: learner.engine for name, learner in self.cohort.learners.items()}
 
     def _state_of(self, checkpoint: Checkpoint | None) -> JobState:
         if checkpoint is None:
@@ -141,8 +154,13 @@ class Job:
 
 def _wandb_id(folder: RunFolder) -> str:
     """Of the run, from its first instant on: a hash of the record of its first attempt."""
-    first = min((folder.path / "attempts").glob("*.json"))
+    first = min(folder.attempts.glob("*.json"))
     return f"{derive(first.read_text(encoding='utf-8')) % 16**8:08x}"
+
+
+def _retention(config: JobConfig) -> Retention:
+    keep = config.checkpoint
+    return Retention(last=keep.keep, every=keep.keep_every, best=keep.keep_best)
 
 
 def _require_fit(config: JobConfig) -> None:

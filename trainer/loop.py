@@ -24,18 +24,22 @@ def train(job: Job) -> Outcome:
             job.cohort.students,
             job.batches.take(),
             job.state.step,
-            job.stop_requested(),
+            job.surroundings.wishes(),
         )
         job.advance(result)
+        job.surroundings.made_a_step()
+        if job.state.step % job.config.watch.replicas_every == 0:
+            job.verify_replicas()
         if job.state.step % job.config.evaluation.every == 0:
             job.evaluate()
-        if result.stop_requested:
+        if result.wishes.stop:
             job.save(wait=True)
             job.recorder.say(
                 f"stopped and saved at step {job.state.step:,}; start it again to go on"
             )
             return Outcome.STOPPED
-        if job.state.step % job.config.checkpoint.every == 0 and job.state.step < job.config.steps:
+        due = job.state.step % job.config.checkpoint.every == 0 or result.wishes.save
+        if due and job.state.step < job.config.steps:
             job.save()
     job.finish()
     return Outcome.FINISHED

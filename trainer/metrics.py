@@ -96,7 +96,8 @@ def read(path: Path) -> list[Row]:
 def cut_back(path: Path, step: int) -> int:
     """Remove the rows after `step`, atomically, and return how many there were.
 
-    A resumed run does the steps after its checkpoint again, and logs them again.
+    A resumed run does the steps after its checkpoint again, and logs them again. The file is always
+    a new one afterwards: an older attempt that still runs, cut off, goes on writing to the old one.
     """
     kept, removed = [], 0
     for row, line in _rows(path):
@@ -104,7 +105,7 @@ def cut_back(path: Path, step: int) -> int:
             kept.append(line)
         else:
             removed += 1
-    if removed:
+    if path.exists():
         _replace(path, b"".join(kept))
     return removed
 

@@ -3,86 +3,98 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-import configs
-from trainer.checkpoint import published
+from trainer.beginning import begin
+from trainer.checkpoint import Owner
 from trainer.conclusion import conclude
 from trainer.config import JobConfig
-from trainer.continuity import refuse_other_data
 from trainer.engine import join_process_group
+from trainer.first_failure import FAILED, FirstFailure, explained, on_rank_0
+from trainer.hang_watch import HangWatch
 from trainer.job import Job
 from trainer.loop import Outcome, train
-from trainer.run_folder import REVISION, RunFolder
+from trainer.pulse import Pulse
+from trainer.requests import RequestBox
+from trainer.run_folder import RunFolder
+from trainer.startup import Startup
+from trainer.surroundings import Surroundings
 
 _log = logging.getLogger(__name__)
 Announce = Callable[[RunFolder, dict[str, Any]], None]
 
 
-def run_job(config: JobConfig, stop_requested: Callable[[], bool], announce: Announce) -> Outcome:
-    """Train `config` to its end as one of the ranks the environment describes.
+def run_job(
+    load: Callable[[], JobConfig],
+    stop_requested: Callable[[], bool],
+    announce: Announce,
+    *,
+    scheduled_as: str = "",
+    restart: int = 0,
+) -> Outcome:
+    """Train the job that `load` reads to its end, as one of the ranks the environment describes.
 
     A run that was interrupted goes on from its newest intact checkpoint. Rank 0 then scores and
-    exports everyone and hands the results to `announce`.
+    exports everyone and hands the results to `announce`. `scheduled_as` is the scheduler's id of
+    this job, if there is one, and `restart` how often it was started before.
+
+    An error is raised on the rank that failed first; on the others it is a silent SystemExit.
     """
+    startup = Startup()
     device = join_process_group()
     rank = dist.get_rank()
+    beginning = on_rank_0(lambda: begin(load(), Owner.here(scheduled_as, restart)))
+    config, attempt = beginning.config, beginning.attempt
     folder = RunFolder.of(config)
-    if rank == 0:
-        _prepare(folder, config)
-    dist.barrier()
-    _log_to_file(folder, rank)
+    log = folder.logs / f"rank-{rank:03d}.log"
+    _log_to_file(log, rank)
+    for change in beginning.changes if rank == 0 else ():
+        _log.info("changed since the run was last started: %s", change)
+    first_failure = FirstFailure(attempt, rank)
     try:
-        with Job(config, device, stop_requested) as job:
-            outcome = train(job)
+        with Pulse(attempt, rank, first_failure) as pulse:
+            requests = RequestBox(folder.requests, reads=rank == 0)
+            hang_watch = HangWatch(log, config.watch.hang_seconds)
+            startup.mark("meeting the other ranks")
+            surroundings = Surroundings(
+                attempt, stop_requested, requests, pulse, hang_watch, startup
+            )
+            outcome = _train_and_conclude(config, device, surroundings, announce)
     except Exception as error:
-        # The whole of it for the rank's log only; the command line says one line of it.
+        # The whole of it for the rank's log; the command line shows that of one rank only.
         _log.info("ended by an error: %s", error, exc_info=True)
-        raise
-    if outcome is Outcome.FINISHED and rank == 0:
-        announce(folder, conclude(folder))
-    job.recorder.finish(completed=outcome is Outcome.FINISHED)
-    dist.barrier()  # launchers take a rank that ends early for one that died
+        if not first_failure.claim(error):
+            first_failure.let_it_speak()
+            raise SystemExit(FAILED) from None
+        raise explained(error) from error
     dist.destroy_process_group()
     return outcome
 
 
-def _prepare(folder: RunFolder, config: JobConfig) -> None:
-    if folder.config.exists() and published(folder.checkpoints):
-        refuse_other_data(folder.load_config(), config)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    text = f"{REVISION}{_git_revision()}\n{configs.dump(config)}"
-    beside = folder.config.with_name("config.yaml.new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, folder.config)
+def _train_and_conclude(
+    config: JobConfig, device: torch.device, surroundings: Surroundings, announce: Announce
+) -> Outcome:
+    with surroundings.hang_watch, Job(config, device, surroundings) as job:
+        outcome = train(job)
+    if outcome is Outcome.FINISHED and dist.get_rank() == 0:
+        announce(job.folder, conclude(job.folder))
+    job.recorder.finish(completed=outcome is Outcome.FINISHED)
+    dist.barrier()  # launchers take a rank that ends early for one that died
+    return outcome
 
 
-def _git_revision() -> str:
-    """Of the code that runs: a checkout, or a snapshot with its REVISION; else "none"."""
-    root = Path(__file__).parents[1]
-    if (root / "REVISION").is_file():
-        return (root / "REVISION").read_text(encoding="utf-8").strip()
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "none"
-    return done.stdout.strip()
-
-
-def _log_to_file(folder: RunFolder, rank: int) -> None:
+def _log_to_file(log: Path, rank: int) -> None:
     """Everything to the rank's own log; warnings of rank 0 to the terminal as well."""
     logging.raiseExceptions = False  # a full disk is the checkpoints' and the metrics' to report
-    folder.logs.mkdir(exist_ok=True)
+    log.parent.mkdir(exist_ok=True)
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    handlers: list[logging.Handler] = [logging.FileHandler(folder.logs / f"rank-{rank:03d}.log")]
+    handlers: list[logging.Handler] = [logging.FileHandler(log)]
     if rank == 0:
         terminal = logging.StreamHandler(sys.stderr)
         terminal.setLevel(logging.WARNING)

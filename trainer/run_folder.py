@@ -48,6 +48,21 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def origin(self) -> Path:
+        """Where a run that was forked comes from."""
+        return self.path / "origin.json"
+
+    @property
+    def requests(self) -> Path:
+        """What people ask of the run while it is live."""
+        return self.path / "requests"
+
+    @property
+    def attempts(self) -> Path:
+        """One record per incarnation of the run."""
+        return self.path / "attempts"
+
+    @property
     def logs(self) -> Path:
         """One log per rank."""
         return self.path / "logs"

@@ -13,6 +13,7 @@ from data_pipeline import Batch
 from trainer.batches import count, sum_over_ranks, to_micro_batches
 from trainer.knowledge import detach, union
 from trainer.learner import Learner, Place
+from trainer.wishes import NO_WISHES, Wishes
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class StepResult:
     terms: dict[str, dict[str, float]]
     losses: dict[str, float]
     tokens: int  # attended positions of the global batch
-    stop_requested: bool
+    wishes: Wishes  # what any rank asked for
 
 
 def train_step(
@@ -33,14 +34,14 @@ def train_step(
     students: Sequence[Learner],
     batch: Batch,
     step: int,
-    stop_requested: bool = False,
+    wishes: Wishes = NO_WISHES,
 ) -> StepResult:
     """Train everyone on this rank's rows of the global batch of `step`. Collective.
 
     The students' graphs live one at a time. A learner whose loss or gradient is not finite sits
     this step out, on all ranks, and touches nobody else.
     """
-    totals, stops = sum_over_ranks(count(batch), stop_requested, teacher.device)
+    totals, votes = sum_over_ranks(count(batch), wishes.votes(), teacher.device)
     listeners = [(student.objective, student.own_step(step)) for student in students]
     capture = union(objective.teacher_capture(own) for objective, own in listeners)
     readers = sum(objective.needs_teacher_logits(own) for objective, own in listeners)
@@ -59,7 +60,7 @@ def train_step(
     losses = {learner.name: _weighted(learner, terms[learner.name], step) for learner in learners}
     for learner in learners:
         learner.update(step, math.isfinite(losses[learner.name]))
-    return StepResult(terms, losses, int(totals.attended), bool(stops))
+    return StepResult(terms, losses, int(totals.attended), Wishes.agreed(votes.tolist()))
 
 
 def _sum_terms(learners: Sequence[Learner]) -> dict[str, dict[str, float]]:

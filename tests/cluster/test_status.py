@@ -32,9 +32,12 @@ class Folder:
                 file.write(json.dumps(row) + "\n")
                 file.write(json.dumps({"step": step, "val/teacher/loss": 1.0}) + "\n")
 
-    def attempt(self, process: int, number: int = 1, started: float | None = None) -> None:
+    def attempt(
+        self, process: int, number: int = 1, started: float | None = None, **more: object
+    ) -> None:
         (self.path / "attempts").mkdir(exist_ok=True)
         record = {"host": socket.gethostname(), "process": process, "time": started or time.time()}
+        record |= more
         (self.path / f"attempts/{number:06d}.json").write_text(json.dumps(record))
 
     def save(self, step: int) -> None:
@@ -199,3 +202,13 @@ def test_unknown_run_is_one_line(tmp_path):
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text
+
+
+def test_a_process_on_another_machine_shows_that_it_lives(run):
+    run.log(1, 2)
+    run.attempt(1, host="elsewhere")
+    assert read_run(run.path, []).state == "running"
+    run.age(120.0)
+    assert read_run(run.path, []).state == "failed"
+    run.attempt(1, host="elsewhere", ended=True)
+    assert read_run(run.path, []).state == "failed"

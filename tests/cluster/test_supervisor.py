@@ -126,6 +126,35 @@ def test_ended_by_slurm(tmp_path, reason, verdict):
     assert run.requeued == (verdict == "requeue")
 
 
+def test_a_stop_that_a_person_asked_for_is_final_even_at_the_time_limit(tmp_path):
+    run = Run(tmp_path)
+    train = "trap 'exit 75' USR1; mkdir requests; touch requests/stop.json ready; "
+    process = run.start(train + "while :; do sleep 0.05; done")
+    wait_for(tmp_path / "run/ready")
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=20)
+    assert run.last(process.returncode) == ("final", 75, "stopped on request")
+    assert run.requeued == 0
+
+
+def test_a_copy_that_slurm_requeued_does_not_start_after_a_stop(tmp_path):
+    run = Run(tmp_path)
+    (tmp_path / "run/requests").mkdir()
+    (tmp_path / "run/requests/stop.json").touch()
+    assert run.end("touch started", restart=1) == ("final", 1, "stopped on request")
+    assert not (tmp_path / "run/started").exists()
+    assert run.end("touch started")[0] == "done"  # a person submitted it again
+
+
+def test_a_job_that_another_one_kept_out_is_not_requeued(tmp_path):
+    """The other one's steps are not this one's."""
+    run = Run(tmp_path)
+    attempt = """mkdir attempts; echo '{"job": "6"}' >attempts/000001.json"""
+    assert run.end(f"{attempt}; step 5; exit 1")[:2] == ("final", 1)
+    own = """echo '{"job": "7"}' >attempts/000002.json"""
+    assert run.end(f"{own}; step 6; exit 1")[:2] == ("requeue", 1)
+
+
 def test_warning_during_preflight_starts_no_ranks(tmp_path):
     run = Run(tmp_path, preflight=True)
     process = run.start("touch started", PREFLIGHT="touch $CALLS.ready; sleep 1")

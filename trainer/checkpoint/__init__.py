@@ -18,9 +18,11 @@ the one before. At the start of a job::
                               resumed_from=checkpoint.step if checkpoint else None)
 """
 
-from trainer.checkpoint.attempts import Attempt, published
+from trainer.checkpoint.attempts import Attempt, live_owner, published
+from trainer.checkpoint.branching import branch
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.gather import full_state_dict
+from trainer.checkpoint.owner import Owner, beat
 from trainer.checkpoint.reader import Checkpoint, newest_intact
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.writer import CheckpointWriter
@@ -30,9 +32,13 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "CheckpointWriter",
+    "Owner",
     "Retention",
     "StaleAttempt",
+    "beat",
+    "branch",
     "full_state_dict",
+    "live_owner",
     "newest_intact",
     "published",
 ]

@@ -4,19 +4,22 @@ A node that is cut off from the scheduler keeps running for a while beside the r
 job. Every incarnation therefore takes the next number by *exclusive creation* of
 ``RUN/attempts/000002.json`` before it looks for a checkpoint, and writes there which checkpoints it
 found. Whatever an older attempt publishes after that is in nobody's list, and readers ignore it.
+
+The same record says who owns the run (see `Owner`): a second job, started by mistake, is refused as
+long as the first one lives.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
-import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.folder import all_steps, read_trainer_file, tidy
+from trainer.checkpoint.owner import Owner
 from trainer.checkpoint.storage import sync_folder
 
 _FOLDER, _CHECKPOINTS = "attempts", "checkpoints"
@@ -30,22 +33,33 @@ class Attempt:
     number: int
 
     @classmethod
-    def begin(cls, run_folder: Path) -> Attempt:
+    def begin(cls, run_folder: Path, owner: Owner | None = None) -> Attempt:
         """Take the next number, fence the older attempts off and clear away what they left.
 
-        On one process of the job only. ``run_folder`` must exist.
+        On one process of the job only, `owner` (this one by default). ``run_folder`` must exist.
 
         Raises:
-            CheckpointError: the run folder cannot be written.
+            CheckpointError: the run folder cannot be written, or another job is at work in it.
         """
+        owner = owner or Owner.here()
         try:
-            number, descriptor = _claim(run_folder / _FOLDER)
-            tidy(run_folder / _CHECKPOINTS, number)
-            _record(descriptor, number, published(run_folder / _CHECKPOINTS))
+            attempt = cls(run_folder, _claim(run_folder, owner))
+            tidy(run_folder / _CHECKPOINTS, attempt.number)
+            _record(attempt, owner, published(run_folder / _CHECKPOINTS))
             sync_folder(run_folder / _FOLDER)
         except OSError as error:
             raise CheckpointError(f"{error.filename}: {error.strerror}") from None
-        return cls(run_folder, number)
+        return attempt
+
+    def end(self) -> None:
+        """Note that this attempt has ended in good order: nobody need wonder whether it lives."""
+        content = json.loads(self.record.read_text())
+        _write(self.record, {**content, "ended": True})
+
+    @property
+    def record(self) -> Path:
+        """The file that made this attempt, and its heart."""
+        return self.run_folder / _FOLDER / f"{self.number:06d}.json"
 
     def check(self) -> None:
         """Return while this is the newest attempt.
@@ -61,6 +75,14 @@ class Attempt:
         raise StaleAttempt(
             f"{self.run_folder}: {reason}; attempt {self.number} stops without touching it"
         )
+
+
+def live_owner(run_folder: Path) -> Owner | None:
+    """Who is at work in a run folder; None when nobody is. May take half a minute to find out."""
+    newest = max(_numbers(run_folder / _FOLDER), default=0)
+    record = Attempt(run_folder, newest).record
+    owner = Owner.of(record) if newest else None
+    return owner if owner and owner.lives(record) else None
 
 
 def published(folder: Path) -> list[int]:
@@ -82,31 +104,42 @@ def _came_too_late(folder: Path, step: int, inherited: dict[int, set[int]]) -> b
     return writer is not None and writer < max(not_found_by)
 
 
-def _claim(folder: Path) -> tuple[int, int]:
-    """The first number that nobody has, and the new file that holds it."""
+def _claim(run_folder: Path, owner: Owner) -> int:
+    """Take the number after the newest attempt, when nobody lives who holds that.
+
+    Of several that begin at once, one gets the number; the others find it alive.
+    """
+    folder = run_folder / _FOLDER
     folder.mkdir(exist_ok=True)
-    number = max(_numbers(folder), default=0)
     while True:
-        number += 1
+        newest = max(_numbers(folder), default=0)
+        before = Attempt(run_folder, newest).record
+        holder = Owner.of(before) if newest else None
+        if holder and not owner.succeeds(holder) and holder.lives(before):
+            raise CheckpointError(
+                f"{run_folder}: this run is at work already ({holder}); let it be, end it with "
+                f"`tandem stop {run_folder}`, or give this job another name"
+            )
         try:
-            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
-            return number, os.open(folder / f"{number:06d}.json", flags, 0o644)
+            with open(Attempt(run_folder, newest + 1).record, "x") as file:
+                json.dump(owner.record(), file)
         except FileExistsError:
             continue
+        return newest + 1
 
 
-def _record(descriptor: int, number: int, checkpoints: list[int]) -> None:
-    record = {
-        "attempt": number,
-        "host": socket.gethostname(),
-        "process": os.getpid(),
-        "time": time.time(),
-        "checkpoints": checkpoints,
-    }
-    with open(descriptor, "w") as file:
-        json.dump(record, file)
+def _record(attempt: Attempt, owner: Owner, checkpoints: list[int]) -> None:
+    content = {"attempt": attempt.number, **owner.record(), "checkpoints": checkpoints}
+    _write(attempt.record, content)
+
+
+def _write(record: Path, content: dict[str, Any]) -> None:
+    beside = record.with_suffix(".new")
+    with open(beside, "w") as file:
+        json.dump(content, file)
         file.flush()
-        os.fsync(descriptor)
+        os.fsync(file.fileno())
+    os.replace(beside, record)
 
 
 def _numbers(folder: Path) -> list[int]:
@@ -119,6 +152,6 @@ def _inherited(folder: Path) -> dict[int, set[int]]:
     for path in folder.glob("*.json"):
         try:
             records[int(path.stem)] = set(json.loads(path.read_text())["checkpoints"])
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, KeyError):
             continue
     return records

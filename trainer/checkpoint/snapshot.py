@@ -63,6 +63,12 @@ class HostBuffer:
         return self.memory[:size]
 
 
+def needed(engine: DeepSpeedEngine, rank: int, world_size: int) -> tuple[int, bool]:
+    """What `capture` will take of its buffer: bytes, and whether they are to be pinned."""
+    sources = _sources(share(layout(engine), rank, world_size), torch_optimizer(engine))
+    return _size(sources), _on_device(sources)
+
+
 @torch.no_grad()
 def capture(engine: DeepSpeedEngine, buffer: HostBuffer, rank: int, world_size: int) -> Snapshot:
     """Copy this rank's share of a learner into ``buffer``. Call between optimizer steps."""
@@ -109,9 +115,8 @@ def _sources(
 
 
 def _copy(sources: list[tuple[Fragment, Tensor]], buffer: HostBuffer) -> Tensor:
-    size = sum(fragment.numel * fragment.dtype.itemsize for fragment, _ in sources)
-    on_device = any(tensor.is_cuda for _, tensor in sources)
-    data, at = buffer.take(size, pinned=on_device), 0
+    on_device = _on_device(sources)
+    data, at = buffer.take(_size(sources), pinned=on_device), 0
     for fragment, tensor in sources:
         end = at + fragment.numel * fragment.dtype.itemsize
         data[at:end].view(fragment.dtype).copy_(tensor, non_blocking=True)
@@ -119,6 +124,14 @@ def _copy(sources: list[tuple[Fragment, Tensor]], buffer: HostBuffer) -> Tensor:
     if on_device:
         torch.cuda.current_stream().synchronize()
     return data
+
+
+def _size(sources: list[tuple[Fragment, Tensor]]) -> int:
+    return sum(fragment.numel * fragment.dtype.itemsize for fragment, _ in sources)
+
+
+def _on_device(sources: list[tuple[Fragment, Tensor]]) -> bool:
+    return any(tensor.is_cuda for _, tensor in sources)
 
 
 def _describe(piece: Piece, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -10,13 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from trainer.checkpoint.attempts import Attempt
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.folder import tidy
 from trainer.checkpoint.publication import Shelf, Unit, publish
 from trainer.checkpoint.ranks import Ranks
 from trainer.checkpoint.retention import Retention
-from trainer.checkpoint.snapshot import HostBuffer, capture
+from trainer.checkpoint.snapshot import HostBuffer, capture, needed
 from trainer.checkpoint.storage import sync_folder
 
 if TYPE_CHECKING:
@@ -78,6 +81,7 @@ class CheckpointWriter:
         *,
         metric: float | None = None,
         wait: bool = False,
+        then: Callable[[CheckpointError | None], None] | None = None,
     ) -> None:
         """Copy the state of all learners now and write it in the background.
 
@@ -89,6 +93,8 @@ class CheckpointWriter:
             trainer_state: anything JSON; rank 0's is stored.
             metric: a held-out loss for ``Retention.best``; a non-finite one counts as none.
             wait: return when the checkpoint is published.
+            then: called on rank 0, from the writing thread, when the checkpoint is published, or
+                with the reason why it is not.
 
         Raises:
             StaleAttempt, CheckpointError: as :meth:`wait` does, about the save before; with
@@ -104,11 +110,33 @@ class CheckpointWriter:
         # Through JSON: a copy that the trainer cannot change any more, and proof that it is plain.
         unit = Unit(step, snapshots, json.loads(json.dumps(trainer)))
         self._thread = threading.Thread(
-            target=self._write, args=(unit,), name=f"checkpoint-{step}", daemon=True
+            target=self._write, args=(unit, then), name=f"checkpoint-{step}", daemon=True
         )
         self._thread.start()
         if wait and not self.wait() and self._error:
             raise self._error
+
+    def reserve(self, learners: Mapping[str, DeepSpeedEngine]) -> None:
+        """Take the memory for the copies of `learners` in the background, ahead of the first save.
+
+        After their first optimizer step, when their states exist; those known already are skipped.
+        """
+        fresh = {name: engine for name, engine in learners.items() if name not in self._buffers}
+        if not fresh or (self._thread and self._thread.is_alive()):
+            return
+        ranks = self._ranks
+        wanted = [
+            (self._buffer(name), engine.device, *needed(engine, ranks.rank, ranks.size))
+            for name, engine in fresh.items()
+        ]
+
+        def take() -> None:
+            for buffer, device, size, pinned in wanted:
+                with torch.cuda.device(device) if pinned else contextlib.nullcontext():
+                    buffer.take(size, pinned).zero_()  # the system hands memory out on touch
+
+        self._thread = threading.Thread(target=take, name="checkpoint-memory", daemon=True)
+        self._thread.start()
 
     def wait(self) -> bool:
         """Return when nothing is being written: whether the last save was published.
@@ -134,7 +162,7 @@ class CheckpointWriter:
     def _buffer(self, learner: str) -> HostBuffer:
         return self._buffers.setdefault(learner, HostBuffer())
 
-    def _write(self, unit: Unit) -> None:
+    def _write(self, unit: Unit, then: Callable[[CheckpointError | None], None] | None) -> None:
         try:
             publish(unit, self._shelf, self._ranks)
         except Exception as error:
@@ -142,6 +170,8 @@ class CheckpointWriter:
         else:
             self._error, self._in_a_row = None, 0
             self.last_published = unit.step
+        if then and self._ranks.rank == 0:
+            then(self._error)
 
     def _fail(self, step: int, error: Exception) -> None:
         if not isinstance(error, CheckpointError):

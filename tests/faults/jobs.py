@@ -1,0 +1,92 @@
+"""The real job, as small as it gets, started as a user starts it, on two ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.conftest import REPOSITORY, TINY_JOB, command_environment
+from trainer import metrics
+
+LAUNCH = "import sys; from cluster.local import launch; sys.exit(launch(sys.argv[1:], 2))"
+
+
+def arguments(corpus: Path, runs: Path, *more: str) -> list[str]:
+    return ["train", str(TINY_JOB), f"data.path={corpus}", f"runs={runs}", *more]
+
+
+def start(corpus: Path, runs: Path, *more: str) -> subprocess.Popen[str]:
+    """`tandem train`, on two ranks."""
+    return run(tandem_command(*arguments(corpus, runs, *more)))
+
+
+def tandem_command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "tandem", *words, "--nproc", "2"]
+
+
+def start_sabotaged(kind: str, corpus: Path, runs: Path, *more: str) -> subprocess.Popen[str]:
+    """The same, with ranks in which something goes wrong (`tests.faults.sabotaged`)."""
+    rank = [sys.executable, "-m", "tests.faults.sabotaged", kind, *arguments(corpus, runs, *more)]
+    return run([sys.executable, "-c", LAUNCH, *rank])
+
+
+def run(command: list[str], **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        env=command_environment(**environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def losses(folder: Path) -> list[tuple[str, float]]:
+    """Every loss and every held-out score of a run, in order."""
+    return [
+        (f"{row['step']} {key}", value)
+        for row in metrics.read(folder / "metrics.jsonl")
+        for key, value in row.items()
+        if key not in ("seconds", "tokens_per_second", "memory")
+    ]
+
+
+def newest_step(folder: Path) -> int:
+    """The newest step in the metrics of a run; 0 before the first."""
+    rows = metrics.read(folder / "metrics.jsonl")
+    return int(rows[-1]["step"]) if rows else 0
+
+
+def reach(process: subprocess.Popen[str], folder: Path, step: int) -> None:
+    """Wait until a run has made a step."""
+
+    def reached() -> bool:
+        assert process.poll() is None, process.communicate()
+        return newest_step(folder) >= step
+
+    until(reached)
+
+
+def processes_of(folder: Path) -> list[int]:
+    """The processes that have this folder's name in their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(folder).encode() in command:
+                found.append(int(entry.name))
+    return found

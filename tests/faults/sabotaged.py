@@ -1,0 +1,65 @@
+"""A rank of the real job in which something goes wrong: `python -m tests.faults.sabotaged KIND …`.
+
+The rest of the command line is `tandem`'s own. What goes wrong does so on rank 1, in step 3.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import tandem
+from trainer import loop
+from trainer.errors import TrainingError
+
+RANK, STEP = "1", 3
+
+
+def flip_a_bit(learner: Any) -> None:
+    """Of one weight, the lowest: it changes no loss that anybody would notice."""
+    weights = next(iter(learner.engine.module.parameters())).data.view(-1)
+    weights[:1].view(torch.int32).bitwise_xor_(1)
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def jump_a_year() -> None:
+    now = time.time
+    time.time = lambda: now() + 365 * 86400.0
+
+
+SABOTAGE: dict[str, Callable[[Any], None]] = {
+    "flips": flip_a_bit,
+    "sleeps": lambda learner: time.sleep(1000),
+    "freezes": lambda learner: os.kill(os.getpid(), signal.SIGSTOP),
+    "fails": lambda learner: fail(RuntimeError("a bug of rank 1")),
+    "jumps": lambda learner: jump_a_year(),
+    "complains": lambda learner: fail(TrainingError("rank 1 has no such file")),
+}
+
+
+def sabotage(kind: str) -> None:
+    """Let it happen before the step."""
+    if os.environ.get("RANK") != RANK:
+        return
+    step = loop.train_step
+
+    def sabotaged(teacher: Any, students: Any, batch: Any, number: int, *rest: Any) -> Any:
+        if number == STEP:
+            SABOTAGE[kind](students[-1])
+        return step(teacher, students, batch, number, *rest)
+
+    loop.train_step = sabotaged
+
+
+if __name__ == "__main__":
+    sabotage(sys.argv.pop(1))
+    tandem.main()

@@ -1,0 +1,152 @@
+"""What people do to a run while it is live, and how it goes on afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+
+import pytest
+from click.testing import CliRunner, Result
+
+import tandem as command_line
+from tests.conftest import tandem
+from tests.faults.jobs import arguments, reach, start
+from trainer import metrics
+from trainer.checkpoint import Checkpoint, published
+from trainer.run_folder import RunFolder
+
+STOPPED = 75
+NEVER = (
+    *("steps=1000000", "checkpoint.every=1000000", "evaluation.every=1000000", "log.every=5"),
+    "students.distilbert.start.teacher_accuracy_over_unigram=null",
+)
+
+
+def command(*words: object) -> Result:
+    """A command of `tandem` in this process."""
+    return CliRunner().invoke(command_line.main, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def stopped(corpus, tmp_path_factory):
+    """A run that was saved, and stopped, by command; and what was said on the way."""
+    runs = tmp_path_factory.mktemp("live")
+    folder = RunFolder(runs / "tiny")
+    process = start(corpus, runs, *NEVER)
+    try:
+        reach(process, folder.path, 5)
+        said = {
+            "second": tandem(*arguments(corpus, runs, "seed=7"), "--nproc", 1),
+            "checkpoint": command("checkpoint", folder.path),
+            "stop": command("stop", folder.path),
+        }
+        said["code"] = process.wait(60)
+    finally:
+        process.kill()
+    return folder, said
+
+
+def test_a_second_job_in_a_live_run_is_refused_naming_the_first(stopped):
+    folder, said = stopped
+    assert said["second"].returncode == 1
+    record = json.loads((folder.attempts / "000001.json").read_text())
+    assert re.fullmatch(
+        rf"tandem: {folder.path}: this run is at work already \(process {record['process']} on "
+        rf"{socket.gethostname()}, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d\); let it be, end it "
+        rf"with `tandem stop {folder.path}`, or give this job another name\n",
+        said["second"].stderr,
+    )
+    assert folder.load_config().seed == 1, "the second job has not touched the folder"
+    assert os.listdir(folder.attempts) == ["000001.json"]
+
+
+def test_a_checkpoint_can_be_asked_for(stopped):
+    folder, said = stopped
+    answer = said["checkpoint"]
+    assert answer.exit_code == 0, answer.output
+    step = int(re.search(r"saved at step ([\d,]+)\n", answer.output)[1].replace(",", ""))
+    assert step == published(folder.checkpoints)[0]
+    Checkpoint(folder.checkpoints, step).verify()
+
+
+def test_a_stop_can_be_asked_for(stopped):
+    folder, said = stopped
+    assert said["stop"].exit_code == 0, said["stop"].output
+    assert "and ended" in said["stop"].output
+    assert said["code"] == STOPPED
+    newest = published(folder.checkpoints)[-1]
+    assert f"saved at step {newest:,} " in said["stop"].output
+    assert json.loads((folder.attempts / "000001.json").read_text())["ended"]
+
+
+@pytest.mark.parametrize("kind", ["stop", "checkpoint"])
+def test_a_run_that_is_not_live_cannot_be_asked(stopped, kind):
+    folder, _ = stopped
+    answer = command(kind, folder.path)
+    assert answer.exit_code == 1
+    assert answer.output == (
+        f"tandem: {folder.path}: no job is at work in it, so there is nothing to {kind}\n"
+    )
+
+
+def test_a_fork_goes_on_from_its_step_as_another_run(stopped, corpus):
+    """One student anew in another shape, other data; the first run stays as it was."""
+    folder, _ = stopped
+    step = published(folder.checkpoints)[0]
+    changes = [
+        "students.tinybert.model.hidden_size=8",
+        "students.tinybert.model.heads=2",
+        "students.tinybert.objective.attention=null",
+        "seed=5",
+    ]
+    name = ["--step", step, "--name", "branch"]
+    before = Checkpoint(folder.checkpoints, step)
+    forked = command("fork", folder.path, *name, *changes)
+    assert forked.exit_code == 0, forked.output
+    assert "seed: 1 -> 5" in forked.output
+    assert "students/tinybert stays behind" in forked.output
+    new = RunFolder(folder.path.with_name("branch"))
+    more = [f"steps={step + 4}", "evaluation.every=2", "log.every=1"]
+    done = tandem("train", new.config, *more, "--nproc", 1)
+    assert done.returncode == 0, done.stderr
+    assert f"going on from step {step:,}" in done.stdout
+    rows = [row for row in metrics.read(new.metrics) if "teacher/loss" in row]
+    copied = [row for row in metrics.read(folder.metrics) if row["step"] <= step]
+    assert rows[: len(copied)] == copied
+    assert rows[-1]["step"] == step + 4
+    origin = json.loads(new.origin.read_text())
+    assert (origin["run"], origin["step"]) == (str(folder.path), step)
+    after = Checkpoint(new.checkpoints, step)
+    after.verify()
+    assert after.learners == ["teacher", "students/distilbert"]
+    assert after.trainer_state["wandb_id"] != before.trainer_state["wandb_id"]
+    before.verify()
+
+
+def test_a_fork_from_a_step_that_is_not_there_lists_those_that_are(stopped):
+    folder, _ = stopped
+    answer = command("fork", folder.path, "--step", 3, "--name", "other")
+    assert answer.exit_code == 1
+    steps = ", ".join(map(str, published(folder.checkpoints)))
+    assert answer.output == (
+        f"tandem: {folder.path}: no checkpoint of step 3; there are: {steps}\n"
+    )
+
+
+def test_a_fork_does_not_overwrite_a_run(stopped):
+    folder, _ = stopped
+    step = published(folder.checkpoints)[0]
+    answer = command("fork", folder.path, "--step", step, "--name", "tiny")
+    assert answer.exit_code == 1
+    assert f"{folder.path}: exists; give the fork another name" in answer.output
+
+
+def test_a_fork_keeps_its_teacher(stopped):
+    folder, _ = stopped
+    step = published(folder.checkpoints)[0]
+    other = "teacher.model.layers=2"
+    answer = command("fork", folder.path, "--step", step, "--name", "shallow", other)
+    assert answer.exit_code == 1
+    assert "teacher.model: a fork goes on with its teacher" in answer.output

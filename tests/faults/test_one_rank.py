@@ -1,0 +1,59 @@
+"""Something goes wrong on one rank of the real job: all end, and the one reason is given."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+
+import pytest
+
+from tests.faults.jobs import processes_of, start_sabotaged
+from trainer.checkpoint.folder import all_steps
+
+LINES = ("checkpoint.every=2", "watch.replicas_every=1")
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, errors = process.communicate(timeout=240)
+    return process.returncode, errors
+
+
+def test_a_flipped_bit_is_found_before_the_next_checkpoint(corpus, tmp_path):
+    code, errors = ended(start_sabotaged("flips", corpus, tmp_path, *LINES))
+    assert code == 1
+    host = socket.gethostname()
+    assert errors == (
+        f"tandem: step 4: students/tinybert: the weights of ranks 0 on {host} and 1 on {host} "
+        "differ, where they must be the same: memory or a device there is faulty; start again, "
+        "without it, to go on from the newest checkpoint\n"
+    )
+    assert all_steps(tmp_path / "tiny" / "checkpoints") == [2]
+
+
+@pytest.mark.parametrize("kind", ["sleeps", pytest.param("freezes", marks=pytest.mark.slow)])
+def test_a_rank_that_hangs_ends_the_job_with_every_stack_in_the_logs(kind, corpus, tmp_path):
+    process = start_sabotaged(kind, corpus, tmp_path, "watch.hang_seconds=15")
+    code, errors = ended(process)
+    assert code > 1
+    assert "was ended by SIGALRM" in errors
+    logs = tmp_path / "tiny" / "logs"
+    assert "sabotaged.py" in stacks((logs / "rank-001.log").read_text())
+    waiting = (logs / "rank-000.log").read_text()
+    assert "step.py" in stacks(waiting) or "Traceback" in waiting
+    assert not processes_of(tmp_path)
+
+
+def stacks(log: str) -> str:
+    """What follows the first stack that faulthandler wrote."""
+    return "".join(re.split(r"(?=Current thread 0x|Thread 0x)", log)[1:])
+
+
+@pytest.mark.slow
+def test_a_bug_on_one_rank_is_shown_once(corpus, tmp_path):
+    code, errors = ended(start_sabotaged("fails", corpus, tmp_path))
+    assert code == 1
+    assert errors.count("Traceback") == 1
+    assert errors.strip().endswith("RuntimeError: a bug of rank 1")
+    assert "Connection closed" in (tmp_path / "tiny" / "logs" / "rank-000.log").read_text()
+    assert not processes_of(tmp_path)

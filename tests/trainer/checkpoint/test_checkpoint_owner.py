@@ -1,0 +1,111 @@
+"""Whether the owner of an attempt lives, seen from its own machine and from others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer.checkpoint import Attempt, CheckpointError, Owner, beat, live_owner, owner
+
+ELSEWHERE = {"host": "n9", "machine": "another boot pid:[1]"}
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    (tmp_path / "attempts").mkdir()
+    return tmp_path / "attempts" / "000001.json"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "SILENT_SECONDS", 2.0)
+
+
+def write(record: Path, someone: Owner) -> None:
+    record.write_text(json.dumps({"attempt": 1, **someone.record(), "checkpoints": []}))
+
+
+@pytest.fixture
+def neighbour() -> Iterator[subprocess.Popen[str]]:
+    """Another process of this machine, which says who it is."""
+    script = "import json, sys; from trainer.checkpoint.owner import Owner\n"
+    script += "print(json.dumps(Owner.here().record()), flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+def test_on_its_own_machine_the_process_table_decides_at_once(record, tmp_path, neighbour):
+    assert neighbour.stdout is not None
+    someone = Owner(**json.loads(neighbour.stdout.readline()))
+    write(record, someone)
+    assert live_owner(tmp_path) == someone
+    with pytest.raises(CheckpointError, match=rf"process {neighbour.pid} on .*, since "):
+        Attempt.begin(tmp_path)
+    neighbour.kill()
+    os.waitid(os.P_PID, neighbour.pid, os.WEXITED | os.WNOWAIT)  # it stays as a zombie
+    assert live_owner(tmp_path) is None
+    assert Attempt.begin(tmp_path).number == 2
+
+
+def test_another_process_with_the_number_of_a_dead_one_is_not_mistaken_for_it(record, tmp_path):
+    me = Owner.here()
+    write(record, dataclasses.replace(me, started=me.started - 1))
+    assert live_owner(tmp_path) is None
+
+
+@pytest.mark.usefixtures("impatient")
+def test_on_another_machine_its_heart_decides(record, tmp_path):
+    someone = dataclasses.replace(Owner.here(), **ELSEWHERE)
+    write(record, someone)
+    assert live_owner(tmp_path) is None  # it does not beat
+    over = threading.Event()
+    beat(record)
+
+    def live() -> None:
+        while not over.wait(0.3):
+            beat(record)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        assert live_owner(tmp_path) == someone
+        with pytest.raises(CheckpointError, match=r"at work already \(process \d+ on n9, since"):
+            Attempt.begin(tmp_path)
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_one_that_was_silent_for_long_is_not_waited_for(record, tmp_path, monkeypatch):
+    write(record, dataclasses.replace(Owner.here(), **ELSEWHERE))
+    os.utime(record, (time.time() - 60,) * 2)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it was waited for"))
+    assert live_owner(tmp_path) is None
+
+
+def test_one_that_has_ended_is_not_waited_for(tmp_path, monkeypatch):
+    attempt = Attempt.begin(tmp_path, dataclasses.replace(Owner.here(), **ELSEWHERE))
+    attempt.end()
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it was waited for"))
+    assert live_owner(tmp_path) is None
+    assert json.loads(attempt.record.read_text())["checkpoints"] == []
+
+
+def test_a_requeued_job_does_not_wait_for_its_own_earlier_copy(record, tmp_path):
+    first = dataclasses.replace(Owner.here(job="77"), **ELSEWHERE)
+    write(record, first)
+    assert "SLURM job 77, process" in str(first)
+    assert Attempt.begin(tmp_path, Owner.here(job="77", restart=1)).number == 2

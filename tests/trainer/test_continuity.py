@@ -1,0 +1,71 @@
+"""Which changes of its config a run accepts when it goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+import configs
+from tests.conftest import TINY_JOB
+from trainer.config import JobConfig
+from trainer.continuity import accepted_changes
+from trainer.errors import TrainingError
+
+
+def job(*overrides: str) -> JobConfig:
+    return configs.load(str(TINY_JOB), JobConfig, "job", ["data.path=corpus", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("steps=20", "steps: 8 -> 20"),
+        ("log.every=2", "log.every: 1 -> 2"),
+        ("teacher.optimizer.learning_rate=0.5", "teacher.optimizer.learning_rate: 0.003 -> 0.5"),
+        ("batch.micro_batch=4", "batch.micro_batch: 2 -> 4"),
+        ("students.tinybert.zero_stage=2", "students.tinybert.zero_stage: 0 -> 2"),
+        ("data.cache_gb=1.0", "data.cache_gb: 50.0 -> 1.0"),
+        ("checkpoint.keep_best=0", "checkpoint.keep_best: 1 -> 0"),
+    ],
+)
+def test_a_harmless_change_is_accepted_and_told(override, line):
+    assert accepted_changes(job(), job(override)) == [line]
+
+
+def test_nothing_to_tell():
+    assert accepted_changes(job(), job()) == []
+
+
+def test_students_may_come_and_go():
+    both, one = job(), job()
+    del one.students["tinybert"]
+    assert [line.split(":")[0] for line in accepted_changes(both, one)] == ["students.tinybert"]
+    (line,) = accepted_changes(one, both)
+    assert line.startswith("students.tinybert: (none) -> {model: {")
+
+
+def test_a_term_may_come_and_go_but_not_its_projection():
+    less = "students.tinybert.objective.soft=null"
+    assert accepted_changes(job(), job(less))[0].startswith("students.tinybert.objective.soft: {")
+    with pytest.raises(TrainingError, match=r"^students\.tinybert\.objective\.hidden: .* not fit"):
+        accepted_changes(job(), job("students.tinybert.objective.hidden=null"))
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("seed=2", "seed"),
+        ("batch.size=16", "batch.size"),
+        ("data.path=other", "data.path"),
+        ("data.sequence_length=16", "data.sequence_length"),
+        ("data.masking.rate=0.3", "data.masking.rate"),
+        ("data.phases=[{from_step: 4, sequence_length: 16}]", "data.phases"),
+        ("teacher.model.hidden_size=64", "teacher.model.hidden_size"),
+        ("students.tinybert.model.layers=1", "students.tinybert.model.layers"),
+    ],
+)
+def test_what_breaks_the_order_or_a_shape_is_refused_and_a_fork_offered(override, key):
+    with pytest.raises(TrainingError) as refused:
+        accepted_changes(job(), job(override))
+    line = str(refused.value)
+    assert line.startswith(f"{key}: ")
+    assert f"tandem fork runs/tiny --step N --name NEW {key}=" in line

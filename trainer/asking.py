@@ -1,0 +1,41 @@
+"""`tandem stop` and `tandem checkpoint`: ask a live run for something, and wait for its answer."""
+
+from __future__ import annotations
+
+import time
+
+from trainer.checkpoint import live_owner
+from trainer.errors import TrainingError
+from trainer.requests import STOP, answer_to, ask
+from trainer.run_folder import RunFolder
+
+POLL_SECONDS = 0.2
+
+
+def ask_and_wait(run: RunFolder, kind: str, seconds: float) -> str:
+    """Ask for a stop or a checkpoint; returns what came of it, in one line.
+
+    Raises TrainingError when the run is not live, when the save failed, and when there is no answer
+    within `seconds` (the run then still acts on the request as soon as it sees it).
+    """
+    owner = live_owner(run.path)
+    if owner is None:
+        raise TrainingError(f"{run.path}: no job is at work in it, so there is nothing to {kind}")
+    request = ask(run.requests, kind)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        answer = answer_to(run.requests, kind, request)
+        if answer is None:
+            time.sleep(POLL_SECONDS)
+            if owner.is_on_this_machine and not owner.has_process:
+                raise TrainingError(f"{run.path}: the job ended before it could {kind}")
+        elif answer["error"] is not None:
+            raise TrainingError(f"{run.path}: not saved: {answer['error']}")
+        elif kind != STOP:
+            return f"{run.path}: saved at step {answer['step']:,}"
+        elif live_owner(run.path) is None:
+            return f"{run.path}: saved at step {answer['step']:,} and ended"
+    raise TrainingError(
+        f"{run.path}: no answer for {seconds:.0f} s from its job ({owner}); the request stays, and "
+        f"is followed after the step that it is at"
+    )

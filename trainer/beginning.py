@@ -1,0 +1,58 @@
+"""The first thing an incarnation of a run does, before it reads any data or builds any model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import configs
+from trainer.checkpoint import Attempt, Owner, published
+from trainer.config import JobConfig
+from trainer.continuity import accepted_changes
+from trainer.requests import forget
+from trainer.run_folder import REVISION, RunFolder
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What rank 0 found out and every rank must know."""
+
+    config: JobConfig
+    attempt: Attempt
+    changes: list[str]  # of the config since the run was last started, one line each
+
+
+def begin(config: JobConfig, owner: Owner) -> Beginning:
+    """Take the run folder over, and write the config into it. On rank 0 only.
+
+    Raises CheckpointError where another job is at work in it, TrainingError where the run cannot go
+    on with this config.
+    """
+    folder = RunFolder.of(config)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    attempt = Attempt.begin(folder.path, owner)
+    changes = []
+    if folder.config.exists() and published(folder.checkpoints):
+        changes = accepted_changes(folder.load_config(), config)
+    if owner.restart == 0:  # a person has started it, whatever was asked of the run before
+        forget(folder.requests)
+    text = f"{REVISION}{_git_revision()}\n{configs.dump(config)}"
+    beside = folder.config.with_name("config.yaml.new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, folder.config)
+    return Beginning(config, attempt, changes)
+
+
+def _git_revision() -> str:
+    """Of the code that runs: a checkout, or a snapshot with its REVISION; else "none"."""
+    root = Path(__file__).parents[1]
+    if (root / "REVISION").is_file():
+        return (root / "REVISION").read_text(encoding="utf-8").strip()
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
+    return done.stdout.strip()

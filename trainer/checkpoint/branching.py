@@ -1,0 +1,69 @@
+"""A checkpoint of one run as the first one of another."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.folder import MANIFEST, TRAINER, read_trainer_file, step_name
+from trainer.checkpoint.manifest import LearnerRecord, Manifest, read_manifest
+from trainer.checkpoint.storage import StoredFile, sync_folder, write_json
+
+
+def branch(
+    source: Path, step: int, target: Path, learners: Collection[str], state: Mapping[str, Any]
+) -> None:
+    """Write the checkpoint ``source/step-…`` into ``target``, a new folder, with other state.
+
+    The tensors are shared on the disk (hard links) where the file system can, else copied.
+
+    Args:
+        source: ``RUN/checkpoints`` of the run to branch from.
+        step: the checkpoint, known to be intact.
+        target: ``RUN/checkpoints`` of the new run.
+        learners: whom of the checkpoint to take along.
+        state: the trainer's own state, as ``trainer.json`` is to have it.
+    """
+    old, new = source / step_name(step), target / step_name(step)
+    manifest = read_manifest(old)
+    kept = {name: record for name, record in manifest.learners.items() if name in learners}
+    new.mkdir(parents=True)
+    trainer = {**read_trainer_file(source, step), "state": state, "attempt": 0}
+    files = [write_json(new, TRAINER, trainer)]
+    moved: dict[int, int] = {}  # the index of a file in the old manifest -> in the new one
+    for record in kept.values():
+        for index in sorted(_files_of(record)):
+            moved[index] = len(files)
+            files.append(_share(manifest.files[index], old, new))
+    records = {name: _renumbered(record, moved) for name, record in kept.items()}
+    write_json(new, MANIFEST, Manifest(step, manifest.world_size, files, records).encode())
+    for folder, _, _ in os.walk(target):
+        sync_folder(Path(folder))
+
+
+def _files_of(record: LearnerRecord) -> set[int]:
+    return {file for tensor in record.tensors.values() for _, _, file in tensor.fragments}
+
+
+def _share(file: StoredFile, old: Path, new: Path) -> StoredFile:
+    (new / file.path).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(old / file.path, new / file.path)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(old / file.path, new / file.path)
+    return file
+
+
+def _renumbered(record: LearnerRecord, moved: Mapping[int, int]) -> LearnerRecord:
+    tensors = {
+        name: replace(
+            tensor,
+            fragments=[(start, numel, moved[file]) for start, numel, file in tensor.fragments],
+        )
+        for name, tensor in record.tensors.items()
+    }
+    return replace(record, tensors=tensors)

@@ -1,0 +1,100 @@
+"""`tandem fork`: a new run that begins with a checkpoint of another, and may differ in anything.
+
+What a run cannot change about itself (see `trainer.continuity`) a fork of it can: other data, whose
+order then begins at the fork's step, or another shape of a student, which then starts anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import configs
+from trainer import metrics
+from trainer.checkpoint import Checkpoint, CheckpointError, branch, published
+from trainer.config import JobConfig
+from trainer.continuity import SHAPE, changes
+from trainer.errors import TrainingError
+from trainer.learner import TEACHER, student_key
+from trainer.run_folder import REVISION, RunFolder
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A new run, ready to be trained."""
+
+    folder: RunFolder
+    step: int
+    changes: list[str]  # of the config, one line each
+    begin_anew: list[str]  # learners of the checkpoint that did not come along
+
+
+def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) -> Fork:
+    """Make the run `name` beside `run`, from its checkpoint of `step` and its config.
+
+    Metrics up to the step are copied, so that curves are whole; Weights & Biases gets a run of its
+    own; ``origin.json`` says where the new run comes from.
+
+    Raises:
+        TrainingError: there is no such checkpoint, there is such a run already, or the teacher
+            would have another shape.
+    """
+    before = run.load_config()
+    now = configs.load(str(run.config), JobConfig, "job", [f"name={name}", *overrides])
+    new = RunFolder.of(now)
+    if new.path.exists():
+        raise TrainingError(f"{new.path}: exists; give the fork another name")
+    if step not in published(run.checkpoints):
+        steps = ", ".join(map(str, published(run.checkpoints))) or "none"
+        raise CheckpointError(f"{run.path}: no checkpoint of step {step}; there are: {steps}")
+    checkpoint = Checkpoint(run.checkpoints, step)
+    checkpoint.verify()
+    learners = _that_come_along(checkpoint, before, now)
+    found = [str(change) for change in changes(before, now)]
+    beside = new.path.with_name(f".{name}.forking-{secrets.token_hex(4)}")
+    try:
+        _fill(RunFolder(beside), run, step, now, learners, checkpoint.trainer_state, found)
+        os.rename(beside, new.path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return Fork(new, step, found, [one for one in checkpoint.learners if one not in learners])
+
+
+def _that_come_along(checkpoint: Checkpoint, before: JobConfig, now: JobConfig) -> list[str]:
+    """The learners of a checkpoint that the new config has, in the same shape."""
+    reshaped = {
+        "/".join(change.key.partition(".model.")[0].partition(".objective.")[0].split("."))
+        for change in changes(before, now)
+        if change.refusal == SHAPE
+    }
+    if TEACHER in reshaped:
+        raise TrainingError("teacher.model: a fork goes on with its teacher; start another run")
+    wanted = {TEACHER, *map(student_key, now.students)} - reshaped
+    return [name for name in checkpoint.learners if name in wanted]
+
+
+def _fill(
+    new: RunFolder,
+    run: RunFolder,
+    step: int,
+    config: JobConfig,
+    learners: Sequence[str],
+    state: dict[str, Any],
+    found: Sequence[str],
+) -> None:
+    counters = {name: of for name, of in state["learners"].items() if name in learners}
+    state = {**state, "learners": counters, "wandb_id": secrets.token_hex(4)}
+    branch(run.checkpoints, step, new.checkpoints, learners, state)
+    if run.metrics.exists():
+        shutil.copyfile(run.metrics, new.metrics)
+        metrics.cut_back(new.metrics, step)
+    origin = {"run": str(run.path.resolve()), "step": step, "time": time.time(), "changes": found}
+    new.origin.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+    text = f"{REVISION}{run.revision()}\n# forked from {run.path} at step {step}\n"
+    new.config.write_text(text + configs.dump(config), encoding="utf-8")

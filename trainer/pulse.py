@@ -1,0 +1,67 @@
+"""A thread of every rank that keeps in touch with the rest of the job through the run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+from trainer.checkpoint import Attempt, StaleAttempt, beat
+from trainer.checkpoint.owner import BEAT_SECONDS
+from trainer.first_failure import FAILED, FirstFailure
+
+# For this rank to notice by itself that another has failed, as it does at once over gloo. Over NCCL
+# it may wait in a kernel for as long as somebody lets it.
+GRACE_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Pulse:
+    """While it is open, rank 0 shows that the attempt lives and learns when it is replaced.
+
+    A rank that does not notice by itself that another has failed is ended.
+    """
+
+    def __init__(self, attempt: Attempt, rank: int, first_failure: FirstFailure) -> None:
+        self._attempt, self._leads = attempt, rank == 0
+        self._first_failure = first_failure
+        self._replaced: StaleAttempt | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    def check(self) -> None:
+        """Raise StaleAttempt on rank 0 once a newer attempt has begun."""
+        if self._replaced is not None:
+            raise self._replaced
+
+    def __enter__(self) -> Pulse:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._closed.set()
+        if self._leads:
+            with contextlib.suppress(OSError):  # a full disk: it will look as if it had been killed
+                self._attempt.end()
+
+    def _run(self) -> None:
+        while not self._closed.wait(BEAT_SECONDS):
+            if self._leads:
+                self._beat()
+            if self._first_failure.is_elsewhere():
+                time.sleep(GRACE_SECONDS)
+                if not self._closed.is_set():
+                    _log.error("another rank has failed; this one did not notice, and is ended")
+                    os._exit(FAILED)
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):  # a disk that is away for a moment
+            beat(self._attempt.record)
+        try:
+            self._attempt.check()
+        except StaleAttempt as error:
+            self._replaced = error

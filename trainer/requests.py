@@ -1,0 +1,112 @@
+"""Requests that people leave in the folder of a live run: `tandem stop` and `tandem checkpoint`.
+
+``requests/KIND.json`` is a request, made by exclusive creation, so that two people who ask at once
+ask for the same thing. Rank 0 looks for them between steps, the ranks agree on them in the one
+small all-reduce of the step, and ``requests/KIND.answer.json`` says what came of it. The run folder
+is all that asker and run need to share: it works from any node.
+
+A stop stays on record until a person starts the run again: a copy that SLURM requeues meanwhile
+finds it and ends too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STOP, CHECKPOINT = "stop", "checkpoint"
+KINDS = (STOP, CHECKPOINT)
+LOOK_SECONDS = 1.0  # between two looks at the folder, which may be on a slow file system
+
+_log = logging.getLogger(__name__)
+
+
+class RequestBox:
+    """The requests of a run as its rank 0 sees them; on other ranks it is always empty."""
+
+    def __init__(self, folder: Path, reads: bool) -> None:
+        """`folder` is ``RUN/requests``; `reads` is true on rank 0 only."""
+        self._folder, self._reads = folder, reads
+        self._looked = float("-inf")
+        self._seen: dict[str, str] = {}  # kind -> id, until it is answered
+
+    def look(self) -> frozenset[str]:
+        """The kinds that are asked for; the folder is looked at once in a while."""
+        now = time.monotonic()
+        if self._reads and now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            for kind in KINDS:
+                if found := _read(self._folder / f"{kind}.json").get("id"):
+                    self._seen[kind] = found
+        return frozenset(self._seen)
+
+    def answer_after_save(self, step: int) -> Callable[[Exception | None], None]:
+        """What to call when the checkpoint of `step` is published, or has failed.
+
+        It answers what is asked for now; from any thread.
+        """
+        seen, self._seen = self._seen, {}
+
+        def answer(error: Exception | None) -> None:
+            for kind, request in seen.items():
+                reason = None if error is None else str(error)
+                self._answer(kind, {"id": request, "step": step, "error": reason})
+
+        return answer
+
+    def _answer(self, kind: str, content: dict[str, Any]) -> None:
+        try:
+            _write(self._folder / f"{kind}.answer.json", content)
+            if kind != STOP:
+                (self._folder / f"{kind}.json").unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("requests/%s.json could not be answered: %s", kind, error)
+
+
+def ask(folder: Path, kind: str) -> str:
+    """Leave a request of a `kind` in ``RUN/requests`` and return its id.
+
+    One that is there already is joined.
+    """
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{kind}.json"
+    request = uuid.uuid4().hex
+    try:
+        with path.open("x") as file:
+            json.dump({"id": request, "time": time.time()}, file)
+    except FileExistsError:
+        return str(_read(path).get("id", request))
+    return request
+
+
+def answer_to(folder: Path, kind: str, request: str) -> dict[str, Any] | None:
+    """What the run made of a request (its ``step``, and ``error`` or None); None so far."""
+    answer = _read(folder / f"{kind}.answer.json")
+    return answer if answer.get("id") == request else None
+
+
+def forget(folder: Path) -> None:
+    """Drop every request, answered or not: a person has started the run again."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    beside = path.with_suffix(".new")
+    beside.write_text(json.dumps(content))
+    os.replace(beside, path)

@@ -1,0 +1,39 @@
+"""What a job meets outside of the training loop: its attempt, and whoever wants something of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainer.checkpoint import Attempt
+from trainer.hang_watch import HangWatch
+from trainer.pulse import Pulse
+from trainer.requests import CHECKPOINT, STOP, RequestBox
+from trainer.startup import Startup
+from trainer.wishes import Wishes
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Of one rank."""
+
+    attempt: Attempt
+    signalled: Callable[[], bool]  # whether this process was told to stop
+    requests: RequestBox
+    pulse: Pulse
+    hang_watch: HangWatch
+    startup: Startup
+
+    def made_a_step(self) -> None:
+        """Tell whoever waits for it."""
+        self.hang_watch.beat()
+        self.startup.first_step_is_done()
+
+    def wishes(self) -> Wishes:
+        """What this rank knows to be asked of the job.
+
+        Raises StaleAttempt when a newer attempt has begun.
+        """
+        self.pulse.check()
+        asked = self.requests.look()
+        return Wishes(stop=self.signalled() or STOP in asked, save=CHECKPOINT in asked)
