@@ -26,7 +26,8 @@ class HangWatch:
 
     def beat(self) -> None:
         """There was progress. A system call, about a microsecond."""
-        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+        if self._log is not None:
+            signal.setitimer(signal.ITIMER_REAL, self._seconds)
 
     def __enter__(self) -> HangWatch:
         self._log = self._path.open("a")

@@ -16,12 +16,9 @@ from trainer.checkpoint import Owner
 from trainer.conclusion import conclude
 from trainer.config import JobConfig
 from trainer.engine import join_process_group
-from trainer.first_failure import FAILED, FirstFailure, explained, on_rank_0
-from trainer.hang_watch import HangWatch
+from trainer.first_failure import FAILED, explained, on_rank_0
 from trainer.job import Job
 from trainer.loop import Outcome, train
-from trainer.pulse import Pulse
-from trainer.requests import RequestBox
 from trainer.run_folder import RunFolder
 from trainer.startup import Startup
 from trainer.surroundings import Surroundings
@@ -50,27 +47,20 @@ def run_job(
     device = join_process_group()
     rank = dist.get_rank()
     beginning = on_rank_0(lambda: begin(load(), Owner.here(scheduled_as, restart)))
-    config, attempt = beginning.config, beginning.attempt
-    folder = RunFolder.of(config)
-    log = folder.logs / f"rank-{rank:03d}.log"
-    _log_to_file(log, rank)
+    config = beginning.config
+    _log_to_file(RunFolder.of(config).rank_log(rank), rank)
     for change in beginning.changes if rank == 0 else ():
         _log.info("changed since the run was last started: %s", change)
-    first_failure = FirstFailure(attempt, rank)
+    startup.mark("meeting the other ranks")
+    around = Surroundings.of(config, beginning.attempt, rank, stop_requested, startup)
     try:
-        with Pulse(attempt, rank, first_failure) as pulse:
-            requests = RequestBox(folder.requests, reads=rank == 0)
-            hang_watch = HangWatch(log, config.watch.hang_seconds)
-            startup.mark("meeting the other ranks")
-            surroundings = Surroundings(
-                attempt, stop_requested, requests, pulse, hang_watch, startup
-            )
-            outcome = _train_and_conclude(config, device, surroundings, announce)
+        with around.pulse:
+            outcome = _train_and_conclude(config, device, around, announce)
     except Exception as error:
         # The whole of it for the rank's log; the command line shows that of one rank only.
         _log.info("ended by an error: %s", error, exc_info=True)
-        if not first_failure.claim(error):
-            first_failure.let_it_speak()
+        if not around.first_failure.claim(error):
+            around.first_failure.let_it_speak()
             raise SystemExit(FAILED) from None
         raise explained(error) from error
     dist.destroy_process_group()

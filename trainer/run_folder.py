@@ -67,6 +67,10 @@ class RunFolder:
         """One log per rank."""
         return self.path / "logs"
 
+    def rank_log(self, rank: int) -> Path:
+        """What a rank has to say in full."""
+        return self.logs / f"rank-{rank:03d}.log"
+
     @property
     def evaluation(self) -> Path:
         """The final results of every learner; a finished run has it."""

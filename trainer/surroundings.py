@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainer.checkpoint import Attempt
+from trainer.config import JobConfig
+from trainer.first_failure import FirstFailure
 from trainer.hang_watch import HangWatch
 from trainer.pulse import Pulse
 from trainer.requests import CHECKPOINT, STOP, RequestBox
+from trainer.run_folder import RunFolder
 from trainer.startup import Startup
 from trainer.wishes import Wishes
 
@@ -20,9 +23,31 @@ class Surroundings:
     attempt: Attempt
     signalled: Callable[[], bool]  # whether this process was told to stop
     requests: RequestBox
+    first_failure: FirstFailure
     pulse: Pulse
     hang_watch: HangWatch
     startup: Startup
+
+    @classmethod
+    def of(
+        cls,
+        config: JobConfig,
+        attempt: Attempt,
+        rank: int,
+        signalled: Callable[[], bool],
+        startup: Startup,
+    ) -> Surroundings:
+        """What one rank of a job meets. Pulse and hang watch are not open yet."""
+        folder, first_failure = RunFolder.of(config), FirstFailure(attempt, rank)
+        return cls(
+            attempt,
+            signalled,
+            RequestBox(folder.requests, reads=rank == 0),
+            first_failure,
+            Pulse(attempt, rank, first_failure),
+            HangWatch(folder.rank_log(rank), config.watch.hang_seconds),
+            startup,
+        )
 
     def made_a_step(self) -> None:
         """Tell whoever waits for it."""

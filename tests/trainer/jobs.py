@@ -11,11 +11,16 @@ import torch.distributed as dist
 import configs
 from tests.conftest import TINY_JOB
 from trainer import evaluation, metrics
+from trainer.beginning import begin
+from trainer.checkpoint import Owner
 from trainer.conclusion import conclude
 from trainer.config import JobConfig
+from trainer.first_failure import on_rank_0
 from trainer.job import Job
 from trainer.loop import Outcome, train
 from trainer.run_folder import RunFolder
+from trainer.startup import Startup
+from trainer.surroundings import Surroundings
 
 NOT_REPEATABLE = ("seconds", "tokens_per_second", "memory")
 
@@ -28,15 +33,16 @@ def tiny_job(corpus: Path, runs: Path, *overrides: str) -> JobConfig:
 
 def run(config: JobConfig, stop_after: int | None = None) -> RunFolder:
     """Train, or go on, to the end or to a stop after a step, saved. Collective."""
-    folder = RunFolder.of(config)
-    if dist.get_rank() == 0:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        folder.config.write_text(configs.dump(config))
-    dist.barrier()
-    with Job(config, torch.device("cpu"), lambda: job.state.step + 1 == stop_after) as job:
+    attempt = on_rank_0(lambda: begin(config, Owner.here())).attempt
+
+    def stop_requested() -> bool:
+        return job.state.step + 1 == stop_after
+
+    around = Surroundings.of(config, attempt, dist.get_rank(), stop_requested, Startup())
+    with Job(config, torch.device("cpu"), around) as job:
         outcome = train(job)
     assert outcome is (Outcome.STOPPED if stop_after else Outcome.FINISHED)
-    return folder
+    return RunFolder.of(config)
 
 
 def finish(folder: RunFolder) -> dict[str, Any] | None:

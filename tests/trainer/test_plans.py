@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-import configs
 from trainer.admission import is_due
-from trainer.config import JobConfig, StartConfig
-from trainer.continuity import refuse_other_data
-from trainer.errors import TrainingError
+from trainer.config import StartConfig
 from trainer.schedules import ScheduleConfig, factor
 from trainer.seeds import derive
 from trainer.state import HeldOut, JobState, LearnerState
@@ -65,24 +60,3 @@ def test_state_survives_its_json():
 def test_seeds_do_not_collide_by_concatenation():
     assert derive(1, "23") != derive(12, "3")
     assert 0 <= derive("a") < 2**63
-
-
-@pytest.mark.parametrize(
-    ("override", "key"),
-    [
-        ("seed=2", "seed"),
-        ("batch.size=32", "batch.size"),
-        ("data.sequence_length=64", "data.sequence_length"),
-        ("data.masking.rate=0.3", "data.masking"),
-    ],
-)
-def test_a_run_does_not_go_on_with_other_data(override, key):
-    before = configs.load("demo", JobConfig, "job")
-    with pytest.raises(TrainingError, match=f"^{re.escape(key)}: "):
-        refuse_other_data(before, configs.load("demo", JobConfig, "job", [override]))
-
-
-def test_a_run_may_go_on_longer_and_on_smaller_micro_batches():
-    before = configs.load("demo", JobConfig, "job")
-    changes = ["steps=900", "batch.micro_batch=2", "students=null", "data.cache_gb=1"]
-    refuse_other_data(before, configs.load("demo", JobConfig, "job", changes))
