@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from model import Capture, EncoderConfig, Features, MaskedLanguageModel, build
+from trainer.admission import schedule_steps
 from trainer.batches import Counts, MicroBatch
 from trainer.config import LearnerConfig
 from trainer.engine import gathered, gradient_norm, start_engine
@@ -212,7 +213,8 @@ class Learner:
         """
         transfer = self.objective.transfer
         before = transfer.steps if transfer else 0
-        done, total = self.own_step(step), self.own_step(self.workload.steps)
+        total = schedule_steps(self.config.stop, self.counters, step, self.workload.steps)
+        done = self.own_step(step)
         share = factor(self.config.schedule, done - before, total - before) if done >= before else 1
         return self.config.optimizer.learning_rate * share
 
