@@ -314,9 +314,17 @@ def test_the_objective_decides_whether_there_is_a_pair_head():
 @pytest.mark.parametrize(
     ("term", "data", "complaint"),
     [
-        ("nsp", "packing: sop", "sop has no such pairs; it takes segment_pair or sentence_pair"),
-        ("sop", "packing: segment_pair", "segment_pair has no such pairs; it takes sop"),
-        ("nsp", "packing: full_sentences", "full_sentences has no such pairs"),
+        (
+            "nsp",
+            "packing: sop",
+            "data.packing sop has no such pairs; it takes segment_pair or sentence_pair",
+        ),
+        (
+            "sop",
+            "packing: segment_pair",
+            "data.packing segment_pair has no such pairs; it takes sop",
+        ),
+        ("nsp", "packing: full_sentences", "data.packing full_sentences has no such pairs"),
         ("soft", "masking: {rate: 0.0}", "reads masked positions, but data.masking.rate is 0"),
     ],
 )
