@@ -1,6 +1,7 @@
-"""A rank of the real job in which something goes wrong: `python -m tests.faults.sabotaged KIND …`.
+"""A rank of the real job in which something goes wrong: `python -m tests.faults.sabotaged WHAT …`.
 
-The rest of the command line is `tandem`'s own. What goes wrong does so on rank 1, in step 3.
+WHAT is "KIND@RANK", or several with commas between; it goes wrong in step 3. The rest of the
+command line is `tandem`'s own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tandem
 from trainer import loop
 from trainer.errors import TrainingError
 
-RANK, STEP = "1", 3
+STEP = 3
 
 
 def flip_a_bit(learner: Any) -> None:
@@ -46,9 +47,11 @@ SABOTAGE: dict[str, Callable[[Any], None]] = {
 }
 
 
-def sabotage(kind: str) -> None:
-    """Let it happen before the step."""
-    if os.environ.get("RANK") != RANK:
+def sabotage(what: str) -> None:
+    """Let it happen before the step, if it is this rank's turn."""
+    kinds = dict(reversed(each.split("@")) for each in what.split(","))
+    kind = kinds.get(os.environ["RANK"])
+    if kind is None:
         return
     step = loop.train_step
 

@@ -106,7 +106,7 @@ def test_a_shard_that_vanishes_is_one_line_and_comes_back_without_a_trace(calm, 
 
 def test_a_clock_that_jumps_changes_nothing(calm, corpus, tmp_path):
     """A year forward on one rank, in the middle of training."""
-    process = start_sabotaged("jumps", corpus, tmp_path, *LONG)
+    process = start_sabotaged("jumps@1", corpus, tmp_path, *LONG)
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     assert losses(tmp_path / "tiny") == calm

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
+import sys
 
 import pytest
 
-from tests.faults.jobs import processes_of, start_sabotaged
+from tests.distributed import free_port
+from tests.faults.jobs import arguments, processes_of, run, start_sabotaged
 from trainer.checkpoint.folder import all_steps
 
 LINES = ("checkpoint.every=2", "watch.replicas_every=1")
@@ -20,7 +22,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def test_a_flipped_bit_is_found_before_the_next_checkpoint(corpus, tmp_path):
-    code, errors = ended(start_sabotaged("flips", corpus, tmp_path, *LINES))
+    code, errors = ended(start_sabotaged("flips@1", corpus, tmp_path, *LINES))
     assert code == 1
     host = socket.gethostname()
     assert errors == (
@@ -33,7 +35,7 @@ def test_a_flipped_bit_is_found_before_the_next_checkpoint(corpus, tmp_path):
 
 @pytest.mark.parametrize("kind", ["sleeps", pytest.param("freezes", marks=pytest.mark.slow)])
 def test_a_rank_that_hangs_ends_the_job_with_every_stack_in_the_logs(kind, corpus, tmp_path):
-    process = start_sabotaged(kind, corpus, tmp_path, "watch.hang_seconds=15")
+    process = start_sabotaged(f"{kind}@1", corpus, tmp_path, "watch.hang_seconds=15")
     code, errors = ended(process)
     assert code > 1
     assert "was ended by SIGALRM" in errors
@@ -51,9 +53,30 @@ def stacks(log: str) -> str:
 
 @pytest.mark.slow
 def test_a_bug_on_one_rank_is_shown_once(corpus, tmp_path):
-    code, errors = ended(start_sabotaged("fails", corpus, tmp_path))
+    code, errors = ended(start_sabotaged("fails@1", corpus, tmp_path))
     assert code == 1
     assert errors.count("Traceback") == 1
     assert errors.strip().endswith("RuntimeError: a bug of rank 1")
     assert "Connection closed" in (tmp_path / "tiny" / "logs" / "rank-000.log").read_text()
     assert not processes_of(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["", ",sleeps@0"], ids=["in a collective", "elsewhere"])
+def test_without_a_launcher_one_rank_speaks_and_all_end(other, corpus, tmp_path):
+    """As under srun: nobody reads the ranks' words or ends them, also not one that is stuck."""
+    port = str(free_port())
+    job = arguments(corpus, tmp_path)
+    ranks = [
+        run(
+            [sys.executable, "-m", "tests.faults.sabotaged", f"complains@1{other}", *job],
+            **{name: str(rank) for name in ("RANK", "LOCAL_RANK")},
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2"),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+            GLOO_SOCKET_IFNAME="lo",
+        )
+        for rank in range(2)
+    ]
+    outcomes = [ended(rank) for rank in ranks]
+    assert outcomes == [(1, ""), (1, "tandem: rank 1 has no such file\n")]
