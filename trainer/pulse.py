@@ -55,7 +55,7 @@ class Pulse:
             if self._first_failure.is_elsewhere():
                 time.sleep(GRACE_SECONDS)
                 if not self._closed.is_set():
-                    _log.error("another rank has failed; this one did not notice, and is ended")
+                    _log.info("another rank has failed; this one did not notice, and is ended")
                     os._exit(FAILED)
 
     def _beat(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,13 @@ def _train_and_conclude(
 ) -> Outcome:
     with surroundings.hang_watch, Job(config, device, surroundings) as job:
         outcome = train(job)
+    # Launchers take a rank that ends early for one that died, so the others wait for rank 0, which
+    # may take longer over the results of large models than a collective usually may.
+    patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
     if outcome is Outcome.FINISHED and dist.get_rank() == 0:
         announce(job.folder, conclude(job.folder))
     job.recorder.finish(completed=outcome is Outcome.FINISHED)
-    dist.barrier()  # launchers take a rank that ends early for one that died
+    dist.barrier(patient)
     return outcome
 
 

@@ -57,7 +57,7 @@ def sabotage(what: str) -> None:
 
     def sabotaged(teacher: Any, students: Any, batch: Any, number: int, *rest: Any) -> Any:
         if number == STEP:
-            SABOTAGE[kind](students[-1])
+            SABOTAGE[kind]([teacher, *students][-1])
         return step(teacher, students, batch, number, *rest)
 
     loop.train_step = sabotaged

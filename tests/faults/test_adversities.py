@@ -17,8 +17,11 @@ from tests.faults.jobs import arguments, losses, reach, run, start, start_sabota
 from trainer.checkpoint.folder import all_steps
 
 pytestmark = pytest.mark.slow
-STEPS = 400
-LONG = (f"steps={STEPS}", "checkpoint.every=10", "evaluation.every=100", "log.every=1")
+STEPS = 300
+LONG = (
+    *(f"steps={STEPS}", "checkpoint.every=10", "evaluation.every=100"),
+    *("students=null", "batch.micro_batch=4"),
+)
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
