@@ -1,119 +1,162 @@
-"""Training speed of the encoder, side by side with `transformers`' BertForMaskedLM.
+"""Training speed of a learner in the real trainer, side by side with `transformers`.
 
-Forward, backward and AdamW on one micro-batch of random tokens with 15% masked, V = 30,522,
-L = 128, no dropout; the same threads, batch, optimizer and precision. The two take turns, so that
-other work on the machine meets both. Time is that of the process over all its threads with one
-thread, and wall time with more.
+One masked-LM learner under its DeepSpeed engine (stage 0, one process) beside BertForMaskedLM with
+its own loss and attention, both with what their trainers do by default: fused AdamW and gradients
+clipped at norm 1. Micro-batches of random tokens, 15% masked, V = 30,522, L = 128, no padding, no
+dropout; the same threads, batch and precision. They take turns, so that other work on the machine
+meets all. Time is that of the process over all its threads with one thread, and wall time with
+more or on a GPU.
 
-    python benchmarks/model_speed.py --size small --precision float32 --threads 1
+    python benchmarks/model_speed.py --size small --precision fp32 --threads 1
+
+`tandem` is a student of hard or soft labels, or a teacher with ``masked_only``: its last layer
+computes masked positions only. `whole last layer` is a teacher whose last hidden state students
+may read.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import socket
 import statistics
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
-import model
-from model.vocabulary_loss import chunked_cross_entropy
+from data_pipeline import Batch
+from model import EncoderConfig
+from trainer.config import PRECISIONS, LearnerConfig
+from trainer.engine import join_process_group
+from trainer.learner import TEACHER, Learner, Workload
+from trainer.objectives import ObjectiveConfig
+from trainer.objectives.terms import MaskedLanguageModelling
+from trainer.step import train_step
 
 SIZES = {"small": (256, 4, 4), "base": (768, 12, 12)}  # hidden size, layers, heads
 V, L, MASKED = 30522, 128, 19
-MASKED_ONLY = model.Capture(last_hidden_state=False)
 
-Loss = Callable[[], Tensor]
+Step = Callable[[], object]
 
 
 def main() -> None:
-    """Print tokens per second of both and the ratio of their medians."""
+    """Print tokens per second of everyone, and how many times `transformers`' that is."""
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
-    clock = time.process_time if arguments.threads == 1 else time.perf_counter
-    ids, positions = _batch(arguments.rows)
-    sizes = SIZES[arguments.size]
-    bfloat16 = arguments.precision == "bfloat16"
-    trainees = {
-        "transformers": _theirs(sizes, ids, positions),
-        "tandem": _ours(sizes, ids, positions),
-    }
-    steps = {name: _step(*trainee, bfloat16) for name, trainee in trainees.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(arguments.steps + 1):
-        for name, step in steps.items():
-            began = clock()
-            step()
-            if turn:  # the first allocates and initialises
-                seconds[name].append(clock() - began)
-    tokens = ids.numel()
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    device = _only_process()
+    batch, sizes = _batch(arguments.rows), SIZES[arguments.size]
+    steps = {"transformers": _theirs(sizes, batch, arguments.precision, device)}
+    for name, masked_only in (("tandem", True), ("tandem, whole last layer", False)):
+        if masked_only or arguments.whole:
+            steps[name] = _ours(sizes, batch, arguments.precision, masked_only)
+    medians = _take_turns(steps, arguments.steps, _clock(arguments.threads, device))
     for name, median in medians.items():
-        print(f"{name}: {tokens / median:.0f} tokens/s")
-    print(f"ratio: {medians['transformers'] / medians['tandem']:.2f}")
+        speed = batch.input_ids.size / median
+        print(f"{name}: {speed:.0f} tokens/s, {medians['transformers'] / median:.2f}")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--whole", action="store_true", help="also with a whole last layer")
     return parser.parse_args()
 
 
-def _batch(rows: int) -> tuple[Tensor, Tensor]:
-    """Ids [rows, L] and the flat masked positions, MASKED in each row."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(1, V, (rows, L), generator=generator)
-    chosen = [torch.randperm(L, generator=generator)[:MASKED] + row * L for row in range(rows)]
-    return ids, torch.cat(chosen).sort().values
+def _only_process() -> torch.device:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    os.environ.update(
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=port
+    )
+    return join_process_group()
 
 
-def _theirs(sizes: tuple[int, int, int], ids: Tensor, positions: Tensor) -> tuple[nn.Module, Loss]:
+def _clock(threads: int, device: torch.device) -> Callable[[], float]:
+    def wall() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return time.process_time if threads == 1 and device.type == "cpu" else wall
+
+
+def _take_turns(steps: dict[str, Step], turns: int, clock: Callable[[], float]) -> dict[str, float]:
+    """The median seconds of each; the first turn, which allocates and initialises, is left out."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(turns + 1):
+        for name, step in steps.items():
+            began = clock()
+            step()
+            if turn:
+                seconds[name].append(clock() - began)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def _batch(rows: int) -> Batch:
+    generator = np.random.default_rng(0)
+    ids = generator.integers(1, V, (rows, L))
+    chosen = np.stack([np.sort(generator.permutation(L)[:MASKED]) for _ in range(rows)])
+    return Batch(
+        input_ids=ids,
+        segment_ids=np.zeros_like(ids),
+        attention_mask=np.ones_like(ids),
+        masked_positions=chosen,
+        masked_labels=np.take_along_axis(ids, chosen, axis=1),
+        pair_labels=None,
+        sample_ids=np.arange(rows),
+        epochs=np.zeros(rows, np.int64),
+    )
+
+
+def _theirs(
+    sizes: tuple[int, int, int], batch: Batch, precision: str, device: torch.device
+) -> Step:
     hidden, layers, heads = sizes
     config = BertConfig(
         vocab_size=V, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
         intermediate_size=4 * hidden, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    trained = BertForMaskedLM(config).train()
-    labels = torch.full_like(ids, -100)
-    labels.view(-1)[positions] = ids.view(-1)[positions]
-    return trained, lambda: trained(ids, labels=labels).loss
-
-
-def _ours(sizes: tuple[int, int, int], ids: Tensor, positions: Tensor) -> tuple[nn.Module, Loss]:
-    hidden, layers, heads = sizes
-    config = model.EncoderConfig(
-        vocab_size=V, hidden_size=hidden, layers=layers, heads=heads, ffn_size=4 * hidden,
-        dropout=0.0, attention_dropout=0.0, pooler="none",
-    )  # fmt: skip
-    trained = model.build(config, seed=0)
-    labels = ids.view(-1)[positions]
-
-    def loss() -> Tensor:
-        found = trained.features(ids, masked_positions=positions, capture=MASKED_ONLY)
-        total, count = chunked_cross_entropy(found.vocabulary_input, *trained.decoder(), labels)
-        return total / count
-
-    return trained, loss
-
-
-def _step(trained: nn.Module, loss: Loss, bfloat16: bool) -> Callable[[], None]:
+    trained = BertForMaskedLM(config).train().to(device)
     optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-4, fused=True)
+    ids, labels = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.labels())
 
     def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            value = loss()
-        value.backward()
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            loss: Tensor = trained(ids.to(device), labels=labels.to(device)).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        loss.item()
 
     return step
+
+
+def _ours(sizes: tuple[int, int, int], batch: Batch, precision: str, masked_only: bool) -> Step:
+    hidden, layers, heads = sizes
+    encoder = EncoderConfig(
+        vocab_size=V, hidden_size=hidden, layers=layers, heads=heads, ffn_size=4 * hidden,
+        pooler="none",
+    )  # fmt: skip
+    config = LearnerConfig(
+        model=encoder,
+        objective=ObjectiveConfig(mlm=MaskedLanguageModelling()),
+        precision=precision,
+        masked_only=masked_only,
+    )
+    workload = Workload(steps=1000, seed=0, micro_batch=len(batch.input_ids), accumulation=1)
+    learner = Learner(TEACHER, config, encoder, workload)
+    at = iter(range(1000))
+    return lambda: train_step(learner, [], batch, next(at))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class Capture:
     hidden_states: tuple[int, ...] = ()
     attention: tuple[int, ...] = ()
     everywhere: bool = False
-    last_hidden_state: bool = True
+    last_hidden_state: bool = False
 
     def reads_last_layer(self, layers: int) -> bool:
         """Whether the output of the last of so many layers is needed at every position."""

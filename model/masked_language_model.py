@@ -26,15 +26,15 @@ class Features:
 
     vocabulary_input: [P, E], the vocabulary projection's input at the masked positions ([B * L, E]
         when none were given). hidden_states: number -> [B, L, H]. attention: number -> QKV.
-        last_hidden_state: [B, L, H], or [P, H] at masked positions where the capture does not read
-        it. pooled: [B, H], pair_logits: [B, 2], or None. everywhere: [B * L, E], the projection's
-        input at every position, or None.
+        last_hidden_state: [B, L, H], pooled: [B, H] and pair_logits: [B, 2], None unless captured
+        (or no positions were given). everywhere: [B * L, E], the projection's input at every
+        position, or None.
     """
 
     vocabulary_input: Tensor
     hidden_states: dict[int, Tensor]
     attention: dict[int, QKV]
-    last_hidden_state: Tensor
+    last_hidden_state: Tensor | None
     pooled: Tensor | None
     pair_logits: Tensor | None
     everywhere: Tensor | None = None
@@ -113,18 +113,16 @@ class MaskedLanguageModel(nn.Module):
         x = self.embeddings(input_ids, segment_ids)
         whole = masked_positions is None or capture.reads_last_layer(self.config.layers)
         encoded = self.encoder(x, attention_mask, capture, None if whole else masked_positions)
-        last = states = encoded.last_hidden_state
-        everywhere = pooled = None
-        if whole:
+        states = encoded.last_hidden_state
+        last = states if whole else None
+        everywhere = None
+        if last is not None:
             states = last.flatten(0, 1)
             # A pass of its own: the bits at masked positions are the same with and without it.
             everywhere = self.head(states) if capture.everywhere else None
-            pooled = None if self.pooler is None else self.pooler(last)
             if masked_positions is not None:
                 states = states.index_select(0, masked_positions)
-        pair_logits = None
-        if self.pair_head is not None and pooled is not None:
-            pair_logits = self.pair_head(self.pair_dropout(pooled))
+        pooled, pair_logits = self._pool(last)
         return Features(
             vocabulary_input=self.head(states),
             hidden_states=encoded.hidden_states,
@@ -134,6 +132,15 @@ class MaskedLanguageModel(nn.Module):
             pair_logits=pair_logits,
             everywhere=everywhere,
         )
+
+    def _pool(self, last: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The pooled state and the pair logits, as far as the model has them."""
+        if self.pooler is None or last is None:
+            return None, None
+        pooled = self.pooler(last)
+        if self.pair_head is None:
+            return pooled, None
+        return pooled, self.pair_head(self.pair_dropout(pooled))
 
     def decoder(self) -> tuple[Tensor, Tensor | None]:
         """Weight [V, E], the word embedding itself, and bias [V] of the vocabulary projection."""
@@ -157,6 +164,7 @@ class MaskedLanguageModel(nn.Module):
         capture = Capture(
             hidden_states=numbers if output_hidden_states else (),
             attention=numbers[1:] if output_attention_scores else (),
+            last_hidden_state=True,
         )
         found = self.features(input_ids, segment_ids, attention_mask, masked_positions, capture)
         weight, bias = self.decoder()

@@ -21,7 +21,7 @@ from trainer.knowledge import Decoder
 from trainer.learner import TEACHER
 from trainer.machine import describe as describe_machine
 from trainer.run_folder import RunFolder
-from trainer.scores import score
+from trainer.scores import capture_for, score
 
 SPEED_SECONDS = 1.0  # how long each speed of each learner is measured, at least
 
@@ -77,7 +77,11 @@ class _Measurement:
     def _score(self, model: MaskedLanguageModel) -> Scores:
         def of_batch(batch: MicroBatch) -> Tensor:
             features = model.features(
-                batch.input_ids, batch.segment_ids, batch.lengths, batch.masked_positions
+                batch.input_ids,
+                batch.segment_ids,
+                batch.lengths,
+                batch.masked_positions,
+                capture_for(model),
             )
             return score(features, Decoder(*model.decoder()), batch)
 

@@ -28,7 +28,7 @@ class Decoder:
 class Knowledge:
     """A teacher's detached view of one micro-batch (shapes as in `model.Features`)."""
 
-    last_hidden_state: Tensor  # [B, L, H]
+    last_hidden_state: Tensor | None  # [B, L, H]; None where the teacher never hands it out
     hidden_states: dict[int, Tensor]  # layer -> [B, L, H]; 0 is the embedding output
     attention: dict[int, QKV]  # layer, from 1 -> queries, keys, values, each [B, A, L, D]
     # At masked positions, and at all where a student asked for those; empty if nobody asked.
@@ -41,8 +41,9 @@ def detach(features: Features, decoder: Decoder | None, readers: int = 1) -> Kno
     `decoder` is the teacher's, None if no student compares distributions; `readers` is how many do:
     what the first computes is kept for the others.
     """
+    last = features.last_hidden_state
     return Knowledge(
-        last_hidden_state=features.last_hidden_state.detach(),
+        last_hidden_state=None if last is None else last.detach(),
         hidden_states={layer: state.detach() for layer, state in features.hidden_states.items()},
         attention={
             layer: QKV(*(tensor.detach() for tensor in qkv))
@@ -68,4 +69,5 @@ def union(captures: Iterable[Capture]) -> Capture:
         hidden_states=tuple(sorted({n for one in captures for n in one.hidden_states})),
         attention=tuple(sorted({n for one in captures for n in one.attention})),
         everywhere=any(one.everywhere for one in captures),
+        last_hidden_state=any(one.last_hidden_state for one in captures),
     )

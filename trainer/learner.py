@@ -23,7 +23,7 @@ from trainer.knowledge import Decoder, Knowledge, union
 from trainer.objectives import Lesson, Objective
 from trainer.optimizers import UNIFORM, Rates, build_optimizer
 from trainer.schedules import factor
-from trainer.scores import score
+from trainer.scores import capture_for, score
 from trainer.seeds import derive
 from trainer.state import LearnerState
 
@@ -81,6 +81,8 @@ class LearnerModule(nn.Module):
 
         Without `totals` nothing is learnt: the sums of `trainer.scores.score` come back, alone.
         """
+        if totals is None:
+            capture = capture_for(self.model)
         with self.autocast(batch.input_ids.device):
             features = self.model.features(
                 batch.input_ids,
@@ -134,6 +136,8 @@ class Learner:
             module, optimizer, config, workload.micro_batch, workload.accumulation
         )
         self.engine.train(self.is_trained)
+        if config.compile:
+            module.model.compile_layers()
         self.model: MaskedLanguageModel = module.model
         self.device: torch.device = self.engine.device
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
@@ -162,7 +166,7 @@ class Learner:
             parts = (self.workload.seed, self.name, place.step, place.micro_batch, dist.get_rank())
             torch.manual_seed(derive(*parts))
         own_step = self.own_step(place.step)
-        capture = union([capture, self.objective.student_capture(own_step)])
+        capture = union([capture, self._always, self.objective.student_capture(own_step)])
         loss, shares, features = self.engine(batch, totals, knowledge, capture, own_step)
         if self.is_trained:
             # DeepSpeed averages gradients over ranks; the shares are to be added up.
@@ -170,6 +174,12 @@ class Learner:
             self._shares += shares
         assert features is not None
         return features
+
+    @property
+    def _always(self) -> Capture:
+        """What a teacher hands out whoever listens: its last layer's rounding depends on it."""
+        whole = self.name == TEACHER and not self.config.masked_only
+        return Capture(last_hidden_state=whole)
 
     def take_shares(self) -> Tensor:
         """This rank's share of each term over the step so far, [terms]; starts afresh."""
@@ -248,6 +258,7 @@ def build_module(
     model = build(trained, derive(seed, name))
     if weights is not None:
         _load(model, weights, section)
+    model.encoder.checkpoint_activations = config.checkpoint_activations
     return LearnerModule(model, objective, config.precision)
 
 

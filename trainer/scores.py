@@ -12,13 +12,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline import NO_LABEL
-from model import Features
+from model import Capture, Features, MaskedLanguageModel
 from trainer.batches import MicroBatch
 from trainer.knowledge import Decoder
 
 # Positions whose logits are alive together: 1024 x 50k x 4 bytes is 200 MB.
 CHUNK = 1024
 SUMS = 5
+
+
+def capture_for(model: MaskedLanguageModel) -> Capture:
+    """What `score` reads of a model's features besides its predictions."""
+    return Capture(last_hidden_state=model.config.pair_head)
 
 
 @torch.no_grad()

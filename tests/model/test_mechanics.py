@@ -83,7 +83,7 @@ def test_a_last_layer_at_masked_positions_only_has_the_same_gradients(family: st
     for whole in (False, True):
         capture = model.Capture((0, 2), (3,), last_hidden_state=whole)
         got = trained.features(ids(), masked_positions=positions, capture=capture)
-        assert got.last_hidden_state.shape == ((2, 12, 16) if whole else (5, 16))
+        assert (got.last_hidden_state is not None) == whole
         loss = loss_of(got.vocabulary_input) + loss_of(got.attention[3].v)
         found[whole] = (got.vocabulary_input, gradients(trained, loss))
     torch.testing.assert_close(found[False][0], found[True][0])

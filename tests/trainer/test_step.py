@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,12 +19,15 @@ ROWS, RANKS, ACCUMULATION = 8, 2, 2
 STAGES = [(0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 3, 3), (1, 2, 0), (3, 0, 2)]
 
 
-def full_batch():
-    """The first step in plain torch: one process, the whole batch, no DeepSpeed."""
+def full_batch(**changes):
+    """The first step in plain torch: one process, the whole batch, no DeepSpeed.
+
+    `changes` are made to every learner's configuration.
+    """
     configs = tiny.learner_configs((0, 0, 0))
     teacher_config = configs[TEACHER].model
     modules = {
-        name: build_module(name, config, teacher_config, tiny.SEED)
+        name: build_module(name, dataclasses.replace(config, **changes), teacher_config, tiny.SEED)
         for name, config in configs.items()
     }
     batch = tiny.random_batch(0)

@@ -68,6 +68,15 @@ class ObjectiveConfig:
         """Whether any term compares with a teacher."""
         return any(section.from_teacher for section in self.terms().values())
 
+    def require_predictions_only(self) -> None:
+        """Raise ValueError, naming the term, if any needs the last layer at every position."""
+        for name, section in self.terms().items():
+            if section.reads_states or isinstance(section, PairConfig):
+                raise ValueError(
+                    f"{name}: needs more than predictions at masked positions, so "
+                    f"teacher.masked_only must be false"
+                )
+
     def needs_pair_head(self) -> bool:
         """Whether any term reads the model's pair head."""
         return bool(self._pair_terms())

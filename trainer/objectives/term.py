@@ -58,6 +58,11 @@ class TermConfig(ABC):
         """Whether it is about masked positions, and so about nothing in text without them."""
         return False
 
+    @property
+    def reads_states(self) -> bool:
+        """Whether it reads more of a teacher than its predictions at masked positions."""
+        return self.from_teacher
+
     @abstractmethod
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
         """The term for this pair of models; ValueError, saying why, if it does not fit them."""

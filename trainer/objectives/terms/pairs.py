@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from model import EncoderConfig
+from model import Capture, EncoderConfig
 from trainer.objectives.losses import pair_cross_entropy
 from trainer.objectives.term import Lesson, Term, TermConfig
 
@@ -42,6 +42,10 @@ class PairTerm(Term):
     """See `NextSentence` and `SentenceOrder`: the packing says what the labels mean."""
 
     unit = "pairs"
+
+    def student_capture(self, step: int) -> Capture:
+        """See `Term.student_capture`."""
+        return Capture(last_hidden_state=True)
 
     def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
         """See `Term.forward`."""

@@ -61,9 +61,19 @@ class CosineTerm(Term):
         super().__init__(config)
         self.unit = config.positions
 
+    def student_capture(self, step: int) -> Capture:
+        """See `Term.student_capture`."""
+        return Capture(last_hidden_state=True)
+
+    def teacher_capture(self, step: int) -> Capture:
+        """See `Term.teacher_capture`."""
+        return Capture(last_hidden_state=True)
+
     def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
         """See `Term.forward`."""
         ours, theirs = lesson.features.last_hidden_state, lesson.teacher.last_hidden_state
+        assert ours is not None
+        assert theirs is not None
         mask, batch = lesson.batch.attention_mask, lesson.batch
         if self.unit == MASKED:
             mask = batch.masked_labels >= 0

@@ -25,15 +25,25 @@ from trainer.objectives.term import (
 
 
 @dataclass
-class MaskedLanguageModelling(TermConfig):
-    """Cross-entropy at masked positions (BERT, arXiv 1810.04805)."""
-
-    from_teacher: ClassVar[bool] = False
+class VocabularyTermConfig(TermConfig):
+    """The YAML section of a term over the vocabulary, at masked positions unless it says more."""
 
     @property
     def reads_masked(self) -> bool:
         """See `TermConfig.reads_masked`."""
         return True
+
+    @property
+    def reads_states(self) -> bool:
+        """See `TermConfig.reads_states`."""
+        return not self.reads_masked
+
+
+@dataclass
+class MaskedLanguageModelling(VocabularyTermConfig):
+    """Cross-entropy at masked positions (BERT, arXiv 1810.04805)."""
+
+    from_teacher: ClassVar[bool] = False
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
         """See `TermConfig.build`."""
@@ -51,7 +61,7 @@ class MaskedLanguageModellingTerm(VocabularyTerm):
 
 
 @dataclass
-class SoftTargets(TermConfig):
+class SoftTargets(VocabularyTermConfig):
     """T^2 KL(softmax(t / T) || softmax(s / T)) over the vocabulary (Hinton; DistilBERT; PKD).
 
     positions: masked, or attended as in DistilBERT's code by default, at two to three times a small
@@ -99,7 +109,7 @@ class SoftTargetsTerm(VocabularyTerm):
 
 
 @dataclass
-class Prediction(TermConfig):
+class Prediction(VocabularyTermConfig):
     """-softmax(t / T) . log softmax(s / T), no T^2 (TinyBERT's prediction layer, eq. 10).
 
     At masked positions. mean_over_labels, as in its code, divides by the size of the vocabulary.
@@ -112,11 +122,6 @@ class Prediction(TermConfig):
         """Refuse temperatures that mean nothing."""
         super().__post_init__()
         _require_positive(self.temperature)
-
-    @property
-    def reads_masked(self) -> bool:
-        """See `TermConfig.reads_masked`."""
-        return True
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
         """See `TermConfig.build`."""
@@ -143,7 +148,7 @@ class PredictionTerm(VocabularyTerm):
 
 
 @dataclass
-class Blended(TermConfig):
+class Blended(VocabularyTermConfig):
     """-(a softmax(t) + (1 - a) onehot) . log softmax(s) at masked positions (MobileBERT).
 
     Pre-training distillation of arXiv 2004.02984, section 3.6: the label is mixed with the
@@ -157,11 +162,6 @@ class Blended(TermConfig):
         super().__post_init__()
         if not 0 <= self.teacher_share <= 1:
             raise ValueError("teacher_share must lie between 0 and 1")
-
-    @property
-    def reads_masked(self) -> bool:
-        """See `TermConfig.reads_masked`."""
-        return True
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
         """See `TermConfig.build`."""

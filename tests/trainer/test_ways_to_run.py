@@ -1,0 +1,133 @@
+"""Ways to run a learner that change its speed and memory, and neither losses nor gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shutil
+
+import pytest
+import torch
+
+import configs
+from model import MaskedLanguageModel
+from tests.distributed import run_distributed
+from tests.trainer import tiny
+from tests.trainer.test_step import full_batch
+from trainer.config import JobConfig
+from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.objectives import ObjectiveConfig
+from trainer.objectives.terms import MaskedLanguageModelling, SoftTargets
+from trainer.step import train_step
+
+STEPS = 3
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_checkpointed_activations_change_no_bit_of_any_gradient(dropout):
+    found = []
+    for way in (False, True):
+        torch.manual_seed(1)
+        found.append(full_batch(dropout=dropout, checkpoint_activations=way)[0])
+    kept, again = found
+    assert kept.keys() == again.keys()
+    for name, of_learner in kept.items():
+        assert of_learner.keys() == again[name].keys()
+        for parameter, gradient in of_learner.items():
+            assert torch.equal(gradient, again[name][parameter]), (name, parameter)
+
+
+def curves(learner_configs):
+    """Losses of a few steps, of the teacher and its students."""
+    workload = Workload(STEPS, tiny.SEED, 4, 1)
+    teacher = learner_configs[TEACHER].model
+    teacher, *students = (
+        Learner(name, config, teacher, workload) for name, config in learner_configs.items()
+    )
+    batches = [tiny.my_rows(tiny.random_batch(step)) for step in range(STEPS)]
+    return [train_step(teacher, students, b, step).losses for step, b in enumerate(batches)]
+
+
+def everyone(stage, **changes):
+    """The tiny learners, with these changes."""
+    return {
+        name: dataclasses.replace(config, **changes)
+        for name, config in tiny.learner_configs((stage, stage, stage)).items()
+    }
+
+
+def predictions_only(stage, masked_only):
+    """A teacher, and a student of its predictions."""
+    found = tiny.learner_configs((stage, stage, stage))
+    mlm, student = MaskedLanguageModelling(), student_key("distilbert")
+    objectives = {TEACHER: ObjectiveConfig(mlm=mlm),
+                  student: ObjectiveConfig(mlm=mlm, soft=SoftTargets())}  # fmt: skip
+    ways = {TEACHER: {"masked_only": masked_only}, student: {}}
+    return {
+        name: dataclasses.replace(found[name], objective=objective, **ways[name])
+        for name, objective in objectives.items()
+    }
+
+
+def in_different_ways(stages, backend):
+    """For each stage: (the ordinary curves, those of compiled layers), and how much was compiled;
+    then the curves of a teacher with a whole last layer and without."""
+    if backend != "inductor":
+        kept = MaskedLanguageModel.compile_layers
+        MaskedLanguageModel.compile_layers = functools.partialmethod(kept, backend=backend)
+    found = []
+    for stage in stages:
+        torch._dynamo.utils.counters.clear()
+        plain, compiled = curves(everyone(stage)), curves(everyone(stage, compile=True))
+        frames = torch._dynamo.utils.counters["frames"]["ok"]
+        last_layers = [curves(predictions_only(stage, way)) for way in (False, True)]
+        found.append((plain, compiled, frames, *last_layers))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("backend", "stages"),
+    [("aot_eager", (0, 3)), pytest.param("inductor", (1,), marks=pytest.mark.slow)],
+)
+def test_compiled_layers_and_a_last_layer_of_masked_positions_learn_the_same(backend, stages):
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs a C++ compiler")
+    outcomes = run_distributed(in_different_ways, 2, stages, backend)[0]
+    for plain, compiled, frames, whole, masked_only in outcomes:
+        assert frames > 0
+        assert whole != masked_only  # another order of the same sums
+        for one, other in ((plain, compiled), (whole, masked_only)):
+            for losses, again in zip(one, other, strict=True):
+                assert again == pytest.approx(losses, rel=1e-5)
+
+
+def job(*overrides):
+    return configs.load("demo", JobConfig, "job", list(overrides))
+
+
+def test_the_keys_reach_a_learner_from_the_job():
+    ways = [f"students.tinybert.{key}=true" for key in ("checkpoint_activations", "compile")]
+    off = ["distilbert.objective.cosine", "tinybert.objective.hidden",
+           "tinybert.objective.attention"]  # fmt: skip
+    found = job(*ways, "teacher.masked_only=true", *(f"students.{term}=null" for term in off))
+    assert found.students["tinybert"].checkpoint_activations
+    assert found.students["tinybert"].compile
+    assert found.teacher.masked_only
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["teacher.masked_only=true"], "students.distilbert.objective.cosine: needs more than"),
+        (["students.tinybert.masked_only=true"], "students.tinybert.masked_only is for the"),
+        (
+            ["teacher.frozen=true", "teacher.init.pretrained=x", "teacher.objective=null",
+             "teacher.optimizer=null", "teacher.schedule=null", "teacher.zero_stage=0",
+             "teacher.checkpoint_activations=true"],
+            "checkpoint_activations is for training",
+        ),
+    ],
+)  # fmt: skip
+def test_keys_that_cannot_be_meant(overrides, message):
+    with pytest.raises(configs.ConfigError, match=message):
+        job(*overrides)
