@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 _CHOICES = {
@@ -154,6 +155,30 @@ class EncoderConfig:
     def vocabulary_input_size(self) -> int:
         """Width of the vocabulary projection's input (MobileBERT reaches it by untied columns)."""
         return self.word_size if self.embedding_projection != "word" else self.hidden_size
+
+    def meaning(self) -> dict[str, object]:
+        """The keys, with what they imply: equal for models that compute the same from weights.
+
+        Keys that are for training only, or without effect here, are left out.
+        """
+        local = tuple(layer for layer in range(self.layers) if self.is_local(layer))
+        implied = {
+            "embedding_size": self.word_size,
+            "head_activation": self.head_activation or self.activation,
+            "fixed_norm_eps": self.fixed_norm_eps or self.norm_eps,
+            "global_every": local,
+        }
+        silent = ["dropout", "attention_dropout", "initializer", "initializer_range"]
+        if not local:
+            silent += ["local_window", "local_rope_theta"]
+        if self.positions != "rotary":
+            silent += ["local_rope_theta", "global_rope_theta"]
+        if not self.bottleneck_size:
+            silent.append("bottleneck_attention")
+        if self.sharing == "none":
+            silent.append("groups")
+        everything = dataclasses.asdict(self) | implied
+        return {key: value for key, value in everything.items() if key not in silent}
 
     def is_local(self, layer: int) -> bool:
         """Whether the 0-based layer attends to a window only."""

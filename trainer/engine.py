@@ -51,6 +51,9 @@ def start_engine(
     )
     if optimizer is not None and isinstance(optimizer.inner, Lamb):
         optimizer.inner.shards = Shards.of(engine)
+    if config.zero_stage == 0 and dist.get_world_size() == 1:
+        # Nobody to add up gradients with: spares copying them all together and apart again.
+        engine.enable_backward_allreduce = False
     return engine
 
 

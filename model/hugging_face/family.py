@@ -68,8 +68,11 @@ def read_activation(name: object) -> str:
 
 
 def write_activation(name: str) -> str:
-    """The name in `transformers` of one of our activations."""
-    return "gelu_new" if name == "gelu_tanh" else name
+    """The name in `transformers` of one of our activations; Inexpressible where there is none."""
+    for theirs, ours in _ACTIVATIONS.items():
+        if ours == name:
+            return theirs
+    raise Inexpressible(f"transformers has no activation {name!r}")
 
 
 def refuse(theirs: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:

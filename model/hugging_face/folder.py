@@ -122,7 +122,18 @@ def to_transformers(
     family = nearest_family(config)
     theirs = family.write(config) | {"model_type": family.model_type, "dtype": "float32"}
     names = family.their_names(config, state)
+    _require_same_meaning(config, EncoderConfig(**family.read(theirs, set(names.values()))), family)
     return theirs, family.join({names[name]: tensor for name, tensor in state.items()})
+
+
+def _require_same_meaning(config: EncoderConfig, read_back: EncoderConfig, family: Family) -> None:
+    """Nothing is lost silently: not a key either that a family has never heard of."""
+    ours, theirs = config.meaning(), read_back.meaning()
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key) != theirs.get(key):
+            raise Inexpressible(
+                f"transformers' {family.model_type} cannot express {key}: {getattr(config, key)!r}"
+            )
 
 
 def read_folder(folder: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:

@@ -27,6 +27,9 @@ def build_optimizer(
 ) -> GatedOptimizer:
     """The optimizer of `module`, before DeepSpeed partitions its parameters."""
     groups = parameter_groups(module, config.weight_decay, rates)
-    kind = {"adamw": torch.optim.AdamW, "lamb": Lamb}[config.kind]
     betas = (config.betas[0], config.betas[1])
-    return GatedOptimizer(kind(groups, config.learning_rate, betas, config.smoothing))
+    settings = (groups, config.learning_rate, betas, config.smoothing)
+    if config.kind == "lamb":
+        return GatedOptimizer(Lamb(*settings))
+    # Fused: one pass over the weights, where the default on a CPU makes ten and new arrays.
+    return GatedOptimizer(torch.optim.AdamW(*settings, fused=True))
