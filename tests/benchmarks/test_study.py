@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 import configs
 from benchmarks import study
 from benchmarks.study import ArmConfig, StudyConfig
-from tests.distributed import free_port, set_rank_environment
+from tests.configs.run_jobs import run_jobs
 
 SHIPPED = sorted(path.stem for path in Path(configs.__file__).parent.glob("study/*.yaml"))
 TINY = [
@@ -21,43 +19,31 @@ TINY = [
 ]  # fmt: skip
 
 
-def run_command_line(job: Path, overrides: Sequence[str]) -> None:
-    """What `tandem train` does, as the only rank, without measuring speeds for seconds."""
-    set_rank_environment(0, 1, free_port())
-    import tandem
-    from trainer import evaluation
-
-    evaluation.SPEED_SECONDS = 0.0
-    tandem.main(["train", str(job), *overrides])
-
-
-@pytest.fixture
-def cheap_processes(monkeypatch):
-    """Jobs run in forks of a process that has imported everything: a second each, not six."""
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["deepspeed", "trainer.run", "transformers"])
-
-    def train(job: Path, overrides: Sequence[str]) -> None:
-        process = server.Process(target=run_command_line, args=(job, overrides))
-        process.start()
-        process.join(120)
-        assert process.exitcode == 0, job
-
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(study, "train", train)
+@pytest.fixture(scope="module")
+def runs(corpus, tmp_path_factory):
+    """The folder of all studies' runs with one seed, each of two steps."""
+    folder = tmp_path_factory.mktemp("studies")
+    told = {
+        f"{name}/{job.stem}": ["train", str(job), f"data.path={corpus}", *TINY]
+        for name in SHIPPED
+        for job in study.job_files(configs.load(name, StudyConfig, "study"), folder / name, [1])
+    }
+    for name, (code, output) in run_jobs(told, folder).items():
+        assert code == 0, (name, output)
+    return folder
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_arm_of_a_shipped_study_runs(name, cheap_processes, corpus, tmp_path, capsys):
-    options = ["--corpus", str(corpus), "--runs", str(tmp_path), "--seed", "1"]
-    study.main([name, *options, *TINY], standalone_mode=False)
+def test_a_shipped_study_runs_and_has_its_rows(name, runs, monkeypatch, capsys):
+    """The runner's own train would find every run finished, and only start processes to say so."""
+    asked: list[str] = []
+    monkeypatch.setattr(study, "train", lambda job, overrides: asked.append(job.stem))
+    study.main([name, "--runs", str(runs), "--seed", "1"], standalone_mode=False)
     config = configs.load(name, StudyConfig, "study")
-    for arm in config.arms:
-        assert (tmp_path / name / f"{arm}-1" / "evaluation.json").is_file()
-    rows = capsys.readouterr().out.splitlines()[4:]
+    assert asked == [f"{arm}-1" for arm in config.arms]
+    rows = [row.split(" | ") for row in capsys.readouterr().out.splitlines()[4:]]
     assert len(rows) == sum(len(arm.learners) for arm in config.arms.values())
+    assert {row[0].removeprefix("| ") for row in rows if row[2] == "1"} == set(config.arms)
 
 
 def test_it_names_the_studies(capsys):

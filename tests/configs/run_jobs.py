@@ -1,4 +1,4 @@
-"""Runs shipped jobs through the real command line, one after the other in this one process.
+"""Runs shipped jobs through the real command line, one after the other in one process.
 
 ``python -m tests.configs.run_jobs ARGUMENTS.json``: for each job its name and the arguments of
 ``tandem``. Prints one line of JSON for each: its name, exit code and what it printed.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -16,7 +18,25 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 from tandem import main
+from tests.conftest import REPOSITORY, command_environment
 from tests.distributed import free_port, set_rank_environment
+
+
+def run_jobs(told: Mapping[str, list[str]], folder: Path) -> dict[str, tuple[int, str]]:
+    """Name -> (exit code, what it printed) of jobs given as name -> arguments, in that order."""
+    listed = folder / "arguments.json"
+    listed.write_text(json.dumps(told), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.configs.run_jobs", str(listed)],
+        env=command_environment(),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    return {name: (code, output) for name, code, output in lines}
 
 
 def run(arguments: list[str]) -> tuple[int, str]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import configs
 from model import EncoderConfig, build, save_pretrained
-from tests.conftest import REPOSITORY, command_environment
+from tests.configs.run_jobs import run_jobs
+from tests.conftest import REPOSITORY
 from trainer import metrics
 from trainer.config import JobConfig
 
@@ -69,19 +67,7 @@ def runs(corpus, tmp_path_factory):
     """The folder of every job's run, and name -> (exit code, what it printed)."""
     folder = tmp_path_factory.mktemp("jobs")
     told = {name: arguments(name, corpus, folder / "teachers") for name in JOBS}
-    listed = folder / "arguments.json"
-    listed.write_text(json.dumps(told), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.configs.run_jobs", str(listed)],
-        env=command_environment(),
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    return folder / "teachers", {name: (code, output) for name, code, output in lines}
+    return folder / "teachers", run_jobs(told, folder)
 
 
 @pytest.mark.parametrize("name", JOBS)
