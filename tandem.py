@@ -400,6 +400,36 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
         )
 
 
+@main.command("plan")
+@click.argument("config")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option("--device", default="h100", show_default=True, help="A name or file, configs/device.")
+@click.option("--mfu", type=click.FloatRange(0, 1, min_open=True), default=0.3, show_default=True)
+@click.option("--price", type=float, help="Of an hour of one GPU.")
+@click.option("--node-mtbf-hours", type=float, default=6300.0, show_default=True)
+@click.option("--restart-seconds", type=float, default=600.0, show_default=True)
+@click.option("--store-gbs", type=float, default=2.0, show_default=True, help="Storage, GB/s.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def make_plan(
+    config: str, overrides: tuple[str, ...], device: str, as_json: bool, **machine: Any
+) -> None:
+    """Say what the job CONFIG needs and takes on a cluster: memory, time, cost, failures."""
+    import json
+
+    import configs
+    from cluster.planning import JobFacts, LearnerFacts, Machine, describe, make_plan
+    from configs.devices import DeviceConfig
+    from trainer.demands import demands
+
+    on = Machine(configs.load(device, DeviceConfig, "device"), **machine)
+    facts, learners = demands(_load_job(config, overrides))
+    job = JobFacts(**facts, learners=tuple(LearnerFacts(**one) for one in learners))
+    plan = make_plan(job, on)
+    click.echo(json.dumps(plan.to_json(), indent=2) if as_json else describe(plan))
+
+
 def _models(config: str) -> list[tuple[str, Any, int | None]]:
     """Name, configuration and sequence length of each model in a model or job file."""
     import configs

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.precision import is_native
+from model.precision import is_native, kernel_device
 
 PLAIN, FUSED, VARLEN = "plain", "fused", "varlen"
 
@@ -97,11 +97,12 @@ def reach(
     `attention_mask` and `window` as in `visible_keys`; `operands` the device and dtype of q, k, v.
     """
     (rows, length), (device, dtype) = shape, operands
-    if not is_native(device.type, dtype):
+    kind = kernel_device(device)
+    if not is_native(kind, dtype):
         dtype = torch.float32
     has_lengths = attention_mask is not None and attention_mask.ndim == 1
     skips = has_lengths or (attention_mask is None and hides(window, length))
-    kernel = choose_kernel(device.type, dtype, length, head_size, skips, dropout)
+    kernel = choose_kernel(kind, dtype, length, head_size, skips, dropout)
     if kernel != VARLEN:
         return Reach(kernel, visible_keys(attention_mask, length, window, device))
     boundaries = run_boundaries(attention_mask, rows, length, device)
@@ -127,7 +128,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, reach: Reach, dropout: float) -> Ten
     q, k, v [B, A, L, D]; `dropout` the probability for attention weights. Returns [B, A, L, D].
     What comes out at padding is finite and means nothing.
     """
-    if not is_native(q.device.type, q.dtype):
+    if not is_native(kernel_device(q.device), q.dtype):
         with torch.autocast(q.device.type, enabled=False):
             return attend(q.float(), k.float(), v.float(), reach, dropout).to(q.dtype)
     if reach.kernel == VARLEN:

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+_planned_for: str | None = None
+
+
+@contextlib.contextmanager
+def kernels_of(device: str) -> Iterator[None]:
+    """Choose kernels as on this type of device, whatever the tensors are on.
+
+    For planning on a machine without GPUs, with fake tensors on the CPU in their place. "gpu" means
+    kernels that every GPU has.
+    """
+    global _planned_for
+    _planned_for = device
+    try:
+        yield
+    finally:
+        _planned_for = None
+
+
+def kernel_device(device: torch.device) -> str:
+    """The type of device that kernels are chosen for: that of the tensors, unless one plans."""
+    return _planned_for or device.type
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -36,7 +60,7 @@ class Dense(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., inputs] to [..., outputs]."""
         dtype = product_dtype(x)
-        if is_native(x.device.type, dtype):
+        if is_native(kernel_device(x.device), dtype):
             return super().forward(x)
         bias = None if self.bias is None else rounded(self.bias, dtype)
         with torch.autocast(x.device.type, enabled=False):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from model.precision import is_native, product_dtype
+from model.precision import is_native, kernel_device, product_dtype
 
 # Elements of one chunk of logits, 64 MiB in float32. A loss alone holds at most two such arrays,
 # each distribution that it learns from two more.
@@ -26,7 +26,7 @@ class Projection:
         self.wide = torch.promote_types(dtype, torch.float32)
         self.x, self.weight = x.to(dtype), weight.to(dtype)
         self.bias = None if bias is None else bias.to(self.wide)
-        if not is_native(x.device.type, dtype):
+        if not is_native(kernel_device(x.device), dtype):
             self.x, self.weight = self.x.to(self.wide), self.weight.to(self.wide)
 
     def buffer(self, rows: slice) -> Tensor:
@@ -122,7 +122,7 @@ def blocks(rows: slice, logits: Tensor) -> Iterator[slice]:
     What is done to single elements is several times faster on what a CPU's cache holds.
     """
     size = rows.stop - rows.start
-    if logits.device.type == "cpu":
+    if kernel_device(logits.device) == "cpu":
         size = max(1, BLOCK_ELEMENTS // logits.shape[-1])
     for start in range(rows.start, rows.stop, max(1, size)):
         yield slice(start, min(start + size, rows.stop))

@@ -66,7 +66,7 @@ def deepspeed_config(
     the learner's forward pass, which is right at every stage (DeepSpeed's `bf16` is not at 0).
     Stage 0 is clipped by `gradient_norm`, which also reports the norm.
     """
-    bucket = min(LARGEST_BUCKET, parameters + parameters % 2)  # DeepSpeed wants an even number
+    bucket = bucket_size(parameters)
     return {
         "train_micro_batch_size_per_gpu": micro_batch_size,
         "gradient_accumulation_steps": accumulation_steps,
@@ -83,6 +83,11 @@ def deepspeed_config(
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": None,
     }
+
+
+def bucket_size(parameters: int) -> int:
+    """Elements of the reduction bucket of a learner with so many parameters."""
+    return min(LARGEST_BUCKET, parameters + parameters % 2)  # DeepSpeed wants an even number
 
 
 def gradient_norm(engine: DeepSpeedEngine, clipping: float) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -246,20 +246,35 @@ def build_module(
 
     Raises TrainingError, naming the config's section, when something does not fit.
     """
-    section = name.replace("/", ".")
+    module = assemble(name, config, teacher, seed, lambda model: build(model, derive(seed, name)))
+    if weights is not None:
+        _load(module.model, weights, _section(name))
+    return module
+
+
+def assemble(
+    name: str,
+    config: LearnerConfig,
+    teacher: EncoderConfig,
+    seed: int,
+    make: Callable[[EncoderConfig], MaskedLanguageModel],
+) -> LearnerModule:
+    """A learner's objective, and its model as `make` makes it; raises as `build_module`."""
     try:
         seed_of_terms = derive(seed, name, "objective")
         objective = Objective(config.objective, config.model, teacher, seed_of_terms)
     except ValueError as error:
-        raise TrainingError(f"{section}.objective: {error}") from error
+        raise TrainingError(f"{_section(name)}.objective: {error}") from error
     trained = dataclasses.replace(
         config.model, dropout=config.dropout, attention_dropout=config.dropout
     )
-    model = build(trained, derive(seed, name))
-    if weights is not None:
-        _load(model, weights, section)
+    model = make(trained)
     model.encoder.checkpoint_activations = config.checkpoint_activations
     return LearnerModule(model, objective, config.precision)
+
+
+def _section(name: str) -> str:
+    return name.replace("/", ".")
 
 
 def _load(model: MaskedLanguageModel, weights: Mapping[str, Tensor], section: str) -> None:

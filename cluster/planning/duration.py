@@ -1,0 +1,143 @@
+"""How long a step takes: matrix products at a stated MFU, the update, and what is sent.
+
+Small models and small micro-batches are held up by the number of kernels instead.
+
+Collectives, per step and learner, of float32 gradients and parameters (4 P bytes each):
+
+- stage 0: one all-reduce at the end of the last backward pass; nothing runs beside it.
+- stage 1: all-reduces bucket by bucket in the last backward pass (DeepSpeed reduces whole buckets
+  to all), then the updated parameters are gathered.
+- stage 2: the same, but gradients are reduced after every micro-batch.
+- stage 3: parameters are gathered for each forward and each backward pass, gradients scattered.
+
+An all-reduce sends 2 (n - 1) / n of its bytes, a gather or scatter half of that. Within a node it
+goes over the links, between nodes over the network adapters of all GPUs of a node at once; the
+slower one counts (a pipelined ring). Each collective adds its latency, which grows with the
+logarithm of nodes and GPUs (trees).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cluster.planning.facts import JobFacts, LearnerFacts, Machine
+
+FLOAT = 4
+UPDATE_BYTES = 7 * FLOAT  # read: parameter, gradient, two moments; write: parameter, two moments
+
+
+@dataclass(frozen=True)
+class LearnerTime:
+    """Seconds of one learner in one step on one rank.
+
+    hidden: how much of `communication` runs beside its backward pass. sent: bytes.
+    """
+
+    forward: float
+    backward: float
+    update: float
+    communication: float
+    hidden: float
+    sent: float
+
+    @property
+    def total(self) -> float:
+        """What it adds to the step."""
+        return self.forward + self.backward + self.update + self.communication - self.hidden
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step: every learner's, and their sum weighted by how long each takes part."""
+
+    learners: dict[str, LearnerTime]
+    seconds: float
+    tokens_per_second: float
+    flops: float  # matrix products of a step, on all ranks
+
+    @property
+    def exposed(self) -> float:
+        """Seconds in which a rank only waits for others."""
+        return sum(one.communication - one.hidden for one in self.learners.values())
+
+
+def step_time(job: JobFacts, machine: Machine, micro_batch: int | None = None) -> StepTime:
+    """Of a step of `job` with its learners' own stages."""
+    rows = job.rows / machine.ranks
+    passes = math.ceil(rows / min(micro_batch or job.micro_batch, rows))
+    learners = {one.name: _learner_time(one, machine, rows, passes) for one in job.learners}
+    seconds = sum(one.active * learners[one.name].total for one in job.learners)
+    flops = sum(one.active * (one.forward_flops + one.backward_flops) for one in job.learners)
+    return StepTime(
+        learners=learners,
+        seconds=seconds,
+        tokens_per_second=job.rows * job.length / seconds,
+        flops=flops * job.rows,
+    )
+
+
+def _learner_time(learner: LearnerFacts, machine: Machine, rows: float, passes: int) -> LearnerTime:
+    flops = learner.forward_flops + learner.backward_flops
+    rate = machine.device.flops(learner.precision) * machine.mfu
+    computing = max(rows * flops / rate, passes * learner.kernels * machine.launch)
+    backward = computing * learner.backward_flops / flops
+    reduce, gather, reductions = _collectives(learner, machine, passes)
+    beside = 0.0
+    if machine.overlaps and learner.zero_stage and learner.trained:
+        # The first bucket is reduced once it is full, the last one after the backward pass.
+        buckets = math.ceil(learner.trained / learner.bucket)
+        beside = min(reduce * (buckets - 1) / buckets, backward * min(1.0, reductions / passes))
+        if learner.zero_stage == 3:
+            beside = min(reduce + gather, beside + 0.8 * gather)  # prefetched
+    share = machine.ranks if learner.zero_stage else 1
+    return LearnerTime(
+        forward=computing - backward,
+        backward=backward,
+        update=UPDATE_BYTES * learner.trained / share / (machine.device.memory_bandwidth * 1e9),
+        communication=reduce + gather,
+        hidden=beside,
+        sent=_sent(learner, machine, passes),
+    )
+
+
+def _collectives(learner: LearnerFacts, machine: Machine, passes: int) -> tuple[float, float, int]:
+    """Seconds of reducing gradients and of gathering parameters, and how many passes reduce."""
+    if machine.ranks == 1:
+        return 0.0, 0.0, 1
+    size, stage = FLOAT * learner.trained, learner.zero_stage
+    calls = math.ceil(learner.trained / learner.bucket) if stage else 1
+    reductions = passes if stage >= 2 else 1
+    if stage == 3:
+        gathers = 2 * passes if learner.trained else passes
+        gather = gathers * collective(FLOAT * learner.parameters, 1, machine, calls)
+        return passes * collective(size, 1, machine, calls), gather, reductions
+    reduce = reductions * collective(size, 2, machine, calls) if size else 0.0
+    return reduce, collective(size, 1, machine, calls) if stage and size else 0.0, reductions
+
+
+def collective(size: float, rounds: int, machine: Machine, calls: int = 1) -> float:
+    """Seconds of `calls` collectives of `size` bytes in all; `rounds`: 2 for an all-reduce."""
+    device, nodes, gpus = machine.device, machine.nodes, machine.gpus_per_node
+    ranks = machine.ranks
+    link = rounds * size * (ranks - 1) / ranks / (device.link_bandwidth * 1e9)
+    network = rounds * size * (nodes - 1) / nodes / (gpus * device.network_bandwidth * 1e9)
+    hops = math.log2(nodes) + math.log2(gpus) / 3
+    moving = max(link if gpus > 1 else 0.0, network) / machine.busy_bandwidth
+    return moving + calls * rounds * hops * machine.latency
+
+
+def _sent(learner: LearnerFacts, machine: Machine, passes: int) -> float:
+    """Bytes that a rank sends in a step."""
+    size, ranks = FLOAT * learner.trained, machine.ranks
+    whole = FLOAT * learner.parameters
+    each = (ranks - 1) / ranks
+    return (
+        each
+        * (
+            2 * size,
+            3 * size,
+            (2 * passes + 1) * size,
+            passes * size + (2 if learner.trained else 1) * passes * whole,
+        )[learner.zero_stage]
+    )

@@ -1,0 +1,147 @@
+"""Bytes that one rank holds, by ZeRO stage: states, gradients, buckets, activations, knowledge.
+
+Parameters, master copies and moments are float32, whatever autocast computes in. DeepSpeed's
+stages 1 and 2 keep the parameters whole and partition a float32 master copy beside them; stage 3
+partitions parameters and gradients too, and holds them whole once more, in two copies while they
+are fetched, for a pass (its reuse distance is longer than these models). ``tests/cluster`` and
+``tests/trainer/test_footprint.py`` hold this against engines on two ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cluster.planning.facts import JobFacts, LearnerFacts, Machine
+
+STAGES = (0, 1, 2, 3)
+FLOAT = 4
+MOMENTS = 2 * FLOAT  # AdamW's and LAMB's, per parameter
+STAGE_0_BUCKET = 500_000_000  # elements that DeepSpeed flattens at once at stage 0
+LARGEST_GATHERED = 1_000_000_000  # elements: stage3_max_live_parameters
+
+
+@dataclass(frozen=True)
+class LearnerMemory:
+    """Bytes of one learner on one rank.
+
+    parameters, optimizer: held from step to step. gradients: from a backward pass to the update.
+    buckets: what reduces gradients or gathers parameters while the learner is at work.
+    activations: of one micro-batch. waiting: what it holds while others are at work, besides
+    `states`. at_work: the most it needs besides `states`, be it in the middle of a backward pass,
+    in reducing, or in the update.
+    """
+
+    stage: int
+    parameters: float
+    gradients: float
+    optimizer: float
+    buckets: float
+    activations: float
+    waiting: float
+    at_work: float
+
+    @property
+    def states(self) -> float:
+        """What stays from step to step."""
+        return self.parameters + self.optimizer
+
+
+@dataclass(frozen=True)
+class JobMemory:
+    """Bytes of all learners on one rank, and the most that is held at once."""
+
+    learners: dict[str, LearnerMemory]
+    knowledge: float
+    peak: float  # of tensors
+    needed: float  # with what the allocator and the libraries take
+
+
+def learner_memory(
+    learner: LearnerFacts, ranks: int, micro_batch: int, accumulates: bool, overlaps: bool
+) -> LearnerMemory:
+    """Of `learner` at its own stage; `accumulates`: a step has several micro-batches."""
+    stage, share = learner.zero_stage, 1 / ranks
+    whole, trained = FLOAT * learner.parameters, FLOAT * learner.trained
+    bucket = FLOAT * min(learner.bucket, learner.trained) if stage else 0.0
+    optimizer: float = MOMENTS * learner.trained
+    if stage:
+        optimizer = (optimizer + trained) * share
+    if learner.offloaded:
+        optimizer = 0.0
+    buckets = bucket * (2 if overlaps else 1)
+    if stage == 3:  # a bucket and a gradient partition are held from the engine's start
+        optimizer += bucket + trained * share
+        buckets = 2 * FLOAT * min(learner.parameters, LARGEST_GATHERED)
+    gradients = {0: trained, 1: trained, 2: trained * share, 3: 0.0}[stage]
+    waiting = gradients
+    if stage == 1 and accumulates:  # its buckets are not given back between micro-batches
+        waiting += buckets
+    fixed, per_row = learner.activations
+    activations = fixed + per_row * micro_batch
+    # In a first micro-batch gradients grow no faster than activations shrink.
+    in_backward = activations + (max(waiting, gradients + buckets) if accumulates else buckets)
+    update = _update(stage, trained, bucket, share, accumulates)
+    return LearnerMemory(
+        stage=stage,
+        parameters=whole * (share if stage == 3 else 1),
+        gradients=gradients,
+        optimizer=optimizer,
+        buckets=buckets,
+        activations=activations,
+        waiting=waiting,
+        at_work=max(in_backward, update),
+    )
+
+
+def _update(stage: int, trained: float, bucket: float, share: float, accumulates: bool) -> float:
+    """The most that reducing gradients and the optimizer's own step take, gradients included."""
+    if stage == 0:  # the gradients, and a flat copy of them, or the optimizer's temporaries
+        return trained + min(trained, FLOAT * STAGE_0_BUCKET)
+    step = 4 * trained * share  # the partition, its flat copy, and two temporaries of the optimizer
+    if stage == 1:
+        return max(trained + bucket * (2 if accumulates else 1), step)
+    if stage == 2:
+        return max(2 * bucket + (trained * share if accumulates else 0.0), step)
+    return step
+
+
+def job_memory(job: JobFacts, machine: Machine, micro_batch: int | None = None) -> JobMemory:
+    """Of the whole job with its learners' own stages; students work one after another."""
+    size = micro_batch or job.micro_batch
+    rows = job.rows // machine.ranks
+    accumulates = rows > size
+    size = min(size, max(1, rows))
+    memories = [
+        learner_memory(one, machine.ranks, size, accumulates, machine.overlaps)
+        for one in job.learners
+    ]
+    left = [one.knowledge[0] + one.knowledge[1] * size for one in job.learners]
+    if job.learners[0].zero_stage == 3:
+        left[0] += FLOAT * job.learners[0].decoder
+    moments = []
+    for number, memory in enumerate(memories):
+        others = [*memories[:number], *(memories[number + 1 :] if accumulates else ())]
+        waiting = sum(other.waiting for other in others)
+        moments.append(waiting + memory.at_work + sum(left[:number]))
+    peak = sum(memory.states for memory in memories) + max(moments)
+    needed = peak * (1 + machine.fragmented) + machine.reserved_gb * 1e9
+    named = {one.name: memory for one, memory in zip(job.learners, memories, strict=True)}
+    return JobMemory(named, sum(left[:-1]), peak, needed)
+
+
+def at_stages(job: JobFacts, teacher: int, students: int) -> JobFacts:
+    """The same job with these ZeRO stages; a frozen learner keeps its own."""
+    stages = [teacher, *[students] * (len(job.learners) - 1)]
+    learners = tuple(
+        replace(one, zero_stage=stage) if one.trained else one
+        for one, stage in zip(job.learners, stages, strict=True)
+    )
+    return replace(job, learners=learners)
+
+
+def largest_micro_batch(job: JobFacts, machine: Machine, sizes: Sequence[int]) -> int | None:
+    """The largest of `sizes` that fits into a GPU's memory; None when not even the least does."""
+    room = machine.device.memory_gb * 1e9
+    fitting = [size for size in sizes if job_memory(job, machine, size).needed <= room]
+    return max(fitting, default=None)

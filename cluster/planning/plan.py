@@ -1,0 +1,145 @@
+"""The whole plan of a job on a machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cluster.errors import LaunchError
+from cluster.planning.choice import Choice, Option, choose, options
+from cluster.planning.duration import StepTime, step_time
+from cluster.planning.facts import JobFacts, Machine
+from cluster.planning.failures import HOUR, Reliability, expect
+from cluster.planning.memory import STAGES, JobMemory, LearnerMemory, job_memory, learner_memory
+
+STORED_BYTES = 12  # of a checkpoint per trained parameter: weight and two moments, float32
+LARGEST_JOB = 4096  # GPUs up to which the plan says how the job scales
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The job on another number of nodes."""
+
+    nodes: int
+    gpus: int
+    seconds_per_step: float
+    days: float
+    gpu_hours: float
+    waiting: float  # share of a step in which ranks only wait for each other
+    effective: float  # as in `Reliability`
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `tandem plan` says; bytes, seconds, and what they rest on."""
+
+    job: JobFacts
+    machine: Machine
+    by_stage: dict[str, list[LearnerMemory]]  # learner -> one for each ZeRO stage
+    memory: JobMemory  # at the stages and the micro-batch of the config
+    fits: bool
+    time: StepTime
+    days: float  # without failures
+    gpu_hours: float
+    cost: float | None
+    reliability: Reliability  # at the config's checkpoint interval
+    best_checkpoint_every: int  # steps
+    reliability_at_best: Reliability
+    options: list[Option]
+    recommended: Choice | None
+    scaling: list[Scaling]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return dataclasses.asdict(self)
+
+
+def make_plan(job: JobFacts, machine: Machine) -> Plan:
+    """Raise LaunchError where the batch cannot be dealt out to the ranks."""
+    if job.rows % machine.ranks:
+        raise LaunchError(
+            f"batch.size: {job.rows} sequences cannot be dealt out to {machine.ranks} GPUs; "
+            f"choose a multiple of {machine.ranks}, or other --nodes and --gpus-per-node"
+        )
+    memory, time = job_memory(job, machine), step_time(job, machine)
+    work = time.seconds * job.steps
+    gpu_hours = work / HOUR * machine.ranks
+    reliability = _reliability(job, machine, time.seconds, job.checkpoint_every)
+    best = _steps(reliability.best_interval, time.seconds, job)
+    return Plan(
+        job=job,
+        machine=machine,
+        by_stage={
+            one.name: _by_stage(job, machine, number) for number, one in enumerate(job.learners)
+        },
+        memory=memory,
+        fits=memory.needed <= machine.device.memory_gb * 1e9,
+        time=time,
+        days=work / HOUR / 24,
+        gpu_hours=gpu_hours,
+        cost=None if machine.price is None else machine.price * gpu_hours,
+        reliability=reliability,
+        best_checkpoint_every=best,
+        reliability_at_best=_reliability(job, machine, time.seconds, best),
+        options=options(job, machine),
+        recommended=choose(job, machine),
+        scaling=_scaling(job, machine),
+    )
+
+
+def _by_stage(job: JobFacts, machine: Machine, number: int) -> list[LearnerMemory]:
+    rows = job.rows // machine.ranks
+    size = min(job.micro_batch, rows)
+    return [
+        learner_memory(
+            replace(job.learners[number], zero_stage=stage),
+            machine.ranks,
+            size,
+            rows > size,
+            machine.overlaps,
+        )
+        for stage in STAGES
+    ]
+
+
+def _reliability(job: JobFacts, machine: Machine, seconds: float, every: int) -> Reliability:
+    stored = STORED_BYTES * sum(one.trained for one in job.learners)
+    return expect(
+        work=seconds * job.steps,
+        interval=seconds * min(every, job.steps),
+        stall=stored / machine.ranks / (machine.copy_gbs * 1e9),
+        write=stored / (machine.store_gbs * 1e9),
+        mtbf=machine.node_mtbf_hours * HOUR / machine.nodes,
+        restart=machine.restart_seconds,
+    )
+
+
+def _steps(interval: float, seconds: float, job: JobFacts) -> int:
+    return max(1, min(job.steps, round(interval / seconds)))
+
+
+def _scaling(job: JobFacts, machine: Machine) -> list[Scaling]:
+    """On 1, 2, 4, ... nodes, as far as there are sequences for every GPU."""
+    rows, nodes = [], 1
+    while nodes * machine.gpus_per_node <= LARGEST_JOB:
+        other = replace(machine, nodes=nodes)
+        if job.rows % other.ranks == 0:
+            time = step_time(job, other)
+            interval = _reliability(job, other, time.seconds, job.checkpoint_every).best_interval
+            every = _steps(interval, time.seconds, job)
+            effective = _reliability(job, other, time.seconds, every).effective
+            days = time.seconds * job.steps / HOUR / 24 / effective
+            rows.append(
+                Scaling(
+                    nodes=nodes,
+                    gpus=other.ranks,
+                    seconds_per_step=time.seconds,
+                    days=days,
+                    gpu_hours=days * 24 * other.ranks,
+                    waiting=time.exposed / time.seconds,
+                    effective=effective,
+                )
+            )
+        nodes *= 2
+    return rows

@@ -1,0 +1,212 @@
+"""A plan as text, for a terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from cluster.planning.duration import StepTime
+from cluster.planning.facts import JobFacts, Machine
+from cluster.planning.memory import LearnerMemory
+from cluster.planning.plan import Plan
+
+WIDTH = 100
+
+
+def describe(plan: Plan) -> str:
+    """Everything in `plan`, in the order in which one asks."""
+    parts = [
+        _head(plan),
+        _memory(plan),
+        _recommendation(plan),
+        _time(plan),
+        _failures(plan),
+        _scaling(plan),
+        _assumptions(plan),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _head(plan: Plan) -> str:
+    job, machine = plan.job, plan.machine
+    rows = job.rows // machine.ranks
+    passes = -(-rows // job.micro_batch)
+    return (
+        f"{job.name}: {job.steps:,} steps of {job.rows:,} sequences of {job.length:g}, "
+        f"{job.rows * job.length * job.steps / 1e9:,.1f}B tokens, on {machine.nodes} x "
+        f"{machine.gpus_per_node} GPUs\n"
+        f"Each GPU takes {rows} sequences per step, in {passes} micro-batch{'es' * (passes > 1)} "
+        f"of {min(rows, job.micro_batch)}."
+    )
+
+
+def _memory(plan: Plan) -> str:
+    rows = [
+        _memory_row(name if not stage else "", memory, stage == stages[name])
+        for stages in [{one.name: one.zero_stage for one in plan.job.learners}]
+        for name, memories in plan.by_stage.items()
+        for stage, memory in enumerate(memories)
+    ]
+    headings = (
+        "GB on a GPU",
+        "ZeRO",
+        "parameters",
+        "gradients",
+        "optimizer",
+        "buckets",
+        "activations",
+    )
+    room = plan.machine.device.memory_gb
+    verdict = "which fits" if plan.fits else "which does NOT fit"
+    return (
+        f"{_table(headings, rows)}\n"
+        f"* the config's stage. What the teacher leaves for its students takes "
+        f"{_gb(plan.memory.knowledge)} GB.\n"
+        f"At once at most {_gb(plan.memory.peak)} GB of tensors; with the allocator's and the "
+        f"libraries' share {_gb(plan.memory.needed)} of {room:g} GB, {verdict}."
+    )
+
+
+def _memory_row(name: str, memory: LearnerMemory, chosen: bool) -> list[str]:
+    numbers = (
+        memory.parameters,
+        memory.gradients,
+        memory.optimizer,
+        memory.buckets,
+        memory.activations,
+    )
+    return [name, f"{memory.stage}{'*' if chosen else ' '}", *map(_gb, numbers)]
+
+
+def _recommendation(plan: Plan) -> str:
+    if plan.recommended is None:
+        return "Nothing fits: not even a micro-batch of one sequence at ZeRO stage 3."
+    best = plan.recommended.option
+    students = f", students: {best.student_stage}" if len(plan.job.learners) > 1 else ""
+    return (
+        f"Recommended: zero_stage {best.teacher_stage} for the teacher{students}, "
+        f"batch.micro_batch={best.micro_batch}: {_gb(plan.recommended.memory.needed)} GB, "
+        f"{plan.recommended.time.seconds:.3g} s per step."
+    )
+
+
+def _time(plan: Plan) -> str:
+    rows = [
+        [name, *(f"{1e3 * value:.1f}" for value in (
+            time.forward, time.backward, time.update, time.communication, time.hidden, time.total
+        ))]
+        for name, time in plan.time.learners.items()
+    ]  # fmt: skip
+    headings = (
+        "ms of a step",
+        "forward",
+        "backward",
+        "update",
+        "sending",
+        "of it hidden",
+        "in all",
+    )
+    cost = "" if plan.cost is None else f", costing {plan.cost:,.0f}"
+    return (
+        f"{_table(headings, rows)}\n"
+        f"A step takes {plan.time.seconds:.3g} s, {_share(_waiting(plan.time))} of it waiting for "
+        f"other ranks; {plan.time.tokens_per_second:,.0f} tokens/s.\n"
+        f"The run takes {_duration(plan.days)}, {plan.gpu_hours:,.0f} GPU-hours{cost}, when "
+        "nothing fails."
+    )
+
+
+def _failures(plan: Plan) -> str:
+    now, best, every = plan.reliability, plan.reliability_at_best, plan.best_checkpoint_every
+    minutes = every * plan.time.seconds / 60
+    return (
+        f"A failure every {now.mtbf / 3600:,.0f} hours is to be expected, {now.failures:.1f} in "
+        f"the run; a checkpoint costs {now.stall:.2g} s and is safe after {now.write:.2g} s.\n"
+        f"checkpoint.every={plan.job.checkpoint_every}: {_share(now.effective)} of the time "
+        f"trains, in 19 of 20 runs {_share(now.usual)} or more.\n"
+        f"Best is checkpoint.every={every}, every {minutes:.3g} minutes: {_share(best.effective)}, "
+        f"{_share(best.usual)}."
+    )
+
+
+def _scaling(plan: Plan) -> str:
+    rows = [
+        [
+            f"{one.nodes}",
+            f"{one.gpus:,}",
+            f"{one.seconds_per_step:.3g}",
+            f"{one.days:.2f}",
+            f"{one.gpu_hours:,.0f}",
+            _share(one.waiting),
+            _share(one.effective),
+        ]
+        for one in plan.scaling
+    ]
+    headings = ("nodes", "GPUs", "s per step", "days", "GPU-hours", "waiting", "training")
+    return f"{_table(headings, rows)}\nWith failures, and checkpoints at the best interval."
+
+
+def _assumptions(plan: Plan) -> str:
+    return "Assumed:\n" + "\n".join(f"- {line}" for line in assumptions(plan.job, plan.machine))
+
+
+def assumptions(job: JobFacts, machine: Machine) -> Iterator[str]:
+    """What the numbers rest on, a line each."""
+    device = machine.device
+    rates = ", ".join(f"{name} {rate:g}" for name, rate in device.tflops.items())
+    yield (
+        f"GPU: {device.memory_gb:g} GB, {rates} TFLOP/s dense; MFU {machine.mfu:.0%} in forward "
+        f"and backward, but at least {machine.launch * 1e6:g} us a kernel"
+    )
+    yield (
+        f"network: {device.link_bandwidth:g} GB/s within a node, {device.network_bandwidth:g} GB/s "
+        f"per GPU between nodes, {machine.busy_bandwidth:.0%} reached, "
+        f"{machine.latency * 1e6:.0f} us a hop"
+    )
+    yield (
+        f"memory: {machine.reserved_gb:g} GB for the context and libraries, "
+        f"{machine.fragmented:.0%} lost in the allocator; no padding, the longest sequences"
+    )
+    yield (
+        f"failures: at random, one per node every {machine.node_mtbf_hours:,.0f} hours (Llama 3's "
+        f"rate), {machine.restart_seconds / 60:.0f} minutes to run again, a spare node at hand"
+    )
+    yield (
+        f"checkpoints: {machine.copy_gbs:g} GB/s from a GPU to its host while training stands "
+        f"still, {machine.store_gbs:g} GB/s to storage while it goes on"
+    )
+    late = [one.name for one in job.learners if one.active < 1]
+    yield (
+        "students train from their start.step on" if late else "every learner trains in every step"
+    )
+    yield "the input never makes a step wait; held-out evaluation is not counted"
+
+
+def _waiting(time: StepTime) -> float:
+    return time.exposed / time.seconds
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    table = Table(box=None, pad_edge=False, header_style="")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    out = io.StringIO()
+    Console(file=out, width=WIDTH, color_system=None).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _gb(number: float) -> str:
+    return f"{number / 1e9:.2f}" if number < 1e11 else f"{number / 1e9:,.0f}"
+
+
+def _share(part: float) -> str:
+    return f"{part:.1%}"
+
+
+def _duration(days: float) -> str:
+    return f"{days:.1f} days" if days >= 1 else f"{24 * days:.1f} hours"

@@ -1,0 +1,125 @@
+"""What a plan says of FLOPs and memory, against torch's own counters on the real step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from cluster.planning import JobFacts, LearnerFacts, Machine
+from cluster.planning.memory import job_memory
+from configs.devices import DeviceConfig
+from data_pipeline import Batch, DataConfig
+from model import EncoderConfig, describe
+from tests.distributed import run_distributed
+from trainer.config import BatchConfig, JobConfig, LearnerConfig
+from trainer.demands import demands
+from trainer.footprint import LiveBytes
+from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.objectives import ObjectiveConfig
+from trainer.objectives.terms import Cosine, Hidden, MaskedLanguageModelling, SoftTargets
+from trainer.step import train_step
+
+RANKS, LENGTH, VOCABULARY, MASKED = 2, 64, 2000, 9
+# (teacher, half, narrow) stages, sequences of a micro-batch, micro-batches of a step.
+CASES = [
+    ((0, 0, 0), 16, 1),
+    ((1, 1, 1), 8, 2),
+    ((2, 0, 3), 16, 1),
+    ((3, 2, 1), 16, 1),
+]
+
+
+def job(stages: tuple[int, int, int] = (0, 0, 0), micro_batch: int = 16, passes: int = 1):
+    def encoder(**changes):
+        sizes = {"hidden_size": 192, "layers": 4, "heads": 4, "ffn_size": 768}
+        return EncoderConfig(**{**sizes, "vocab_size": VOCABULARY, "max_positions": 64, **changes})
+
+    mlm = MaskedLanguageModelling()
+    half = ObjectiveConfig(mlm=mlm, soft=SoftTargets(), cosine=Cosine())
+    narrow = ObjectiveConfig(mlm=mlm, hidden=Hidden())
+    return JobConfig(
+        name="job",
+        steps=10,
+        data=DataConfig(path="none", sequence_length=LENGTH),
+        batch=BatchConfig(size=RANKS * micro_batch * passes, micro_batch=micro_batch),
+        teacher=LearnerConfig(encoder(), ObjectiveConfig(mlm=mlm), zero_stage=stages[0]),
+        students={
+            "half": LearnerConfig(encoder(layers=2), half, zero_stage=stages[1]),
+            "narrow": LearnerConfig(encoder(hidden_size=96), narrow, zero_stage=stages[2]),
+        },
+    )
+
+
+def batch(rows: int) -> Batch:
+    """Random rows without padding."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(5, VOCABULARY, (rows, LENGTH))
+    positions = np.tile(np.arange(1, 1 + MASKED), (rows, 1))
+    labels = rng.integers(5, VOCABULARY, (rows, MASKED))
+    number = np.arange(rows)
+    return Batch(ids, ids * 0, ids * 0 + 1, positions, labels, None, number, number)
+
+
+def most_bytes(case) -> float:
+    """The most bytes that tensors held at once: engines made, and two steps."""
+    config = job(*case)
+    rows = config.batch.size // RANKS
+    workload = Workload(10, 0, config.batch.micro_batch, rows // config.batch.micro_batch)
+    named = {TEACHER: config.teacher, **{student_key(n): c for n, c in config.students.items()}}
+    with LiveBytes() as live:
+        learners = [Learner(n, c, config.teacher.model, workload) for n, c in named.items()]
+        for step in range(2):
+            train_step(learners[0], learners[1:], batch(rows), step)
+    return live.peak
+
+
+def measured() -> list[float]:
+    """Of each case, on this rank."""
+    return [most_bytes(case) for case in CASES]
+
+
+def planned(config: JobConfig) -> float:
+    """Bytes that a plan expects at most."""
+    facts, learners = demands(config, device="cpu")
+    made = JobFacts(**facts, learners=tuple(LearnerFacts(**one) for one in learners))
+    device = DeviceConfig(1.0, {"fp32": 1.0}, 1.0, 1.0, 1.0)
+    return job_memory(made, Machine(device, gpus_per_node=RANKS, overlaps=False)).peak
+
+
+def test_planned_memory_is_within_a_tenth_of_what_tensors_take_on_two_ranks():
+    found = np.array(run_distributed(measured, RANKS)).max(axis=0)
+    expected = np.array([planned(job(*case)) for case in CASES])
+    np.testing.assert_allclose(expected, found, rtol=0.1)
+
+
+def test_flops_of_a_teacher_are_those_of_its_model():
+    facts, (teacher, *_) = demands(job())
+    size = describe(job().teacher.model, LENGTH, MASKED / LENGTH)
+    counted = teacher["forward_flops"] + teacher["backward_flops"]
+    assert counted == pytest.approx(size.flops_per_token * LENGTH, rel=0.01)
+    assert (facts["rows"], facts["length"]) == (32, LENGTH)
+
+
+def test_demands_of_phases_starts_and_frozen_teachers():
+    config = job()
+    phase = dataclasses.replace(config.data, phases=[_phase(4, 32)])
+    config = dataclasses.replace(config, data=phase)
+    config.students["half"].start.step = 5
+    facts, (_, half, narrow) = demands(config)
+    assert facts["length"] == pytest.approx(0.4 * 64 + 0.6 * 32)
+    assert (half["active"], narrow["active"]) == (0.5, 1.0)
+    shorter = demands(dataclasses.replace(config, data=DataConfig(path="x", sequence_length=32)))
+    assert shorter[1][2]["forward_flops"] < narrow["forward_flops"] < _narrow_flops(64)
+
+
+def _narrow_flops(length: int) -> float:
+    config = dataclasses.replace(job(), data=DataConfig(path="x", sequence_length=length))
+    return demands(config)[1][2]["forward_flops"]
+
+
+def _phase(step: int, length: int):
+    from data_pipeline.config import PhaseConfig
+
+    return PhaseConfig(from_step=step, sequence_length=length)
