@@ -8,6 +8,7 @@ import pytest
 import configs
 from benchmarks.study import StudyConfig
 from cluster.config import ClusterConfig
+from configs.devices import DeviceConfig
 from data_pipeline import DataConfig
 from model import EncoderConfig
 from trainer.config import JobConfig
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 SCHEMAS = {
     "cluster": ClusterConfig,
     "data": DataConfig,
+    "device": DeviceConfig,
     "job": JobConfig,
     "model": EncoderConfig,
     "study": StudyConfig,

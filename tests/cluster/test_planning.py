@@ -1,0 +1,165 @@
+"""The plan's formulas against what others published, and its choices."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+
+import pytest
+
+import configs
+from cluster import LaunchError
+from cluster.planning import JobFacts, LearnerFacts, Machine, describe, make_plan
+from cluster.planning.choice import choose
+from cluster.planning.duration import collective, step_time
+from cluster.planning.failures import best_interval, simulate
+from cluster.planning.memory import at_stages, job_memory, learner_memory
+from configs.devices import DeviceConfig, device_named
+from tests.conftest import tandem
+
+H100 = configs.load("h100", DeviceConfig, "device")
+TEACHER = LearnerFacts(
+    name="teacher",
+    zero_stage=0,
+    precision="bf16",
+    parameters=1_000_000,
+    trained=1_000_000,
+    bucket=1_000_000,
+    forward_flops=1e9,
+    backward_flops=2e9,
+    kernels=1,
+    activations=(0.0, 1e6),
+    knowledge=(0.0, 1e5),
+)
+STUDENT = dataclasses.replace(TEACHER, name="tiny", parameters=500_000, trained=500_000)
+JOB = JobFacts("job", 1000, 64, 128, 8, 100, (TEACHER, STUDENT))
+
+
+def test_states_are_those_of_the_zero_paper():
+    """float32 throughout: 16 bytes for a parameter, of which stage 3 leaves its share of 20.
+
+    Rajbhandari et al., arXiv 1910.02054, section 3.1, with DeepSpeed's float32 master copy beside
+    the float32 parameters at stages 1 to 3. The bucket is left out.
+    """
+    ranks, size = 8, TEACHER.trained
+    held = []
+    for stage in range(4):
+        one = dataclasses.replace(TEACHER, zero_stage=stage, bucket=0)
+        memory = learner_memory(one, ranks, 1, accumulates=False, overlaps=True)
+        held.append((memory.states + memory.gradients) / size)
+    assert held == pytest.approx([16, 8 + 12 / 8, 4 + 16 / 8, 20 / 8])
+
+
+def test_students_work_one_after_another():
+    machine = Machine(H100, overlaps=False)
+    both = job_memory(JOB, machine).peak
+    longer = dataclasses.replace(JOB, learners=(TEACHER, STUDENT, STUDENT))
+    states = 16 * STUDENT.trained
+    assert job_memory(longer, machine).peak - both == pytest.approx(states + 8 * 1e5)
+
+
+def test_a_frozen_teacher_has_parameters_only():
+    frozen = dataclasses.replace(TEACHER, trained=0)
+    memory = learner_memory(frozen, 8, 8, accumulates=False, overlaps=True)
+    assert (memory.states, memory.gradients) == (4 * TEACHER.parameters, 0)
+    job = dataclasses.replace(JOB, learners=(frozen, STUDENT))
+    assert at_stages(job, 3, 0).learners[0].zero_stage == 0
+    assert step_time(job, Machine(H100, nodes=2)).learners["teacher"].communication == 0
+
+
+def test_an_all_reduce_moves_twice_its_bytes_over_the_slower_way():
+    """The bus bandwidth of NVIDIA's nccl-tests: 2 (n - 1) / n bytes for each byte reduced."""
+    size, exact = 1e9, {"busy_bandwidth": 1.0, "latency": 0.0}
+    within = collective(size, 2, Machine(H100, 1, 8, **exact))
+    assert within == pytest.approx(2 * 7 / 8 * size / 450e9)
+    between = collective(size, 2, Machine(H100, 64, 1, **exact))
+    assert between == pytest.approx(2 * 63 / 64 * size / 50e9)
+    assert collective(0.0, 2, Machine(H100, 4, 8)) == pytest.approx(2 * 3 * 15e-6)
+
+
+def test_a_step_takes_its_flops_at_the_mfu():
+    time = step_time(JOB, Machine(H100, 1, 1, mfu=0.5, launch=0.0))
+    computing = sum(one.forward + one.backward for one in time.learners.values())
+    assert computing == pytest.approx(64 * 2 * 3e9 / (989.4e12 * 0.5))
+    assert time.exposed == 0
+    held_up = step_time(JOB, Machine(H100, 1, 1, launch=1.0))
+    assert held_up.learners["teacher"].forward == pytest.approx(8 / 3)  # 8 passes of one kernel
+
+
+def test_reductions_hide_behind_the_backward_pass_once_there_are_several_buckets():
+    machine = Machine(H100, 8, 8, launch=1e-3)
+    whole = dataclasses.replace(TEACHER, zero_stage=1)
+    cut = dataclasses.replace(whole, bucket=250_000)
+    for learner, share in ((whole, 0.0), (cut, 0.75)):
+        job = dataclasses.replace(JOB, learners=(learner,))
+        time = step_time(job, machine).learners["teacher"]
+        reduce = time.communication - collective(4e6, 1, machine, 4 if share else 1)
+        assert time.hidden == pytest.approx(share * reduce)
+
+
+def test_the_best_interval_is_young_s_and_daly_s():
+    assert best_interval(60, 0, 24 * 3600) == pytest.approx(math.sqrt(2 * 60 * 86400) - 60)
+    assert best_interval(60, 0, 100) == 100  # Daly: where a checkpoint costs more than half of M
+    assert best_interval(1, 7200, 24 * 3600) == 7200
+
+
+@pytest.mark.parametrize(("mtbf", "restart"), [(20_000, 0), (5_000, 300), (2_000, 600)])
+def test_simulated_time_is_daly_s_closed_form(mtbf, restart):
+    """``M exp(R/M) (exp((t + d)/M) - 1) W/t``: Daly 2006, equation 20; restarts may fail too."""
+    work, interval, stall = 400_000.0, 1000.0, 50.0
+    closed = mtbf * math.exp(restart / mtbf) * (math.exp((interval + stall) / mtbf) - 1)
+    generator = random.Random(0)
+    runs = [simulate(work, interval, stall, 0.0, mtbf, restart, generator)[0] for _ in range(200)]
+    assert sum(runs) / len(runs) == pytest.approx(closed * work / interval, rel=0.02)
+
+
+def test_meta_s_run_trains_as_much_of_the_time_as_reported():
+    """Llama 3: more than 90% effective with 16,384 GPUs, one failure every three hours."""
+    work, mtbf = 54 * 86400.0, 54 * 86400 / 419
+    taken, failures = simulate(work, 600.0, 1.0, 60.0, mtbf, 300.0, random.Random(0))
+    assert 0.9 < work / taken < 0.97
+    assert failures == pytest.approx(419, rel=0.2)
+
+
+def test_the_smallest_stages_that_leave_room_are_recommended():
+    roomy = choose(JOB, Machine(H100))
+    assert (roomy.option.teacher_stage, roomy.option.student_stage) == (0, 0)
+    assert roomy.option.micro_batch == 8
+    big = dataclasses.replace(TEACHER, parameters=4_000_000_000, trained=4_000_000_000)
+    tight = choose(dataclasses.replace(JOB, learners=(big, STUDENT)), Machine(H100, 8, 8))
+    assert (tight.option.teacher_stage, tight.option.student_stage) == (2, 0)
+    assert tight.memory.needed < 80e9
+    huge = dataclasses.replace(big, trained=400_000_000_000, parameters=400_000_000_000)
+    assert choose(dataclasses.replace(JOB, learners=(huge,)), Machine(H100)) is None
+
+
+def test_a_plan_scales_to_thousands_of_gpus():
+    job = dataclasses.replace(JOB, rows=8192)
+    plan = make_plan(job, Machine(H100, nodes=2, price=2.0))
+    assert plan.scaling[-1].gpus == 4096
+    assert plan.cost == pytest.approx(2 * plan.gpu_hours)
+    assert plan.gpu_hours == pytest.approx(16 * 24 * plan.days)
+    assert plan.scaling[-1].effective < plan.scaling[0].effective
+    with pytest.raises(LaunchError, match=r"batch.size: 8192 sequences .* 24 GPUs"):
+        make_plan(job, Machine(H100, nodes=3))
+    text = describe(plan)
+    assert "zero_stage 0" in text
+    assert all(len(line) <= 130 for line in text.splitlines())
+
+
+def test_a_device_is_known_by_the_name_torch_gives_it():
+    assert device_named("NVIDIA H100 80GB HBM3") == H100
+    assert device_named("AMD EPYC") is None
+
+
+def test_the_command_plans_a_job_and_names_what_is_wrong():
+    done = tandem("plan", "demo", "--nodes", 2, "batch.size=64", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert {"teacher", "distilbert", "tinybert"} == plan["by_stage"].keys()
+    assert plan["fits"]
+    wrong = tandem("plan", "demo", "--device", "h101")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
+    assert "did you mean h100" in wrong.stderr or "h100" in wrong.stderr
