@@ -127,7 +127,7 @@ def test_the_smallest_stages_that_leave_room_are_recommended():
     roomy = choose(JOB, Machine(H100))
     assert (roomy.option.teacher_stage, roomy.option.student_stage) == (0, 0)
     assert roomy.option.micro_batch == 8
-    big = dataclasses.replace(TEACHER, parameters=4_000_000_000, trained=4_000_000_000)
+    big = dataclasses.replace(TEACHER, parameters=12_000_000_000, trained=12_000_000_000)
     tight = choose(dataclasses.replace(JOB, learners=(big, STUDENT)), Machine(H100, 8, 8))
     assert (tight.option.teacher_stage, tight.option.student_stage) == (2, 0)
     assert tight.memory.needed < 80e9
@@ -136,7 +136,7 @@ def test_the_smallest_stages_that_leave_room_are_recommended():
 
 
 def test_a_plan_scales_to_thousands_of_gpus():
-    job = dataclasses.replace(JOB, rows=8192)
+    job = dataclasses.replace(JOB, rows=8192, steps=10**8)
     plan = make_plan(job, Machine(H100, nodes=2, price=2.0))
     assert plan.scaling[-1].gpus == 4096
     assert plan.cost == pytest.approx(2 * plan.gpu_hours)
