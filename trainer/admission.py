@@ -1,9 +1,9 @@
-"""When a student joins a job: a pure function of the step and the teacher's last evaluation."""
+"""When a student joins a job and when it is done: pure functions of what the checkpoint holds."""
 
 from __future__ import annotations
 
-from trainer.config import StartConfig
-from trainer.state import HeldOut, JobState
+from trainer.config import StartConfig, StopConfig
+from trainer.state import HeldOut, JobState, LearnerState
 
 
 def is_due(start: StartConfig, state: JobState, unigram: HeldOut) -> bool:
@@ -18,3 +18,24 @@ def is_due(start: StartConfig, state: JobState, unigram: HeldOut) -> bool:
         lead = teacher.accuracy - unigram.accuracy if teacher else float("-inf")
         reached.append(lead >= start.teacher_accuracy_over_unigram)
     return all(reached)
+
+
+def is_over(stop: StopConfig, counters: LearnerState, step: int) -> bool:
+    """Whether a student has used up its budget once the job has done `step` steps."""
+    steps = step - counters.started_at
+    return (stop.steps is not None and steps >= stop.steps) or (
+        stop.tokens is not None and counters.tokens >= stop.tokens
+    )
+
+
+def schedule_steps(stop: StopConfig, counters: LearnerState, step: int, last: int) -> float:
+    """How many steps a schedule runs over, from the learner's start to its end or the job's `last`.
+
+    A budget in tokens takes as long as it would at the learner's pace up to `step`.
+    """
+    steps: list[float] = [last - counters.started_at]
+    if stop.steps is not None:
+        steps.append(stop.steps)
+    if stop.tokens is not None and counters.tokens:
+        steps.append((step - counters.started_at) * stop.tokens / counters.tokens)
+    return min(steps)

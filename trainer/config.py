@@ -47,6 +47,24 @@ class StartConfig:
 
 
 @dataclass
+class StopConfig:
+    """A student's own budget, counted from its start; without one it goes on to the job's end.
+
+    Its schedule runs over the budget. The first of the two that is used up ends it.
+    """
+
+    steps: int | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse budgets of nothing."""
+        for key in ("steps", "tokens"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ValueError(f"{key} must be at least 1, or null")
+
+
+@dataclass
 class InitConfig:
     """Where a learner's first weights come from; at random when nothing is set."""
 
@@ -68,6 +86,7 @@ class LearnerConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     start: StartConfig = field(default_factory=StartConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
     init: InitConfig = field(default_factory=InitConfig)
     # Of a teacher: its last layer computes the masked positions only, up to 12% less work, and
     # students learn from its predictions there only. A student does so whenever its terms allow.
@@ -230,8 +249,10 @@ class JobConfig:
                 "teacher.objective: a teacher has nobody to learn from; use mlm, nsp, sop"
             )
         self._require_objectives()
-        if self.teacher.start != StartConfig() or self.teacher.init.teacher_layers is not None:
-            raise ValueError("teacher.start and teacher.init.teacher_layers are for students")
+        if self.teacher.start != StartConfig() or self.teacher.stop != StopConfig():
+            raise ValueError("teacher.start and teacher.stop are for students; see steps")
+        if self.teacher.init.teacher_layers is not None:
+            raise ValueError("teacher.init.teacher_layers is for students")
 
     def _require_objectives(self) -> None:
         """Refuse objectives about what the data does not have or the teacher does not hand out."""

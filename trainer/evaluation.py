@@ -72,6 +72,7 @@ class _Measurement:
             "agreement": None if is_teacher else self._agreement(model),
             **self._speed(model),
             "started_at": self.saved.state.learners[name].started_at,
+            "finished_at": self.saved.state.learners[name].finished_at,
         }
 
     def _score(self, model: MaskedLanguageModel) -> Scores:

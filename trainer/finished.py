@@ -31,13 +31,15 @@ class SavedLearners:
 
     @property
     def names(self) -> list[str]:
-        """Everyone, the teacher first."""
-        return sorted(self.checkpoint.learners, key=lambda name: (name != TEACHER, name))
+        """Everyone whom the run's config still names, the teacher first."""
+        named = {TEACHER, *map(student_key, self.job.students)}
+        there = named.intersection(self.checkpoint.learners)
+        return sorted(there, key=lambda name: (name != TEACHER, name))
 
     def resolve(self, learner: str) -> str:
         """The full name of a learner given as `teacher`, `NAME` or `students/NAME`."""
         for name in (learner, student_key(learner)):
-            if name in self.checkpoint.learners:
+            if name in self.names:
                 return name
         there = ", ".join(name.removeprefix("students/") for name in self.names)
         raise TrainingError(f"{self.checkpoint.path}: no learner {learner}; there are: {there}")
@@ -46,10 +48,7 @@ class SavedLearners:
         """The config of the learner with this full name."""
         if name == TEACHER:
             return self.job.teacher
-        student = name.removeprefix("students/")
-        if student not in self.job.students:
-            raise TrainingError(f"students.{student}: checkpointed, but not in the run's config")
-        return self.job.students[student]
+        return self.job.students[name.removeprefix("students/")]
 
     @property
     def state(self) -> JobState:

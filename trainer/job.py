@@ -77,6 +77,8 @@ class Job:
         self._open.callback(self.batches.close)
         if checkpoint is not None:
             self.recorder.say(f"going on from step {self.state.step:,}")
+        for name in sorted(self._dropped(checkpoint)):
+            self.recorder.say(f"{name} goes on no more: it is not in the config")
         if not config.students:
             self.recorder.say("no students: plain pre-training of the teacher")
 
@@ -94,6 +96,7 @@ class Job:
         learners = [one for one in self.cohort.learners.values() if one.is_trained]
         for learner in learners:
             learner.counters.tokens += result.tokens
+        self.cohort.mark_finished(self.state.step)
         self.recorder.step(self.state, result, learners, self.cohort.waiting)
         self._writer.reserve(self._engines())
 
@@ -113,9 +116,11 @@ class Job:
     def save(self, wait: bool = False) -> None:
         """Checkpoint everyone and everything; training goes on meanwhile unless `wait`.
 
-        Raises DivergenceError when the ranks' replicas differ: what is saved is sound.
+        Students that are done are let go of, once the checkpoint has them. Raises DivergenceError
+        when the ranks' replicas differ: what is saved is sound.
         """
         self.verify_replicas()
+        finishing = self.cohort.finishing
         self.state.learners = self.cohort.counters()
         held_out = self.state.teacher_held_out
         self._writer.save(
@@ -123,9 +128,13 @@ class Job:
             self._engines(),
             self.state.to_json(),
             metric=held_out.loss if held_out and self._evaluated_at == self.state.step else None,
-            wait=wait,
+            wait=wait or bool(finishing),
             then=self.surroundings.requests.answer_after_save(self.state.step),
+            carried=self.cohort.finished,
         )
+        self.cohort.release_finished()
+        for name in finishing:
+            self.recorder.say(f"step {self.state.step:,}: {name} has used up its budget")
 
     def verify_replicas(self) -> None:
         """Raise DivergenceError unless all ranks hold the same where they should."""
@@ -145,6 +154,11 @@ class Job:
 
     def _engines(self) -> dict[str, DeepSpeedEngine]:
         return {name: learner.engine for name, learner in self.cohort.learners.items()}
+
+    def _dropped(self, checkpoint: Checkpoint | None) -> set[str]:
+        """Whom the checkpoint has, but the config does not name."""
+        there = set(checkpoint.learners) if checkpoint else set()
+        return there - {TEACHER, *map(student_key, self.config.students)}
 
     def _state_of(self, checkpoint: Checkpoint | None) -> JobState:
         if checkpoint is None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from model import Capture, EncoderConfig, Features, MaskedLanguageModel, build
+from trainer.admission import schedule_steps
 from trainer.batches import Counts, MicroBatch
 from trainer.config import LearnerConfig
 from trainer.engine import gathered, gradient_norm, start_engine
@@ -205,7 +206,8 @@ class Learner:
 
     def learning_rate(self, step: int) -> float:
         """The learning rate at the job's `step`; a schedule runs from the learner's start."""
-        done, total = self.own_step(step), self.own_step(self.workload.steps)
+        total = schedule_steps(self.config.stop, self.counters, step, self.workload.steps)
+        done = self.own_step(step)
         return self.config.optimizer.learning_rate * factor(self.config.schedule, done, total)
 
     def autocast(self) -> torch.autocast:

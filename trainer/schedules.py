@@ -26,7 +26,7 @@ class ScheduleConfig:
             raise ValueError("floor is a share of the peak, from 0 to 1")
 
 
-def factor(config: ScheduleConfig, step: int, steps: int) -> float:
+def factor(config: ScheduleConfig, step: int, steps: float) -> float:
     """The share of the peak learning rate for the 0-based `step` of a learner's `steps`.
 
     The first step already learns: warm-up gives (step + 1) / warmup_steps.

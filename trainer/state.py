@@ -17,6 +17,7 @@ class LearnerState:
     started_at: int
     skipped_steps: int = 0
     tokens: int = 0  # that it was trained on
+    finished_at: int | None = None  # the job's step at which its own budget was used up
 
 
 @dataclass

@@ -46,7 +46,9 @@ def train_step(
     capture = union(objective.teacher_capture(own) for objective, own in listeners)
     readers = sum(objective.needs_teacher_logits(own) for objective, own in listeners)
     decoder = teacher.decoder() if readers else None
-    micro_batches = to_micro_batches(batch, teacher.workload.micro_batch, teacher.device)
+    learners = [learner for learner in (teacher, *students) if learner.is_trained]
+    rows = batch if learners else batch.rows(0, 0)  # a frozen teacher that nobody listens to
+    micro_batches = to_micro_batches(rows, teacher.workload.micro_batch, teacher.device)
     for number, micro_batch in enumerate(micro_batches):
         place = Place(step, number)
         features = teacher.accumulate(micro_batch, totals, place, capture=capture)
@@ -55,7 +57,6 @@ def train_step(
         del features
         for student in students:
             student.accumulate(micro_batch, totals, place, knowledge)
-    learners = [learner for learner in (teacher, *students) if learner.is_trained]
     terms = _sum_terms(learners)
     losses = {learner.name: _weighted(learner, terms[learner.name], step) for learner in learners}
     for learner in learners:

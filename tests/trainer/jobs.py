@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from trainer import evaluation, metrics
 from trainer.beginning import begin
 from trainer.checkpoint import Owner
 from trainer.conclusion import conclude
-from trainer.config import JobConfig
+from trainer.config import JobConfig, LearnerConfig
 from trainer.first_failure import on_rank_0
 from trainer.job import Job
 from trainer.loop import Outcome, train
@@ -29,6 +30,11 @@ def tiny_job(corpus: Path, runs: Path, *overrides: str) -> JobConfig:
     """The tiny job on this corpus, with ``key=value`` changes."""
     places = [f"data.path={corpus}", f"runs={runs}"]
     return configs.load(str(TINY_JOB), JobConfig, "job", [*places, *overrides])
+
+
+def with_students(config: JobConfig, **students: LearnerConfig) -> JobConfig:
+    """The same job with these students."""
+    return dataclasses.replace(config, students=students)
 
 
 def run(config: JobConfig, stop_after: int | None = None) -> RunFolder:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from trainer.checkpoint.attempts import Attempt, published
+from trainer.checkpoint.carried import Carried
 from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.folder import (
     MANIFEST,
@@ -39,15 +40,16 @@ _SPARE = 64 * 2**20  # bytes that must remain free: manifest, logs, metrics
 
 @dataclass(frozen=True)
 class Unit:
-    """All that one save writes from this rank."""
+    """All that one save writes: of `learners` what this rank has, of `carried` its share."""
 
     step: int
     learners: Mapping[str, Snapshot]  # by "teacher", "students/NAME"
     trainer: Mapping[str, Any]  # the content of trainer.json
+    carried: Carried = field(default_factory=Carried)  # the same on all ranks
 
     @property
     def bytes(self) -> int:
-        """What this rank writes."""
+        """What this rank has."""
         return sum(snapshot.data.numel() for snapshot in self.learners.values())
 
 
@@ -82,10 +84,10 @@ def publish(unit: Unit, shelf: Shelf, ranks: Ranks) -> None:
         StaleAttempt, CheckpointError: on every rank; nothing was published then.
     """
     staging, first = shelf.staging(unit.step), ranks.rank == 0
-    needed = sum(ranks.collect(unit.bytes))
+    needed = sum(ranks.collect(unit.bytes)) + unit.carried.bytes
     try:
         _together(ranks, shelf, lambda: _begin(unit, shelf, staging, needed) if first else None)
-        stored = _together(ranks, shelf, lambda: _write_learners(unit, staging, ranks.rank))
+        stored = _together(ranks, shelf, lambda: _write_learners(unit, staging, ranks))
         heads = {name: _without_data(snapshot) for name, snapshot in unit.learners.items()}
         parts = ranks.collect((heads, stored))
         _together(ranks, shelf, lambda: _commit(unit, shelf, staging, parts) if first else None)
@@ -119,17 +121,18 @@ def _begin(unit: Unit, shelf: Shelf, staging: Path, needed: int) -> None:
         )
     shutil.rmtree(staging, ignore_errors=True)  # of a save of this step that failed
     staging.mkdir()
-    for name in unit.learners:
+    for name in (*unit.learners, *unit.carried.learners):
         (staging / name).mkdir(parents=True)
 
 
-def _write_learners(unit: Unit, staging: Path, rank: int) -> dict[str, StoredFile]:
-    """Write this rank's file of every learner."""
+def _write_learners(unit: Unit, staging: Path, ranks: Ranks) -> dict[str, StoredFile]:
+    """Write this rank's file of every learner, and copy its share of the carried ones."""
     stored = {}
     for name, snapshot in unit.learners.items():
         header = safetensors_header({f.key: (f.dtype, f.numel) for f in snapshot.fragments})
-        path = f"{name}/rank-{rank:05d}.safetensors"
+        path = f"{name}/rank-{ranks.rank:05d}.safetensors"
         stored[name] = write_durably(staging, path, safetensors_chunks(header, snapshot.data))
+    unit.carried.copy(staging, ranks.rank, ranks.size)
     return stored
 
 
@@ -145,6 +148,8 @@ def _commit(
     for name in unit.learners:
         learners[name] = _merge(name, parts, first_file=len(files))
         files += [stored[name] for _, stored in parts]
+    learners |= unit.carried.records(first_file=len(files))
+    files += unit.carried.files
     manifest = Manifest(unit.step, len(parts), files, learners)
     write_json(staging, MANIFEST, manifest.encode())
     for folder, _, _ in os.walk(staging):

@@ -86,6 +86,12 @@ class Checkpoint:
             for name, tensor in self._record(learner).tensors.items()
         }
 
+    def stored(self, learner: str) -> tuple[LearnerRecord, dict[int, StoredFile]]:
+        """How a learner is stored: its record, and the files that this names by their indices."""
+        record = self._record(learner)
+        used = {file for one in record.tensors.values() for _, _, file in one.fragments}
+        return record, {index: self._manifest.files[index] for index in sorted(used)}
+
     def _fragments(self) -> _Fragments:
         return _Fragments(self.path, self._manifest.files)
 

@@ -7,17 +7,19 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainer.checkpoint.attempts import Attempt
+from trainer.checkpoint.carried import Carried
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.folder import tidy
 from trainer.checkpoint.publication import Shelf, Unit, publish
 from trainer.checkpoint.ranks import Ranks
+from trainer.checkpoint.reader import Checkpoint
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.snapshot import HostBuffer, capture, needed
 from trainer.checkpoint.storage import sync_folder
@@ -82,6 +84,7 @@ class CheckpointWriter:
         metric: float | None = None,
         wait: bool = False,
         then: Callable[[CheckpointError | None], None] | None = None,
+        carried: Collection[str] = (),
     ) -> None:
         """Copy the state of all learners now and write it in the background.
 
@@ -95,6 +98,7 @@ class CheckpointWriter:
             wait: return when the checkpoint is published.
             then: called on rank 0, from the writing thread, when the checkpoint is published, or
                 with the reason why it is not.
+            carried: learners without engines, who go over from the last published checkpoint.
 
         Raises:
             StaleAttempt, CheckpointError: as :meth:`wait` does, about the save before; with
@@ -108,7 +112,8 @@ class CheckpointWriter:
             for name, engine in learners.items()
         }
         # Through JSON: a copy that the trainer cannot change any more, and proof that it is plain.
-        unit = Unit(step, snapshots, json.loads(json.dumps(trainer)))
+        plain = json.loads(json.dumps(trainer))
+        unit = Unit(step, snapshots, plain, self._carried(carried))
         self._thread = threading.Thread(
             target=self._write, args=(unit, then), name=f"checkpoint-{step}", daemon=True
         )
@@ -158,6 +163,14 @@ class CheckpointWriter:
         self._shelf.folder.mkdir(parents=True, exist_ok=True)
         sync_folder(self._shelf.folder.parent)
         tidy(self._shelf.folder, self._shelf.number)
+
+    def _carried(self, learners: Collection[str]) -> Carried:
+        for name in learners:
+            self._buffers.pop(name, None)
+        if not learners:
+            return Carried()
+        assert self.last_published is not None, "a learner to carry over is in a checkpoint"
+        return Carried.of(Checkpoint(self._shelf.folder, self.last_published), learners)
 
     def _buffer(self, learner: str) -> HostBuffer:
         return self._buffers.setdefault(learner, HostBuffer())

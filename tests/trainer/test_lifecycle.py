@@ -1,0 +1,141 @@
+"""Students that come, go and finish while a job goes on, through the real loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import weakref
+
+import pytest
+
+from tests.distributed import run_distributed
+from tests.trainer.jobs import curve, finish, run, tiny_job, with_students
+from trainer.admission import is_over, schedule_steps
+from trainer.checkpoint import Checkpoint
+from trainer.cohort import Cohort
+from trainer.config import StartConfig, StopConfig
+from trainer.run_folder import RunFolder
+from trainer.schedules import ScheduleConfig
+from trainer.state import JobState, LearnerState
+
+EVERYONE = ("teacher", "students/tinybert", "students/late")
+
+
+def students_of(job):
+    """A narrow student, and one as deep as half the teacher, that starts at random."""
+    plain = {"schedule": ScheduleConfig("linear"), "start": StartConfig()}
+    narrow = dataclasses.replace(job.students["tinybert"], **plain)
+    half = dataclasses.replace(job.students["distilbert"], **plain, init=narrow.init)
+    return narrow, half
+
+
+def edited_jobs(corpus, runs):
+    """A job whose students were edited at step 4, and the same one without an edit."""
+    job = tiny_job(corpus, runs, "name=undisturbed")
+    narrow, half = students_of(job)
+    late = dataclasses.replace(half, start=StartConfig(step=4))
+    run(with_students(job, tinybert=narrow, late=late))
+    edited = dataclasses.replace(job, name="edited")
+    run(with_students(edited, distilbert=half, tinybert=narrow), stop_after=4)
+    finish(run(with_students(edited, tinybert=narrow, late=half)))
+
+
+def limited_jobs(corpus, runs):
+    """Budgets in steps and in tokens; whether the finished students' memory is free."""
+    job = tiny_job(corpus, runs, "name=limited", "steps=9")
+    narrow, half = students_of(job)
+    modules, release = [], Cohort.release_finished
+
+    def remembering_release(cohort):
+        modules.extend(weakref.ref(one.engine.module) for one in cohort.students
+                       if one.counters.finished_at is not None)  # fmt: skip
+        release(cohort)
+
+    Cohort.release_finished = remembering_release
+    limited = with_students(
+        job,
+        tinybert=dataclasses.replace(narrow, stop=StopConfig(tokens=768)),
+        late=dataclasses.replace(half, start=StartConfig(step=3), stop=StopConfig(steps=2)),
+    )
+    run(limited, stop_after=6)
+    gc.collect()
+    alive = [module for module in modules if module() is not None]
+    finish(run(limited))
+    longer = dataclasses.replace(limited, name="alone", students={})
+    run(longer)
+    return len(modules), len(alive)
+
+
+def all_jobs(corpus, runs):
+    edited_jobs(corpus, runs)
+    return limited_jobs(corpus, runs)
+
+
+@pytest.fixture(scope="module")
+def launched(corpus, tmp_path_factory):
+    runs = tmp_path_factory.mktemp("lifecycle")
+    return runs, run_distributed(all_jobs, 2, corpus, runs)
+
+
+@pytest.fixture(scope="module")
+def runs(launched):
+    return launched[0]
+
+
+def state_at(folder, step):
+    return JobState.from_json(Checkpoint(folder.checkpoints, step).trainer_state)
+
+
+@pytest.mark.parametrize("name", EVERYONE)
+def test_editing_the_students_of_a_run_changes_nobody_else(runs, name):
+    """The one added later is, bit for bit, one that was always to start then."""
+    undisturbed = curve(RunFolder(runs / "undisturbed"), name)
+    assert len(undisturbed) > 20
+    assert curve(RunFolder(runs / "edited"), name) == undisturbed
+
+
+def test_a_student_that_was_dropped_stays_in_old_checkpoints_only(runs):
+    folder = RunFolder(runs / "edited")
+    assert state_at(folder, 8).learners["students/late"].started_at == 4
+    assert "students/distilbert" in Checkpoint(folder.checkpoints, 4).learners
+    assert "students/distilbert" not in Checkpoint(folder.checkpoints, 8).learners
+    assert sorted(path.name for path in folder.exports.iterdir()) == ["late", "teacher", "tinybert"]
+
+
+def test_a_finished_student_costs_nothing_and_stays_in_every_checkpoint(launched):
+    runs, memory = launched
+    assert memory == [(2, 0), (2, 0)]  # on each rank two were let go of, and none is alive
+    folder = RunFolder(runs / "limited")
+    steps = {name: [step for step, key, _ in curve(folder) if key == f"{name}/loss"]
+             for name in EVERYONE}  # fmt: skip
+    assert steps == {"teacher": [*range(1, 10)], "students/tinybert": [1, 2, 3, 4],
+                     "students/late": [4, 5]}  # fmt: skip
+    assert curve(folder, "teacher") == curve(RunFolder(runs / "alone"), "teacher")
+    last, before = Checkpoint(folder.checkpoints, 9), Checkpoint(folder.checkpoints, 6)
+    last.verify()
+    for name in EVERYONE[1:]:
+        for parameter, tensor in before.master_weights(name).items():
+            assert (last.master_weights(name)[parameter] == tensor).all()
+    results = json.loads(folder.evaluation.read_text())["learners"]
+    assert [results[name]["finished_at"] for name in EVERYONE] == [None, 4, 5]
+    assert "Optimizer steps: 2" in (folder.exports / "late" / "README.md").read_text()
+
+
+def test_a_schedule_runs_over_the_budget(runs):
+    folder = RunFolder(runs / "limited")
+    for name, rates in ("late", [1.0, 0.5]), ("tinybert", [1.0, 2 / 3, 1 / 3]):
+        lr = [value for _, key, value in curve(folder) if key == f"students/{name}/lr"]
+        assert [rate / lr[0] for rate in lr] == pytest.approx(rates, rel=0.05)
+
+
+def test_the_first_budget_that_is_used_up_ends_a_student():
+    stop = StopConfig(steps=10, tokens=1000)
+    assert not is_over(stop, LearnerState(5, tokens=999), 14)
+    assert is_over(stop, LearnerState(5, tokens=999), 15)
+    assert is_over(stop, LearnerState(5, tokens=1000), 9)
+    assert schedule_steps(stop, LearnerState(5, tokens=800), 9, last=100) == 5
+    assert schedule_steps(stop, LearnerState(5, tokens=100), 9, last=100) == 10
+    assert schedule_steps(stop, LearnerState(5), 5, last=9) == 4
+    with pytest.raises(ValueError, match="tokens must be at least 1"):
+        StopConfig(tokens=0)

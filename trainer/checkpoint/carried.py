@@ -1,0 +1,69 @@
+"""Learners that have finished: their files go from one checkpoint into the next, unread."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from trainer.checkpoint.manifest import LearnerRecord, TensorRecord, check_file
+from trainer.checkpoint.reader import Checkpoint
+from trainer.checkpoint.storage import StoredFile
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Learners of an earlier checkpoint. Copies and not links: damage to one file stays in one."""
+
+    source: Path = Path()
+    files: list[StoredFile] = field(default_factory=list)
+    learners: Mapping[str, LearnerRecord] = field(default_factory=dict)  # indices into `files`
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, names: Collection[str]) -> Carried:
+        """These learners of `checkpoint`, which must have them."""
+        learners: dict[str, LearnerRecord] = {}
+        files: list[StoredFile] = []
+        for name in names:
+            record, own = checkpoint.stored(name)
+            places = {old: len(files) + new for new, old in enumerate(own)}
+            learners[name] = _renumbered(record, places)
+            files += own.values()
+        return cls(checkpoint.path, files, learners)
+
+    @property
+    def bytes(self) -> int:
+        """What all ranks together copy."""
+        return sum(file.bytes for file in self.files)
+
+    def copy(self, folder: Path, rank: int, ranks: int) -> None:
+        """Copy this rank's share into the checkpoint in `folder`, durably, and check it.
+
+        Raises:
+            CheckpointError: a file is not what was once written.
+        """
+        for file in self.files[rank::ranks]:
+            shutil.copyfile(self.source / file.path, folder / file.path)
+            descriptor = os.open(folder / file.path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            check_file(folder, file)
+
+    def records(self, first_file: int) -> dict[str, LearnerRecord]:
+        """The learners where `files` come after so many others."""
+        places = {number: first_file + number for number in range(len(self.files))}
+        return {name: _renumbered(record, places) for name, record in self.learners.items()}
+
+
+def _renumbered(record: LearnerRecord, places: Mapping[int, int]) -> LearnerRecord:
+    """The same learner in files with other indices."""
+
+    def moved(tensor: TensorRecord) -> TensorRecord:
+        cuts = [(start, numel, places[file]) for start, numel, file in tensor.fragments]
+        return replace(tensor, fragments=cuts)
+
+    return replace(record, tensors={name: moved(one) for name, one in record.tensors.items()})
