@@ -124,7 +124,7 @@ class Learner:
         """
         self.name, self.config, self.workload = name, config, workload
         self.counters = LearnerState(started_at)
-        self.gradient_norm = math.nan
+        self.rate = self.gradient_norm = math.nan  # of the last step
         module = build_module(name, config, teacher, workload.seed, weights)
         self.objective: Objective = module.objective
         self.rates: Rates = UNIFORM
@@ -190,9 +190,9 @@ class Learner:
     def update(self, step: int, loss_is_finite: bool) -> None:
         """The optimizer step of the job's `step`, skipped if loss or gradient is not finite."""
         self._loss_is_finite = loss_is_finite
-        rate = self.learning_rate(step)
+        self.rate = self.learning_rate(step)
         for group in self.engine.optimizer.param_groups:
-            group["lr"] = rate * self.rates.factor(group["name"], self.own_step(step))
+            group["lr"] = self.rate * self.rates.factor(group["name"], self.own_step(step))
         if self.config.zero_stage == 0:
             clipping = self.config.gradient_clipping
             self.gradient_norm = float(gradient_norm(self.engine, clipping))

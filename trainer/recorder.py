@@ -111,7 +111,7 @@ def _row(state: JobState, result: StepResult, learners: Sequence[Learner]) -> di
             continue
         row[f"{name}/loss"] = result.losses[name]
         row |= {f"{name}/{term}": value for term, value in result.terms[name].items()}
-        row[f"{name}/lr"] = learner.learning_rate(state.step - 1)
+        row[f"{name}/lr"] = learner.rate
         row[f"{name}/grad_norm"] = learner.gradient_norm
         row[f"{name}/skipped_steps"] = learner.counters.skipped_steps
     return row

@@ -11,6 +11,7 @@ import pytest
 
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job, with_students
+from trainer import metrics
 from trainer.admission import is_over, schedule_steps
 from trainer.checkpoint import Checkpoint
 from trainer.cohort import Cohort
@@ -123,10 +124,14 @@ def test_a_finished_student_costs_nothing_and_stays_in_every_checkpoint(launched
 
 
 def test_a_schedule_runs_over_the_budget(runs):
-    folder = RunFolder(runs / "limited")
-    for name, rates in ("late", [1.0, 0.5]), ("tinybert", [1.0, 2 / 3, 1 / 3]):
-        lr = [value for _, key, value in curve(folder) if key == f"students/{name}/lr"]
-        assert [rate / lr[0] for rate in lr] == pytest.approx(rates, rel=0.05)
+    """To zero, by the share of the steps or of the tokens that are used up."""
+    rows = [row for row in metrics.read(runs / "limited" / "metrics.jsonl") if "memory" in row]
+    late = metrics.series(rows, "students/late/lr")[1]
+    assert [rate / late[0] for rate in late] == pytest.approx([1.0, 0.5])
+    narrow, tokens = (metrics.series(rows, key)[1] for key in ("students/tinybert/lr", "tokens"))
+    used = [0.0, *(count / 768 for count in tokens)]
+    expected = [1 - share for share in used[: len(narrow)]]
+    assert [rate / narrow[0] for rate in narrow] == pytest.approx(expected)
 
 
 def test_the_first_budget_that_is_used_up_ends_a_student():
