@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from data_pipeline import DataConfig
 from model import EncoderConfig
 from trainer import tracking
+from trainer.guard import GuardConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.optimizers import OptimizerConfig
 from trainer.schedules import ScheduleConfig
@@ -95,6 +96,7 @@ class LearnerConfig:
     zero_stage: int = 0
     precision: str = "fp32"
     gradient_clipping: float = 1.0  # 0: off
+    guard: GuardConfig = field(default_factory=GuardConfig)
     dropout: float = 0.0  # hidden and attention, while training here; exports keep the model's own
     checkpoint_activations: bool = False  # keep a layer's input only, compute the rest again
     compile: bool = False  # each half of a layer through torch.compile; needs a compiler
@@ -126,7 +128,7 @@ class LearnerConfig:
                 f"the others partition what training needs"
             )
         for key in (
-            "objective", "optimizer", "schedule", "gradient_clipping", "dropout",
+            "objective", "optimizer", "schedule", "gradient_clipping", "guard", "dropout",
             "checkpoint_activations",
         ):  # fmt: skip
             if getattr(self, key) != getattr(LearnerConfig(), key):

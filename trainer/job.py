@@ -20,7 +20,7 @@ from trainer.cohort import Cohort
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.held_out import ValidationSet
-from trainer.learner import TEACHER, Workload, student_key
+from trainer.learner import TEACHER, Learner, Workload, student_key
 from trainer.prefetch import Prefetched
 from trainer.recorder import Recorder
 from trainer.replicas import verify
@@ -69,6 +69,7 @@ class Job:
             max_failures=config.checkpoint.max_failures,
         )
         self._evaluated_at = -1  # step
+        self._saved_at = self.state.step
         self._began = time.monotonic() - self.state.seconds
         self._open = ExitStack()
         self.recorder = Recorder(config, self.folder, self.state, speaks=rank == 0)
@@ -98,7 +99,23 @@ class Job:
             learner.counters.tokens += result.tokens
         self.cohort.mark_finished(self.state.step)
         self.recorder.step(self.state, result, learners, self.cohort.waiting)
+        for learner in learners:
+            self._note_sitting_out(learner, result.losses[learner.name])
         self._writer.reserve(self._engines())
+
+    def save_is_due(self, asked: bool) -> bool:
+        """Whether to save: as often as the config says, when asked to, or for those who are done.
+
+        Not while somebody sits out steps: the checkpoint to go back to is the one before them.
+        """
+        if any(one.counters.guard.in_a_row for one in self.cohort.learners.values()):
+            return asked
+        every = self.config.checkpoint.every
+        return (
+            asked
+            or bool(self.cohort.finishing)
+            or self.state.step // every > self._saved_at // every
+        )
 
     def evaluate(self) -> None:
         """Score every learner on held-out text, and record it."""
@@ -132,6 +149,7 @@ class Job:
             then=self.surroundings.requests.answer_after_save(self.state.step),
             carried=self.cohort.finished,
         )
+        self._saved_at = self.state.step
         self.cohort.release_finished()
         for name in finishing:
             self.recorder.say(f"step {self.state.step:,}: {name} has used up its budget")
@@ -151,6 +169,20 @@ class Job:
 
     def __exit__(self, *exception: Any) -> None:
         self._open.close()
+
+    def _note_sitting_out(self, learner: Learner, loss: float) -> None:
+        """Say it; raise TrainingError when it happens too often in a row."""
+        if learner.sat_out is None:
+            return
+        step, in_a_row = self.state.step, learner.counters.guard.in_a_row
+        self.recorder.say(f"step {step:,}: {learner.name} sits out: {learner.sat_out} ({loss:.4g})")
+        if in_a_row > learner.config.guard.tolerate:
+            self._writer.wait()
+            raise TrainingError(
+                f"{learner.name} sat out {in_a_row} steps in a row ({learner.sat_out} at step "
+                f"{step}): start again with a lower learning_rate, or other data after the "
+                f"checkpoint of step {self._writer.last_published or 0}"
+            )
 
     def _engines(self) -> dict[str, DeepSpeedEngine]:
         return {name: learner.engine for name, learner in self.cohort.learners.items()}

@@ -20,6 +20,7 @@ from trainer.batches import Counts, MicroBatch
 from trainer.config import LearnerConfig
 from trainer.engine import gathered, gradient_norm, start_engine
 from trainer.errors import TrainingError
+from trainer.guard import GRADIENT
 from trainer.knowledge import Decoder, Knowledge, union
 from trainer.objectives import Lesson, Objective
 from trainer.optimizers import UNIFORM, Rates, build_optimizer
@@ -142,7 +143,7 @@ class Learner:
         self.model: MaskedLanguageModel = module.model
         self.device: torch.device = self.engine.device
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
-        self._loss_is_finite = True
+        self.sat_out: str | None = None  # why, if it sat out the last step
 
     @property
     def is_trained(self) -> bool:
@@ -187,9 +188,13 @@ class Learner:
         shares, self._shares = self._shares, torch.zeros_like(self._shares)
         return shares
 
-    def update(self, step: int, loss_is_finite: bool) -> None:
-        """The optimizer step of the job's `step`, skipped if loss or gradient is not finite."""
-        self._loss_is_finite = loss_is_finite
+    def update(self, step: int, loss: float, length: int) -> None:
+        """The optimizer step of the job's `step`, sat out if its loss or gradient is no good.
+
+        `loss` is that of the global batch of sequences of `length`.
+        """
+        guard, limits = self.counters.guard, self.config.guard
+        self.sat_out = guard.judge(limits, loss, self._regime(step, length))
         self.rate = self.learning_rate(step)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.rate * self.rates.factor(group["name"], self.own_step(step))
@@ -198,11 +203,21 @@ class Learner:
             self.gradient_norm = float(gradient_norm(self.engine, clipping))
         self.engine.step()
         if not self._may_step():
-            self.counters.skipped_steps += 1
+            self.sat_out = self.sat_out or GRADIENT
+            guard.missed(self.sat_out)
+        else:
+            guard.took(limits, loss)
 
     def own_step(self, step: int) -> int:
         """The job's `step`, from 0 at the learner's start."""
         return step - self.counters.started_at
+
+    def _regime(self, step: int, length: int) -> str:
+        """What losses must have in common to be compared: terms, layers, sequence length."""
+        own, objective = self.own_step(step), self.objective
+        terms = [name for name, weight in objective.weights(own).items() if weight]
+        layers = objective.student_capture(own), objective.teacher_capture(own)
+        return f"{derive(repr((self.config.objective, terms, layers, length))):x}"
 
     def learning_rate(self, step: int) -> float:
         """The learning rate at the job's `step`; a schedule runs from the learner's start."""
@@ -234,7 +249,7 @@ class Learner:
     def _may_step(self) -> bool:
         if self.config.zero_stage:
             self.gradient_norm = float(gradient_norm(self.engine, 0.0))
-        return self._loss_is_finite and math.isfinite(self.gradient_norm)
+        return self.sat_out is None and math.isfinite(self.gradient_norm)
 
 
 def build_module(

@@ -38,8 +38,7 @@ def train(job: Job) -> Outcome:
                 f"stopped and saved at step {job.state.step:,}; start it again to go on"
             )
             return Outcome.STOPPED
-        is_due = job.state.step % job.config.checkpoint.every == 0 or result.wishes.save
-        if (is_due or job.cohort.finishing) and job.state.step < job.config.steps:
+        if job.save_is_due(result.wishes.save) and job.state.step < job.config.steps:
             job.save()
     job.finish()
     return Outcome.FINISHED

@@ -9,15 +9,27 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer.guard import Guard
+
 
 @dataclass
 class LearnerState:
     """A learner's own counters."""
 
     started_at: int
-    skipped_steps: int = 0
     tokens: int = 0  # that it was trained on
     finished_at: int | None = None  # the job's step at which its own budget was used up
+    guard: Guard = field(default_factory=Guard)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps of the job that it sat out."""
+        return sum(self.guard.sat_out.values())
+
+    @classmethod
+    def from_json(cls, tree: dict[str, Any]) -> LearnerState:
+        """From plain data."""
+        return cls(**{**tree, "guard": Guard(**tree["guard"])})
 
 
 @dataclass
@@ -47,7 +59,9 @@ class JobState:
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> JobState:
         """The inverse of `to_json`."""
-        learners = {name: LearnerState(**counters) for name, counters in tree["learners"].items()}
+        learners = {
+            name: LearnerState.from_json(counters) for name, counters in tree["learners"].items()
+        }
         held_out = tree["teacher_held_out"]
         return cls(
             **{

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,7 +37,7 @@ def train_step(
 ) -> StepResult:
     """Train everyone on this rank's rows of the global batch of `step`. Collective.
 
-    The students' graphs live one at a time. A learner whose loss or gradient is not finite sits
+    The students' graphs live one at a time. A learner whose loss or gradient is no good sits
     this step out, on all ranks, and touches nobody else.
     """
     totals, votes = sum_over_ranks(count(batch), wishes.votes(), teacher.device)
@@ -59,8 +58,9 @@ def train_step(
             student.accumulate(micro_batch, totals, place, knowledge)
     terms = _sum_terms(learners)
     losses = {learner.name: _weighted(learner, terms[learner.name], step) for learner in learners}
+    length = batch.input_ids.shape[1]
     for learner in learners:
-        learner.update(step, math.isfinite(losses[learner.name]))
+        learner.update(step, losses[learner.name], length)
     return StepResult(terms, losses, int(totals.attended), Wishes.agreed(votes.tolist()))
 
 

@@ -67,13 +67,13 @@ def record_first_gradients(learner):
 
     gradients, update = {}, learner.update
 
-    def recording_update(step, loss_is_finite):
+    def recording_update(step, *judged):
         if not gradients:
             for name, parameter in learner.engine.module.named_parameters():
                 gradient = safe_get_full_grad(parameter)
                 if gradient is not None:
                     gradients[name] = gradient.clone()
-        update(step, loss_is_finite)
+        update(step, *judged)
 
     learner.update = recording_update
     return gradients

@@ -1,0 +1,126 @@
+"""Bad losses: sat out by one learner, on all ranks, and of no consequence to the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch.distributed as dist
+
+from tests.distributed import run_distributed
+from tests.trainer.jobs import curve, run, tiny_job, with_students
+from trainer.checkpoint import published
+from trainer.errors import TrainingError
+from trainer.guard import GRADIENT, LOSS, SPIKE, Guard, GuardConfig
+from trainer.learner import Learner
+from trainer.run_folder import RunFolder
+from trainer.schedules import ScheduleConfig
+
+WAVES = GuardConfig(sigmas=3.0, window=4, tolerate=2)
+
+
+def test_a_spike_stands_out_from_the_losses_that_were_learnt_from():
+    guard = Guard()
+    for loss in (2.0, 1.0, 2.0, 1.0, 2.0):  # the first leaves the window: mean 1.5, sigma 0.5
+        assert guard.judge(WAVES, loss, "mlm") is None
+        guard.took(WAVES, loss)
+    assert guard.losses == [1.0, 2.0, 1.0, 2.0]
+    assert guard.judge(WAVES, 2.99, "mlm") is None
+    assert guard.judge(WAVES, 3.01, "mlm") == SPIKE
+    guard.missed(SPIKE)
+    assert guard.judge(WAVES, 3.01, "mlm") == SPIKE  # it has not become usual by having happened
+    assert guard.judge(WAVES, math.nan, "mlm") == LOSS
+    assert guard.judge(dataclasses.replace(WAVES, sigmas=None), 99.0, "mlm") is None
+    assert guard.judge(WAVES, 99.0, "another objective") is None
+    assert guard.judge(WAVES, math.inf, "another objective") == LOSS
+
+
+def test_a_window_that_is_not_full_says_nothing():
+    guard = Guard()
+    for loss in (1.0, 1.0, 1.0):
+        guard.took(WAVES, loss)
+    assert guard.judge(WAVES, 100.0, "") is None
+
+
+def test_runs_of_bad_steps_are_counted_by_reason():
+    guard = Guard()
+    for reason in (SPIKE, SPIKE, GRADIENT):
+        guard.missed(reason)
+    assert guard.in_a_row == 3
+    guard.took(WAVES, 1.0)
+    assert (guard.in_a_row, guard.sat_out) == (0, {SPIKE: 2, GRADIENT: 1})
+
+
+@pytest.mark.parametrize("wrong", [{"sigmas": 0}, {"window": 1}, {"tolerate": -1}])
+def test_limits_without_meaning_are_refused(wrong):
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must"):
+        GuardConfig(**wrong)
+
+
+def sabotage(name, steps, factor):
+    """Rank 0's share of a learner's loss is off at these 0-based steps; returns the repair."""
+    take_shares = Learner.take_shares
+
+    def take(learner):
+        is_hit = learner.name == name and learner.engine.global_steps in steps
+        return take_shares(learner) * (factor if is_hit and dist.get_rank() == 0 else 1.0)
+
+    Learner.take_shares = take
+    return lambda: setattr(Learner, "take_shares", take_shares)
+
+
+def jobs(corpus, runs):
+    """A student that is hit twice and goes on, interrupted or not, and a teacher hit too often."""
+    job = tiny_job(corpus, runs, "name=quiet", "steps=10", "evaluation.every=20")
+    plain = {"schedule": ScheduleConfig("linear"), "guard": WAVES}
+    student = dataclasses.replace(job.students["tinybert"], **plain)
+    job = with_students(job, tinybert=student)
+    run(job)
+    repair = sabotage("students/tinybert", (5, 6), 10.0)
+    run(dataclasses.replace(job, name="hit"))
+    stopped = dataclasses.replace(job, name="stopped")
+    run(stopped, stop_after=6)
+    run(stopped)
+    repair()
+    repair = sabotage("teacher", range(5, 99), math.nan)
+    teacher = dataclasses.replace(job.teacher, guard=WAVES)
+    try:
+        run(dataclasses.replace(job, name="lost", teacher=teacher))
+    except TrainingError as error:
+        return str(error)
+    finally:
+        repair()
+    return None
+
+
+@pytest.fixture(scope="module")
+def launched(corpus, tmp_path_factory):
+    runs = tmp_path_factory.mktemp("guard")
+    return runs, run_distributed(jobs, 2, corpus, runs)
+
+
+def test_the_one_that_is_hit_sits_out_and_nobody_else_notices(launched):
+    quiet, hit = (RunFolder(launched[0] / name) for name in ("quiet", "hit"))
+    assert curve(hit, "teacher") == curve(quiet, "teacher")
+    skipped = {step: value for step, key, value in curve(hit, "tinybert/skipped_steps")}
+    assert [skipped[step] for step in (5, 6, 7, 10)] == [0, 1, 2, 2]
+    own, calm = ({(s, k): v for s, k, v in curve(run, "tinybert/mlm")} for run in (hit, quiet))
+    assert own[5, "students/tinybert/mlm"] == calm[5, "students/tinybert/mlm"]
+    assert own[10, "students/tinybert/mlm"] != calm[10, "students/tinybert/mlm"]
+
+
+def test_a_restart_between_two_bad_steps_changes_no_bit(launched):
+    stopped, hit = (RunFolder(launched[0] / name) for name in ("stopped", "hit"))
+    assert curve(stopped) == curve(hit)
+
+
+def test_too_many_in_a_row_end_the_job_with_the_checkpoint_before_them(launched):
+    """Steps 6, 7 and 8 are bad: of those, 6 would have been saved."""
+    runs, errors = launched
+    assert errors[0] == errors[1]
+    assert "teacher sat out 3 steps in a row (loss not finite at step 8)" in errors[0]
+    assert "\n" not in errors[0]
+    assert published(RunFolder(runs / "lost").checkpoints)[-1] == 4
+    rows = {step: value for step, key, value in curve(RunFolder(runs / "lost"), "skipped_steps")}
+    assert max(rows) == 8
