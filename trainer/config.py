@@ -11,6 +11,7 @@ from trainer import tracking
 from trainer.guard import GuardConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.optimizers import OptimizerConfig
+from trainer.recovery import RecoveryConfig, require_order
 from trainer.schedules import ScheduleConfig
 
 ZERO_STAGES = (0, 1, 2, 3)
@@ -221,6 +222,7 @@ class JobConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    recover: list[RecoveryConfig] = field(default_factory=list)  # leave those that were done
     runs: str = "runs"  # the folder that holds runs/NAME
     seed: int = 0
     licence: str = "other"  # of the exported models: an identifier of the Hugging Face hub
@@ -231,6 +233,7 @@ class JobConfig:
             raise ValueError("steps must be at least 1")
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise ValueError(f"name must be a plain folder name, not {self.name!r}")
+        require_order(self.recover)
         for student, config in self.students.items():
             if student == "teacher":
                 raise ValueError("students.teacher: that name is the teacher's; choose another")
