@@ -13,6 +13,7 @@ from trainer.objectives import ObjectiveConfig
 from trainer.optimizers import OptimizerConfig
 from trainer.recovery import RecoveryConfig, require_order
 from trainer.schedules import ScheduleConfig
+from trainer.stacking import StackingConfig
 
 ZERO_STAGES = (0, 1, 2, 3)
 FROZEN_STAGES = (0, 3)
@@ -93,6 +94,7 @@ class LearnerConfig:
     # Of a teacher: its last layer computes the masked positions only, up to 12% less work, and
     # students learn from its predictions there only. A student does so whenever its terms allow.
     masked_only: bool = False
+    stacking: StackingConfig = field(default_factory=StackingConfig)  # of a teacher
     frozen: bool = False  # a finished teacher: it is read, not trained (offline distillation)
     zero_stage: int = 0
     precision: str = "fp32"
@@ -114,6 +116,9 @@ class LearnerConfig:
             raise ValueError("gradient_clipping must be 0 (off) or positive")
         if self.frozen:
             self._refuse_training()
+        self.stacking.require_fit(self.model)
+        if self.stacking.steps and self.init.pretrained:
+            raise ValueError("stacking: begins with random weights; remove it, or init.pretrained")
         if self.objective.needs_pair_head():
             if self.model.pooler == "none":
                 raise ValueError("model.pooler: pairs are read from it; set it to tanh or first")
@@ -130,7 +135,7 @@ class LearnerConfig:
             )
         for key in (
             "objective", "optimizer", "schedule", "gradient_clipping", "guard", "dropout",
-            "checkpoint_activations",
+            "checkpoint_activations", "stacking",
         ):  # fmt: skip
             if getattr(self, key) != getattr(LearnerConfig(), key):
                 raise ValueError(f"{key} is for training; remove it (null), or frozen")
@@ -245,6 +250,14 @@ class JobConfig:
                 raise ValueError(f"students.{student}.masked_only is for the teacher; remove it")
             if not config.objective.terms():
                 raise ValueError(f"students.{student}.objective: name at least one term")
+            if config.stacking.steps:
+                raise ValueError(f"students.{student}.stacking: only a teacher grows")
+            layers = config.init.teacher_layers or []
+            if not all(0 <= layer < self.teacher.model.layers for layer in layers):
+                raise ValueError(
+                    f"students.{student}.init.teacher_layers: the teacher's layers are 0 to "
+                    f"{self.teacher.model.layers - 1}"
+                )
         if self.teacher.frozen and not self.students:
             raise ValueError("students: a frozen teacher needs at least one")
         if not self.teacher.frozen and not self.teacher.objective.terms():

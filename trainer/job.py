@@ -89,6 +89,12 @@ class Job:
         if not config.students:
             self.recorder.say("no students: plain pre-training of the teacher")
 
+    def grow_teacher(self) -> None:
+        """Double the teacher's layers where the config says so."""
+        if self.cohort.grow_teacher(self.state.step):
+            layers = self.cohort.teacher.config.model.layers
+            self.recorder.say(f"step {self.state.step:,}: the teacher grows to {layers} layers")
+
     def admit_students(self) -> None:
         """Start the students whose time has come."""
         for name in self.cohort.admit(self.state, self._unigram):
@@ -145,6 +151,7 @@ class Job:
         self.verify_replicas()
         finishing = self.cohort.finishing
         self.state.learners = self.cohort.counters()
+        self.state.teacher_layers = self.cohort.teacher.config.model.layers
         held_out = self.state.teacher_held_out
         self._writer.save(
             self.state.step,

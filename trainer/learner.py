@@ -143,6 +143,7 @@ class Learner:
         self.model: MaskedLanguageModel = module.model
         self.device: torch.device = self.engine.device
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
+        self._teacher_layers = teacher.layers
         self.sat_out: str | None = None  # why, if it sat out the last step
 
     @property
@@ -208,16 +209,22 @@ class Learner:
         else:
             guard.took(limits, loss)
 
+    def follow(self, teacher_layers: int) -> None:
+        """Learn from a teacher that has so many layers now."""
+        self.objective.follow(teacher_layers)
+        self._teacher_layers = teacher_layers
+
     def own_step(self, step: int) -> int:
         """The job's `step`, from 0 at the learner's start."""
         return step - self.counters.started_at
 
     def _regime(self, step: int, length: int) -> str:
-        """What losses must have in common to be compared: terms, layers, sequence length."""
+        """What losses must have in common to be compared: terms, depths, sequence length."""
         own, objective = self.own_step(step), self.objective
         terms = [name for name, weight in objective.weights(own).items() if weight]
-        layers = objective.student_capture(own), objective.teacher_capture(own)
-        return f"{derive(repr((self.config.objective, terms, layers, length))):x}"
+        captures = objective.student_capture(own), objective.teacher_capture(own)
+        depths = self.config.model.layers, self._teacher_layers
+        return f"{derive(repr((self.config.objective, terms, captures, depths, length))):x}"
 
     def learning_rate(self, step: int) -> float:
         """The learning rate at the job's `step`; a schedule runs from the learner's start."""

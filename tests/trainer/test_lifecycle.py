@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
 import weakref
 
@@ -60,7 +59,6 @@ def limited_jobs(corpus, runs):
         late=dataclasses.replace(half, start=StartConfig(step=3), stop=StopConfig(steps=2)),
     )
     run(limited, stop_after=6)
-    gc.collect()
     alive = [module for module in modules if module() is not None]
     finish(run(limited))
     longer = dataclasses.replace(limited, name="alone", students={})
