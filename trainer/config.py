@@ -239,38 +239,57 @@ class JobConfig:
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise ValueError(f"name must be a plain folder name, not {self.name!r}")
         require_order(self.recover)
-        for student, config in self.students.items():
-            if student == "teacher":
-                raise ValueError("students.teacher: that name is the teacher's; choose another")
-            if not student.replace("-", "_").isidentifier():
-                raise ValueError(f"students.{student}: use letters, digits, - and _ in a name")
-            if config.frozen:
-                raise ValueError(f"students.{student}.frozen: only a teacher can be frozen")
-            if config.masked_only:
-                raise ValueError(f"students.{student}.masked_only is for the teacher; remove it")
-            if not config.objective.terms():
-                raise ValueError(f"students.{student}.objective: name at least one term")
-            if config.stacking.steps:
-                raise ValueError(f"students.{student}.stacking: only a teacher grows")
-            layers = config.init.teacher_layers or []
-            if not all(0 <= layer < self.teacher.model.layers for layer in layers):
-                raise ValueError(
-                    f"students.{student}.init.teacher_layers: the teacher's layers are 0 to "
-                    f"{self.teacher.model.layers - 1}"
-                )
-        if self.teacher.frozen and not self.students:
+        for name in self.students:
+            self._require_student(name)
+        self._require_teacher()
+        self._require_adviser()
+        self._require_objectives()
+
+    def _require_student(self, name: str) -> None:
+        """Refuse names that are no names, and what only a teacher can be or do."""
+        section, config = f"students.{name}", self.students[name]
+        if name == "teacher":
+            raise ValueError("students.teacher: that name is the teacher's; choose another")
+        if not name.replace("-", "_").isidentifier():
+            raise ValueError(f"{section}: use letters, digits, - and _ in a name")
+        if not config.objective.terms():
+            raise ValueError(f"{section}.objective: name at least one term")
+        if config.frozen or config.stacking.steps or config.objective.from_student:
+            raise ValueError(f"{section}: frozen, stacking and from_student are for the teacher")
+        last = self.teacher.model.layers - 1
+        if not all(0 <= layer <= last for layer in config.init.teacher_layers or []):
+            raise ValueError(f"{section}.init.teacher_layers: the teacher's layers are 0 to {last}")
+
+    def _require_teacher(self) -> None:
+        """Refuse what only a student can be or do, and a teacher of nobody."""
+        teacher = self.teacher
+        if teacher.frozen and not self.students:
             raise ValueError("students: a frozen teacher needs at least one")
-        if not self.teacher.frozen and not self.teacher.objective.terms():
+        if not teacher.frozen and not teacher.objective.terms():
             raise ValueError("teacher.objective: name at least one term")
-        if self.teacher.objective.needs_teacher():
+        if teacher.objective.needs_teacher():
             raise ValueError(
                 "teacher.objective: a teacher has nobody to learn from; use mlm, nsp, sop"
             )
-        self._require_objectives()
-        if self.teacher.start != StartConfig() or self.teacher.stop != StopConfig():
+        if teacher.start != StartConfig() or teacher.stop != StopConfig():
             raise ValueError("teacher.start and teacher.stop are for students; see steps")
-        if self.teacher.init.teacher_layers is not None:
+        if teacher.init.teacher_layers is not None:
             raise ValueError("teacher.init.teacher_layers is for students")
+
+    def _require_adviser(self) -> None:
+        """Refuse a teacher that learns from nobody, or from one who cannot tell it anything."""
+        terms = self.teacher.objective.terms()
+        term = self.teacher.objective.from_student
+        if term is None:
+            return
+        section = "teacher.objective.from_student"
+        if len(terms) == 1:
+            raise ValueError(f"{section}: needs mlm beside it")
+        if term.student not in self.students:
+            there = ", ".join(self.students) or "none"
+            raise ValueError(f"{section}.student: no student {term.student!r}; there are: {there}")
+        if self.students[term.student].model.vocab_size != self.teacher.model.vocab_size:
+            raise ValueError(f"{section}: student and teacher must share a vocabulary")
 
     def _require_objectives(self) -> None:
         """Refuse objectives about what the data does not have or the teacher does not hand out."""

@@ -42,7 +42,7 @@ def jobs(corpus, runs, name):
     seen = growths()
     finish(run(job))
     if name == "two":
-        parts = dataclasses.replace(job, name="parts", teacher=job.teacher)
+        parts = dataclasses.replace(job, name="parts")
         run(parts, stop_after=2)
         finish(run(parts, stop_after=4))
         run(parts)
