@@ -254,8 +254,11 @@ class JobConfig:
             raise ValueError(f"{section}: use letters, digits, - and _ in a name")
         if not config.objective.terms():
             raise ValueError(f"{section}.objective: name at least one term")
-        if config.frozen or config.stacking.steps or config.objective.from_student:
-            raise ValueError(f"{section}: frozen, stacking and from_student are for the teacher")
+        for key in ("frozen", "masked_only", "stacking"):
+            if getattr(config, key) != getattr(LearnerConfig(), key):
+                raise ValueError(f"{section}.{key} is for the teacher; remove it")
+        if config.objective.from_student is not None:
+            raise ValueError(f"{section}.objective.from_student is for the teacher; remove it")
         last = self.teacher.model.layers - 1
         if not all(0 <= layer <= last for layer in config.init.teacher_layers or []):
             raise ValueError(f"{section}.init.teacher_layers: the teacher's layers are 0 to {last}")

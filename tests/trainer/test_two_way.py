@@ -102,7 +102,10 @@ def test_while_the_student_is_not_there_the_teacher_is_as_ever(results):
     [
         ("teacher.objective.from_student={student: half}", "no student 'half'; there are:"),
         ("teacher.objective={from_student: {student: tinybert}, mlm: null}", "needs mlm beside"),
-        ("students.tinybert.objective.from_student={student: tinybert}", "are for the teacher"),
+        (
+            "students.tinybert.objective.from_student={student: tinybert}",
+            "from_student is for the teacher",
+        ),
     ],
 )
 def test_who_cannot_advise_is_refused(corpus, tmp_path, override, reason):
