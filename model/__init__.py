@@ -16,7 +16,7 @@ from model.hugging_face import (
     write_config,
 )
 from model.initialisation import build
-from model.layer_selection import select_layers
+from model.layer_selection import double_layers, select_layers
 from model.masked_language_model import Features, MaskedLanguageModel, ModelOutput
 from model.model_card import Training, model_card
 
@@ -32,6 +32,7 @@ __all__ = [
     "Training",
     "build",
     "describe",
+    "double_layers",
     "from_pretrained",
     "import_folder",
     "model_card",

@@ -1,13 +1,15 @@
-"""A shallower model out of a deeper one's layers."""
+"""A shallower model out of a deeper one's layers, and one that is twice as deep."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from model.config import EncoderConfig, ModelError
+from model.initialisation import build
 from model.sharing import attention_units, feed_forward_units
 
 _LAYER = re.compile(r"encoder\.(attention|feed_forward)\.(\d+)\.(.+)")
@@ -36,10 +38,24 @@ def select_layers(
             continue
         kind, unit, rest = match[1], int(match[2]), match[3]
         plan = plans[kind]
-        for new, old in enumerate(layers if max(plan) else [0]):
+        for new, old in enumerate(layers if max(plan) or depth == 1 else [0]):
             if plan[old] == unit:
                 selected[f"encoder.{kind}.{new}.{rest}"] = value
     return selected
+
+
+def double_layers(
+    state: Mapping[str, Tensor], config: EncoderConfig
+) -> tuple[EncoderConfig, dict[str, Tensor]]:
+    """Configuration and state with twice the layers: layer i is also layer i + L.
+
+    What only a first layer lacks (the norm before its attention) has its initial weights in the
+    layer that was its copy. `config` must not share weights in groups.
+    """
+    doubled = dataclasses.replace(config, layers=2 * config.layers)
+    selected = select_layers(state, [*range(config.layers)] * 2, config)
+    initial = build(doubled, seed=0).state_dict()
+    return doubled, {name: selected.get(name, tensor) for name, tensor in initial.items()}
 
 
 def _plans(state: Mapping[str, Tensor], config: EncoderConfig | None) -> dict[str, list[int]]:

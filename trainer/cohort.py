@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 from collections.abc import Mapping
 
 from torch import Tensor
 
+from model import double_layers
 from trainer.admission import is_due, is_over
-from trainer.checkpoint import Checkpoint
+from trainer.checkpoint import Checkpoint, full_state_dict
 from trainer.config import JobConfig, LearnerConfig
-from trainer.first_weights import from_embeddings, from_folder, from_layers
+from trainer.errors import TrainingError
+from trainer.first_weights import from_embeddings, from_folder, from_layers, model_state
 from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.stacking import StackingConfig, layers_of_the_moment
 from trainer.state import HeldOut, JobState, LearnerState
 
 
@@ -27,7 +32,7 @@ class Cohort:
         self.config = config
         self.workload = workload
         first = self._first_weights(TEACHER, config.teacher) if checkpoint is None else None
-        self.teacher = self._build(TEACHER, config.teacher, 0, first)
+        self.teacher = self._build_teacher(state.teacher_layers or self._layers_at(0), first)
         self._students: dict[str, Learner] = {}
         self._finished: dict[str, LearnerState] = {}  # by name in the config, like `_students`
         if checkpoint is not None:
@@ -59,6 +64,30 @@ class Cohort:
         """The names of those that are done, but still in memory."""
         return [one.name for one in self.students if one.counters.finished_at is not None]
 
+    def grow_teacher(self, step: int) -> bool:
+        """Double the teacher's layers if that is due before `step`; returns whether it was.
+
+        Students learn from the layers at the same relative depths from now on.
+        """
+        due, now = self._layers_at(step), self.teacher.config.model.layers
+        if now >= due:
+            return False
+        if 2 * now != due:
+            raise TrainingError(
+                f"teacher.stacking.steps: the teacher has {now} layers, {due} at step {step} are "
+                f"not twice as many; put the steps back"
+            )
+        counters, weights = self.teacher.counters, model_state(full_state_dict(self.teacher.engine))
+        _, doubled = double_layers(weights, self.teacher.config.model)
+        self.teacher.engine.destroy()
+        del self.teacher  # before the new one takes memory
+        gc.collect()
+        self.teacher = self._build_teacher(due, doubled)
+        self.teacher.counters = counters
+        for student in self.students:
+            student.follow(due)
+        return True
+
     def admit(self, state: JobState, unigram: HeldOut) -> list[str]:
         """Start the students whose time has come; returns their names."""
         joined = []
@@ -78,10 +107,11 @@ class Cohort:
 
     def release_finished(self) -> None:
         """Free the engines of those that are done, once a checkpoint has them."""
-        for name, learner in list(self._students.items()):
-            if learner.counters.finished_at is not None:
-                self._finished[name] = learner.counters
+        for name in list(self._students):
+            if self._students[name].counters.finished_at is not None:
+                self._finished[name] = self._students[name].counters
                 self._students.pop(name).engine.destroy()
+                gc.collect()  # engines and their hooks refer to each other
 
     def counters(self) -> dict[str, LearnerState]:
         """What the checkpoint must know of each learner."""
@@ -109,10 +139,22 @@ class Cohort:
         if config.init.pretrained is not None:
             return from_folder(section, config.init.pretrained, config.model)
         if config.init.teacher_layers is not None:
-            return from_layers(section, self.teacher, config.init.teacher_layers)
+            final, now = self.config.teacher.model.layers, self.teacher.config.model.layers
+            layers = layers_of_the_moment(config.init.teacher_layers, final, now)
+            return from_layers(section, self.teacher, layers)
         if config.init.teacher_embeddings:
             return from_embeddings(self.teacher, config.model)
         return None
+
+    def _layers_at(self, step: int) -> int:
+        teacher = self.config.teacher
+        return teacher.stacking.layers_at(step, teacher.model.layers)
+
+    def _build_teacher(self, layers: int, weights: Mapping[str, Tensor] | None) -> Learner:
+        teacher = self.config.teacher
+        model = dataclasses.replace(teacher.model, layers=layers)
+        now = dataclasses.replace(teacher, model=model, stacking=StackingConfig())
+        return self._build(TEACHER, now, 0, weights)
 
     def _build(
         self,
@@ -122,4 +164,7 @@ class Cohort:
         weights: Mapping[str, Tensor] | None = None,
     ) -> Learner:
         teacher = self.config.teacher.model
-        return Learner(key, config, teacher, self.workload, started_at, weights)
+        learner = Learner(key, config, teacher, self.workload, started_at, weights)
+        if key != TEACHER:
+            learner.follow(self.teacher.config.model.layers)
+        return learner

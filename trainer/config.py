@@ -12,7 +12,9 @@ from trainer.guard import GuardConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.optimizers import OptimizerConfig
 from trainer.progressive import ProgressiveConfig
+from trainer.recovery import RecoveryConfig, require_order
 from trainer.schedules import ScheduleConfig
+from trainer.stacking import StackingConfig
 
 ZERO_STAGES = (0, 1, 2, 3)
 FROZEN_STAGES = (0, 3)
@@ -96,6 +98,7 @@ class LearnerConfig:
     # Of a teacher: its last layer computes the masked positions only, up to 12% less work, and
     # students learn from its predictions there only. A student does so whenever its terms allow.
     masked_only: bool = False
+    stacking: StackingConfig = field(default_factory=StackingConfig)  # of a teacher
     frozen: bool = False  # a finished teacher: it is read, not trained (offline distillation)
     zero_stage: int = 0
     precision: str = "fp32"
@@ -119,6 +122,9 @@ class LearnerConfig:
             self._refuse_training()
         if self.progressive is not None:
             self._require_layers()
+        self.stacking.require_fit(self.model)
+        if self.stacking.steps and self.init.pretrained:
+            raise ValueError("stacking: begins with random weights; remove it, or init.pretrained")
         if self.objective.needs_pair_head():
             if self.model.pooler == "none":
                 raise ValueError("model.pooler: pairs are read from it; set it to tanh or first")
@@ -144,7 +150,7 @@ class LearnerConfig:
             )
         for key in (
             "objective", "optimizer", "schedule", "gradient_clipping", "guard", "dropout",
-            "checkpoint_activations",
+            "checkpoint_activations", "stacking",
         ):  # fmt: skip
             if getattr(self, key) != getattr(LearnerConfig(), key):
                 raise ValueError(f"{key} is for training; remove it (null), or frozen")
@@ -236,6 +242,7 @@ class JobConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    recover: list[RecoveryConfig] = field(default_factory=list)  # leave those that were done
     runs: str = "runs"  # the folder that holds runs/NAME
     seed: int = 0
     licence: str = "other"  # of the exported models: an identifier of the Hugging Face hub
@@ -246,31 +253,62 @@ class JobConfig:
             raise ValueError("steps must be at least 1")
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise ValueError(f"name must be a plain folder name, not {self.name!r}")
-        for student, config in self.students.items():
-            if student == "teacher":
-                raise ValueError("students.teacher: that name is the teacher's; choose another")
-            if not student.replace("-", "_").isidentifier():
-                raise ValueError(f"students.{student}: use letters, digits, - and _ in a name")
-            if config.frozen:
-                raise ValueError(f"students.{student}.frozen: only a teacher can be frozen")
-            if config.masked_only:
-                raise ValueError(f"students.{student}.masked_only is for the teacher; remove it")
-            if not config.objective.terms():
-                raise ValueError(f"students.{student}.objective: name at least one term")
-        if self.teacher.frozen and not self.students:
+        require_order(self.recover)
+        for name in self.students:
+            self._require_student(name)
+        self._require_teacher()
+        self._require_adviser()
+        self._require_objectives()
+
+    def _require_student(self, name: str) -> None:
+        """Refuse names that are no names, and what only a teacher can be or do."""
+        section, config = f"students.{name}", self.students[name]
+        if name == "teacher":
+            raise ValueError("students.teacher: that name is the teacher's; choose another")
+        if not name.replace("-", "_").isidentifier():
+            raise ValueError(f"{section}: use letters, digits, - and _ in a name")
+        if not config.objective.terms():
+            raise ValueError(f"{section}.objective: name at least one term")
+        for key in ("frozen", "masked_only", "stacking"):
+            if getattr(config, key) != getattr(LearnerConfig(), key):
+                raise ValueError(f"{section}.{key} is for the teacher; remove it")
+        if config.objective.from_student is not None:
+            raise ValueError(f"{section}.objective.from_student is for the teacher; remove it")
+        last = self.teacher.model.layers - 1
+        if not all(0 <= layer <= last for layer in config.init.teacher_layers or []):
+            raise ValueError(f"{section}.init.teacher_layers: the teacher's layers are 0 to {last}")
+
+    def _require_teacher(self) -> None:
+        """Refuse what only a student can be or do, and a teacher of nobody."""
+        teacher = self.teacher
+        if teacher.frozen and not self.students:
             raise ValueError("students: a frozen teacher needs at least one")
-        if not self.teacher.frozen and not self.teacher.objective.terms():
+        if not teacher.frozen and not teacher.objective.terms():
             raise ValueError("teacher.objective: name at least one term")
-        if self.teacher.objective.needs_teacher():
+        if teacher.objective.needs_teacher():
             raise ValueError(
                 "teacher.objective: a teacher has nobody to learn from; use mlm, nsp, sop"
             )
         self._require_objectives()
-        if self.teacher.start != StartConfig() or self.teacher.stop != StopConfig():
+        if teacher.start != StartConfig() or teacher.stop != StopConfig():
             raise ValueError("teacher.start and teacher.stop are for students; see steps")
-        init = self.teacher.init
-        if init != InitConfig(pretrained=init.pretrained):
+        if teacher.init != InitConfig(pretrained=teacher.init.pretrained):
             raise ValueError("teacher.init.teacher_... are for students")
+
+    def _require_adviser(self) -> None:
+        """Refuse a teacher that learns from nobody, or from one who cannot tell it anything."""
+        terms = self.teacher.objective.terms()
+        term = self.teacher.objective.from_student
+        if term is None:
+            return
+        section = "teacher.objective.from_student"
+        if len(terms) == 1:
+            raise ValueError(f"{section}: needs mlm beside it")
+        if term.student not in self.students:
+            there = ", ".join(self.students) or "none"
+            raise ValueError(f"{section}.student: no student {term.student!r}; there are: {there}")
+        if self.students[term.student].model.vocab_size != self.teacher.model.vocab_size:
+            raise ValueError(f"{section}: student and teacher must share a vocabulary")
 
     def _require_objectives(self) -> None:
         """Refuse objectives about what the data does not have or the teacher does not hand out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from trainer.errors import TrainingError
 from trainer.first_weights import model_state
 from trainer.learner import TEACHER, student_key
 from trainer.run_folder import RunFolder
+from trainer.stacking import StackingConfig
 from trainer.state import JobState
 
 _log = logging.getLogger(__name__)
@@ -45,9 +47,11 @@ class SavedLearners:
         raise TrainingError(f"{self.checkpoint.path}: no learner {learner}; there are: {there}")
 
     def config(self, name: str) -> LearnerConfig:
-        """The config of the learner with this full name."""
+        """The config of the learner with this full name; a teacher's model as it is now."""
         if name == TEACHER:
-            return self.job.teacher
+            teacher = self.job.teacher
+            model = dataclasses.replace(teacher.model, layers=self.state.teacher_layers)
+            return dataclasses.replace(teacher, model=model, stacking=StackingConfig())
         return self.job.students[name.removeprefix("students/")]
 
     @property

@@ -23,6 +23,7 @@ from trainer.held_out import ValidationSet
 from trainer.learner import TEACHER, Learner, Workload, student_key
 from trainer.prefetch import Prefetched
 from trainer.recorder import Recorder
+from trainer.recovery import batch_number, checkpoint_to_go_on_from, done_with, proposal
 from trainer.replicas import verify
 from trainer.run_folder import RunFolder
 from trainer.seeds import derive
@@ -54,7 +55,8 @@ class Job:
         self._validation = ValidationSet(config)
         self._unigram = self._validation.unigram()
         surroundings.startup.mark("data")
-        checkpoint = newest_intact(self.folder.checkpoints, _log.warning, dist.group.WORLD)
+        newest = newest_intact(self.folder.checkpoints, _log.warning, dist.group.WORLD)
+        checkpoint = checkpoint_to_go_on_from(newest, config.recover, surroundings.attempt)
         surroundings.startup.mark("finding a checkpoint")
         _require_same_tokenizers(config, set(checkpoint.learners) if checkpoint else set())
         self.state = self._state_of(checkpoint)
@@ -74,14 +76,24 @@ class Job:
         self._open = ExitStack()
         self.recorder = Recorder(config, self.folder, self.state, speaks=rank == 0)
         self._open.enter_context(self.recorder)
-        self.batches = Prefetched(stream.batch, self.state.step)
+        self.batches = Prefetched(
+            lambda step: stream.batch(batch_number(step, config.recover)), self.state.step
+        )
         self._open.callback(self.batches.close)
         if checkpoint is not None:
             self.recorder.say(f"going on from step {self.state.step:,}")
+        if checkpoint is not newest:
+            self.recorder.say(f"the checkpoints after it count no more: {config.recover[-1]}")
         for name in sorted(self._dropped(checkpoint)):
             self.recorder.say(f"{name} goes on no more: it is not in the config")
         if not config.students:
             self.recorder.say("no students: plain pre-training of the teacher")
+
+    def grow_teacher(self) -> None:
+        """Double the teacher's layers where the config says so."""
+        if self.cohort.grow_teacher(self.state.step):
+            layers = self.cohort.teacher.config.model.layers
+            self.recorder.say(f"step {self.state.step:,}: the teacher grows to {layers} layers")
 
     def admit_students(self) -> None:
         """Start the students whose time has come."""
@@ -139,6 +151,7 @@ class Job:
         self.verify_replicas()
         finishing = self.cohort.finishing
         self.state.learners = self.cohort.counters()
+        self.state.teacher_layers = self.cohort.teacher.config.model.layers
         held_out = self.state.teacher_held_out
         self._writer.save(
             self.state.step,
@@ -178,10 +191,13 @@ class Job:
         self.recorder.say(f"step {step:,}: {learner.name} sits out: {learner.sat_out} ({loss:.4g})")
         if in_a_row > learner.config.guard.tolerate:
             self._writer.wait()
+            way_out = proposal(
+                self.config.recover, self._writer.last_published or 0, range(step - in_a_row, step)
+            )
             raise TrainingError(
                 f"{learner.name} sat out {in_a_row} steps in a row ({learner.sat_out} at step "
-                f"{step}): start again with a lower learning_rate, or other data after the "
-                f"checkpoint of step {self._writer.last_published or 0}"
+                f"{step}); start again with a lower learning_rate, or without these batches: "
+                f"'{way_out}'"
             )
 
     def _engines(self) -> dict[str, DeepSpeedEngine]:
@@ -194,8 +210,11 @@ class Job:
 
     def _state_of(self, checkpoint: Checkpoint | None) -> JobState:
         if checkpoint is None:
-            return JobState(wandb_id=_wandb_id(self.folder))
-        return JobState.from_json(checkpoint.trainer_state)
+            state = JobState(wandb_id=_wandb_id(self.folder))
+        else:
+            state = JobState.from_json(checkpoint.trainer_state)
+        state.recovered = done_with(self.config.recover)
+        return state
 
 
 def _wandb_id(folder: RunFolder) -> str:

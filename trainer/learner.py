@@ -21,7 +21,7 @@ from trainer.config import LearnerConfig
 from trainer.engine import gathered, gradient_norm, start_engine
 from trainer.errors import TrainingError
 from trainer.guard import GRADIENT
-from trainer.knowledge import Decoder, Knowledge, union
+from trainer.knowledge import Decoder, Knowledge, detach, union
 from trainer.objectives import Lesson, Objective
 from trainer.optimizers import UNIFORM, Rates, build_optimizer
 from trainer.progressive import Transfer
@@ -77,14 +77,16 @@ class LearnerModule(nn.Module):
         knowledge: Knowledge | None = None,
         capture: Capture = NOTHING,
         step: int = 0,
+        only_features: bool = False,
     ) -> tuple[Tensor, Tensor, Features | None]:
         """The loss share (a scalar to run backward), the term shares [terms], and the features.
 
         `step` is the learner's own, on which the objective may depend.
 
-        Without `totals` nothing is learnt: the sums of `trainer.scores.score` come back, alone.
+        Without `totals` nothing is learnt: the sums of `trainer.scores.score` come back, alone; or
+        `only_features`.
         """
-        if totals is None:
+        if totals is None and not only_features:
             capture = capture_for(self.model)
         with self.autocast(batch.input_ids.device):
             features = self.model.features(
@@ -94,6 +96,9 @@ class LearnerModule(nn.Module):
                 batch.masked_positions,
                 capture,
             )
+            if only_features:
+                nothing = features.vocabulary_input.new_zeros(0)
+                return nothing, nothing, features
             decoder = Decoder(*self.model.decoder())
             if totals is None:
                 sums = score(features, decoder, batch)
@@ -144,6 +149,8 @@ class Learner:
         self.model: MaskedLanguageModel = module.model
         self.device: torch.device = self.engine.device
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
+        self._teacher_layers = teacher.layers
+        self._is_taught = False
         self.sat_out: str | None = None  # why, if it sat out the last step
 
     @property
@@ -168,6 +175,7 @@ class Learner:
         if self.config.dropout:
             parts = (self.workload.seed, self.name, place.step, place.micro_batch, dist.get_rank())
             torch.manual_seed(derive(*parts))
+        self._is_taught = knowledge is not None
         own_step = self.own_step(place.step)
         capture = union([capture, self._always, self.objective.student_capture(own_step)])
         loss, shares, features = self.engine(batch, totals, knowledge, capture, own_step)
@@ -209,16 +217,22 @@ class Learner:
         else:
             guard.took(limits, loss)
 
+    def follow(self, teacher_layers: int) -> None:
+        """Learn from a teacher that has so many layers now."""
+        self.objective.follow(teacher_layers)
+        self._teacher_layers = teacher_layers
+
     def own_step(self, step: int) -> int:
         """The job's `step`, from 0 at the learner's start."""
         return step - self.counters.started_at
 
     def _regime(self, step: int, length: int) -> str:
-        """What losses must have in common to be compared: terms, layers, sequence length."""
+        """What losses must have in common to be compared: terms, models, sequence length."""
         own, objective = self.own_step(step), self.objective
         terms = [name for name, weight in objective.weights(own).items() if weight]
-        layers = objective.student_capture(own), objective.teacher_capture(own)
-        return f"{derive(repr((self.config.objective, terms, layers, length))):x}"
+        captures = objective.student_capture(own), objective.teacher_capture(own)
+        models = self.config.model.layers, self._teacher_layers, self._is_taught
+        return f"{derive(repr((self.config.objective, terms, captures, models, length))):x}"
 
     def learning_rate(self, step: int) -> float:
         """The learning rate at the job's `step`.
@@ -245,6 +259,25 @@ class Learner:
             if self.config.zero_stage == 3:
                 whole = [tensor.clone() for tensor in whole]
         return Decoder(whole[0], whole[1] if len(whole) > 1 else None)
+
+    @property
+    def adviser(self) -> str | None:
+        """The student that a teacher learns from, by its key."""
+        term = self.config.objective.from_student
+        return None if term is None else student_key(term.student)
+
+    @torch.no_grad()
+    def predictions(self, batch: MicroBatch, decoder: Decoder) -> Knowledge:
+        """What it predicts at masked positions as it is, without dropout, for a teacher.
+
+        `decoder` is its own.
+        """
+        self.engine.eval()
+        _, _, features = self.engine(batch, only_features=True)
+        self.engine.train()
+        assert features is not None
+        with self.autocast():
+            return detach(features, decoder)
 
     @torch.no_grad()
     def evaluate(self, batch: MicroBatch) -> Tensor:

@@ -18,6 +18,7 @@ class Outcome(Enum):
 def train(job: Job) -> Outcome:
     """Take `job` from where it is to its last step, or to a requested stop. Collective."""
     while job.state.step < job.config.steps:
+        job.grow_teacher()
         job.admit_students()
         result = train_step(
             job.cohort.teacher,

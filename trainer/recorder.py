@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import resource
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from trainer.learner import Learner
 from trainer.run_folder import RunFolder
 from trainer.state import JobState
 from trainer.step import StepResult
+
+_log = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -70,8 +73,9 @@ class Recorder:
         self._display.update(state.step, row, [])
 
     def say(self, message: str) -> None:
-        """One line for the person who watches."""
+        """One line for the person who watches, and for the log."""
         if self._speaks:
+            _log.info(message)
             self._display.say(message)
 
     def finish(self, *, completed: bool) -> None:

@@ -50,6 +50,8 @@ class JobState:
     tokens: int = 0
     seconds: float = 0.0
     learners: dict[str, LearnerState] = field(default_factory=dict)
+    teacher_layers: int = 0  # which may grow; 0 before there is a teacher
+    recovered: list[dict[str, Any]] = field(default_factory=list)  # entries of `recover`, done
     teacher_held_out: HeldOut | None = None  # the newest evaluation of the teacher
 
     def to_json(self) -> dict[str, Any]:

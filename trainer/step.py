@@ -45,12 +45,15 @@ def train_step(
     capture = union(objective.teacher_capture(own) for objective, own in listeners)
     readers = sum(objective.needs_teacher_logits(own) for objective, own in listeners)
     decoder = teacher.decoder() if readers else None
+    adviser = next((one for one in students if one.name == teacher.adviser), None)
+    advised_by = adviser.decoder() if adviser else None
     learners = [learner for learner in (teacher, *students) if learner.is_trained]
     rows = batch if learners else batch.rows(0, 0)  # a frozen teacher that nobody listens to
     micro_batches = to_micro_batches(rows, teacher.workload.micro_batch, teacher.device)
     for number, micro_batch in enumerate(micro_batches):
         place = Place(step, number)
-        features = teacher.accumulate(micro_batch, totals, place, capture=capture)
+        advice = adviser.predictions(micro_batch, advised_by) if adviser and advised_by else None
+        features = teacher.accumulate(micro_batch, totals, place, advice, capture)
         with teacher.autocast():
             knowledge = detach(features, decoder, readers)
         del features

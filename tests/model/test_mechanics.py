@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -357,3 +358,22 @@ def test_layers_that_share_weights_hold_them_once() -> None:
 def test_configurations_that_do_not_fit_together(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         model.EncoderConfig(**{**SMALL, **changes})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_twice_the_layers_are_two_copies(family, layers):
+    changes = {"global_every": 1} if family == "modernbert" else {}
+    small = built(family, layers=layers, **changes)
+    config, state = model.double_layers(small.state_dict(), small.config)
+    grown = model.build(config, seed=1)
+    grown.load_state_dict(state)
+    assert config.layers == 2 * layers
+    before = small.state_dict()
+    for name, tensor in grown.state_dict().items():
+        copy = re.sub(r"(?<=encoder\.)(\w+)\.(\d+)", lambda m: f"{m[1]}.{int(m[2]) % layers}", name)
+        if copy in before:
+            assert torch.equal(tensor, before[copy]), name
+        else:  # a first layer has no norm of its own: what its copy has changes nothing
+            assert torch.equal(tensor, torch.ones_like(tensor)), name
+    assert torch.isfinite(grown(ids()).logits).all()

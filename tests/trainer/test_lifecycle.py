@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
 import weakref
 
 import pytest
+import torch
 
+from model import from_pretrained, select_layers
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job, with_students
 from trainer import metrics
 from trainer.admission import is_over, schedule_steps
-from trainer.checkpoint import Checkpoint
+from trainer.checkpoint import Checkpoint, full_state_dict
 from trainer.cohort import Cohort
-from trainer.config import StartConfig, StopConfig
+from trainer.config import InitConfig, StartConfig, StopConfig
+from trainer.first_weights import model_state
+from trainer.guard import GuardConfig
 from trainer.run_folder import RunFolder
 from trainer.schedules import ScheduleConfig
 from trainer.state import JobState, LearnerState
@@ -42,30 +45,69 @@ def edited_jobs(corpus, runs):
     finish(run(with_students(edited, tinybert=narrow, late=half)))
 
 
-def limited_jobs(corpus, runs):
-    """Budgets in steps and in tokens; whether the finished students' memory is free."""
-    job = tiny_job(corpus, runs, "name=limited", "steps=9")
+def three_students(corpus, runs):
+    """With budgets in steps and in tokens; from a folder and from the teacher's layers."""
+    job = tiny_job(corpus, runs, "name=limited", "steps=9", "teacher.zero_stage=3")
     narrow, half = students_of(job)
+    return with_students(
+        job,
+        tinybert=dataclasses.replace(narrow, stop=StopConfig(tokens=768)),
+        late=dataclasses.replace(
+            half,
+            start=StartConfig(step=3),
+            stop=StopConfig(steps=2),
+            init=InitConfig(pretrained=str(runs / "edited" / "exports" / "late")),
+        ),
+        copy=dataclasses.replace(
+            half,
+            start=StartConfig(teacher_loss=100.0),  # as soon as there is an evaluation
+            init=InitConfig(teacher_layers=[1, 3]),
+            zero_stage=3,
+            guard=GuardConfig(window=4),
+        ),
+    )
+
+
+def first_weights():
+    """The weights of everyone who joins from now on, and of the teacher at that moment."""
+    seen, admit = {}, Cohort.admit
+
+    def recording(cohort, *arguments):
+        joined = admit(cohort, *arguments)
+        for name in joined:
+            both = cohort.learners[name].engine, cohort.teacher.engine
+            seen[name] = [model_state(full_state_dict(engine)) for engine in both]
+        return joined
+
+    Cohort.admit = recording
+    return seen
+
+
+def let_go():
+    """References to the modules of everyone who is let go of from now on."""
     modules, release = [], Cohort.release_finished
 
-    def remembering_release(cohort):
+    def remembering(cohort):
         modules.extend(weakref.ref(one.engine.module) for one in cohort.students
                        if one.counters.finished_at is not None)  # fmt: skip
         release(cohort)
 
-    Cohort.release_finished = remembering_release
-    limited = with_students(
-        job,
-        tinybert=dataclasses.replace(narrow, stop=StopConfig(tokens=768)),
-        late=dataclasses.replace(half, start=StartConfig(step=3), stop=StopConfig(steps=2)),
-    )
-    run(limited, stop_after=6)
-    gc.collect()
+    Cohort.release_finished = remembering
+    return modules
+
+
+def limited_jobs(corpus, runs):
+    """Three students together, interrupted once they are done; each alone; nobody."""
+    job = three_students(corpus, runs)
+    modules, joined = let_go(), first_weights()
+    run(job, stop_after=6)
     alive = [module for module in modules if module() is not None]
-    finish(run(limited))
-    longer = dataclasses.replace(limited, name="alone", students={})
-    run(longer)
-    return len(modules), len(alive)
+    finish(run(job))
+    joined = dict(joined)
+    for name, student in job.students.items():
+        run(with_students(dataclasses.replace(job, name=f"only-{name}"), **{name: student}))
+    run(dataclasses.replace(job, name="nobody", students={}))
+    return len(modules), len(alive), joined
 
 
 def all_jobs(corpus, runs):
@@ -105,22 +147,48 @@ def test_a_student_that_was_dropped_stays_in_old_checkpoints_only(runs):
 
 
 def test_a_finished_student_costs_nothing_and_stays_in_every_checkpoint(launched):
-    runs, memory = launched
-    assert memory == [(2, 0), (2, 0)]  # on each rank two were let go of, and none is alive
+    runs, results = launched
+    for let_go_of, alive, _ in results:
+        assert (let_go_of, alive) == (2, 0)
     folder = RunFolder(runs / "limited")
+    names = ("teacher", "students/tinybert", "students/late")
     steps = {name: [step for step, key, _ in curve(folder) if key == f"{name}/loss"]
-             for name in EVERYONE}  # fmt: skip
+             for name in names}  # fmt: skip
     assert steps == {"teacher": [*range(1, 10)], "students/tinybert": [1, 2, 3, 4],
                      "students/late": [4, 5]}  # fmt: skip
-    assert curve(folder, "teacher") == curve(RunFolder(runs / "alone"), "teacher")
     last, before = Checkpoint(folder.checkpoints, 9), Checkpoint(folder.checkpoints, 6)
     last.verify()
-    for name in EVERYONE[1:]:
+    for name in names[1:]:
         for parameter, tensor in before.master_weights(name).items():
             assert (last.master_weights(name)[parameter] == tensor).all()
     results = json.loads(folder.evaluation.read_text())["learners"]
-    assert [results[name]["finished_at"] for name in EVERYONE] == [None, 4, 5]
+    assert [results[name]["finished_at"] for name in names] == [None, 4, 5]
     assert "Optimizer steps: 2" in (folder.exports / "late" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["tinybert", "late", "copy"])
+def test_each_of_three_students_is_what_it_is_alone(runs, name):
+    together, alone = (curve(RunFolder(runs / run), name) for run in ("limited", f"only-{name}"))
+    assert len(together) > 10
+    assert alone == together
+
+
+def test_the_teacher_is_what_it_is_without_students(runs):
+    alone, taught = (curve(RunFolder(runs / run), "teacher") for run in ("nobody", "limited"))
+    assert alone == taught
+
+
+def test_first_weights_are_the_teachers_of_that_moment_or_the_folders(launched):
+    """Of a teacher in parts (ZeRO-3), two steps after it began."""
+    runs, results = launched
+    joined = results[0][2]
+    copied, teacher = joined["students/copy"]
+    for name, tensor in select_layers(teacher, [1, 3]).items():
+        assert torch.equal(copied[name], tensor), name
+    late, _ = joined["students/late"]
+    stored = from_pretrained(runs / "edited" / "exports" / "late").state_dict()
+    for name, tensor in late.items():
+        assert torch.equal(stored[name], tensor), name
 
 
 def test_a_schedule_runs_over_the_budget(runs):

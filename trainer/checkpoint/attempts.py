@@ -56,6 +56,15 @@ class Attempt:
         content = json.loads(self.record.read_text())
         _write(self.record, {**content, "ended": True})
 
+    def disown_after(self, step: int) -> None:
+        """Let later checkpoints count no more: they stay on the disk until others take their place.
+
+        What this attempt publishes counts.
+        """
+        content = json.loads(self.record.read_text())
+        kept = [found for found in content["checkpoints"] if found <= step]
+        _write(self.record, {**content, "checkpoints": kept})
+
     @property
     def record(self) -> Path:
         """The file that made this attempt, and its heart."""

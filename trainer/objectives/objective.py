@@ -31,6 +31,7 @@ from trainer.objectives.terms import (
     Cosine,
     Embedding,
     FeatureMaps,
+    FromStudent,
     Hidden,
     MaskedLanguageModelling,
     MeanTransfer,
@@ -67,6 +68,7 @@ class ObjectiveConfig:
     variance_transfer: VarianceTransfer | None = None
     attention_relation: AttentionRelation | None = None
     value_relation: ValueRelation | None = None
+    from_student: FromStudent | None = None  # of a teacher
 
     def terms(self) -> dict[str, TermConfig]:
         """The sections that are on, by name."""
@@ -200,7 +202,8 @@ class Objective(nn.Module):
 
     def _parts(self, lesson: Lesson) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
         """(unit, weighted sum in the graph, sum of each term) of what is computed together."""
-        weights, terms = self.weights(lesson.step), self._on(lesson.step)
+        weights, on = self.weights(lesson.step), self._on(lesson.step)
+        terms = {name: term for name, term in on.items() if term.applies(lesson)}
         shared: dict[str, dict[str, VocabularyTerm]] = {}
         for name, term in terms.items():
             if isinstance(term, VocabularyTerm):

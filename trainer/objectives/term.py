@@ -91,6 +91,10 @@ class Term(nn.Module, ABC):
         """What the teacher's forward must hand out at the learner's `step`."""
         return Capture()
 
+    def applies(self, lesson: Lesson) -> bool:
+        """Whether there is what it compares with."""
+        return True
+
     def follow(self, teacher_layers: int) -> None:
         """The teacher has so many layers now (it may grow); layer maps follow."""
         return

@@ -21,6 +21,7 @@ from trainer.objectives.terms.states import (
     Patient,
     VarianceTransfer,
 )
+from trainer.objectives.terms.two_way import FromStudent
 from trainer.objectives.terms.vocabulary import (
     Blended,
     MaskedLanguageModelling,
@@ -36,6 +37,7 @@ __all__ = [
     "Cosine",
     "Embedding",
     "FeatureMaps",
+    "FromStudent",
     "Hidden",
     "MaskedLanguageModelling",
     "MeanTransfer",

@@ -75,7 +75,7 @@ class SoftTargets(VocabularyTermConfig):
     def __post_init__(self) -> None:
         """Refuse temperatures that mean nothing, and unknown positions."""
         super().__post_init__()
-        _require_positive(self.temperature)
+        require_positive(self.temperature)
         if self.positions not in POSITIONS:
             raise ValueError(f"positions must be one of {POSITIONS}, not {self.positions}")
 
@@ -121,7 +121,7 @@ class Prediction(VocabularyTermConfig):
     def __post_init__(self) -> None:
         """Refuse temperatures that mean nothing."""
         super().__post_init__()
-        _require_positive(self.temperature)
+        require_positive(self.temperature)
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
         """See `TermConfig.build`."""
@@ -185,7 +185,8 @@ class BlendedTerm(VocabularyTerm):
         return blended_cross_entropy_rows(teacher, lesson.batch.masked_labels, self.teacher_share)
 
 
-def _require_positive(temperature: Any) -> None:
+def require_positive(temperature: Any) -> None:
+    """Raise ValueError unless a temperature is positive at every step."""
     if min(OverSteps.read(temperature, "temperature").values) <= 0:
         raise ValueError("temperature must be positive")
 

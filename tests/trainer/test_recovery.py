@@ -1,0 +1,95 @@
+"""Back to a checkpoint, past some batches, once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import configs
+from tests.distributed import run_distributed
+from tests.trainer.jobs import curve, run, tiny_job
+from trainer.checkpoint import Checkpoint, CheckpointError, published
+from trainer.config import JobConfig
+from trainer.errors import TrainingError
+from trainer.recovery import RecoveryConfig, batch_number, proposal
+from trainer.run_folder import RunFolder
+
+FIRST, SECOND = RecoveryConfig(2, [3, 5]), RecoveryConfig(6, [9, 10])
+
+
+def test_batches_in_the_ranges_are_passed_over():
+    assert [batch_number(step, []) for step in range(3)] == [0, 1, 2]
+    assert [batch_number(step, [FIRST]) for step in range(6)] == [0, 1, 2, 5, 6, 7]
+    both = [batch_number(step, [SECOND, FIRST]) for step in range(9)]
+    assert both == [0, 1, 2, 5, 6, 7, 8, 10, 11]
+    back_only = RecoveryConfig(4)
+    assert [batch_number(step, [back_only]) for step in range(6)] == list(range(6))
+
+
+def test_the_way_out_is_what_the_command_line_takes(corpus, tmp_path):
+    text = proposal([FIRST, RecoveryConfig(4)], 6, range(7, 9))
+    assert text == (
+        "recover=[{checkpoint: 2, skip: [3, 5]}, {checkpoint: 4, skip: null}, "
+        "{checkpoint: 6, skip: [9, 11]}]"
+    )
+    job = tiny_job(corpus, tmp_path, text)
+    assert job.recover == [FIRST, RecoveryConfig(4), RecoveryConfig(6, [9, 11])]
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ("[{checkpoint: 4, skip: [3, 5]}]", "recover[0].skip: the checkpoint of step 4 has seen"),
+        ("[{checkpoint: 2, skip: [5, 3]}]", "skip must be two numbers"),
+        ("[{checkpoint: 2, skip: [5, 8]}, {checkpoint: 2, skip: [7, 9]}]", "overlaps"),
+    ],
+)
+def test_entries_that_cannot_be_are_refused(corpus, tmp_path, entries, reason):
+    with pytest.raises(configs.ConfigError) as failed:
+        tiny_job(corpus, tmp_path, f"recover={entries}")
+    assert reason in str(failed.value)
+
+
+def failure(job: JobConfig) -> str:
+    with pytest.raises((TrainingError, CheckpointError)) as failed:
+        run(job)
+    return str(failed.value)
+
+
+def jobs(corpus, runs):
+    """A run taken back from step 6 to 2, interrupted at 5; one that was never elsewhere."""
+    job = tiny_job(corpus, runs, "name=recovered", "checkpoint.keep=9")
+    run(job, stop_after=6)
+    nowhere = failure(dataclasses.replace(job, recover=[RecoveryConfig(3, [3, 5])]))
+    recovered = dataclasses.replace(job, recover=[FIRST])
+    folder = run(recovered, stop_after=5)
+    steps = published(folder.checkpoints)
+    forgotten = failure(job)
+    run(recovered)
+    run(dataclasses.replace(recovered, name="straight"))
+    return steps, nowhere, forgotten
+
+
+@pytest.fixture(scope="module")
+def launched(corpus, tmp_path_factory):
+    runs = tmp_path_factory.mktemp("recovery")
+    return runs, run_distributed(jobs, 2, corpus, runs)
+
+
+def test_it_goes_back_once_and_is_as_if_it_had_never_been_elsewhere(launched):
+    """Interrupted after it went back, it goes on from there."""
+    runs, results = launched
+    assert [steps for steps, _, _ in results] == [[2, 4, 5]] * 2  # 6 counts no more
+    recovered, straight = RunFolder(runs / "recovered"), RunFolder(runs / "straight")
+    assert curve(recovered) == curve(straight)
+    assert len({step for step, _, _ in curve(recovered)}) == 8
+    state = Checkpoint(recovered.checkpoints, 8).trainer_state
+    assert state["recovered"] == [{"checkpoint": 2, "skip": [3, 5]}]
+
+
+def test_what_cannot_be_done_is_one_line(launched):
+    for _, nowhere, forgotten in launched[1]:
+        assert "has no checkpoint of step 3; there are: 2, 4, 6" in nowhere
+        assert "recover: the run has carried out" in forgotten
+        assert "\n" not in nowhere + forgotten

@@ -1,0 +1,125 @@
+"""A teacher that doubles its layers, in the real job: 1, from step 2 on 2, from step 5 on 4."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from model import EncoderConfig, from_pretrained
+from tests.distributed import run_distributed
+from tests.trainer.jobs import curve, finish, run, tiny_job
+from trainer.checkpoint import Checkpoint, full_state_dict
+from trainer.cohort import Cohort
+from trainer.config import LearnerConfig
+from trainer.run_folder import RunFolder
+from trainer.stacking import StackingConfig, layers_of_the_moment
+
+GROWTH = "teacher.stacking.steps=[2,5]"
+
+
+def growths():
+    """Every growth from now on, as (teacher before, teacher after, optimizer states after)."""
+    seen, grow = [], Cohort.grow_teacher
+
+    def recording(cohort, step):
+        before = full_state_dict(cohort.teacher.engine)
+        grew = grow(cohort, step)
+        if grew:
+            states = sum(map(len, cohort.teacher.engine.optimizer.optimizer.state.values()))
+            seen.append((before, full_state_dict(cohort.teacher.engine), states))
+        return grew
+
+    Cohort.grow_teacher = recording
+    return seen
+
+
+def jobs(corpus, runs, name):
+    """Undisturbed, and interrupted at a growth and between two."""
+    job = tiny_job(corpus, runs, f"name={name}", GROWTH, "students.distilbert.start.step=3")
+    seen = growths()
+    finish(run(job))
+    if name == "two":
+        parts = dataclasses.replace(job, name="parts")
+        run(parts, stop_after=2)
+        finish(run(parts, stop_after=4))
+        run(parts)
+    return seen
+
+
+def parts_of_zero(corpus, runs):
+    seen = jobs(corpus, runs, "two")
+    job = tiny_job(corpus, runs, "name=partitioned", GROWTH, "teacher.zero_stage=3",
+                   "students.distilbert.start.step=3")  # fmt: skip
+    run(job)
+    return seen[:2]
+
+
+@pytest.fixture(scope="module")
+def launched(corpus, tmp_path_factory):
+    runs = tmp_path_factory.mktemp("stacking")
+    seen = run_distributed(parts_of_zero, 2, corpus, runs)[0]
+    run_distributed(jobs, 1, corpus, runs, "one")
+    return runs, seen
+
+
+def test_a_growth_copies_the_layers_and_begins_the_optimizer_anew(launched):
+    for layers, (before, after, states) in zip((1, 2), launched[1], strict=True):
+        for name, tensor in before.items():
+            assert torch.equal(after[name], tensor), name
+            head, _, rest = name.partition(".encoder.")
+            kind, number, rest = (*rest.split(".", 2), "", "")[:3]
+            copy = f"{head}.encoder.{kind}.{int(number or 0) + layers}.{rest}"
+            if kind in ("attention", "feed_forward"):
+                assert torch.equal(after[copy], tensor), name
+        assert states == 0
+
+
+def test_depths_and_losses_follow_the_steps(launched):
+    runs, _ = launched
+    folder = RunFolder(runs / "two")
+    depth = {step: Checkpoint(folder.checkpoints, step).trainer_state["teacher_layers"]
+             for step in (6, 8)}  # fmt: skip
+    assert depth == {6: 4, 8: 4}
+    assert from_pretrained(folder.exports / "teacher").config.layers == 4
+
+
+@pytest.mark.parametrize("other", ["one", "partitioned"])
+def test_ranks_and_stages_do_not_matter(launched, other):
+    runs, _ = launched
+    ours, theirs = (
+        {(step, key): value for step, key, value in curve(RunFolder(runs / name))
+         if key.endswith("/loss") and not key.startswith("val")}
+        for name in ("two", other)
+    )  # fmt: skip
+    assert len(ours) == 8 + 8 + 5
+    assert theirs == pytest.approx(ours, rel=1e-5)
+
+
+def test_interrupted_at_a_growth_and_between_two(launched):
+    """Scored and exported between two, it has the layers of then."""
+    runs, _ = launched
+    parts = RunFolder(runs / "parts")
+    assert curve(parts) == curve(RunFolder(runs / "two"))
+    assert Checkpoint(parts.checkpoints, 4).trainer_state["teacher_layers"] == 2
+    assert from_pretrained(parts.exports / "teacher").config.layers == 2
+    results = json.loads(parts.evaluation.read_text())
+    assert results["learners"]["teacher"]["loss"] > 0
+
+
+def test_layers_are_counted_on_the_final_teacher():
+    stacking = StackingConfig([2, 5])
+    assert [stacking.layers_at(step, 12) for step in (0, 1, 2, 4, 5, 99)] == [3, 3, 6, 6, 12, 12]
+    assert layers_of_the_moment([0, 2, 4, 6, 8, 10], 12, 6) == [0, 1, 2, 3, 4, 5]
+    assert layers_of_the_moment([3, 11], 12, 3) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("layers", "steps", "reason"),
+    [(6, [2, 5], "stacking.steps: 6 layers are not 4 times"), (4, [5, 2], "steps must be")],
+)
+def test_what_cannot_double_is_refused(layers, steps, reason):
+    with pytest.raises(ValueError, match=reason):
+        LearnerConfig(model=EncoderConfig(layers=layers), stacking=StackingConfig(steps))

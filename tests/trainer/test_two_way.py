@@ -1,0 +1,114 @@
+"""The teacher's loss with a term from a student's predictions."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+import configs
+from tests.distributed import run_distributed
+from tests.trainer import tiny
+from tests.trainer.jobs import tiny_job
+from trainer.batches import to_device
+from trainer.learner import TEACHER, Learner, Workload, build_module
+from trainer.objectives.terms import FromStudent
+from trainer.step import train_step
+
+ADVICE = FromStudent(weight=0.5, student="tinybert", temperature=2.0)
+STAGES = [(0, 0, 0), (2, 1, 3), (3, 0, 3)]
+
+
+def two_way(stages):
+    found = tiny.learner_configs(stages)
+    objective = dataclasses.replace(found[TEACHER].objective, from_student=ADVICE)
+    return {**found, TEACHER: dataclasses.replace(found[TEACHER], objective=objective)}
+
+
+def expected():
+    """The term of the first step in plain torch, one process, the whole batch."""
+    found = two_way((0, 0, 0))
+    batch = to_device(tiny.random_batch(0), torch.device("cpu"))
+    logits = []
+    for name in (TEACHER, "students/tinybert"):
+        module = build_module(name, found[name], found[TEACHER].model, tiny.SEED).eval()
+        output = module.model(batch.input_ids, batch.segment_ids, batch.attention_mask)
+        logits.append(output.logits.flatten(0, 1)[batch.masked_positions] / 2.0)
+    teacher, student = logits
+    losses = F.kl_div(
+        teacher.log_softmax(-1), student.log_softmax(-1), reduction="none", log_target=True
+    ).sum(-1)
+    asked = batch.masked_labels >= 0
+    return (2.0**2 * losses[asked].mean()).item()
+
+
+def trained(stages, members, steps=3):
+    """What the term and the students' losses came to; `members` are numbers of students."""
+    found = two_way(stages)
+    rows = 8 // dist.get_world_size()
+    workload = Workload(tiny.STEPS, tiny.SEED, rows // 2, 2)
+    everyone = [
+        Learner(name, dataclasses.replace(config, dropout=0.1 if name != TEACHER else 0.0),
+                found[TEACHER].model, workload)
+        for name, config in found.items()
+    ]  # fmt: skip
+    learners = [everyone[0], *(everyone[number] for number in members)]
+    return [
+        train_step(everyone[0], learners[1:], tiny.my_rows(tiny.random_batch(step)), step).terms
+        for step in range(steps)
+    ]
+
+
+def runs():
+    by_stage = [trained(stages, (1, 2)) for stages in STAGES]
+    return by_stage, trained(STAGES[0], (2,)), trained(STAGES[0], (1,)), trained(STAGES[0], ())
+
+
+@pytest.fixture(scope="module")
+def results():
+    return run_distributed(runs, 2)[0]
+
+
+def test_the_term_is_what_it_says_at_every_stage(results):
+    by_stage = results[0]
+    loss = expected()
+    for stages, steps in zip(STAGES, by_stage, strict=True):
+        assert steps[0][TEACHER]["from_student"] == pytest.approx(loss, rel=1e-5), stages
+        for ours, theirs in zip(steps, by_stage[0], strict=True):
+            assert ours[TEACHER] == pytest.approx(theirs[TEACHER], rel=1e-5), stages
+
+
+def test_another_student_changes_nothing(results):
+    """Nor does the dropout of the one who advises: its advice is without."""
+    by_stage, alone, _, _ = results
+    for ours, both in zip(alone, by_stage[0], strict=True):
+        assert ours[TEACHER] == both[TEACHER]
+        assert ours["students/tinybert"] == both["students/tinybert"]
+
+
+def test_while_the_student_is_not_there_the_teacher_is_as_ever(results):
+    """With somebody else, or with nobody: no term, the same bits."""
+    _, _, other, nobody = results
+    for ours, theirs in zip(other, nobody, strict=True):
+        assert ours[TEACHER] == theirs[TEACHER]
+        assert ours[TEACHER]["from_student"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("teacher.objective.from_student={student: half}", "no student 'half'; there are:"),
+        ("teacher.objective={from_student: {student: tinybert}, mlm: null}", "needs mlm beside"),
+        (
+            "students.tinybert.objective.from_student={student: tinybert}",
+            "from_student is for the teacher",
+        ),
+    ],
+)
+def test_who_cannot_advise_is_refused(corpus, tmp_path, override, reason):
+    with pytest.raises(configs.ConfigError) as failed:
+        tiny_job(corpus, tmp_path, override)
+    assert reason in str(failed.value)

@@ -1,0 +1,97 @@
+"""Going back once to a checkpoint, and passing over some batches: `recover` in the config.
+
+Which batch a step reads is a pure function of the step and of the config. What has been carried out
+is part of the trainer's state, so that a later start does not go back again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from trainer.checkpoint import Attempt, Checkpoint
+from trainer.errors import TrainingError
+
+
+@dataclass
+class RecoveryConfig:
+    """Back to the `checkpoint` of a step; the batches from skip[0] up to skip[1] are passed over.
+
+    Batches are counted as in ``tandem data dump``: the step's number as long as none was skipped.
+    """
+
+    checkpoint: int
+    skip: list[int] | None = None  # null: only go back
+
+    def __post_init__(self) -> None:
+        """Refuse ranges that are none."""
+        if self.skip is not None and not (len(self.skip) == 2 and 0 <= self.skip[0] < self.skip[1]):
+            raise ValueError("skip must be two numbers, the first batch and the one after the last")
+
+
+def batch_number(step: int, recoveries: Sequence[RecoveryConfig]) -> int:
+    """The number of the batch that a 0-based step of the job reads."""
+    number = step
+    for begin, end in sorted(tuple(one.skip) for one in recoveries if one.skip):
+        if number >= begin:
+            number += end - begin
+    return number
+
+
+def require_order(recoveries: Sequence[RecoveryConfig]) -> None:
+    """Raise ValueError unless each entry only passes over batches that its checkpoint never saw."""
+    for number, one in enumerate(recoveries):
+        before = recoveries[:number]
+        if one.skip is None:
+            continue
+        if one.skip[0] < batch_number(one.checkpoint, before):
+            raise ValueError(
+                f"recover[{number}].skip: the checkpoint of step {one.checkpoint} has seen batch "
+                f"{one.skip[0]} already"
+            )
+        if any(e.skip and e.skip[0] < one.skip[1] and one.skip[0] < e.skip[1] for e in before):
+            raise ValueError(f"recover[{number}].skip: overlaps an entry before it")
+
+
+def proposal(recoveries: Sequence[RecoveryConfig], checkpoint: int, steps: range) -> str:
+    """The override that goes back to a checkpoint and passes over what these steps have read."""
+    numbers = [batch_number(step, recoveries) for step in steps]
+    new = RecoveryConfig(checkpoint, [min(numbers), max(numbers) + 1])
+    entries = [f"{{checkpoint: {one.checkpoint}, skip: {one.skip}}}" for one in [*recoveries, new]]
+    return f"recover=[{', '.join(entries)}]".replace("None", "null")
+
+
+def done_with(recoveries: Sequence[RecoveryConfig]) -> list[dict[str, Any]]:
+    """What the trainer's state says once these have been carried out."""
+    return [asdict(one) for one in recoveries]
+
+
+def checkpoint_to_go_on_from(
+    newest: Checkpoint | None,
+    recoveries: Sequence[RecoveryConfig],
+    attempt: Attempt,
+) -> Checkpoint | None:
+    """The `newest`, or an earlier one that a new entry names: the later ones then count no more.
+
+    Collective. Raises TrainingError where an entry that was carried out has gone or has changed,
+    and CheckpointError where the checkpoint to go back to is missing or damaged.
+    """
+    if newest is None:
+        return None
+    done = newest.trainer_state["recovered"]
+    if done_with(recoveries)[: len(done)] != done:
+        raise TrainingError(
+            f"recover: the run has carried out {done}; leave that in place, and add to it"
+        )
+    target = min((one.checkpoint for one in recoveries[len(done) :]), default=newest.step)
+    if target >= newest.step:
+        return newest
+    checkpoint = Checkpoint(newest.path.parent, target)
+    checkpoint.verify()
+    if dist.get_rank() == 0:
+        attempt.disown_after(target)
+    dist.barrier()
+    return checkpoint
