@@ -73,4 +73,5 @@ def _plain(config: EncoderConfig) -> dict[str, Any]:
         **dataclasses.asdict(config),
         "head_activation": config.head_activation or config.activation,
         "embedding_size": config.word_size,
+        "global_every": [layer for layer in range(config.layers) if not config.is_local(layer)],
     }
