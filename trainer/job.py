@@ -113,7 +113,6 @@ class Job:
         self.recorder.step(self.state, result, learners, self.cohort.waiting)
         for learner in learners:
             self._note_sitting_out(learner, result.losses[learner.name])
-        self._writer.reserve(self._engines())
 
     def save_is_due(self, asked: bool) -> bool:
         """Whether to save: as often as the config says, when asked to, or for those who are done.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.beginning import begin
+from trainer.beginning import Beginning, begin
 from trainer.checkpoint import Owner
 from trainer.conclusion import conclude
 from trainer.config import JobConfig
@@ -50,13 +50,11 @@ def run_job(
     beginning = on_rank_0(lambda: begin(load(), Owner.here(scheduled_as, restart)))
     config = beginning.config
     _log_to_file(RunFolder.of(config).rank_log(rank), rank)
-    for change in beginning.changes if rank == 0 else ():
-        _log.info("changed since the run was last started: %s", change)
     startup.mark("meeting the other ranks")
     around = Surroundings.of(config, beginning.attempt, rank, stop_requested, startup)
     try:
         with around.pulse:
-            outcome = _train_and_conclude(config, device, around, announce)
+            outcome = _train_and_conclude(beginning, device, around, announce)
     except Exception as error:
         # The whole of it for the rank's log; the command line shows that of one rank only.
         _log.info("ended by an error: %s", error, exc_info=True)
@@ -69,9 +67,12 @@ def run_job(
 
 
 def _train_and_conclude(
-    config: JobConfig, device: torch.device, surroundings: Surroundings, announce: Announce
+    beginning: Beginning, device: torch.device, surroundings: Surroundings, announce: Announce
 ) -> Outcome:
-    with surroundings.hang_watch, Job(config, device, surroundings) as job:
+    with surroundings.hang_watch, Job(beginning.config, device, surroundings) as job:
+        for change in beginning.changes:
+            _log.info("since the run was last started: %s", change)
+            job.recorder.say(f"since the run was last started: {change}")
         outcome = train(job)
     # Launchers take a rank that ends early for one that died, so the others wait for rank 0, which
     # may take longer over the results of large models than a collective usually may.

@@ -45,7 +45,7 @@ def run(command: list[str], **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"

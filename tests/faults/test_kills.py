@@ -22,7 +22,7 @@ import pytest
 from tests.faults.jobs import LAUNCH, arguments, losses, processes_of, run, start, until
 
 FEW = (
-    *("steps=80", "checkpoint.every=2", "evaluation.every=20", "batch.micro_batch=4"),
+    *("steps=240", "checkpoint.every=2", "evaluation.every=60", "batch.micro_batch=4"),
     "students.distilbert.zero_stage=0",
 )
 CLEARED = 20.0  # seconds until no process is left; a killed launcher's ranks die at once
@@ -65,7 +65,7 @@ class Killer:
         began = self.rows()
         if self.chance.random() < 0.8:  # the others: while it starts
             until(lambda: process.poll() is not None or self.rows() != began)
-        time.sleep(self.chance.random() * 2.0)
+        time.sleep(self.chance.random() * 0.5)
         victim = self.chance.choice(["launcher", "all ranks", "a rank"])
         ranks = children(process)
         chosen = {"launcher": [process.pid], "all ranks": ranks}.get(victim, ranks[:1])

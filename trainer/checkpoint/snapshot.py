@@ -63,26 +63,57 @@ class HostBuffer:
         return self.memory[:size]
 
 
-def needed(engine: DeepSpeedEngine, rank: int, world_size: int) -> tuple[int, bool]:
-    """What `capture` will take of its buffer: bytes, and whether they are to be pinned."""
-    sources = _sources(share(layout(engine), rank, world_size), torch_optimizer(engine))
-    return _size(sources), _on_device(sources)
+@dataclass(frozen=True)
+class Sketch:
+    """Everything that a snapshot will be, but for the copying of the large tensors."""
+
+    sources: list[tuple[Fragment, Tensor]]  # each with the tensor [numel] it is copied from
+    tensors: dict[str, dict[str, Any]]
+    engine: dict[str, Any]
+    ready: torch.cuda.Event | None  # after which the sources on a GPU hold what is to be saved
+
+    @torch.no_grad()
+    def copy(self, buffer: HostBuffer) -> Snapshot:
+        """Copy the sources, which must not have changed, into ``buffer``. In any thread."""
+        fragments = [fragment for fragment, _ in self.sources]
+        return Snapshot(fragments, self._copied(buffer), self.tensors, self.engine)
+
+    def _copied(self, buffer: HostBuffer) -> Tensor:
+        size = sum(fragment.numel * fragment.dtype.itemsize for fragment, _ in self.sources)
+        if self.ready is None:
+            return self._gather(buffer.take(size, pinned=False))
+        device = next(tensor.device for _, tensor in self.sources if tensor.is_cuda)
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+            torch.cuda.current_stream().wait_event(self.ready)
+            data = self._gather(buffer.take(size, pinned=True))
+            torch.cuda.current_stream().synchronize()
+        return data
+
+    def _gather(self, data: Tensor) -> Tensor:
+        at = 0
+        for fragment, tensor in self.sources:
+            end = at + fragment.numel * fragment.dtype.itemsize
+            data[at:end].view(fragment.dtype).copy_(tensor, non_blocking=True)
+            at = end
+        return data
 
 
-@torch.no_grad()
-def capture(engine: DeepSpeedEngine, buffer: HostBuffer, rank: int, world_size: int) -> Snapshot:
-    """Copy this rank's share of a learner into ``buffer``. Call between optimizer steps."""
+def sketch(engine: DeepSpeedEngine, rank: int, world_size: int) -> Sketch:
+    """What this rank is to store of a learner. Call between optimizer steps."""
     pieces = layout(engine)
     optimizer = torch_optimizer(engine)
     sources = _sources(share(pieces, rank, world_size), optimizer)
     # Widest elements first, so that every fragment is aligned in the buffer.
     sources.sort(key=lambda source: -source[0].dtype.itemsize)
-    fragments = [fragment for fragment, _ in sources]
-    return Snapshot(
-        fragments=fragments,
-        data=_copy(sources, buffer),
+    ready = None
+    if any(tensor.is_cuda for _, tensor in sources):
+        ready = torch.cuda.Event()
+        ready.record()
+    return Sketch(
+        sources=sources,
         tensors={piece.name: _describe(piece, optimizer) for piece in pieces},
         engine={**engine_counters(engine), "loss_scale": loss_scale_state(engine)},
+        ready=ready,
     )
 
 
@@ -112,26 +143,6 @@ def _sources(
             fragment = Fragment(piece.name, state, piece.start, piece.numel, tensor.dtype)
             sources.append((fragment, piece.of(tensor)))
     return sources
-
-
-def _copy(sources: list[tuple[Fragment, Tensor]], buffer: HostBuffer) -> Tensor:
-    on_device = _on_device(sources)
-    data, at = buffer.take(_size(sources), pinned=on_device), 0
-    for fragment, tensor in sources:
-        end = at + fragment.numel * fragment.dtype.itemsize
-        data[at:end].view(fragment.dtype).copy_(tensor, non_blocking=True)
-        at = end
-    if on_device:
-        torch.cuda.current_stream().synchronize()
-    return data
-
-
-def _size(sources: list[tuple[Fragment, Tensor]]) -> int:
-    return sum(fragment.numel * fragment.dtype.itemsize for fragment, _ in sources)
-
-
-def _on_device(sources: list[tuple[Fragment, Tensor]]) -> bool:
-    return any(tensor.is_cuda for _, tensor in sources)
 
 
 def _describe(piece: Piece, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:

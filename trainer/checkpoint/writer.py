@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from trainer.checkpoint.attempts import Attempt
 from trainer.checkpoint.carried import Carried
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.folder import tidy
+from trainer.checkpoint.gate import Gate
+from trainer.checkpoint.layout import torch_optimizer
 from trainer.checkpoint.publication import Shelf, Unit, publish
 from trainer.checkpoint.ranks import Ranks
 from trainer.checkpoint.reader import Checkpoint
 from trainer.checkpoint.retention import Retention
-from trainer.checkpoint.snapshot import HostBuffer, capture, needed
+from trainer.checkpoint.snapshot import HostBuffer, Sketch, Snapshot, sketch
 from trainer.checkpoint.storage import sync_folder
 
 if TYPE_CHECKING:
@@ -34,9 +34,10 @@ _LOG = logging.getLogger(__name__)
 class CheckpointWriter:
     """Writes a run's checkpoints, at most one at a time, in a thread. Creating it is collective.
 
-    Every rank makes the same calls. Training waits only for a copy of the state into host memory,
-    which is allocated once for each learner; a save that is asked for while the one before is still
-    being written waits for that first.
+    Every rank makes the same calls. The state is copied into host memory, which is allocated once
+    for each learner, while the next forward and backward passes run: training waits only if the
+    optimizers' next step comes before the copy is made. A save that is asked for while the one
+    before is still being written waits for that first.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class CheckpointWriter:
         self._error: CheckpointError | None = None
         self._thread: threading.Thread | None = None
         self._buffers: dict[str, HostBuffer] = {}
+        self._gate = Gate()
         self._ranks = Ranks()
         pinned = frozenset(() if resumed_from is None else (resumed_from,))
         self._shelf = Shelf(folder, retention, attempt, pinned)
@@ -86,9 +88,10 @@ class CheckpointWriter:
         then: Callable[[CheckpointError | None], None] | None = None,
         carried: Collection[str] = (),
     ) -> None:
-        """Copy the state of all learners now and write it in the background.
+        """Copy the state of all learners as it is now, and write it, in the background.
 
-        Call between optimizer steps, not inside gradient accumulation.
+        Call between optimizer steps, not inside gradient accumulation. What else than an optimizer
+        is to change weights or states calls :meth:`copied` before.
 
         Args:
             step: the checkpoint's name: steps done.
@@ -107,41 +110,24 @@ class CheckpointWriter:
         self.wait()
         usable = metric is not None and math.isfinite(metric)
         trainer = {"step": step, "metric": metric if usable else None, "state": trainer_state}
-        snapshots = {
-            name: capture(engine, self._buffer(name), self._ranks.rank, self._ranks.size)
+        sketches = {
+            name: sketch(engine, self._ranks.rank, self._ranks.size)
             for name, engine in learners.items()
         }
         # Through JSON: a copy that the trainer cannot change any more, and proof that it is plain.
-        plain = json.loads(json.dumps(trainer))
-        unit = Unit(step, snapshots, plain, self._carried(carried))
+        unit = Unit(step, {}, json.loads(json.dumps(trainer)), self._carried(carried))
+        optimizers = map(torch_optimizer, learners.values())
+        self._gate.close(optimizer for optimizer in optimizers if optimizer is not None)
         self._thread = threading.Thread(
-            target=self._write, args=(unit, then), name=f"checkpoint-{step}", daemon=True
+            target=self._write, args=(unit, sketches, then), name=f"checkpoint-{step}", daemon=True
         )
         self._thread.start()
         if wait and not self.wait() and self._error:
             raise self._error
 
-    def reserve(self, learners: Mapping[str, DeepSpeedEngine]) -> None:
-        """Take the memory for the copies of `learners` in the background, ahead of the first save.
-
-        After their first optimizer step, when their states exist; those known already are skipped.
-        """
-        fresh = {name: engine for name, engine in learners.items() if name not in self._buffers}
-        if not fresh or (self._thread and self._thread.is_alive()):
-            return
-        ranks = self._ranks
-        wanted = [
-            (self._buffer(name), engine.device, *needed(engine, ranks.rank, ranks.size))
-            for name, engine in fresh.items()
-        ]
-
-        def take() -> None:
-            for buffer, device, size, pinned in wanted:
-                with torch.cuda.device(device) if pinned else contextlib.nullcontext():
-                    buffer.take(size, pinned).zero_()  # the system hands memory out on touch
-
-        self._thread = threading.Thread(target=take, name="checkpoint-memory", daemon=True)
-        self._thread.start()
+    def copied(self) -> None:
+        """Return when what is being saved may change again; optimizers call this by themselves."""
+        self._gate.wait()
 
     def wait(self) -> bool:
         """Return when nothing is being written: whether the last save was published.
@@ -175,9 +161,15 @@ class CheckpointWriter:
     def _buffer(self, learner: str) -> HostBuffer:
         return self._buffers.setdefault(learner, HostBuffer())
 
-    def _write(self, unit: Unit, then: Callable[[CheckpointError | None], None] | None) -> None:
+    def _write(
+        self,
+        unit: Unit,
+        sketches: Mapping[str, Sketch],
+        then: Callable[[CheckpointError | None], None] | None,
+    ) -> None:
         try:
-            publish(unit, self._shelf, self._ranks)
+            snapshots = self._ranks.agree(lambda: self._copy(sketches))
+            publish(replace(unit, learners=snapshots), self._shelf, self._ranks)
         except Exception as error:
             self._fail(unit.step, error)
         else:
@@ -185,6 +177,12 @@ class CheckpointWriter:
             self.last_published = unit.step
         if then and self._ranks.rank == 0:
             then(self._error)
+
+    def _copy(self, sketches: Mapping[str, Sketch]) -> dict[str, Snapshot]:
+        try:
+            return {name: one.copy(self._buffer(name)) for name, one in sketches.items()}
+        finally:
+            self._gate.open()
 
     def _fail(self, step: int, error: Exception) -> None:
         if not isinstance(error, CheckpointError):

@@ -15,7 +15,7 @@ from torch import nn
 
 from trainer.checkpoint import Attempt, Checkpoint, Retention, newest_intact
 from trainer.checkpoint.publication import Shelf, Unit, publish
-from trainer.checkpoint.snapshot import HostBuffer, capture
+from trainer.checkpoint.snapshot import HostBuffer, sketch
 
 T = TypeVar("T")
 LEARNERS = ("teacher", "students/small")
@@ -51,7 +51,7 @@ def plain_engine(value: float, size: int = 5) -> Any:
 def unit(step: int, size: int = 5) -> Unit:
     """A checkpoint whose weights are all its step."""
     learners = {
-        name: capture(plain_engine(float(step), size), HostBuffer(), 0, 1) for name in LEARNERS
+        name: sketch(plain_engine(float(step), size), 0, 1).copy(HostBuffer()) for name in LEARNERS
     }
     return Unit(step, learners, {"step": step, "metric": None, "state": {"step": step}})
 

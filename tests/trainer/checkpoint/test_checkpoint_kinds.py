@@ -18,7 +18,7 @@ from trainer.checkpoint import (
     Retention,
     full_state_dict,
 )
-from trainer.checkpoint.snapshot import HostBuffer, capture
+from trainer.checkpoint.snapshot import sketch
 
 KINDS = {
     # Stage 3 first: its first engine replaces torch's linear in the whole process.
@@ -166,7 +166,7 @@ def test_a_state_that_is_not_elementwise_is_refused() -> None:
     engine.module(torch.ones(5)).sum().backward()
     engine.optimizer.step()
     with pytest.raises(CheckpointError, match="weight: the optimizer's state 'row_var'"):
-        capture(engine, HostBuffer(), rank=0, world_size=1)
+        sketch(engine, rank=0, world_size=1)
 
 
 def test_another_kind_gets_the_same_masters(result: dict[str, Any]) -> None:
