@@ -15,7 +15,8 @@ import argparse
 
 import numpy as np
 
-from data_pipeline.order import EpochOrder, SequenceCounts, locate
+from data_pipeline.order import EpochOrder, SequenceCounts
+from data_pipeline.slots import BatchSizes, Slots
 
 
 def places(counts: SequenceCounts, rows: int, steps: int) -> np.ndarray:
@@ -25,7 +26,9 @@ def places(counts: SequenceCounts, rows: int, steps: int) -> np.ndarray:
     for row in range(rows):
         step = 0
         while step < steps:
-            _, position = locate(step, np.array([row]), rows, counts.total)
+            _, position = Slots(BatchSizes.constant(rows), counts.total).locate(
+                step, np.array([row])
+            )
             stretch = order.stretch(int(position[0]))
             begin = int(position[0]) - stretch.first_position
             samples = stretch.first_sample + order.within_block(stretch)[begin:]

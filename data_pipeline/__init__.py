@@ -10,14 +10,16 @@ from data_pipeline.config import DataConfig, MaskingConfig, PhaseConfig, SourceC
 from data_pipeline.corpus import Corpus, CorpusSplit
 from data_pipeline.errors import BadShard, DataError
 from data_pipeline.masking import NO_LABEL
-from data_pipeline.padding import padding_share
-from data_pipeline.stream import BatchStream, open_corpora, open_splits, rows_for_tokens
+from data_pipeline.padding import padding_share, rows_for_tokens
+from data_pipeline.slots import BatchSizes
+from data_pipeline.stream import BatchStream, open_corpora, open_splits
 from data_pipeline.tokenization import Vocabulary
 
 __all__ = [
     "NO_LABEL",
     "BadShard",
     "Batch",
+    "BatchSizes",
     "BatchStream",
     "Corpus",
     "CorpusSplit",

@@ -23,6 +23,8 @@ class Batch:
     pair_labels: NDArray[np.int64] | None  # [R]
     sample_ids: NDArray[np.int64]  # [R] unique within an epoch
     epochs: NDArray[np.int64]  # [R]
+    to_mask: NDArray[np.int64] | None = None  # [R] positions still to be chosen; None: done
+    readable: NDArray[np.bool_] | None = None  # [R] None: all
 
     def rows(self, first: int, last: int) -> Batch:
         """The rows from `first` up to `last`, as views."""

@@ -16,6 +16,7 @@ from data_pipeline.corpus import Corpus, CorpusSplit
 from data_pipeline.errors import DataError
 from data_pipeline.masking import NO_LABEL
 from data_pipeline.padding import padding_shares
+from data_pipeline.slots import BatchSizes
 from data_pipeline.stream import BatchStream, open_splits
 from data_pipeline.writing import disk_errors
 
@@ -30,7 +31,7 @@ PAIR_NAMES = {
 def dump(
     config: DataConfig,
     seed: int,
-    global_batch_size: int,
+    batch_sizes: BatchSizes | int,
     steps: tuple[int, int],
     world_size: int,
     rank: int,
@@ -48,7 +49,7 @@ def dump(
         raise DataError(f"--steps {first}:{last}: must be A:B with 0 <= A < B")
     if not 0 <= rank < world_size:
         raise DataError(f"--rank {rank}: must lie between 0 and {world_size - 1}")
-    stream = BatchStream.open(config, split, seed, global_batch_size, rank, world_size)
+    stream = BatchStream.open(config, split, seed, batch_sizes, rank, world_size)
     batches = [stream.batch(step) for step in range(first, last)]
     length = max(batch.input_ids.shape[1] for batch in batches)
     pad = stream.vocabulary.pad

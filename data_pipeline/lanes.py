@@ -1,12 +1,13 @@
-"""Filling rows with packed sequences: the reading side of `data_pipeline.order`.
+"""Filling rows with packed sequences: the reading side of `data_pipeline.slots` and `.order`.
 
-`Lanes` serves some rows of a global batch from one split. Each row keeps the block that it is
-reading; several rows of one block share it. Memory: about 1.1 MiB for each row (its block), at
-most one for each block of the split, plus `SPARE_BLOCKS`.
+`Lanes` serves some rows of the global batch from one split, as long as the batch has its size.
+Each row keeps the block that it is reading; several rows of one block share it. Memory: about
+1.1 MiB for each row (its block), at most one for each block of the split, plus `SPARE_BLOCKS`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -18,9 +19,12 @@ from data_pipeline.corpus import CorpusSplit
 from data_pipeline.errors import BadShard
 from data_pipeline.hashing import scalar_key
 from data_pipeline.masking import NO_LABEL
-from data_pipeline.order import EpochOrder, Stretch, locate
+from data_pipeline.order import EpochOrder, Stretch
 from data_pipeline.packing import PackingRules
+from data_pipeline.slots import BatchSizes, Slots
 from data_pipeline.tokenization import Vocabulary
+
+_log = logging.getLogger(__name__)
 
 SPARE_BLOCKS = 8
 PAIRS = 4  # what a hash decides; part of its key, beside those of `order`
@@ -69,23 +73,24 @@ class _OpenBlock:
 
 
 class Lanes:
-    """Serves the given rows of a global batch of `batch_size` rows from one split."""
+    """Serves the given rows of the global batches of `sizes` rows from one split."""
 
     def __init__(
         self,
         split: CorpusSplit,
         rules: PackingRules,
         seed: int,
-        batch_size: int,
+        sizes: BatchSizes,
         rows: NDArray[np.int64],
         source: int = 0,
         skip_bad_shards: bool = False,
     ) -> None:
         self.counts = split.sequence_counts(rules)
         self._split, self._rules, self._seed = split, rules, seed
-        self._batch_size, self._rows = batch_size, rows
+        self._rows, self._slots = rows, Slots(sizes, self.counts.total)
         self._first_sample = source << SOURCE_SHIFT
         self._skip_bad_shards = skip_bad_shards
+        self._bad_shards: set[int] = set()
         self._orders: OrderedDict[int, EpochOrder] = OrderedDict()
         self._blocks: OrderedDict[tuple[int, int], _OpenBlock] = OrderedDict()
         self._lanes: list[_OpenBlock] = [_OpenBlock(Stretch(0, 0, 0, 0), [])] * len(rows)
@@ -95,7 +100,7 @@ class Lanes:
 
     def fill(self, step: int, out: Sequences, at: NDArray[np.int64]) -> None:
         """Write this object's rows of step `step` into the rows `at` of `out`."""
-        epochs, positions = locate(step, self._rows, self._batch_size, self.counts.total)
+        epochs, positions = self._slots.locate(step, self._rows)
         self._move(epochs, positions)
         out.epochs[at] = epochs
         within = (positions - self._lane_starts).tolist()
@@ -111,7 +116,7 @@ class Lanes:
 
     def samples(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(epochs [R], sample ids [R]) of this object's rows of a step; reads no token data."""
-        epochs, positions = locate(step, self._rows, self._batch_size, self.counts.total)
+        epochs, positions = self._slots.locate(step, self._rows)
         sample_ids = np.empty_like(positions)
         for row, (epoch, position) in enumerate(
             zip(epochs.tolist(), positions.tolist(), strict=True)
@@ -176,6 +181,12 @@ class Lanes:
         self._blocks.move_to_end(key)
         return self._blocks[key]
 
+    def _warn(self, error: BadShard, shard: int) -> None:
+        """Once for each shard."""
+        if shard not in self._bad_shards:
+            self._bad_shards.add(shard)
+            _log.warning("%s: what of it cannot be read is trained on without labels", error)
+
     def _order(self, epoch: int) -> EpochOrder:
         if epoch not in self._orders:
             self._orders[epoch] = EpochOrder(self.counts, self._seed, epoch)
@@ -188,9 +199,10 @@ class Lanes:
         sample_ids = (self._first_sample + stretch.first_sample + shuffled).tolist()
         try:
             block = self._split.read_block(stretch.block)
-        except BadShard:
+        except BadShard as error:
             if not self._skip_bad_shards:
                 raise
+            self._warn(error, self._split.index.shard_of(stretch.block))
             return _OpenBlock(stretch, sample_ids)
         columns: tuple[NDArray[np.int64], ...]
         if self._rules.is_pair:

@@ -31,6 +31,7 @@ class Masked:
     input_ids: NDArray[np.int64]  # [R, L]
     positions: NDArray[np.int64]  # [R, M] columns, ascending; spare slots 0
     labels: NDArray[np.int64]  # [R, M] the ids that were there; spare slots -100
+    to_mask: NDArray[np.int64] | None = None  # [R] how many are still to be chosen; None: done
 
 
 class Masker:
@@ -64,9 +65,24 @@ class Masker:
             epochs = epochs % self._config.copies
         keys = array_keys(self._key, epochs, sample_ids)
         maskable = self._is_ordinary[input_ids]
-        budget = np.rint(self._config.rate_at(step) * maskable.sum(1)).astype(np.int64)
+        budget = self._budget(maskable, step)
         positions, used = self._choose(keys, input_ids, maskable, budget)
         return _replace(input_ids, positions, used, keys, self._config, self._vocabulary)
+
+    def leave(
+        self,
+        input_ids: NDArray[np.int64],
+        epochs: NDArray[np.int64],
+        sample_ids: NDArray[np.int64],
+        step: int = 0,
+    ) -> Masked:
+        """The same arguments, but nothing is chosen; only how much there is to be, of tokens."""
+        slots = np.zeros((len(input_ids), self.capacity), np.int64)
+        budget = self._budget(self._is_ordinary[input_ids], step)
+        return Masked(input_ids, slots, np.full_like(slots, NO_LABEL), budget)
+
+    def _budget(self, maskable: NDArray[np.bool_], step: int) -> NDArray[np.int64]:
+        return np.rint(self._config.rate_at(step) * maskable.sum(1)).astype(np.int64)
 
     def _choose(
         self,

@@ -1,16 +1,8 @@
-"""The order of samples: a pure function of (sequences per block, seed, global batch size).
+"""The shuffled order of an epoch: a pure function of (sequences per block, seed, epoch).
 
-Slots number the rows of all steps: slot ``step * B + row``. Epoch ``e`` of ``N`` samples is the
-slots from ``e * N`` up to ``(e + 1) * N``, so a batch may straddle two epochs. Inside an epoch
-each row follows a lane: a contiguous stretch of the epoch's shuffled order. With
-``o = slot - e * N``, lane ``q = o % B`` is at its sample number ``t = o // B``. Lane q has
-``N // B + (q < N % B)`` samples and the lanes lie end to end, so that slot -> position
-
-    p = q * (N // B) + min(q, N % B) + t
-
-is a bijection on range(N). The shuffled order itself is nested: shards are shuffled, the blocks
-inside each shard, and the sequences inside each block. A position is found by prefix sums over
-the shards and then over the blocks of one shard. Nothing here depends on the world size.
+It is nested: shards are shuffled, the blocks inside each shard, and the sequences inside each
+block. A position is found by prefix sums over the shards and then over the blocks of one shard.
+Which position a row of a step reads is in `data_pipeline.slots`.
 """
 
 from __future__ import annotations
@@ -82,18 +74,3 @@ class EpochOrder:
         """The order of the sequences inside a block: [stretch.count]."""
         key = scalar_key(self._seed, self._epoch, SEQUENCES, stretch.block)
         return permutation(key, stretch.count)
-
-
-def locate(
-    step: int, rows: NDArray[np.int64], batch_size: int, total: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(epoch, position in that epoch's shuffled order) of the given rows of a step.
-
-    `rows` [R] are rows of the global batch of `batch_size`; `total` is the samples of an epoch.
-    Slots stay exact up to 2**63.
-    """
-    slots = step * batch_size + rows
-    epochs, offsets = np.divmod(slots, total)
-    turn, lane = np.divmod(offsets, batch_size)
-    each, extra = divmod(total, batch_size)
-    return epochs, lane * each + np.minimum(lane, extra) + turn

@@ -1,8 +1,9 @@
-"""How much of what a job's sequences hold is padding."""
+"""How much of what a job's sequences hold is text, and how much padding."""
 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Mapping
 
 from data_pipeline.config import DataConfig
@@ -33,14 +34,38 @@ def padding_shares(
     splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig
 ) -> list[float]:
     """The padding share of each phase of a job, the corpora of a mixture by their rows."""
-    corpora = {"": splits} if isinstance(splits, CorpusSplit) else splits
-    weights = {name: config.mixture[name].weight if name else 1.0 for name in corpora}
-    shares = []
-    for length, kind in config.lengths_and_packings():
-        rules = PackingRules(kind, length, config.short_sequence_probability)
-        padding = sum(weights[name] * padding_share(corpora[name], rules) for name in corpora)
-        shares.append(padding / sum(weights.values()))
-    return shares
+    return [
+        _mean_share(splits, config, length, kind) for length, kind in config.lengths_and_packings()
+    ]
+
+
+def rows_for_tokens(
+    splits: CorpusSplit | Mapping[str, CorpusSplit],
+    config: DataConfig,
+    step: int,
+    tokens: int,
+    multiple: int,
+) -> int:
+    """The global batch size at which a batch of `step` holds about so many tokens, not padding.
+
+    A multiple of `multiple` (of all world sizes, say), at least that. For packings whose sequences
+    are short, such as sentence_pair, or whose lengths change.
+    """
+    starts = [0, *(phase.from_step for phase in config.phases)]
+    length, kind = config.lengths_and_packings()[bisect_right(starts, step) - 1]
+    per_sequence = length * (1.0 - _mean_share(splits, config, length, kind))
+    return max(1, round(tokens / per_sequence / multiple)) * multiple
+
+
+def _mean_share(
+    splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig, length: int, kind: str
+) -> float:
+    rules = PackingRules(kind, length, config.short_sequence_probability)
+    if isinstance(splits, CorpusSplit):
+        return padding_share(splits, rules)
+    weights = {name: config.mixture[name].weight for name in splits}
+    padding = sum(weights[name] * padding_share(split, rules) for name, split in splits.items())
+    return padding / sum(weights.values())
 
 
 def _text_of(block: Block, rules: PackingRules) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from data_pipeline.lanes import Lanes, Sequences
 from data_pipeline.masking import Masker
 from data_pipeline.mixing import rows_of_sources
 from data_pipeline.packing import PackingRules
+from data_pipeline.slots import BatchSizes
 
 
 @dataclass(frozen=True)
@@ -26,21 +27,26 @@ class _Source:
 
 
 @dataclass(frozen=True)
-class _Phase:
-    """A stretch of steps with one sequence length and packing."""
+class _Stretch:
+    """Steps of one sequence length, packing and batch size."""
 
-    first_step: int
+    phase_start: int  # the step from which its lanes count
     rules: PackingRules
     sources: list[_Source]
+    rows: int  # of the rank
     masker: Masker
 
 
 class BatchStream:
     """Batches of the rows that `rank` owns: [rank * R, (rank + 1) * R) of the global batch.
 
-    `splits` is one split, or one for each name in `config.mixture`. Raises DataError when the
-    global batch does not divide by the world size, a split has fewer samples than there are
-    ranks or not a single full sequence, or the corpora of a mixture differ in vocabulary.
+    `splits` is one split, or one for each name in `config.mixture`; `batch_sizes` the global
+    batch size, or that of every step. Raises DataError when a global batch does not divide by the
+    world size, a split has fewer samples than there are ranks or not a single full sequence, or
+    the corpora of a mixture differ in vocabulary.
+
+    Without `masks` the rows come as they are, for `TorchMasker`, and `Batch.to_mask` says how many
+    positions of each it will choose.
     """
 
     def __init__(
@@ -48,33 +54,31 @@ class BatchStream:
         splits: CorpusSplit | Mapping[str, CorpusSplit],
         config: DataConfig,
         seed: int,
-        global_batch_size: int,
+        batch_sizes: BatchSizes | int,
         rank: int = 0,
         world_size: int = 1,
+        masks: bool = True,
     ) -> None:
-        if global_batch_size % world_size:
-            raise DataError(
-                f"global batch size: {global_batch_size} rows do not divide by {world_size} ranks"
-            )
         self.splits = [splits] if isinstance(splits, CorpusSplit) else list(splits.values())
         self.config, self.seed = config, seed
         self.vocabulary = self.splits[0].vocabulary
         _require_one_vocabulary(self.splits)
-        self._world_size = world_size
-        rows = global_batch_size // world_size
-        self._first_row, self._row_count = rank * rows, rows
-        weights = (
+        self._rank, self._world_size, self._masks = rank, world_size, masks
+        self._sizes = (
+            BatchSizes.constant(batch_sizes) if isinstance(batch_sizes, int) else batch_sizes
+        )
+        _require_divisible(self._sizes, world_size)
+        self._weights = (
             [1.0]
             if isinstance(splits, CorpusSplit)
             else [config.mixture[name].weight for name in splits]
         )
-        owners = rows_of_sources(weights, global_batch_size)
-        starts = [0, *(phase.from_step for phase in config.phases)]
-        self._phases = [
-            self._phase(start, length, kind, owners)
-            for start, (length, kind) in zip(starts, config.lengths_and_packings(), strict=True)
-        ]
-        self.unreadable_rows = 0
+        self._phase_starts = [0, *(phase.from_step for phase in config.phases)]
+        self._starts = sorted({*self._phase_starts, *self._sizes.starts})
+        # All are opened once, so that what cannot be read is refused at once; one is kept.
+        opened = [self._stretch(start) for start in self._starts]
+        self._at, self._open = 0, opened[0]
+        self.samples_per_epoch = sum(one.lanes.counts.total for one in self._open.sources)
 
     @classmethod
     def open(
@@ -82,76 +86,93 @@ class BatchStream:
         config: DataConfig,
         split: str,
         seed: int,
-        global_batch_size: int,
+        batch_sizes: BatchSizes | int,
         rank: int = 0,
         world_size: int = 1,
+        masks: bool = True,
     ) -> BatchStream:
         """The stream over the split called "train" or "val" of the corpora that `config` names."""
-        return cls(open_splits(config, split), config, seed, global_batch_size, rank, world_size)
-
-    @property
-    def samples_per_epoch(self) -> int:
-        """Sequences that the corpora make, in the first phase."""
-        return sum(source.lanes.counts.total for source in self._phases[0].sources)
-
-    @property
-    def capacity(self) -> int:
-        """M, the number of slots for masked positions in each row, in the first phase."""
-        return self._phases[0].masker.capacity
+        splits = open_splits(config, split)
+        return cls(splits, config, seed, batch_sizes, rank, world_size, masks)
 
     def batch(self, step: int) -> Batch:
         """The rank's rows of global step `step` (from 0)."""
-        phase = self._phase_at(step)
-        length = phase.rules.length
-        rows = Sequences.empty(self._row_count, length, self.vocabulary)
-        for source in phase.sources:
-            source.lanes.fill(step - phase.first_step, rows, source.at)
-        self.unreadable_rows += int(np.count_nonzero(~rows.readable))
-        masked = phase.masker(rows.input_ids, rows.epochs, rows.sample_ids, step)
+        stretch = self._stretch_of(step)
+        length = stretch.rules.length
+        rows = Sequences.empty(stretch.rows, length, self.vocabulary)
+        for source in stretch.sources:
+            source.lanes.fill(step - stretch.phase_start, rows, source.at)
+        prepare = stretch.masker if self._masks else stretch.masker.leave
+        masked = prepare(rows.input_ids, rows.epochs, rows.sample_ids, step)
         return Batch(
             input_ids=masked.input_ids,
             segment_ids=rows.segment_ids,
             attention_mask=(np.arange(length) < rows.lengths[:, None]).astype(np.int64),
             masked_positions=masked.positions,
             masked_labels=masked.labels,
-            pair_labels=rows.pair_labels if phase.rules.is_pair else None,
+            pair_labels=rows.pair_labels if stretch.rules.is_pair else None,
             sample_ids=rows.sample_ids,
             epochs=rows.epochs,
+            to_mask=masked.to_mask,
+            readable=rows.readable,
         )
 
     def samples(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(epochs [R], sample ids [R]) of the rank's rows of a step; reads no token data."""
-        phase = self._phase_at(step)
-        epochs, sample_ids = np.zeros((2, self._row_count), np.int64)
-        for source in phase.sources:
-            epochs[source.at], sample_ids[source.at] = source.lanes.samples(step - phase.first_step)
+        stretch = self._stretch_of(step)
+        epochs, sample_ids = np.zeros((2, stretch.rows), np.int64)
+        for one in stretch.sources:
+            epochs[one.at], sample_ids[one.at] = one.lanes.samples(step - stretch.phase_start)
         return epochs, sample_ids
 
-    def _phase_at(self, step: int) -> _Phase:
-        starts = [phase.first_step for phase in self._phases]
-        return self._phases[bisect_right(starts, step) - 1]
+    def _stretch_of(self, step: int) -> _Stretch:
+        start = self._starts[bisect_right(self._starts, step) - 1]
+        if start != self._at:
+            self._at, self._open = start, self._stretch(start)
+        return self._open
 
-    def _phase(self, first_step: int, length: int, kind: str, owners: NDArray[np.int64]) -> _Phase:
+    def _stretch(self, start: int) -> _Stretch:
+        """The stretch that begins at a step."""
+        number = bisect_right(self._phase_starts, start) - 1
+        length, kind = self.config.lengths_and_packings()[number]
         rules = PackingRules(kind, length, self.config.short_sequence_probability)
-        mine = owners[self._first_row : self._first_row + self._row_count]
+        following = [*self._phase_starts[number + 1 :], None][0]
+        phase_start = self._phase_starts[number]
+        sizes = self._sizes.between(phase_start, following)
+        return _Stretch(
+            phase_start,
+            rules,
+            self._sources(rules, sizes, start - phase_start),
+            self._sizes.at(start) // self._world_size,
+            self._masker(length),
+        )
+
+    def _sources(self, rules: PackingRules, sizes: BatchSizes, step: int) -> list[_Source]:
+        """What the rank reads of each split from `step` of a phase on."""
+        owners = {size: rows_of_sources(self._weights, size) for size in sizes.sizes}
+        rows = sizes.at(step) // self._world_size
+        mine = np.arange(self._rank * rows, (self._rank + 1) * rows)
         sources = []
         for number, split in enumerate(self.splits):
-            rows = np.flatnonzero(owners == number)  # of the global batch
-            at = np.flatnonzero(mine == number)  # of this rank
-            own = np.searchsorted(rows, at + self._first_row)
+            at = np.flatnonzero(owners[sizes.at(step)][mine] == number)  # of this rank
+            of_source = np.flatnonzero(owners[sizes.at(step)] == number)  # of the global batch
+            own = [int((owners[size] == number).sum()) for size in sizes.sizes]
             lanes = Lanes(
                 split,
                 rules,
                 self.seed,
-                batch_size=len(rows),
-                rows=own,
+                BatchSizes(sizes.starts, tuple(own)),
+                rows=np.searchsorted(of_source, mine[at]),
                 source=number,
                 skip_bad_shards=self.config.on_bad_shard == "skip",
             )
             _require_samples(split, rules, lanes.counts.total, self._world_size)
             sources.append(_Source(lanes, at))
+        return sources
+
+    def _masker(self, length: int) -> Masker:
         counts = sum(split.index.token_counts for split in self.splits)
-        masker = Masker(
+        return Masker(
             self.seed,
             self.config.masking,
             self.vocabulary,
@@ -159,7 +180,6 @@ class BatchStream:
             token_counts=np.asarray(counts),
             word_starts=self.splits[0].word_starts,
         )
-        return _Phase(first_step, rules, sources, masker)
 
 
 def open_corpora(config: DataConfig) -> dict[str, Corpus]:
@@ -180,18 +200,6 @@ def open_splits(config: DataConfig, split: str) -> CorpusSplit | dict[str, Corpu
     return splits if config.mixture else next(iter(splits.values()))
 
 
-def rows_for_tokens(split: CorpusSplit, config: DataConfig, tokens: int, multiple: int) -> int:
-    """The global batch size at which a batch holds about `tokens` tokens, padding not counted.
-
-    A multiple of `multiple` (the world size, say), at least that. For packings whose sequences
-    are short, such as sentence_pair.
-    """
-    rules = PackingRules(config.packing, config.sequence_length, config.short_sequence_probability)
-    samples = split.sequence_counts(rules).total
-    per_sequence = split.index.tokens / samples + rules.length - rules.capacity
-    return max(1, round(tokens / per_sequence / multiple)) * multiple
-
-
 def _require_one_vocabulary(splits: list[CorpusSplit]) -> None:
     for split in splits[1:]:
         if split.vocabulary.fingerprint != splits[0].vocabulary.fingerprint:
@@ -199,6 +207,12 @@ def _require_one_vocabulary(splits: list[CorpusSplit]) -> None:
                 f"{split.name}: built with another vocabulary than {splits[0].name}; "
                 "build the corpora of a mixture with one tokenizer"
             )
+
+
+def _require_divisible(sizes: BatchSizes, world_size: int) -> None:
+    for size in sizes.sizes:
+        if size % world_size:
+            raise DataError(f"global batch size: {size} rows do not divide by {world_size} ranks")
 
 
 def _require_samples(split: CorpusSplit, rules: PackingRules, total: int, world_size: int) -> None:

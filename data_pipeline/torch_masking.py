@@ -29,33 +29,30 @@ class TorchMasked:
 
 
 class TorchMasker:
-    """Masks sequences of one length on the device of its inputs. Tokens only, no smoothing."""
+    """Masks sequences of any length on the device of its inputs. Tokens only, no smoothing."""
 
-    def __init__(
-        self, seed: int, config: MaskingConfig, vocabulary: Vocabulary, length: int
-    ) -> None:
+    def __init__(self, seed: int, config: MaskingConfig, vocabulary: Vocabulary) -> None:
         if config.unit != "token" or config.smoothing:
             raise ValueError("unit: masks on the device need unit: token and smoothing: 0")
         self._config, self._vocabulary = config, vocabulary
         self._key = scalar_key(seed, CHOICE)
         self._special = torch.from_numpy(vocabulary.is_special.copy())
         self._ordinary = torch.from_numpy(vocabulary.ordinary.copy())
-        self.capacity = round(config.highest_rate * (length - 2))
 
     def __call__(
-        self, input_ids: Tensor, epochs: Tensor, sample_ids: Tensor, step: int = 0
+        self, input_ids: Tensor, epochs: Tensor, sample_ids: Tensor, budget: Tensor, slots: int
     ) -> TorchMasked:
-        """Choose and replace tokens of `input_ids` [R, L]; `epochs` and `sample_ids` are [R]."""
+        """Choose and replace `budget` [R] tokens of `input_ids` [R, L], at most M = `slots`.
+
+        `epochs` and `sample_ids` are [R]. No wait for the device.
+        """
         device = input_ids.device
         if self._special.device != device:
             self._special, self._ordinary = self._special.to(device), self._ordinary.to(device)
         if self._config.copies:
             epochs = epochs % self._config.copies
         keys = _array_keys(self._key, epochs, sample_ids)
-        maskable = ~self._special[input_ids]
-        counts = maskable.sum(1).to(torch.float64)
-        budget = torch.round(self._config.rate_at(step) * counts).long()
-        positions, used = _smallest(keys, maskable, budget, self.capacity)
+        positions, used = _smallest(keys, ~self._special[input_ids], budget, slots)
         return self._replace(input_ids, positions, used, keys)
 
     def _replace(

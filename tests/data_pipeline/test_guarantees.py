@@ -14,7 +14,8 @@ import pytest
 
 from data_pipeline import BatchStream, Corpus, DataConfig
 from data_pipeline.index import BLOCK, SHARD, write_index
-from data_pipeline.order import EpochOrder, SequenceCounts, locate
+from data_pipeline.order import EpochOrder, SequenceCounts
+from data_pipeline.slots import BatchSizes, Slots
 
 BLOCKS = 4
 PER_BLOCK = 1000
@@ -90,7 +91,9 @@ def test_batches_represent_the_corpus_like_a_full_shuffle_s() -> None:
     for epoch in range(8):
         order = EpochOrder(counts, 3, epoch)
         for step in range(0, counts.total // rows, 25):
-            _, positions = locate(step, np.arange(rows), rows, counts.total)
+            _, positions = Slots(BatchSizes.constant(rows), counts.total).locate(
+                step, np.arange(rows)
+            )
             places = []
             for position in positions.tolist():
                 stretch = order.stretch(position)

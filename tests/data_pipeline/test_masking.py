@@ -199,9 +199,12 @@ def test_torch_makes_the_same_token_masks(seed: int, epoch: int, kind: int) -> N
     samples = (np.arange(9) << 48) + seed % 2**40
     epochs = np.full(9, epoch)
     config = MaskingConfig(**options)
-    expected = Masker(seed, config, VOCABULARY, 50, COUNTS, WORD_STARTS)(ids, epochs, samples, 30)
-    masker = TorchMasker(seed, config, VOCABULARY, 50)
-    found = masker(torch.from_numpy(ids), torch.from_numpy(epochs), torch.from_numpy(samples), 30)
+    host = Masker(seed, config, VOCABULARY, 50, COUNTS, WORD_STARTS)
+    expected, left = host(ids, epochs, samples, 30), host.leave(ids, epochs, samples, 30)
+    np.testing.assert_array_equal(left.input_ids, ids)
+    np.testing.assert_array_equal(left.to_mask, (expected.labels != -100).sum(1))
+    tensors = [torch.from_numpy(array) for array in (ids, epochs, samples, left.to_mask)]
+    found = TorchMasker(seed, config, VOCABULARY)(*tensors, left.positions.shape[1])
     for name in ("input_ids", "positions", "labels"):
         np.testing.assert_array_equal(getattr(found, name).numpy(), getattr(expected, name))
 

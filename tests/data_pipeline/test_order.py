@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.hashing import array_keys, permutation, scalar_key, words
-from data_pipeline.order import EpochOrder, SequenceCounts, locate
+from data_pipeline.order import EpochOrder, SequenceCounts
+from data_pipeline.slots import BatchSizes, Slots
 
 shards = st.lists(
     st.lists(st.integers(0, 7), min_size=1, max_size=5), min_size=1, max_size=6
@@ -29,7 +30,7 @@ def counts_of(shards: list[list[int]]) -> SequenceCounts:
 
 
 def samples_of_step(counts, seed, batch_size, step, rows) -> list[tuple[int, int]]:
-    epochs, positions = locate(step, rows, batch_size, counts.total)
+    epochs, positions = Slots(BatchSizes.constant(batch_size), counts.total).locate(step, rows)
     found = []
     for epoch, position in zip(epochs.tolist(), positions.tolist(), strict=True):
         order = EpochOrder(counts, seed, epoch)
@@ -76,7 +77,7 @@ def test_a_lane_reads_its_blocks_one_after_the_other() -> None:
     for row in range(4):
         blocks = []
         for step in range(counts.total // 4):
-            _, positions = locate(step, np.array([row]), 4, counts.total)
+            _, positions = Slots(BatchSizes.constant(4), counts.total).locate(step, np.array([row]))
             blocks.append(EpochOrder(counts, 5, 0).stretch(int(positions[0])).block)
         changes = sum(a != b for a, b in itertools.pairwise(blocks))
         assert changes == len(set(blocks)) - 1 <= 8
@@ -96,7 +97,8 @@ def test_epochs_and_seeds_differ() -> None:
 SEEK = """
 import re, sys, time
 import numpy as np
-from data_pipeline.order import EpochOrder, SequenceCounts, locate
+from data_pipeline.order import EpochOrder, SequenceCounts
+from data_pipeline.slots import BatchSizes, Slots
 shards, blocks = int(sys.argv[1]), int(sys.argv[2])
 per_block = np.full(shards * blocks, 1000, np.uint32)
 counts = SequenceCounts(
@@ -106,7 +108,7 @@ def memory():
     return int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1])
 before = memory()
 start = time.perf_counter()
-epochs, positions = locate(1_000_000, np.arange(256), 256, counts.total)
+epochs, positions = Slots(BatchSizes.constant(256), counts.total).locate(1_000_000, np.arange(256))
 order = EpochOrder(counts, 7, int(epochs[0]))
 stretches = [order.stretch(int(position)) for position in positions]
 print(time.perf_counter() - start, memory() - before)

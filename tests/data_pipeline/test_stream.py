@@ -105,7 +105,7 @@ def test_shape_of_a_sequence(corpus: Corpus) -> None:
     assert (ids[np.arange(32), used - 1] == vocabulary.sep).all()
     assert (ids[np.arange(32), used - 2] != vocabulary.sep).all()
     assert ((ids == vocabulary.pad) == (batch.attention_mask == 0)).all()
-    assert batch.masked_positions.shape == batch.masked_labels.shape == (32, stream.capacity)
+    assert batch.masked_positions.shape == batch.masked_labels.shape == (32, round(0.15 * 62))
     labels = batch.labels()
     assert ((labels != -100).sum(1) == (batch.masked_labels != -100).sum(1)).all()
     part = batch.rows(8, 16)
@@ -161,11 +161,11 @@ def test_samples_are_those_of_the_batch(corpus: Corpus, packing: str) -> None:
 def test_rows_for_tokens(corpus: Corpus, packing: str) -> None:
     """Batches of so many rows hold about so many tokens, padding not counted."""
     split, data = corpus.split("train"), config(packing=packing, sequence_length=128)
-    rows = rows_for_tokens(split, data, tokens=6000, multiple=8)
+    rows = rows_for_tokens(split, data, 0, tokens=6000, multiple=8)
     assert rows % 8 == 0
     stream = BatchStream(split, data, 1, rows)
     steps = range(-(-2 * stream.samples_per_epoch // rows))
     tokens = np.mean([stream.batch(step).attention_mask.sum() for step in steps])
     mean_row = tokens / rows
     assert abs(tokens - 6000) <= 4 * mean_row + 0.03 * 6000  # the nearest multiple
-    assert rows_for_tokens(split, data, tokens=1, multiple=8) == 8
+    assert rows_for_tokens(split, data, 0, tokens=1, multiple=8) == 8

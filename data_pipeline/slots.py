@@ -1,0 +1,155 @@
+"""Which sample each row of each step reads: positions in the shuffled order of an epoch.
+
+Slots number the rows of all steps, one step after the other. Epoch ``e`` of ``N`` samples is the
+slots from ``e * N`` up to ``(e + 1) * N``, so a batch may straddle two epochs. Inside an epoch each
+row follows a lane: with batches of ``B`` rows and ``o = slot - e * N``, lane ``q = o % B`` is at
+its sample number ``t = o // B``. Lane q has ``N // B + (q < N % B)`` samples and the lanes lie end
+to end, so that slot -> position
+
+    p = q * (N // B) + min(q, N % B) + t
+
+is a bijection on range(N). Where the batch size changes inside an epoch, what the lanes have left
+lies end to end in the same way, and is shared out anew among as many lanes as there are rows then:
+still every position comes once. Nothing here depends on the world size.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """The number of rows of the global batch at every step: `sizes[i]` from step `starts[i]` on."""
+
+    starts: tuple[int, ...]  # ascending, the first is 0
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def constant(cls, size: int) -> BatchSizes:
+        """The same at every step."""
+        return cls((0,), (size,))
+
+    @classmethod
+    def of(cls, sizes: Mapping[int, int]) -> BatchSizes:
+        """From a map of first steps to sizes."""
+        starts = tuple(sorted(sizes))
+        return cls(starts, tuple(sizes[start] for start in starts))
+
+    def at(self, step: int) -> int:
+        """The rows of a step."""
+        return self.sizes[bisect_right(self.starts, step) - 1]
+
+    def before(self, step: int) -> int:
+        """The rows of all steps before `step`."""
+        ends = [*self.starts[1:], step]
+        return sum(
+            size * max(0, min(end, step) - start)
+            for start, end, size in zip(self.starts, ends, self.sizes, strict=True)
+        )
+
+    def between(self, first: int, last: int | None) -> BatchSizes:
+        """Those of the steps from `first` up to `last` (None: for good), counted from `first`."""
+        inner = [s for s in self.starts if s > first and (last is None or s < last)]
+        return self.of({start - first: self.at(start) for start in [first, *inner]})
+
+
+class Slots:
+    """Where the rows of each step lie in epochs of `total` samples."""
+
+    def __init__(self, sizes: BatchSizes, total: int) -> None:
+        self._sizes, self._total = sizes, total
+        self._changes = [sizes.before(start) for start in sizes.starts]  # slots
+        self._epochs: dict[int, list[_Section]] = {}
+
+    def locate(
+        self, step: int, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(epoch, position in that epoch's shuffled order) of the given rows of a step.
+
+        Slots stay exact up to 2**63.
+        """
+        slots = self._sizes.before(step) + rows
+        epochs, offsets = np.divmod(slots, self._total)
+        positions = np.empty_like(offsets)
+        for epoch in np.unique(epochs).tolist():
+            at = epochs == epoch
+            positions[at] = self._section(epoch, step).positions(offsets[at])
+        return epochs, positions
+
+    def _section(self, epoch: int, step: int) -> _Section:
+        if epoch not in self._epochs:
+            self._epochs[epoch] = self._sections(epoch)
+            if len(self._epochs) > 2:
+                del self._epochs[next(iter(self._epochs))]
+        change = self._changes[bisect_right(self._sizes.starts, step) - 1]
+        first = max(change - epoch * self._total, 0)
+        return next(one for one in self._epochs[epoch] if one.first == first)
+
+    def _sections(self, epoch: int) -> list[_Section]:
+        begin, end = epoch * self._total, (epoch + 1) * self._total
+        now = bisect_right(self._changes, begin) - 1
+        whole = np.zeros(1, np.int64), np.array([self._total])
+        sections = [_Section(0, self._sizes.sizes[now], *whole)]
+        for change, size in zip(
+            self._changes[now + 1 :], self._sizes.sizes[now + 1 :], strict=True
+        ):
+            if change >= end:
+                break
+            first = change - begin
+            sections.append(_Section(first, size, *sections[-1].rest(first - sections[-1].first)))
+        return sections
+
+
+@dataclass(frozen=True)
+class _Section:
+    """The slots of an epoch from `first` on, as far as they have one batch size.
+
+    Its lanes share what is left of the epoch's positions: intervals, ascending.
+    """
+
+    first: int
+    batch_size: int
+    starts: NDArray[np.int64]  # [intervals]
+    lengths: NDArray[np.int64]  # [intervals]
+
+    @cached_property
+    def ends(self) -> NDArray[np.int64]:
+        """[intervals] where each would end if they lay end to end."""
+        return np.cumsum(self.lengths)
+
+    def positions(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The positions that slots of the epoch read."""
+        turn, lane = np.divmod(offsets - self.first, self.batch_size)
+        return self._position(self._lane_starts(lane) + turn)
+
+    def rest(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(starts, lengths) of the intervals of positions left once `count` slots are read."""
+        lanes = np.arange(self.batch_size)
+        starts = self._lane_starts(lanes) + count // self.batch_size
+        starts += lanes < count % self.batch_size
+        ends = self._lane_starts(lanes + 1)
+        starts, ends = starts[starts < ends], ends[starts < ends]
+        # A lane that goes over the end of an interval is cut there.
+        inner = self.ends[:-1]
+        lane = np.searchsorted(starts, inner, side="right") - 1
+        inside = (lane >= 0) & (starts[lane] < inner) & (inner < ends[lane])
+        cuts = np.sort(np.concatenate([starts, inner[inside]]))
+        lane = np.searchsorted(starts, cuts, side="right") - 1
+        lengths = np.minimum(ends[lane], np.append(cuts[1:], self.ends[-1])) - cuts
+        return self._position(cuts), lengths
+
+    def _lane_starts(self, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
+        each, extra = divmod(int(self.ends[-1]), self.batch_size)
+        return lanes * each + np.minimum(lanes, extra)
+
+    def _position(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """From a place among all that is left to a position in the epoch."""
+        interval = np.searchsorted(self.ends, places, side="right")
+        return self.starts[interval] + places - (self.ends - self.lengths)[interval]
