@@ -9,7 +9,7 @@ from torch import Tensor
 from trainer.admission import is_due
 from trainer.checkpoint import Checkpoint
 from trainer.config import JobConfig, LearnerConfig
-from trainer.first_weights import from_folder, from_layers
+from trainer.first_weights import from_embeddings, from_folder, from_layers
 from trainer.learner import TEACHER, Learner, Workload, student_key
 from trainer.state import HeldOut, JobState, LearnerState
 
@@ -78,6 +78,8 @@ class Cohort:
             return from_folder(section, config.init.pretrained, config.model)
         if config.init.teacher_layers is not None:
             return from_layers(section, self.teacher, config.init.teacher_layers)
+        if config.init.teacher_embeddings:
+            return from_embeddings(self.teacher)
         return None
 
     def _build(

@@ -10,6 +10,7 @@ from model import EncoderConfig
 from trainer import tracking
 from trainer.objectives import ObjectiveConfig
 from trainer.optimizers import OptimizerConfig
+from trainer.progressive import ProgressiveConfig
 from trainer.schedules import ScheduleConfig
 
 ZERO_STAGES = (0, 1, 2, 3)
@@ -51,12 +52,14 @@ class InitConfig:
     """Where a learner's first weights come from; at random when nothing is set."""
 
     teacher_layers: list[int] | None = None  # 0-based, as they are when the student starts
+    teacher_embeddings: bool = False  # only these, as they are then; the rest at random
     pretrained: str | None = None  # a folder in Hugging Face format
 
     def __post_init__(self) -> None:
         """Refuse two origins."""
-        if self.teacher_layers is not None and self.pretrained is not None:
-            raise ValueError("set teacher_layers or pretrained, not both")
+        origins = (self.teacher_layers, self.teacher_embeddings or None, self.pretrained)
+        if sum(origin is not None for origin in origins) > 1:
+            raise ValueError("set one of teacher_layers, teacher_embeddings and pretrained")
 
 
 @dataclass
@@ -65,6 +68,7 @@ class LearnerConfig:
 
     model: EncoderConfig = field(default_factory=EncoderConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    progressive: ProgressiveConfig | None = None  # layer by layer first (MobileBERT)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     start: StartConfig = field(default_factory=StartConfig)
@@ -92,10 +96,21 @@ class LearnerConfig:
             raise ValueError("gradient_clipping must be 0 (off) or positive")
         if self.frozen:
             self._refuse_training()
+        if self.progressive is not None:
+            self._require_layers()
         if self.objective.needs_pair_head():
             if self.model.pooler == "none":
                 raise ValueError("model.pooler: pairs are read from it; set it to tanh or first")
             self.model = dataclasses.replace(self.model, pair_head=True)
+
+    def _require_layers(self) -> None:
+        """Progressive transfer is between layers, each with weights of its own."""
+        if not self.objective.between_layers() or not self.objective.beyond_layers():
+            raise ValueError(
+                "progressive: objective must have terms between layers, and others for afterwards"
+            )
+        if self.model.sharing != "none":
+            raise ValueError("progressive: needs layers that share nothing; set model.sharing")
 
     def _refuse_training(self) -> None:
         """A frozen learner has nothing but a model and where it comes from."""
@@ -230,8 +245,9 @@ class JobConfig:
                 "teacher.objective: a teacher has nobody to learn from; use mlm, nsp, sop"
             )
         self._require_objectives()
-        if self.teacher.start != StartConfig() or self.teacher.init.teacher_layers is not None:
-            raise ValueError("teacher.start and teacher.init.teacher_layers are for students")
+        init = self.teacher.init
+        if self.teacher.start != StartConfig() or init != InitConfig(pretrained=init.pretrained):
+            raise ValueError("teacher.start and teacher.init.teacher_... are for students")
 
     def _require_objectives(self) -> None:
         """Refuse objectives about what the data does not have or the teacher does not hand out."""

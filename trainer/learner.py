@@ -22,12 +22,14 @@ from trainer.errors import TrainingError
 from trainer.knowledge import Decoder, Knowledge, union
 from trainer.objectives import Lesson, Objective
 from trainer.optimizers import UNIFORM, Rates, build_optimizer
+from trainer.progressive import Transfer
 from trainer.schedules import factor
 from trainer.scores import capture_for, score
 from trainer.seeds import derive
 from trainer.state import LearnerState
 
 TEACHER = "teacher"
+EMBEDDINGS = "embeddings."
 NOTHING = Capture()
 
 
@@ -126,7 +128,7 @@ class Learner:
         self.gradient_norm = math.nan
         module = build_module(name, config, teacher, workload.seed, weights)
         self.objective: Objective = module.objective
-        self.rates: Rates = UNIFORM
+        self.rates: Rates = self.objective.transfer or UNIFORM
         module.requires_grad_(self.is_trained)
         optimizer = None
         if self.is_trained:
@@ -204,9 +206,16 @@ class Learner:
         return step - self.counters.started_at
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate at the job's `step`; a schedule runs from the learner's start."""
+        """The learning rate at the job's `step`.
+
+        A schedule runs from the learner's start, or from the end of its progressive transfer: until
+        then this is the peak.
+        """
+        transfer = self.objective.transfer
+        before = transfer.steps if transfer else 0
         done, total = self.own_step(step), self.own_step(self.workload.steps)
-        return self.config.optimizer.learning_rate * factor(self.config.schedule, done, total)
+        share = factor(self.config.schedule, done - before, total - before) if done >= before else 1
+        return self.config.optimizer.learning_rate * share
 
     def autocast(self) -> torch.autocast:
         """The precision that everything of this learner is computed in."""
@@ -247,9 +256,11 @@ def build_module(
     Raises TrainingError, naming the config's section, when something does not fit.
     """
     section = name.replace("/", ".")
+    layers = config.model.layers
+    transfer = Transfer(config.progressive, layers) if config.progressive else None
     try:
         seed_of_terms = derive(seed, name, "objective")
-        objective = Objective(config.objective, config.model, teacher, seed_of_terms)
+        objective = Objective(config.objective, config.model, teacher, seed_of_terms, transfer)
     except ValueError as error:
         raise TrainingError(f"{section}.objective: {error}") from error
     trained = dataclasses.replace(
@@ -257,17 +268,20 @@ def build_module(
     )
     model = build(trained, derive(seed, name))
     if weights is not None:
-        _load(model, weights, section)
+        _load(model, weights, section, EMBEDDINGS if config.init.teacher_embeddings else "")
     model.encoder.checkpoint_activations = config.checkpoint_activations
     return LearnerModule(model, objective, config.precision)
 
 
-def _load(model: MaskedLanguageModel, weights: Mapping[str, Tensor], section: str) -> None:
-    """Every weight of the model from `weights`, which may have more (a pooler, say)."""
+def _load(
+    model: MaskedLanguageModel, weights: Mapping[str, Tensor], section: str, prefix: str
+) -> None:
+    """Every weight under `prefix` from `weights`, which may have more (a pooler, say)."""
     try:
-        missing = model.load_state_dict(weights, strict=False).missing_keys
+        unchanged = model.load_state_dict(weights, strict=False).missing_keys
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise TrainingError(f"{section}.init: the weights do not fit: {reason}") from error
+    missing = [name for name in unchanged if name.startswith(prefix)]
     if missing:
         raise TrainingError(f"{section}.init: there are no weights for {', '.join(missing[:3])}")

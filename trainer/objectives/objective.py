@@ -14,7 +14,15 @@ from model import Capture, EncoderConfig
 from model.vocabulary_loss import project_and_sum
 from trainer.batches import Counts
 from trainer.knowledge import union
-from trainer.objectives.term import Lesson, Term, TermConfig, VocabularyTerm, projected
+from trainer.objectives.term import (
+    LayerTerm,
+    LayerTermConfig,
+    Lesson,
+    Term,
+    TermConfig,
+    VocabularyTerm,
+    projected,
+)
 from trainer.objectives.terms import (
     Attention,
     AttentionRelation,
@@ -35,6 +43,7 @@ from trainer.objectives.terms import (
     ValueRelation,
     VarianceTransfer,
 )
+from trainer.progressive import Transfer
 
 
 @dataclass
@@ -98,6 +107,14 @@ class ObjectiveConfig:
                     f"{' or '.join(section.packings)}"
                 )
 
+    def between_layers(self) -> list[str]:
+        """The terms that are between layers of student and teacher."""
+        return [name for name, one in self.terms().items() if isinstance(one, LayerTermConfig)]
+
+    def beyond_layers(self) -> list[str]:
+        """The terms that are not."""
+        return [name for name, one in self.terms().items() if not isinstance(one, LayerTermConfig)]
+
     def _pair_terms(self) -> dict[str, PairConfig]:
         return {
             name: section
@@ -118,14 +135,20 @@ class Objective(nn.Module):
     """
 
     def __init__(
-        self, config: ObjectiveConfig, learner: EncoderConfig, teacher: EncoderConfig, seed: int
+        self,
+        config: ObjectiveConfig,
+        learner: EncoderConfig,
+        teacher: EncoderConfig,
+        seed: int,
+        transfer: Transfer | None = None,
     ) -> None:
-        """`teacher` is as it will be at its final size.
+        """`teacher` is as it will be at its final size; a `transfer` comes before anything else.
 
         Raises ValueError, naming the term, when one does not fit this pair of models.
         """
         super().__init__()
-        self.terms = nn.ModuleDict(_build(config, learner, teacher))
+        self.transfer = transfer
+        self.terms = nn.ModuleDict(_build(config, learner, teacher, transfer))
         self._initialise(learner.initializer_range, seed)
 
     @property
@@ -192,10 +215,17 @@ class Objective(nn.Module):
             yield positions, total, dict(zip(group, sums, strict=True))
 
     def _on(self, step: int) -> dict[str, Term]:
-        """The terms that weigh anything at a step; all of them where none does."""
-        weights = self.weights(step)
-        on = {name: term for name, term in self.by_name.items() if weights[name]}
-        return on or self.by_name
+        """The terms that weigh anything at a step; all of them where none does.
+
+        With a transfer those between layers while it lasts, and the others afterwards.
+        """
+        weights, terms = self.weights(step), self.by_name
+        if self.transfer is not None:
+            lasts = self.transfer.layer(step) is not None
+            terms = {
+                name: term for name, term in terms.items() if isinstance(term, LayerTerm) == lasts
+            }
+        return {name: term for name, term in terms.items() if weights[name]} or terms
 
     def _initialise(self, standard_deviation: float, seed: int) -> None:
         """Normal weights and zero biases, a pure function of the seed."""
@@ -209,12 +239,17 @@ class Objective(nn.Module):
 
 
 def _build(
-    config: ObjectiveConfig, learner: EncoderConfig, teacher: EncoderConfig
+    config: ObjectiveConfig,
+    learner: EncoderConfig,
+    teacher: EncoderConfig,
+    transfer: Transfer | None,
 ) -> Mapping[str, Term]:
     terms = {}
     for name, section in config.terms().items():
         try:
-            terms[name] = section.build(learner, teacher)
+            terms[name] = term = section.build(learner, teacher)
+            if isinstance(term, LayerTerm) and transfer is not None:
+                term.transfer_by(transfer)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     return terms

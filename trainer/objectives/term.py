@@ -15,6 +15,7 @@ from trainer.batches import ATTENDED, MASKED, MicroBatch
 from trainer.knowledge import Decoder, Knowledge
 from trainer.layer_maps import at_depth, map_layers
 from trainer.objectives.over_steps import OverSteps
+from trainer.progressive import Transfer
 
 POSITIONS = (MASKED, ATTENDED)
 
@@ -185,6 +186,7 @@ class LayerTerm(Term):
         if not any(self.weights):
             raise ValueError("layer_weights: at least one must not be 0")
         self.final_layers = self.teacher_layers = teacher.layers
+        self.transfer: Transfer | None = None  # one layer at a time, once set
 
     @abstractmethod
     def compare(self, lesson: Lesson, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
@@ -198,6 +200,16 @@ class LayerTerm(Term):
         divisor = len(self.map) if self.averaged else 1
         return torch.stack(losses).sum() / divisor, found[0][1]
 
+    def transfer_by(self, transfer: Transfer) -> None:
+        """Compare one layer at a time while `transfer` lasts; ValueError where some would wait."""
+        weighty = {ours for ours, weight in zip(self.map, self.weights, strict=True) if weight}
+        missing = set(range(1, transfer.layers + 1)) - weighty
+        if missing:
+            raise ValueError(
+                f"layers leaves out {min(missing)}, and progressive needs each of ours"
+            )
+        self.transfer = transfer
+
     def pairs(self, step: int) -> list[LayerPair]:
         """The pairs that count at the learner's `step`."""
         mapped = at_depth(self.map, self.final_layers, self.teacher_layers)
@@ -205,7 +217,8 @@ class LayerTerm(Term):
             LayerPair(ours, theirs, weight)
             for (ours, theirs), weight in zip(mapped.items(), self.weights, strict=True)
         ]
-        return [pair for pair in pairs if pair.weight]
+        only = None if self.transfer is None else self.transfer.layer(step)
+        return [pair for pair in pairs if pair.weight and only in (None, pair.ours)]
 
     def student_capture(self, step: int) -> Capture:
         """See `Term.student_capture`."""

@@ -1,0 +1,78 @@
+"""Layer-by-layer transfer: a student learns one layer at a time before it learns to predict.
+
+MobileBERT's progressive knowledge transfer (arXiv 2004.02984, section 3.5, in its code's form).
+Everything is a pure function of the learner's own step, so a resumed learner goes on alike.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+_LAYER = re.compile(r"model\.encoder\.(?:attention|feed_forward)\.(\d+)\.")
+
+
+@dataclass
+class ProgressiveConfig:
+    """The section `progressive` of a student.
+
+    For `steps_per_layer` steps each, one layer after the other is compared with the teacher's: only
+    the terms between layers are on, and of them only this layer. It learns at `current` times the
+    peak learning rate, those before it at `earlier` times, and all else, the embeddings too, not
+    at all. Afterwards only the other terms are on, everything learns, and the schedule begins.
+    """
+
+    steps_per_layer: int = 10_000
+    current: float = 3.0
+    earlier: float = 0.3
+
+    def __post_init__(self) -> None:
+        """Refuse lengths and rates that mean nothing."""
+        if self.steps_per_layer < 1:
+            raise ValueError("steps_per_layer must be at least 1")
+        if self.current <= 0 or self.earlier < 0:
+            raise ValueError("current must be positive, and earlier not negative")
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The progressive transfer of a student of so many `layers`; a `trainer.optimizers.Rates`."""
+
+    config: ProgressiveConfig
+    layers: int
+
+    @property
+    def steps(self) -> int:
+        """How many steps it takes."""
+        return self.layers * self.config.steps_per_layer
+
+    def layer(self, step: int) -> int | None:
+        """The layer, from 1, that is transferred at the learner's `step`; None afterwards."""
+        return step // self.config.steps_per_layer + 1 if step < self.steps else None
+
+    def group(self, parameter: str) -> str:
+        """A layer by its number, from 1, `objective` for the terms' projections, or `rest`."""
+        match = _LAYER.match(parameter)
+        if match:
+            return str(int(match[1]) + 1)
+        return "objective" if parameter.startswith("objective.") else "rest"
+
+    def factor(self, group: str, step: int) -> float:
+        """What the learning rate of a group is multiplied by at the learner's `step`."""
+        current = self.layer(step)
+        if current is None:
+            return 1.0
+        if group == "rest":
+            return 0.0
+        layer = current if group == "objective" else int(group)
+        if layer > current:
+            return 0.0
+        return self._wave(step) * (self.config.current if layer == current else self.config.earlier)
+
+    def _wave(self, step: int) -> float:
+        """Up from 0 over a tenth of a layer's steps, then down from 1 to 0.9, as in the code."""
+        if self.config.steps_per_layer == 1:
+            return 1.0
+        done = step % self.config.steps_per_layer / self.config.steps_per_layer
+        return min(0.9 + 0.1 * math.sqrt(1 - done), 10 * done)
