@@ -79,7 +79,7 @@ class Cohort:
         if config.init.teacher_layers is not None:
             return from_layers(section, self.teacher, config.init.teacher_layers)
         if config.init.teacher_embeddings:
-            return from_embeddings(self.teacher)
+            return from_embeddings(self.teacher, config.model)
         return None
 
     def _build(

@@ -52,7 +52,7 @@ class InitConfig:
     """Where a learner's first weights come from; at random when nothing is set."""
 
     teacher_layers: list[int] | None = None  # 0-based, as they are when the student starts
-    teacher_embeddings: bool = False  # only these, as they are then; the rest at random
+    teacher_embeddings: bool = False  # and heads, as they are then; layers at random
     pretrained: str | None = None  # a folder in Hugging Face format
 
     def __post_init__(self) -> None:

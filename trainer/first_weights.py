@@ -12,7 +12,7 @@ from torch import Tensor
 from model import EncoderConfig, ModelError, from_pretrained, select_layers
 from trainer.checkpoint import full_state_dict
 from trainer.errors import TrainingError
-from trainer.learner import EMBEDDINGS, Learner
+from trainer.learner import Learner
 
 # Parameters of a learner's module that belong to the model, not to its objective.
 MODEL_PREFIX = "model."
@@ -44,10 +44,18 @@ def from_layers(section: str, teacher: Learner, layers: Sequence[int]) -> Mappin
         raise TrainingError(f"{section}.init.teacher_layers: {error}") from error
 
 
-def from_embeddings(teacher: Learner) -> Mapping[str, Tensor]:
-    """The teacher's embeddings as they are now, and nothing else of it. Collective."""
-    state = model_state(full_state_dict(teacher.engine))
-    return {name: tensor for name, tensor in state.items() if name.startswith(EMBEDDINGS)}
+def from_embeddings(teacher: Learner, config: EncoderConfig) -> Mapping[str, Tensor]:
+    """The teacher's embeddings and heads as they are now, but none of its layers. Collective.
+
+    As MobileBERT's code does, which begins so: a norm is left out where the student's is of another
+    kind.
+    """
+    same_norm = config.norm == teacher.config.model.norm
+    return {
+        name: tensor
+        for name, tensor in model_state(full_state_dict(teacher.engine)).items()
+        if not name.startswith("encoder.") and (same_norm or ".norm." not in name)
+    }
 
 
 def model_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

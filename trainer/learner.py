@@ -29,7 +29,6 @@ from trainer.seeds import derive
 from trainer.state import LearnerState
 
 TEACHER = "teacher"
-EMBEDDINGS = "embeddings."
 NOTHING = Capture()
 
 
@@ -268,20 +267,19 @@ def build_module(
     )
     model = build(trained, derive(seed, name))
     if weights is not None:
-        _load(model, weights, section, EMBEDDINGS if config.init.teacher_embeddings else "")
+        _load(model, weights, section, whole=not config.init.teacher_embeddings)
     model.encoder.checkpoint_activations = config.checkpoint_activations
     return LearnerModule(model, objective, config.precision)
 
 
 def _load(
-    model: MaskedLanguageModel, weights: Mapping[str, Tensor], section: str, prefix: str
+    model: MaskedLanguageModel, weights: Mapping[str, Tensor], section: str, *, whole: bool
 ) -> None:
-    """Every weight under `prefix` from `weights`, which may have more (a pooler, say)."""
+    """Every weight, or not the `whole` model, from `weights`, which may have more (a pooler)."""
     try:
-        unchanged = model.load_state_dict(weights, strict=False).missing_keys
+        missing = model.load_state_dict(weights, strict=False).missing_keys
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise TrainingError(f"{section}.init: the weights do not fit: {reason}") from error
-    missing = [name for name in unchanged if name.startswith(prefix)]
-    if missing:
+    if missing and whole:
         raise TrainingError(f"{section}.init: there are no weights for {', '.join(missing[:3])}")

@@ -1,0 +1,203 @@
+"""Layer-by-layer transfer: its rules, and a student on two ranks that goes through it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.distributed import run_distributed
+from tests.trainer import tiny
+from trainer.config import InitConfig, LearnerConfig
+from trainer.first_weights import from_embeddings
+from trainer.learner import Learner, Workload, student_key
+from trainer.objectives import Objective, ObjectiveConfig
+from trainer.objectives.terms import (
+    AttentionTransfer,
+    Blended,
+    FeatureMaps,
+    MeanTransfer,
+    NextSentence,
+)
+from trainer.optimizers import OptimizerConfig
+from trainer.progressive import ProgressiveConfig, Transfer
+from trainer.schedules import ScheduleConfig
+from trainer.step import train_step
+
+LAYERS, STEPS_PER_LAYER, STEPS = 2, 5, 14
+PROGRESSIVE = ProgressiveConfig(STEPS_PER_LAYER)
+OBJECTIVE = ObjectiveConfig(
+    nsp=NextSentence(),
+    blended=Blended(),
+    feature_maps=FeatureMaps(),
+    attention_transfer=AttentionTransfer(),
+    mean_transfer=MeanTransfer(),
+)
+BETWEEN = {"feature_maps", "attention_transfer", "mean_transfer"}
+
+
+def original_rate(layer: int, step: int, steps_per_phase: int) -> float:
+    """The original code's: layer_wise_learning_rate times its background; layers from 0."""
+    in_phase = step % steps_per_phase / steps_per_phase
+    background = min(
+        (1.0 - 0.9) * math.sqrt(1 - in_phase) + 0.9, (0.0 - 10.0) * (1 - in_phase) + 10
+    )
+    begin = steps_per_phase * layer
+    # At the boundaries themselves the background is 0.
+    value = 0.0 if step < begin else 1.0 if step < begin + steps_per_phase else 0.1
+    return 3.0 * value * background
+
+
+def test_rates_are_the_original_codes():
+    transfer = Transfer(ProgressiveConfig(20), layers=3)
+    for step in range(60):
+        for layer in range(3):
+            parameter = f"model.encoder.feed_forward.{layer}.0.input.weight"
+            ours = transfer.factor(transfer.group(parameter), step)
+            assert ours == pytest.approx(original_rate(layer, step, 20)), (layer, step)
+        assert transfer.factor(transfer.group("model.embeddings.word.weight"), step) == 0
+        assert transfer.factor(transfer.group("model.head.bias"), step) == 0
+    groups = {
+        transfer.group(f"model.{name}") for name in ("head.bias", "encoder.attention.2.key.bias")
+    }
+    assert {transfer.factor(group, 60) for group in groups} == {1.0}
+
+
+def test_one_layer_at_a_time_and_then_the_other_terms():
+    transfer = Transfer(PROGRESSIVE, LAYERS)
+    objective = Objective(OBJECTIVE, tiny.encoder(layers=LAYERS), tiny.encoder(), 0, transfer)
+    for step, ours, theirs in ((0, 1, 2), (4, 1, 2), (5, 2, 4), (9, 2, 4)):
+        assert objective.student_capture(step).hidden_states == (ours,)
+        assert objective.teacher_capture(step).attention == (theirs,)
+        assert not objective.needs_teacher_logits(step)
+    assert objective.needs_teacher_logits(10)
+    assert objective.teacher_capture(10).hidden_states == ()
+
+
+@pytest.mark.parametrize(
+    ("objective", "complaint"),
+    [
+        (ObjectiveConfig(blended=Blended()), "terms between layers"),
+        (ObjectiveConfig(feature_maps=FeatureMaps()), "others for afterwards"),
+    ],
+)
+def test_progressive_transfer_needs_both_kinds_of_terms(objective, complaint):
+    with pytest.raises(ValueError, match=f"^progressive: .*{complaint}"):
+        LearnerConfig(tiny.encoder(), objective, progressive=PROGRESSIVE)
+
+
+def test_progressive_transfer_needs_every_layer():
+    some = ObjectiveConfig(blended=Blended(), feature_maps=FeatureMaps(layers="skip"))
+    with pytest.raises(ValueError, match="feature_maps: layers leaves out 2"):
+        Objective(some, tiny.encoder(layers=2), tiny.encoder(), 0, Transfer(PROGRESSIVE, 2))
+
+
+def trained(stage):
+    """Weights and results of a progressive student, step by step, and its teacher's embeddings."""
+    teacher = tiny.learners((0, 0, 0), 4, 1)[0]
+    config = LearnerConfig(
+        model=tiny.encoder(layers=LAYERS, norm="no_norm"),
+        objective=OBJECTIVE,
+        progressive=PROGRESSIVE,
+        init=InitConfig(teacher_embeddings=True),
+        optimizer=OptimizerConfig(kind="lamb", learning_rate=1e-2),
+        schedule=ScheduleConfig(warmup_steps=2),
+        zero_stage=stage,
+    )
+    weights = from_embeddings(teacher, config.model)
+    workload = Workload(STEPS, tiny.SEED, 4, 1)
+    name = student_key("mobilebert")
+    student = Learner(name, config, teacher.config.model, workload, weights=weights)
+    history, terms, rates = [weights_of(student)], [], []
+    for step in range(STEPS):
+        batch = tiny.my_rows(tiny.random_batch(step))
+        result = train_step(teacher, [student], batch, step)
+        history.append(weights_of(student))
+        terms.append(result.terms[name])
+        rates.append(student.learning_rate(step))
+    return history, terms, rates, {key: value.clone() for key, value in weights.items()}
+
+
+def weights_of(student):
+    from trainer.checkpoint import full_state_dict
+    from trainer.first_weights import model_state
+
+    whole = model_state(full_state_dict(student.engine))
+    return {name: tensor.clone() for name, tensor in whole.items()}
+
+
+def trained_at_two_stages():
+    return trained(0), trained(2)
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    return run_distributed(trained_at_two_stages, 2)[0]
+
+
+def test_a_layer_learns_from_its_turn_on(outcomes):
+    history = outcomes[0][0]
+    moved = [
+        {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+        for before, after in itertools.pairwise(history)
+    ]
+    first, second = (
+        {name for name in history[0] if f"attention.{layer}." in name} for layer in range(LAYERS)
+    )
+    matrices = {name for name in first | second if name.endswith("weight")}
+    for step in range(STEPS):
+        now = moved[step] & matrices
+        if step % STEPS_PER_LAYER == 0 and step < 10:  # the wave begins at 0
+            assert not moved[step]
+        elif step < 10:
+            assert now == {name for name in matrices if step >= 5 or name in first}
+            assert not any("encoder." not in name for name in moved[step])
+    assert "embeddings.word.weight" in moved[10]
+    assert "head.dense.weight" in moved[10]
+
+
+def test_embeddings_begin_as_the_teachers_and_wait(outcomes):
+    history, _, _, copied = outcomes[0]
+    for state in (history[0], history[10]):
+        for name in ("embeddings.word.weight", "embeddings.position.weight", "head.bias"):
+            assert torch.equal(state[name], copied[name])
+        # No norm of ours begins as a layer norm of the teacher's.
+        assert torch.equal(state["embeddings.norm.weight"], torch.ones(32))
+    assert "embeddings.norm.weight" not in copied
+
+
+def test_terms_and_rates_over_the_steps(outcomes):
+    _, terms, rates, _ = outcomes[0]
+    for step, values in enumerate(terms):
+        on = {name for name, value in values.items() if value}
+        assert on == (BETWEEN if step < 10 else {"nsp", "blended"})
+    assert rates[:10] == [1e-2] * 10  # the peak, until the schedule begins
+    assert rates[10:] == pytest.approx([0.5e-2, 1e-2, 1e-2, 0.5e-2])
+
+
+def test_every_stage_goes_through_it_alike(outcomes):
+    for plain, partitioned in zip(outcomes[0][1], outcomes[1][1], strict=True):
+        assert partitioned == pytest.approx(plain, rel=1e-5, abs=1e-7)
+
+
+def test_a_layers_loss_is_its_share_of_the_mean_over_layers():
+    """As in the original, where what is summed is divided by the number of layers."""
+    transfer = Transfer(PROGRESSIVE, LAYERS)
+    config = ObjectiveConfig(blended=Blended(), feature_maps=FeatureMaps(100.0))
+    objective = Objective(config, tiny.encoder(layers=LAYERS), tiny.encoder(), 0, transfer)
+    term = objective.by_name["feature_maps"]
+    ours, theirs = torch.randn(1, 3, 32), torch.randn(1, 3, 32)
+
+    class Lesson:
+        step = 7
+        batch = type("Batch", (), {"attention_mask": torch.ones(1, 3, dtype=torch.bool)})
+        features = type("Features", (), {"hidden_states": {2: ours}})
+        teacher = type("Knowledge", (), {"hidden_states": {4: theirs}})
+
+    total, count = term(Lesson)
+    normalised = [F.layer_norm(states, (32,), eps=1e-12) for states in (ours, theirs)]
+    expected = F.mse_loss(*normalised) / LAYERS
+    assert (total / count).item() == pytest.approx(expected.item())
