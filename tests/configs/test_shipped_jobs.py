@@ -88,3 +88,5 @@ def test_a_shipped_job_trains(runs, name):
         assert (folder / name / "exports" / learner.removeprefix("students/")).is_dir()
     pairs = {"nsp", "sop"} & set(job.teacher.objective.terms())
     assert any("val/data/teacher/pair_accuracy" in row for row in last) == bool(pairs)
+    results = json.loads((folder / name / "evaluation.json").read_text(encoding="utf-8"))
+    assert (results["learners"]["teacher"]["pair_accuracy"] is not None) == bool(pairs)
