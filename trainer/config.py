@@ -10,6 +10,7 @@ from model import EncoderConfig
 from trainer import tracking
 from trainer.objectives import ObjectiveConfig
 from trainer.optimizers import OptimizerConfig
+from trainer.profiling import ProfileConfig
 from trainer.schedules import ScheduleConfig
 
 ZERO_STAGES = (0, 1, 2, 3)
@@ -200,6 +201,7 @@ class JobConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     runs: str = "runs"  # the folder that holds runs/NAME
     seed: int = 0
     licence: str = "other"  # of the exported models: an identifier of the Hugging Face hub

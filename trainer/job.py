@@ -19,6 +19,7 @@ from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, newest_i
 from trainer.cohort import Cohort
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
+from trainer.gauges import Gauges
 from trainer.held_out import ValidationSet
 from trainer.learner import TEACHER, Workload, student_key
 from trainer.prefetch import Prefetched
@@ -71,7 +72,8 @@ class Job:
         self._evaluated_at = -1  # step
         self._began = time.monotonic() - self.state.seconds
         self._open = ExitStack()
-        self.recorder = Recorder(config, self.folder, self.state, speaks=rank == 0)
+        gauges = Gauges(config, self.folder, surroundings.attempt.number, device)
+        self.recorder = Recorder(config, self.folder, self.state, gauges, speaks=rank == 0)
         self._open.enter_context(self.recorder)
         self.batches = Prefetched(stream.batch, self.state.step)
         self._open.callback(self.batches.close)
@@ -118,6 +120,7 @@ class Job:
         self.verify_replicas()
         self.state.learners = self.cohort.counters()
         held_out = self.state.teacher_held_out
+        began = time.monotonic()
         self._writer.save(
             self.state.step,
             self._engines(),
@@ -126,6 +129,8 @@ class Job:
             wait=wait,
             then=self.surroundings.requests.answer_after_save(self.state.step),
         )
+        if not wait:
+            self.recorder.stalled(time.monotonic() - began)
 
     def verify_replicas(self) -> None:
         """Raise DivergenceError unless all ranks hold the same where they should."""

@@ -19,6 +19,7 @@ def train(job: Job) -> Outcome:
     """Take `job` from where it is to its last step, or to a requested stop. Collective."""
     while job.state.step < job.config.steps:
         job.admit_students()
+        job.recorder.before(job.state.step)
         result = train_step(
             job.cohort.teacher,
             job.cohort.students,

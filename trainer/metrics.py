@@ -12,8 +12,16 @@ Keys, all optional but ``step``:
 ``seconds``                           training time since step 0, over all restarts
 ``LEARNER/loss``, ``LEARNER/TERM``    mean over the global batch; TERM is one part of the objective
 ``LEARNER/lr``, ``LEARNER/grad_norm``
+``LEARNER/skipped_steps``             how many so far
+``LEARNER/seconds_PART``              of the logged step on rank 0: forward, backward, step, and the
+                                      communication in them
+``LEARNER/bytes_communication``       handed to collectives in that step, by rank 0
+``LEARNER/bytes_peak``                allocated at most while it was at work; on GPUs
 ``tokens_per_second``, ``mfu``        the whole job's, since the last logged step
-``memory``                            bytes, the largest over ranks
+``memory``                            bytes, the most so far and the largest over ranks
+``checkpoint_stall``                  seconds that training stood still, since the last logged step
+``slowest_rank``                      how long the slowest rank computes, over the median
+``restarts``                          how often the run was started again, so far
 ``val/CORPUS/LEARNER/loss``,            on the held-out split of a corpus; also ``accuracy`` and,
                                       where there are pairs, ``pair_accuracy``
 ====================================  ==============================================================
