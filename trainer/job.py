@@ -15,6 +15,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 
 from data_pipeline import BatchStream, open_corpora
 from data_pipeline.tokenization import load as load_tokenizer
+from trainer import tracking
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, newest_intact
 from trainer.cohort import Cohort
 from trainer.config import JobConfig
@@ -26,7 +27,6 @@ from trainer.prefetch import Prefetched
 from trainer.recorder import Recorder
 from trainer.replicas import verify
 from trainer.run_folder import RunFolder
-from trainer.seeds import derive
 from trainer.state import JobState
 from trainer.step import StepResult
 from trainer.surroundings import Surroundings
@@ -153,14 +153,8 @@ class Job:
 
     def _state_of(self, checkpoint: Checkpoint | None) -> JobState:
         if checkpoint is None:
-            return JobState(wandb_id=_wandb_id(self.folder))
+            return JobState(wandb_id=tracking.first_id(self.folder.path))
         return JobState.from_json(checkpoint.trainer_state)
-
-
-def _wandb_id(folder: RunFolder) -> str:
-    """Of the run, from its first instant on: a hash of the record of its first attempt."""
-    first = min(folder.attempts.glob("*.json"))
-    return f"{derive(first.read_text(encoding='utf-8')) % 16**8:08x}"
 
 
 def _retention(config: JobConfig) -> Retention:

@@ -187,8 +187,8 @@ class Learner:
     @contextlib.contextmanager
     def _part(self, part: str) -> Iterator[None]:
         """A part of the step: timed when it is to be, and named when memory runs out in it."""
-        sizes = (self.workload.micro_batch, self.config.zero_stage)
-        with named_for(_section(self.name), part, *sizes), clock.part(self.name, part):
+        owner = (_section(self.name), self.config, part, self.workload.micro_batch)
+        with named_for(*owner), clock.part(self.name, part):
             yield
 
     def take_shares(self) -> Tensor:

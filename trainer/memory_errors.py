@@ -7,36 +7,40 @@ from collections.abc import Iterator
 
 import torch
 
+from trainer.config import LearnerConfig
 from trainer.errors import TrainingError
+from trainer.timing import STEP
 
 # How torch's CPU allocator says it, in a plain RuntimeError.
 CPU_WORDS = ("DefaultCPUAllocator", "not enough memory")
 
 
 @contextlib.contextmanager
-def named_for(section: str, part: str, micro_batch: int, zero_stage: int) -> Iterator[None]:
-    """Turn running out of memory in a learner's `part` into a TrainingError that names it.
+def named_for(section: str, config: LearnerConfig, part: str, micro_batch: int) -> Iterator[None]:
+    """Turn running out of memory in a `part` of a learner's step into one line that names it.
 
-    `section` is the learner's in the config; `micro_batch` and `zero_stage` are its own.
+    `section` is the learner's in the job's config. Raises TrainingError.
     """
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise _explained(section, part, micro_batch, zero_stage) from error
+        raise _explained(section, config, part, micro_batch) from error
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, RuntimeError) and not any(words in str(error) for words in CPU_WORDS):
             raise
-        raise _explained(section, part, micro_batch, zero_stage) from error
+        raise _explained(section, config, part, micro_batch) from error
 
 
-def _explained(section: str, part: str, micro_batch: int, zero_stage: int) -> TrainingError:
+def _explained(section: str, config: LearnerConfig, part: str, micro_batch: int) -> TrainingError:
     remedies = []
     if micro_batch > 1:
         remedies.append(f"batch.micro_batch={micro_batch // 2} (it is {micro_batch})")
-    if zero_stage < 2:
-        remedies.append(f"{section}.zero_stage={zero_stage + 1}")
-    remedies.append("more GPUs, or a smaller model")
+    if not config.checkpoint_activations and part != STEP:
+        remedies.append(f"{section}.checkpoint_activations=true")
+    if config.zero_stage < 2:
+        remedies.append(f"{section}.zero_stage={config.zero_stage + 1}")
+    remedies.append("more GPUs")
     return TrainingError(
-        f"{section}: out of memory in its {part}; try {', or '.join(remedies)}. "
-        "`tandem plan` says what fits"
+        f"{section}: out of memory in its {part}; try {', or '.join(remedies)} "
+        "(`tandem plan` says what fits)"
     )

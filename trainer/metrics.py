@@ -41,6 +41,17 @@ from typing import Any
 
 Row = dict[str, float]
 
+# What depends on the machine and the hour, and differs between two equal runs.
+MEASURED = (
+    "seconds",
+    "tokens_per_second",
+    "mfu",
+    "memory",
+    "checkpoint_stall",
+    "slowest_rank",
+    "restarts",
+)
+
 
 class MetricsLog:
     """Appends rows to a ``metrics.jsonl``; every row is in the file when `append` returns.
@@ -122,6 +133,11 @@ def series(rows: list[Row], key: str, against: str = "step") -> tuple[list[float
     """The column `key` as (x, y): only rows that have both keys, x from the column `against`."""
     points = [(row[against], row[key]) for row in rows if key in row and against in row]
     return [x for x, _ in points], [y for _, y in points]
+
+
+def is_measured(key: str) -> bool:
+    """Whether a column is a measurement, which equal runs need not agree on."""
+    return key in MEASURED or "/seconds_" in key or "/bytes_" in key
 
 
 def held_out_key(corpus: str, learner: str, column: str) -> str:

@@ -18,6 +18,7 @@ from trainer.display import Display
 from trainer.gauges import Gauges
 from trainer.held_out import Scores
 from trainer.learner import Learner
+from trainer.models_table import models_table
 from trainer.run_folder import RunFolder
 from trainer.state import JobState
 from trainer.step import StepResult
@@ -45,7 +46,8 @@ class Recorder:
             folder.path,
             mode=config.log.wandb,
             project=config.log.project,
-            run_id=state.wandb_id,
+            run_id=tracking.current_id(folder.path, state.wandb_id),
+            models=models_table(config),
         )
 
     def step(
