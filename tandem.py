@@ -476,6 +476,16 @@ def import_model(folder: str, out: str) -> None:
 
 @main.command()
 @click.argument("run")
+def sync(run: str) -> None:
+    """Make Weights & Biases agree with RUN's metrics.jsonl; offline without a key."""
+    from trainer.run_folder import RunFolder
+    from trainer.syncing import sync as sync_run
+
+    click.echo(sync_run(RunFolder.existing(run)))
+
+
+@main.command()
+@click.argument("run")
 @click.option("--learner", help="Only this one: teacher, or a student's name.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(run: str, learner: str | None, as_json: bool) -> None:

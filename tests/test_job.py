@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.conftest import TINY_JOB, command_environment, tandem
+from tests.wandb_files import history
 from trainer import metrics
 
 LEARNERS = ("teacher", "students/distilbert", "students/tinybert")
@@ -31,7 +32,7 @@ def losses(run: Path) -> list[tuple[str, float]]:
         (f"{row['step']} {key}", value)
         for row in metrics.read(run / "metrics.jsonl")
         for key, value in row.items()
-        if key not in ("seconds", "tokens_per_second", "memory")
+        if not metrics.is_measured(key)
     ]
 
 
@@ -39,7 +40,7 @@ def losses(run: Path) -> list[tuple[str, float]]:
 def finished(corpus, tmp_path_factory):
     """An undisturbed run: its folder, and what it printed."""
     runs = tmp_path_factory.mktemp("undisturbed")
-    done = tandem(*arguments(corpus, runs))
+    done = tandem(*arguments(corpus, runs, "profile.steps=5:7"))
     assert done.returncode == 0, done.stderr
     return runs / "tiny", done.stdout
 
@@ -91,6 +92,29 @@ def test_exports_load_in_transformers(finished, corpus, learner):
     built_with = Tokenizer.from_file(str(corpus / "tokenizer" / "tokenizer.json"))
     assert tokenizer(texts).input_ids == [built_with.encode(text).ids for text in texts]
     assert "## Held-out text" in (folder / "README.md").read_text()
+
+
+def test_time_and_bytes_are_logged_and_a_trace_is_written(finished):
+    run, _ = finished
+    row = next(row for row in metrics.read(run / "metrics.jsonl") if "seconds" in row)
+    assert row["students/tinybert/seconds_backward"] > 0
+    assert row["teacher/bytes_communication"] > 0
+    assert (row["restarts"], "mfu" in row) == (0, torch.cuda.is_available())
+    for rank in (0, 1):
+        trace = json.loads((run / "profile" / f"rank-{rank:03d}.json").read_text())
+        assert any(event.get("name") == "aten::addmm" for event in trace["traceEvents"])
+
+
+def test_sync_makes_one_complete_offline_run_of_it(finished):
+    """Weights & Biases' own records, read back: every logged step once, in order."""
+    run, _ = finished
+    for _ in range(2):
+        done = tandem("sync", run)
+        assert done.returncode == 0, done.stderr
+        assert "wandb sync" in done.stdout
+        steps = sorted({int(row["step"]) for row in metrics.read(run / "metrics.jsonl")})
+        assert list(history(run)) == steps
+    assert history(run)[8]["val/data/teacher/loss"] > 0
 
 
 def test_a_finished_run_says_so(finished, corpus):

@@ -11,6 +11,7 @@ from trainer import tracking
 from trainer.guard import GuardConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.optimizers import OptimizerConfig
+from trainer.profiling import ProfileConfig
 from trainer.progressive import ProgressiveConfig
 from trainer.recovery import RecoveryConfig, require_order
 from trainer.schedules import ScheduleConfig
@@ -243,6 +244,7 @@ class JobConfig:
     watch: WatchConfig = field(default_factory=WatchConfig)
     log: LogConfig = field(default_factory=LogConfig)
     recover: list[RecoveryConfig] = field(default_factory=list)  # leave those that were done
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     runs: str = "runs"  # the folder that holds runs/NAME
     seed: int = 0
     licence: str = "other"  # of the exported models: an identifier of the Hugging Face hub

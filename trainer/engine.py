@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from trainer.config import LearnerConfig
 from trainer.optimizers import GatedOptimizer, Lamb, Shards
+from trainer.timing import watch_collectives
 
 # DeepSpeed keeps reduction buckets per engine, 5e8 elements by default: ten small students would
 # cost tens of gigabytes. A bucket never needs to be larger than the model.
@@ -130,4 +131,5 @@ def join_process_group() -> torch.device:
         device, backend = torch.device("cpu"), "gloo"
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
     assert dist.is_initialized()
+    watch_collectives()
     return device

@@ -28,7 +28,7 @@ from model.precision import kernels_of
 from trainer.batches import Counts, MicroBatch, to_device
 from trainer.config import JobConfig, LearnerConfig
 from trainer.knowledge import Decoder, detach, union
-from trainer.learner import NOTHING, TEACHER, LearnerModule, assemble, student_key
+from trainer.learner import NOTHING, TEACHER, LearnerModule, always_captured, assemble, student_key
 
 
 def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
@@ -115,13 +115,14 @@ def _measure(job: JobConfig, device: str, rows: int, length: int) -> dict[str, _
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, kernels_of(device):
         batch = _to_fake(fake, _micro_batch(job, rows, length))
         totals = Counts(*(torch.ones(()) for _ in dataclasses.fields(Counts)))
-        modules = _modules(job)
+        configs = {TEACHER: job.teacher, **{student_key(n): one for n, one in job.students.items()}}
+        modules = {name: _module(name, config, job) for name, config in configs.items()}
         listeners = [one for name, one in modules.items() if name != TEACHER]
         capture = union(one.objective.teacher_capture(0) for one in listeners)
         readers = sum(one.objective.needs_teacher_logits(0) for one in listeners)
         found, knowledge = {}, None
         for name, module in modules.items():
-            own = module.objective.student_capture(0)
+            own = union([always_captured(name, configs[name]), module.objective.student_capture(0)])
             run = _Run(module, readers if name == TEACHER else 0)
             features = run(batch, totals, knowledge, union([capture, own]), 0)
             if name == TEACHER:
@@ -131,12 +132,6 @@ def _measure(job: JobConfig, device: str, rows: int, length: int) -> dict[str, _
             del features
             found[name] = run.result()
     return found
-
-
-def _modules(job: JobConfig) -> dict[str, LearnerModule]:
-    """By name, the teacher first, on fake weights."""
-    configs = {TEACHER: job.teacher, **{student_key(n): one for n, one in job.students.items()}}
-    return {name: _module(name, config, job) for name, config in configs.items()}
 
 
 class _Run:

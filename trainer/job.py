@@ -15,10 +15,12 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 
 from data_pipeline import BatchStream, open_corpora
 from data_pipeline.tokenization import load as load_tokenizer
+from trainer import tracking
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, newest_intact
 from trainer.cohort import Cohort
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
+from trainer.gauges import Gauges
 from trainer.held_out import ValidationSet
 from trainer.learner import TEACHER, Learner, Workload, student_key
 from trainer.prefetch import Prefetched
@@ -26,7 +28,6 @@ from trainer.recorder import Recorder
 from trainer.recovery import batch_number, checkpoint_to_go_on_from, done_with, proposal
 from trainer.replicas import verify
 from trainer.run_folder import RunFolder
-from trainer.seeds import derive
 from trainer.state import JobState
 from trainer.step import StepResult
 from trainer.surroundings import Surroundings
@@ -74,7 +75,8 @@ class Job:
         self._saved_at = self.state.step
         self._began = time.monotonic() - self.state.seconds
         self._open = ExitStack()
-        self.recorder = Recorder(config, self.folder, self.state, speaks=rank == 0)
+        gauges = Gauges(config, self.folder, surroundings.attempt.number, device)
+        self.recorder = Recorder(config, self.folder, self.state, gauges, speaks=rank == 0)
         self._open.enter_context(self.recorder)
         self.batches = Prefetched(
             lambda step: stream.batch(batch_number(step, config.recover)), self.state.step
@@ -152,6 +154,7 @@ class Job:
         self.state.learners = self.cohort.counters()
         self.state.teacher_layers = self.cohort.teacher.config.model.layers
         held_out = self.state.teacher_held_out
+        began = time.monotonic()
         self._writer.save(
             self.state.step,
             self._engines(),
@@ -162,6 +165,8 @@ class Job:
             carried=self.cohort.finished,
         )
         self._saved_at = self.state.step
+        if not wait:
+            self.recorder.stalled(time.monotonic() - began)
         self.cohort.release_finished()
         for name in finishing:
             self.recorder.say(f"step {self.state.step:,}: {name} has used up its budget")
@@ -209,17 +214,11 @@ class Job:
 
     def _state_of(self, checkpoint: Checkpoint | None) -> JobState:
         if checkpoint is None:
-            state = JobState(wandb_id=_wandb_id(self.folder))
+            state = JobState(wandb_id=tracking.first_id(self.folder.path))
         else:
             state = JobState.from_json(checkpoint.trainer_state)
         state.recovered = done_with(self.config.recover)
         return state
-
-
-def _wandb_id(folder: RunFolder) -> str:
-    """Of the run, from its first instant on: a hash of the record of its first attempt."""
-    first = min(folder.attempts.glob("*.json"))
-    return f"{derive(first.read_text(encoding='utf-8')) % 16**8:08x}"
 
 
 def _retention(config: JobConfig) -> Retention:

@@ -5,9 +5,10 @@ A frozen teacher is one without objective and optimizer: it runs forward and cha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from trainer.engine import gathered, gradient_norm, start_engine
 from trainer.errors import TrainingError
 from trainer.guard import GRADIENT
 from trainer.knowledge import Decoder, Knowledge, detach, union
+from trainer.memory_errors import named_for
 from trainer.objectives import Lesson, Objective
 from trainer.optimizers import UNIFORM, Rates, build_optimizer
 from trainer.progressive import Transfer
@@ -29,6 +31,7 @@ from trainer.schedules import factor
 from trainer.scores import capture_for, score
 from trainer.seeds import derive
 from trainer.state import LearnerState
+from trainer.timing import BACKWARD, FORWARD, STEP, clock
 
 TEACHER = "teacher"
 NOTHING = Capture()
@@ -178,19 +181,26 @@ class Learner:
         self._is_taught = knowledge is not None
         own_step = self.own_step(place.step)
         capture = union([capture, self._always, self.objective.student_capture(own_step)])
-        loss, shares, features = self.engine(batch, totals, knowledge, capture, own_step)
+        with self._part(FORWARD):
+            loss, shares, features = self.engine(batch, totals, knowledge, capture, own_step)
         if self.is_trained:
-            # DeepSpeed averages gradients over ranks; the shares are to be added up.
-            self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
+            with self._part(BACKWARD):
+                # DeepSpeed averages gradients over ranks; the shares are to be added up.
+                self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
             self._shares += shares
         assert features is not None
         return features
 
     @property
     def _always(self) -> Capture:
-        """What a teacher hands out whoever listens: its last layer's rounding depends on it."""
-        whole = self.name == TEACHER and not self.config.masked_only
-        return Capture(last_hidden_state=whole)
+        return always_captured(self.name, self.config)
+
+    @contextlib.contextmanager
+    def _part(self, part: str) -> Iterator[None]:
+        """A part of the step: timed when it is to be, and named when memory runs out in it."""
+        owner = (_section(self.name), self.config, part, self.workload.micro_batch)
+        with named_for(*owner), clock.part(self.name, part):
+            yield
 
     def take_shares(self) -> Tensor:
         """This rank's share of each term over the step so far, [terms]; starts afresh."""
@@ -210,7 +220,8 @@ class Learner:
         if self.config.zero_stage == 0:
             clipping = self.config.gradient_clipping
             self.gradient_norm = float(gradient_norm(self.engine, clipping))
-        self.engine.step()
+        with self._part(STEP):
+            self.engine.step()
         if not self._may_step():
             self.sat_out = self.sat_out or GRADIENT
             guard.missed(self.sat_out)
@@ -291,6 +302,11 @@ class Learner:
         if self.config.zero_stage:
             self.gradient_norm = float(gradient_norm(self.engine, 0.0))
         return self.sat_out is None and math.isfinite(self.gradient_norm)
+
+
+def always_captured(name: str, config: LearnerConfig) -> Capture:
+    """What a teacher hands out whoever listens: its last layer's rounding depends on it."""
+    return Capture(last_hidden_state=name == TEACHER and not config.masked_only)
 
 
 def build_module(

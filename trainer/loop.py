@@ -20,6 +20,7 @@ def train(job: Job) -> Outcome:
     while job.state.step < job.config.steps:
         job.grow_teacher()
         job.admit_students()
+        job.recorder.before(job.state.step)
         result = train_step(
             job.cohort.teacher,
             job.cohort.students,

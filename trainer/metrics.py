@@ -12,8 +12,16 @@ Keys, all optional but ``step``:
 ``seconds``                           training time since step 0, over all restarts
 ``LEARNER/loss``, ``LEARNER/TERM``    mean over the global batch; TERM is one part of the objective
 ``LEARNER/lr``, ``LEARNER/grad_norm``
+``LEARNER/skipped_steps``             how many so far
+``LEARNER/seconds_PART``              of the logged step on rank 0: forward, backward, step, and the
+                                      communication in them
+``LEARNER/bytes_communication``       handed to collectives in that step, by rank 0
+``LEARNER/bytes_peak``                allocated at most while it was at work; on GPUs
 ``tokens_per_second``, ``mfu``        the whole job's, since the last logged step
-``memory``                            bytes, the largest over ranks
+``memory``                            bytes, the most so far and the largest over ranks
+``checkpoint_stall``                  seconds that training stood still, since the last logged step
+``slowest_rank``                      how long the slowest rank computes, over the median
+``restarts``                          how often the run was started again, so far
 ``val/CORPUS/LEARNER/loss``,            on the held-out split of a corpus; also ``accuracy`` and,
                                       where there are pairs, ``pair_accuracy``
 ====================================  ==============================================================
@@ -32,6 +40,17 @@ from types import TracebackType
 from typing import Any
 
 Row = dict[str, float]
+
+# What depends on the machine and the hour, and differs between two equal runs.
+MEASURED = (
+    "seconds",
+    "tokens_per_second",
+    "mfu",
+    "memory",
+    "checkpoint_stall",
+    "slowest_rank",
+    "restarts",
+)
 
 
 class MetricsLog:
@@ -114,6 +133,11 @@ def series(rows: list[Row], key: str, against: str = "step") -> tuple[list[float
     """The column `key` as (x, y): only rows that have both keys, x from the column `against`."""
     points = [(row[against], row[key]) for row in rows if key in row and against in row]
     return [x for x, _ in points], [y for _, y in points]
+
+
+def is_measured(key: str) -> bool:
+    """Whether a column is a measurement, which equal runs need not agree on."""
+    return key in MEASURED or "/seconds_" in key or "/bytes_" in key
 
 
 def held_out_key(corpus: str, learner: str, column: str) -> str:

@@ -8,18 +8,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import resource
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-import torch
-
 from trainer import metrics, tracking
 from trainer.config import JobConfig
 from trainer.display import Display
+from trainer.gauges import Gauges
 from trainer.held_out import Scores
 from trainer.learner import Learner
+from trainer.models_table import models_table
 from trainer.run_folder import RunFolder
 from trainer.state import JobState
 from trainer.step import StepResult
@@ -30,10 +29,13 @@ _log = logging.getLogger(__name__)
 class Recorder:
     """Writes the rows of `metrics.jsonl` and keeps the display and W&B up to date."""
 
-    def __init__(self, config: JobConfig, folder: RunFolder, state: JobState, speaks: bool) -> None:
+    def __init__(
+        self, config: JobConfig, folder: RunFolder, state: JobState, gauges: Gauges, speaks: bool
+    ) -> None:
         """Drop the rows after `state.step`; `speaks` is true on rank 0 only."""
-        self._config, self._speaks = config, speaks
+        self._config, self._speaks, self._gauges = config, speaks, gauges
         self._stack = contextlib.ExitStack()
+        self._stack.callback(gauges.close)
         self._since, self._tokens = time.monotonic(), state.tokens
         if not speaks:
             return
@@ -44,20 +46,34 @@ class Recorder:
             folder.path,
             mode=config.log.wandb,
             project=config.log.project,
-            run_id=state.wandb_id,
+            run_id=tracking.current_id(folder.path, state.wandb_id),
+            models=models_table(config),
         )
 
     def step(
         self, state: JobState, result: StepResult, learners: Sequence[Learner], waiting: list[str]
     ) -> None:
-        """Record the step that made `state`, if it is one to be logged."""
+        """Record the step that made `state`, if it is one to be logged. Collective."""
+        if not self._is_logged(state.step):
+            return
+        speed = self._speed(state)
+        measured, lines = self._gauges.read(state.step, speed, learners)
         if not self._speaks:
             return
-        if state.step % self._config.log.every == 0 or state.step == self._config.steps:
-            row = _row(state, result, learners)
-            row["tokens_per_second"] = self._speed(state)
-            self._log.append(row)
-            self._display.update(state.step, row, waiting)
+        row = {**_row(state, result, learners), "tokens_per_second": speed, **measured}
+        self._log.append(row)
+        self._display.update(state.step, row, waiting)
+        for line in lines:
+            _log.warning(line)
+            self.say(line)
+
+    def before(self, step: int) -> None:
+        """The job's `step` is about to be made."""
+        self._gauges.before(step, self._is_logged(step + 1))
+
+    def stalled(self, seconds: float) -> None:
+        """Training stood still for a checkpoint."""
+        self._gauges.stalled(seconds)
 
     def held_out(self, state: JobState, scores: Mapping[str, Scores]) -> None:
         """Record a held-out evaluation of every learner."""
@@ -94,6 +110,9 @@ class Recorder:
     ) -> None:
         self._stack.close()
 
+    def _is_logged(self, step: int) -> bool:
+        return step % self._config.log.every == 0 or step == self._config.steps
+
     def _speed(self, state: JobState) -> float:
         """Tokens per second of the whole job since the last logged step."""
         now = time.monotonic()
@@ -107,7 +126,6 @@ def _row(state: JobState, result: StepResult, learners: Sequence[Learner]) -> di
         "step": state.step,
         "tokens": state.tokens,
         "seconds": state.seconds,
-        "memory": _peak_memory(),
     }
     for learner in learners:
         name = learner.name
@@ -119,10 +137,3 @@ def _row(state: JobState, result: StepResult, learners: Sequence[Learner]) -> di
         row[f"{name}/grad_norm"] = learner.gradient_norm
         row[f"{name}/skipped_steps"] = learner.counters.skipped_steps
     return row
-
-
-def _peak_memory() -> int:
-    """Bytes: of the GPU where there is one, else of this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

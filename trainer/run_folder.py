@@ -81,6 +81,11 @@ class RunFolder:
         """One folder per learner, in Hugging Face format."""
         return self.path / "exports"
 
+    @property
+    def slow_ranks(self) -> Path:
+        """The ranks that hold up the others; there is no such file when there are none."""
+        return self.path / "slow_ranks.json"
+
     def revision(self) -> str:
         """The git revision that the run was last started from; empty if it is not known."""
         first = self.config.read_text(encoding="utf-8").partition("\n")[0]

@@ -15,7 +15,11 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from trainer.seeds import derive
 
 MODES = ("auto", "offline", "disabled")
 
@@ -48,19 +52,47 @@ class Tracking:
         return self._follower.returncode == 0
 
 
-def start(run_folder: Path, *, mode: str, project: str, run_id: str) -> Tracking | None:
+def first_id(run_folder: Path) -> str:
+    """The id of a run at W&B, from its first instant on: a hash of its first attempt's record."""
+    first = min((run_folder / "attempts").glob("*.json"))
+    return f"{derive(first.read_text(encoding='utf-8')) % 16**8:08x}"
+
+
+def current_id(run_folder: Path, first: str) -> str:
+    """The id that a run which began as `first` has now: `tandem sync` may have renewed it."""
+    renewed = run_folder / "wandb" / "id"
+    return renewed.read_text() if renewed.exists() else first
+
+
+def start(
+    run_folder: Path,
+    *,
+    mode: str,
+    project: str,
+    run_id: str,
+    models: Sequence[Mapping[str, Any]] = (),
+    verify: bool = False,
+) -> Tracking | None:
     """Follow ``run_folder/metrics.jsonl`` as the W&B run `run_id`; on rank 0 only. Never raises.
 
     `mode` is ``auto`` (online with a key, else offline), ``offline`` (no socket to any host) or
     ``disabled`` (None is returned). The run is named after the folder, its config is
     ``config.yaml``, and its table of students ``evaluation.json``. W&B's files go to ``wandb/``,
     what the client says to ``logs/wandb.log``. The key stays where W&B keeps it, in the
-    environment or in ~/.netrc.
+    environment or in ~/.netrc. `models` becomes a table. With `verify` a server's copy that has
+    other steps than the file is written anew.
     """
     assert mode in MODES, mode
     if mode == "disabled" or os.environ.get("WANDB_MODE") == "disabled":
         return None
-    options = {"folder": str(run_folder), "mode": mode, "project": project, "id": run_id}
+    options = {
+        "folder": str(run_folder.resolve()),
+        "mode": mode,
+        "project": project,
+        "id": run_id,
+        "models": list(models),
+        "verify": verify,
+    }
     try:
         (run_folder / "logs").mkdir(parents=True, exist_ok=True)
         with (run_folder / "logs" / "wandb.log").open("ab") as log:

@@ -1,11 +1,11 @@
 """The process that copies a run's files to Weights & Biases; started by `trainer.tracking`.
 
-Takes one argument, a JSON object: the run ``folder``, the ``mode`` (auto or offline), the
-``project`` and the run ``id``. Ends when standard input does: after the line "completed" or
-"stopped", or, without either, because the trainer is gone.
+Takes one argument, a JSON object (`Options`). Ends when standard input does: after the line
+"completed" or "stopped", or, without either, because the trainer is gone.
 
 W&B cannot resume an offline run, so every start writes the whole file into a new offline folder and
 removes the older, shorter ones of the same run: there is one folder to upload, and it is complete.
+Online, a start sends what W&B has not yet.
 """
 
 from __future__ import annotations
@@ -15,18 +15,43 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-POLL_SECONDS = 1.0
-INIT_SECONDS = 60.0
 
 # Before wandb is imported: no crash reports to a third party.
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
-import wandb  # noqa: E402
-from omegaconf import OmegaConf  # noqa: E402
+import wandb
+from omegaconf import OmegaConf
+
+POLL_SECONDS = 1.0
+INIT_SECONDS = 60.0
+USUAL_ROWS = 10  # over which the usual pause between rows is measured
+FRUITLESS = 3  # attempts in a row that make a crash loop
+REVISION = "# git revision: "
+
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to follow: a run's `folder`, as the run `id` of a `project`.
+
+    `mode` is auto (online with a key) or offline. `models` has a row for each learner, for a table.
+    A run that logs nothing for `stalled_after` seconds, and ten usual pauses, has stalled. With
+    `verify` W&B's own copy is read first.
+    """
+
+    folder: str
+    mode: str
+    project: str
+    id: str
+    models: list[dict[str, Any]] = field(default_factory=list)
+    stalled_after: float = 300.0
+    verify: bool = False
 
 
 class Tail:
@@ -40,7 +65,7 @@ class Tail:
         self._offset = 0
         self._inode = 0
 
-    def rows(self) -> Iterator[dict[str, float]]:
+    def rows(self) -> Iterator[Row]:
         """The rows since the last call."""
         try:
             file = self._path.open("rb")
@@ -59,47 +84,152 @@ class Tail:
                 yield {key: float(v) if isinstance(v, str) else v for key, v in row.items()}
 
 
+class Alerts:
+    """What somebody should know at once: a line in ``alerts.jsonl``, and W&B's own alert."""
+
+    def __init__(self, run: Any, folder: Path, stalled_after: float) -> None:
+        self._run, self._folder, self._stalled_after = run, folder, stalled_after
+        self._pauses: list[float] = []
+        self._last = time.monotonic()
+        self._is_stalled = False
+        self._rolled_back = 0.0
+
+    def raise_one(self, title: str, text: str) -> None:
+        """Record an alert and have W&B send it."""
+        with (self._folder / "alerts.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": time.time(), "title": title, "text": text}) + "\n")
+        self._run.alert(title=title, text=f"{self._folder.name}: {text}", level="WARN")
+
+    def saw(self, row: Row) -> None:
+        """A row was logged now."""
+        now = time.monotonic()
+        self._pauses = [*self._pauses[-USUAL_ROWS + 1 :], now - self._last]
+        self._last, self._is_stalled = now, False
+        if row.get("rollbacks", 0.0) > self._rolled_back:
+            self._rolled_back = row["rollbacks"]
+            self.raise_one("spike", f"rolled back after a spike; going on from {row['step']:,.0f}")
+
+    def look(self) -> None:
+        """Notice when nothing has been logged for too long."""
+        usual = sum(self._pauses) / max(1, len(self._pauses))
+        quiet = time.monotonic() - self._last
+        if not self._is_stalled and quiet > max(self._stalled_after, 10 * usual):
+            self._is_stalled = True
+            self.raise_one("stalled", f"no step was logged for {quiet / 60:.0f} minutes")
+
+    def notice_crash_loop(self, newest_step: float) -> None:
+        """Count this attempt as fruitless unless some attempt before it made new steps."""
+        file = self._folder / "wandb" / "attempts.json"
+        best, fruitless = json.loads(file.read_text()) if file.exists() else (-1.0, 0)
+        fruitless = 0 if newest_step > best else fruitless + 1
+        file.write_text(json.dumps([max(best, newest_step), fruitless]))
+        if fruitless == FRUITLESS:
+            self.raise_one(
+                "crash loop", f"{fruitless} attempts in a row made no step beyond {best:,.0f}"
+            )
+
+
 def follow(
-    run: Any, rows: Callable[[], Iterator[dict[str, float]]], ended: threading.Event
-) -> None:
-    """Log `rows` until `ended`, each at its step, without those that W&B already has."""
+    run: Any,
+    rows: Callable[[], Iterator[Row]],
+    ended: threading.Event,
+    alerts: Alerts,
+    first: dict[str, Any],
+) -> int:
+    """Log `rows` until `ended`, each at its step, without those that W&B already has.
+
+    `first` goes with the first of them. Returns the last step that W&B has.
+    """
     newest = run.starting_step - 1
     last_look = False
     while not last_look:
         last_look = ended.wait(POLL_SECONDS)
         for row in rows():
             step = int(row["step"])
+            alerts.saw(row)
             if step >= max(newest, run.starting_step):
-                run.log(row, step=step)
-                newest = step
+                run.log({**row, **first}, step=step)
+                newest, first = step, {}
+        if not last_look:
+            alerts.look()
+    return newest
 
 
-def open_run(folder: Path, mode: str, project: str, run_id: str) -> Any:
+def open_run(options: Options) -> Any:
     """The W&B run, online where that is wanted and possible, else offline."""
-    config = folder / "config.yaml"
-    options: dict[str, Any] = {
+    folder = Path(options.folder)
+    known: dict[str, Any] = {
         "dir": folder,
-        "id": run_id,
+        "id": options.id,
         "name": folder.name,
-        "project": project,
-        "config": OmegaConf.to_container(OmegaConf.load(config)) if config.exists() else {},
+        "project": options.project,
+        "config": _config(folder / "config.yaml"),
     }
-    if mode == "auto":
+    if options.mode == "auto":
         try:
             if wandb.login(verify=False, prompt=False):
-                return wandb.init(resume="allow", settings=_settings(), **options)
+                run = wandb.init(resume="allow", settings=_settings(), **known)
+                return _rewritten(run, known) if options.verify else run
         except (wandb.Error, ValueError) as error:
             print(f"Weights & Biases cannot be used, going on offline: {error}", flush=True)
             wandb.teardown()
-    run = wandb.init(mode="offline", settings=_settings(), **options)
-    for older in (folder / "wandb").glob(f"offline-run-*-{run_id}"):
+    run = wandb.init(mode="offline", settings=_settings(), **known)
+    for older in (folder / "wandb").glob(f"offline-run-*-{options.id}"):
         if older != Path(run.dir).parent:
             shutil.rmtree(older, ignore_errors=True)
     return run
 
 
-def log_evaluation(run: Any, path: Path) -> None:
-    """The held-out results as a table and as summary values."""
+def agrees(theirs: list[int], ours: list[int]) -> bool:
+    """Whether W&B's steps are ours as far as they go: none left out, none twice, none others."""
+    return theirs == ours[: len(theirs)]
+
+
+def _rewritten(run: Any, known: dict[str, Any]) -> Any:
+    """The run itself, or, when W&B's copy has gaps or other steps, a new one in its place.
+
+    W&B takes no step that lies before its last one, so a copy that is wrong cannot be mended.
+    ``wandb/id`` remembers the new id, under which the run goes on.
+    """
+    folder = known["dir"]
+    saved = wandb.Api().run(run.path).scan_history(keys=["_step"])
+    theirs = [int(row["_step"]) for row in saved]
+    ours = sorted({int(row["step"]) for row in Tail(folder / "metrics.jsonl").rows()})
+    if agrees(theirs, ours):
+        return run
+    base, _, number = known["id"].partition("-")
+    newer = f"{base}-{int(number or 1) + 1}"
+    print(f"W&B's copy {known['id']} has other steps than metrics.jsonl; writing {newer}")
+    run.tags = (*run.tags, "superseded")
+    run.finish()
+    (folder / "wandb" / "id").write_text(newer)
+    return wandb.init(resume="allow", settings=_settings(), **{**known, "id": newer})
+
+
+def define_axes(run: Any) -> None:
+    """Steps along x; tokens for what is measured on held-out text. Every row has both."""
+    run.define_metric("step")
+    run.define_metric("tokens")
+    run.define_metric("*", step_metric="step")
+    run.define_metric("val/*", step_metric="tokens")
+
+
+def models_table(models: list[dict[str, Any]]) -> dict[str, Any]:
+    """The table of the learners' models, if there are any."""
+    if not models:
+        return {}
+    table = wandb.Table(columns=list(models[0]))
+    for one in models:
+        table.add_data(*one.values())
+    return {"models": table}
+
+
+def log_results(run: Any, folder: Path, step: int) -> None:
+    """The held-out results as a table and as summary values, and the report with its pictures.
+
+    They join the row of the last `step`, or, where W&B had that before, the summary alone.
+    """
+    path = folder / "evaluation.json"
     if not path.exists():
         return
     learners = json.loads(path.read_text(encoding="utf-8"))["learners"]
@@ -108,10 +238,17 @@ def log_evaluation(run: Any, path: Path) -> None:
     for name, facts in learners.items():
         table.add_data(name, *(facts[column] for column in columns))
         run.summary.update({f"final/{name}/{column}": facts[column] for column in columns})
-    run.log({"learners": table})
+    media: dict[str, Any] = {"learners": table}
+    report = folder / "report.html"
+    if report.exists():
+        media["report"] = wandb.Html(report.read_text(encoding="utf-8"))
+    if step >= run.starting_step:
+        run.log(media, step=step)
+    else:
+        run.summary.update(media)
 
 
-def main(options: dict[str, str]) -> None:
+def main(options: Options) -> None:
     """Follow the run until its trainer ends."""
     os.nice(10)  # training comes first
     ended, last_words = threading.Event(), []
@@ -121,16 +258,33 @@ def main(options: dict[str, str]) -> None:
         ended.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    folder = Path(options["folder"]).resolve()
-    run = open_run(folder, options["mode"], options["project"], options["id"])
-    follow(run, Tail(folder / "metrics.jsonl").rows, ended)
+    folder = Path(options.folder)
+    run = open_run(options)
+    define_axes(run)
+    tail = Tail(folder / "metrics.jsonl")
+    alerts = Alerts(run, folder, options.stalled_after)
+    if not options.verify:
+        newest = max((row["step"] for row in Tail(folder / "metrics.jsonl").rows()), default=0.0)
+        alerts.notice_crash_loop(newest)
+    step = follow(run, tail.rows, ended, alerts, models_table(options.models))
     if last_words == ["completed"]:
-        log_evaluation(run, folder / "evaluation.json")
+        log_results(run, folder, step)
         run.finish(exit_code=0)
         return
     if last_words == ["stopped"]:
         run.mark_preempting()
     run.finish(exit_code=1)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """The job's config, and the git revision in the first line of its file."""
+    if not path.exists():
+        return {}
+    config: Any = OmegaConf.to_container(OmegaConf.load(path))
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    if first.startswith(REVISION):
+        config["git_revision"] = first.removeprefix(REVISION)
+    return config
 
 
 def _settings() -> wandb.Settings:
@@ -144,4 +298,4 @@ def _settings() -> wandb.Settings:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(Options(**json.loads(sys.argv[1])))

@@ -58,7 +58,7 @@ def losses(folder: Path) -> list[tuple[str, float]]:
         (f"{row['step']} {key}", value)
         for row in metrics.read(folder / "metrics.jsonl")
         for key, value in row.items()
-        if key not in ("seconds", "tokens_per_second", "memory")
+        if not metrics.is_measured(key)
     ]
 
 

@@ -23,8 +23,6 @@ from trainer.run_folder import RunFolder
 from trainer.startup import Startup
 from trainer.surroundings import Surroundings
 
-NOT_REPEATABLE = ("seconds", "tokens_per_second", "memory")
-
 
 def tiny_job(corpus: Path, runs: Path, *overrides: str) -> JobConfig:
     """The tiny job on this corpus, with ``key=value`` changes."""
@@ -65,5 +63,5 @@ def curve(folder: RunFolder, learner: str = "") -> list[tuple[float, str, float]
         (row["step"], key, value)
         for row in metrics.read(folder.metrics)
         for key, value in row.items()
-        if key not in NOT_REPEATABLE and learner in key
+        if not metrics.is_measured(key) and learner in key
     ]

@@ -5,19 +5,18 @@ import math
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
 
 import pytest
-from wandb.proto import wandb_internal_pb2
 
+from tests.wandb_files import history, offline_folder, records
 from trainer import tracking
 from trainer.metrics import MetricsLog, cut_back
+from trainer.wandb_follower import Alerts, agrees
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
-BLOCK = 32768
 
 
 @pytest.fixture(autouse=True)
@@ -34,43 +33,6 @@ def run(tmp_path):
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("steps: 100\nteacher:\n  optimizer:\n    lr: 1e-4\n")
     return folder
-
-
-def records(path):
-    """The protobuf records of a ``.wandb`` file: LevelDB log framing after a 7-byte header."""
-    content = path.read_bytes()
-    offset, pending = 7, b""
-    while offset + 7 <= len(content):
-        if BLOCK - offset % BLOCK < 7:
-            offset += BLOCK - offset % BLOCK
-            continue
-        length, kind = struct.unpack("<HB", content[offset + 4 : offset + 7])
-        pending += content[offset + 7 : offset + 7 + length]
-        offset += 7 + length
-        if kind in (1, 4):  # a whole record, or the last part of one
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(pending)
-            pending = b""
-            yield record
-
-
-def offline_folder(run):
-    (folder,) = (run / "wandb").glob("offline-run-*")
-    return folder
-
-
-def history(run, run_id="abcd1234"):
-    """Step -> logged values, as W&B's file has them; a step that is there twice fails."""
-    rows = {}
-    for record in records(offline_folder(run) / f"run-{run_id}.wandb"):
-        if record.HasField("history"):
-            values = {
-                item.key or "/".join(item.nested_key): json.loads(item.value_json)
-                for item in record.history.item
-            }
-            assert values["_step"] not in rows
-            rows[values["_step"]] = values
-    return rows
 
 
 def start(run, mode="offline"):
@@ -232,3 +194,70 @@ EVALUATION = {
         for name, parameters, retention in [("teacher", 20, None), ("students/tiny", 10, 0.9)]
     }
 }
+
+
+def test_axes_models_revision_and_report(run):
+    (run / "config.yaml").write_text("# git revision: abc123\nsteps: 2\n")
+    (run / "evaluation.json").write_text(json.dumps(EVALUATION))
+    (run / "report.html").write_text("<p>curves</p>")
+    models = [{"learner": "teacher", "layers": 12}, {"learner": "students/tiny", "layers": 4}]
+    follower = tracking.start(
+        run, mode="offline", project="tandem", run_id="abcd1234", models=models
+    )
+    log(run, {"step": 1, "tokens": 10}, {"step": 2, "tokens": 20, "val/c/teacher/loss": 2.0})
+    assert follower.finish(completed=True, seconds=60)
+    assert list(history(run)) == [1, 2]  # tables and report have no row of their own
+    found = list(records(next(offline_folder(run).glob("run-*.wandb"))))
+    axes = {r.metric.glob_name or r.metric.name: r.metric.step_metric for r in found if r.metric}
+    assert (axes["*"], axes["val/*"]) == ("step", "tokens")
+    config = {
+        item.key: json.loads(item.value_json)
+        for record in found
+        for item in record.run.config.update
+    }
+    assert config["git_revision"] == "abc123"
+    files = offline_folder(run) / "files"
+    tables = [json.loads(path.read_text()) for path in files.rglob("*.table.json")]
+    assert ["students/tiny", 4] in [row for table in tables for row in table["data"]]
+    assert [path.read_text() for path in files.rglob("*.html")] == ["<p>curves</p>"]
+
+
+class FakeRun:
+    def __init__(self):
+        self.alerts = []
+
+    def alert(self, title, text, level):
+        self.alerts.append((title, text))
+
+
+def alerted(run):
+    return [json.loads(line)["title"] for line in (run / "alerts.jsonl").read_text().splitlines()]
+
+
+def test_alerts_of_a_stall_and_a_spike(run):
+    fake = FakeRun()
+    alerts = Alerts(fake, run, stalled_after=0.0)
+    alerts.saw({"step": 1})
+    alerts.look()
+    alerts.saw({"step": 2, "rollbacks": 1})
+    alerts.saw({"step": 3, "rollbacks": 1})
+    time.sleep(0.3)
+    alerts.look()
+    alerts.look()
+    assert alerted(run) == ["spike", "stalled"]
+    assert fake.alerts[0] == ("spike", "demo: rolled back after a spike; going on from 2")
+
+
+def test_an_alert_of_a_crash_loop_is_recorded_offline(run):
+    log(run, {"step": 5})
+    for _ in range(4):
+        assert start(run).finish(completed=False, seconds=60)
+    assert alerted(run) == ["crash loop"]
+    assert "alert" in kinds(run)
+
+
+def test_what_agrees_with_the_file():
+    assert agrees([1, 2], [1, 2, 3])
+    assert agrees([], [1])
+    for theirs in ([1, 3], [1, 2, 2], [1, 2, 3, 4], [2]):
+        assert not agrees(theirs, [1, 2, 3])

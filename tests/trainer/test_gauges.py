@@ -1,0 +1,128 @@
+"""What a run measures of itself: time, bytes, memory that runs out, slow ranks, MFU."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import configs
+from configs.devices import DeviceConfig
+from data_pipeline import DataConfig
+from model import describe
+from tests.distributed import run_distributed
+from tests.trainer import tiny
+from trainer import utilisation
+from trainer.config import JobConfig
+from trainer.errors import TrainingError
+from trainer.gauges import Gauges
+from trainer.memory_errors import named_for
+from trainer.profiling import ProfileConfig
+from trainer.run_folder import RunFolder
+from trainer.slow_ranks import SlowRanks, slow_among
+from trainer.step import train_step
+from trainer.timing import PARTS, watch_collectives
+
+
+def measured(folder: str):
+    """Four logged steps on each rank; the last rank's teacher dawdles from the second on."""
+    watch_collectives()
+    learners = tiny.learners((0, 1, 3), micro_batch=2, accumulation=2)
+    teacher = learners[0]
+    config = JobConfig("job", 4, DataConfig(path="none"), teacher.config)
+    gauges = Gauges(config, RunFolder(folder), attempt=3, device=torch.device("cpu"))
+    rows, said = [], []
+    for step in range(4):
+        gauges.before(step, is_logged=True)
+        train_step(teacher, learners[1:], tiny.my_rows(tiny.random_batch(step)), step)
+        row, lines = gauges.read(step + 1, 100.0, learners)
+        rows, said = [*rows, row], [*said, *lines]
+        if step == 0 and dist.get_rank() == 1:
+            teacher.engine.module.register_forward_pre_hook(lambda *_: time.sleep(1.0))
+    gauges.before(4, is_logged=False)
+    train_step(teacher, learners[1:], tiny.my_rows(tiny.random_batch(4)), 4)
+    unlogged, _ = gauges.read(5, 100.0, learners)
+    sizes = [sum(p.numel() for p in learner.model.parameters()) for learner in learners]
+    return rows, said, unlogged, sizes
+
+
+def test_parts_bytes_and_a_slow_rank_on_two_ranks(tmp_path):
+    results = run_distributed(measured, 2, str(tmp_path))
+    rows, said, unlogged, sizes = results[0]
+    for name in ("teacher", "students/distilbert", "students/tinybert"):
+        assert {f"{name}/seconds_{part}" for part in PARTS} <= rows[0].keys()
+    # Gradients are reduced once, whole, at stage 0; at stage 1 the parameters are gathered besides.
+    assert rows[1]["teacher/bytes_communication"] == pytest.approx(4 * sizes[0], rel=0.02)
+    gathered = rows[1]["students/distilbert/bytes_communication"]
+    assert gathered == pytest.approx(8 * sizes[1], rel=0.02)
+    assert rows[1]["restarts"] == 2
+    assert results[1][0][1]["teacher/seconds_forward"] > 2.0
+    assert rows[1]["slowest_rank"] > 1.5
+    assert not any("seconds_" in key for key in unlogged)
+    (line,) = said
+    assert line.startswith("rank 1 on ")
+    assert json.loads((tmp_path / "slow_ranks.json").read_text())[0]["says"].startswith("rank 1")
+
+
+def test_a_slow_rank_is_named_once_and_forgotten_when_it_recovers(tmp_path):
+    file = tmp_path / "slow_ranks.json"
+    ranks = SlowRanks(["a", "b", "c"], file)
+    said = [ranks.look(step, [1.0, 1.0, 2.0]) for step in range(5)]
+    assert said == [[], [], ["rank 2 on c is slow: it computes 2.0 times as long"], [], []]
+    assert json.loads(file.read_text())[0]["step"] == 2
+    assert ranks.look(5, [1.0, 1.1, 1.0]) == []
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("busy", "slow"),
+    [([1.0], set()), ([1, 2], {1}), ([0.0, 0.0], set()), ([1, 1, 1.4, 1.6], {3})],
+)
+def test_who_is_slow(busy, slow):
+    assert slow_among(busy) == slow
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+        MemoryError(),
+    ],
+)
+def test_running_out_of_memory_names_the_learner_and_what_to_do(error):
+    config = tiny.learner_configs((0, 0, 0))["teacher"]
+    with (
+        pytest.raises(TrainingError) as raised,
+        named_for("students.tiny", config, "backward", micro_batch=8),
+    ):
+        raise error
+    words = str(raised.value)
+    assert words.startswith("students.tiny: out of memory in its backward; try ")
+    for remedy in ("batch.micro_batch=4", "students.tiny.zero_stage=1", "checkpoint_activations"):
+        assert remedy in words
+
+
+def test_other_errors_pass():
+    config = tiny.learner_configs((0, 0, 0))["teacher"]
+    with pytest.raises(RuntimeError, match="shape"), named_for("teacher", config, "forward", 1):
+        raise RuntimeError("shape mismatch")
+
+
+def test_mfu_is_model_flops_over_the_peak():
+    h100 = configs.load("h100", DeviceConfig, "device")
+    learner = tiny.learner_configs((0, 0, 0))["teacher"]
+    data = DataConfig(path="x", sequence_length=16)
+    size = describe(learner.model, 16, 0.15)
+    seconds = utilisation.seconds_at_peak([learner], data, 0, h100)
+    assert seconds == pytest.approx(size.flops_per_token / 66.9e12)
+    assert utilisation.known_device(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("steps", ["5", "5:5", "a:b", "5:4"])
+def test_a_span_of_steps_that_is_none_is_refused(steps):
+    with pytest.raises(ValueError, match=r"^steps must be two steps"):
+        ProfileConfig(steps)

@@ -1,0 +1,65 @@
+"""A trace of some steps, for chrome://tracing or https://ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class ProfileConfig:
+    """Steps A up to B, as in ``steps: "100:103"``, are traced; none by default."""
+
+    steps: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what are not two steps."""
+        first, _, last = self.steps.partition(":")
+        if self.steps and not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+            raise ValueError(f"steps must be two steps, as in '100:103', not {self.steps!r}")
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The first step of the trace, and the first that is not in it."""
+        if not self.steps:
+            return None
+        first, _, last = self.steps.partition(":")
+        return int(first), int(last)
+
+
+class Tracer:
+    """Traces this rank's steps of the config's span into `file`."""
+
+    def __init__(self, config: ProfileConfig, file: Path) -> None:
+        self._span, self._file = config.span, file
+        self._profile: Any = None
+
+    def before(self, step: int) -> None:
+        """The job's `step` is about to begin."""
+        if self._span is None:
+            return
+        if self._profile is not None and step >= self._span[1]:
+            self.close()
+        elif self._profile is None and self._span[0] <= step < self._span[1]:
+            activities = [ProfilerActivity.CPU]
+            if torch.cuda.is_available():
+                activities.append(ProfilerActivity.CUDA)
+            self._profile = profile(activities=activities, profile_memory=True, record_shapes=True)
+            self._profile.start()
+
+    def close(self) -> None:
+        """Write what has been traced."""
+        if self._profile is None:
+            return
+        self._profile.stop()
+        self._file.parent.mkdir(exist_ok=True)
+        self._profile.export_chrome_trace(str(self._file))
+        _log.warning("a trace of the steps is in %s", self._file)
+        self._profile = None

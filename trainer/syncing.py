@@ -1,0 +1,49 @@
+"""`tandem sync`: make Weights & Biases agree with a run's metrics.jsonl."""
+
+from __future__ import annotations
+
+from trainer import tracking
+from trainer.checkpoint import Checkpoint, live_owner, published
+from trainer.errors import TrainingError
+from trainer.models_table import models_table
+from trainer.run_folder import RunFolder
+
+PATIENCE_SECONDS = 3600.0
+
+
+def sync(folder: RunFolder) -> str:
+    """Send what W&B has not, whatever became of it before; returns what to tell the user.
+
+    With a key it goes to W&B's server, which then has every logged step once and in order; without
+    one, into a single offline folder that is complete. Raises TrainingError while the run is live,
+    whose own process sends it, where W&B is off, and when W&B cannot be reached.
+    """
+    if owner := live_owner(folder.path):
+        raise TrainingError(f"{folder.path}: at work ({owner}), and sending its metrics by itself")
+    config = folder.load_config()
+    run_id = _run_id(folder)
+    following = tracking.start(
+        folder.path,
+        mode="auto",
+        project=config.log.project,
+        run_id=run_id,
+        models=models_table(config),
+        verify=True,
+    )
+    if following is None:
+        raise TrainingError("WANDB_MODE=disabled: Weights & Biases is off; unset it")
+    if not following.finish(completed=folder.evaluation.exists(), seconds=PATIENCE_SECONDS):
+        raise TrainingError(f"Weights & Biases did not take it; see {folder.logs / 'wandb.log'}")
+    offline = sorted(folder.path.glob(f"wandb/offline-run-*-{run_id}"))
+    if offline:
+        return f"{offline[-1]} is complete; to upload it: wandb sync {offline[-1]}"
+    return f"W&B's run {_run_id(folder)} has every step of {folder.metrics}"
+
+
+def _run_id(folder: RunFolder) -> str:
+    steps = published(folder.checkpoints)
+    if steps:
+        first = str(Checkpoint(folder.checkpoints, steps[-1]).trainer_state["wandb_id"])
+    else:
+        first = tracking.first_id(folder.path)
+    return tracking.current_id(folder.path, first)

@@ -1,0 +1,163 @@
+"""Where the time of a step goes: each learner's forward, backward, step and communication.
+
+Only steps that will be logged are timed. On a GPU events are put into its stream and read when the
+step is long done, so nothing waits for anything; on a CPU it is the wall clock.
+
+Collectives are timed where DeepSpeed calls them, by standing before its backend, and belong to the
+learner at work. Their time is part of the pass that they run in: a reduction in the backward pass,
+the parameters' gathering in the step. On a GPU a reduction on a stream of its own may overlap with
+computing, and then the parts add up to more than the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import deepspeed.comm.comm
+import torch
+from torch import Tensor
+
+FORWARD, BACKWARD, STEP, COMMUNICATION = PARTS = ("forward", "backward", "step", "communication")
+COLLECTIVES = (
+    "all_reduce",
+    "all_reduce_coalesced",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_base",
+    "all_gather_coalesced",
+)
+
+Instant = float | torch.cuda.Event
+
+
+class StepClock:
+    """Times parts of a step while it is `running`."""
+
+    def __init__(self) -> None:
+        self.running = False
+        self._on_gpu = torch.cuda.is_available()
+        self._most = 0
+        self._learner = ""
+        self._spans: dict[tuple[str, str], list[tuple[Instant, Instant]]] = defaultdict(list)
+        self._sent: dict[str, int] = defaultdict(int)
+        self._peaks: dict[str, int] = defaultdict(int)
+
+    @contextlib.contextmanager
+    def part(self, learner: str, part: str) -> Iterator[None]:
+        """A pass of `learner`; what is sent meanwhile is its."""
+        if not self.running:
+            yield
+            return
+        self._learner = learner
+        if self._on_gpu:
+            self._most = self.most_bytes()
+            torch.cuda.reset_peak_memory_stats()
+        begun = self._now()
+        yield
+        self._spans[learner, part].append((begun, self._now()))
+        if self._on_gpu:
+            self._peaks[learner] = max(self._peaks[learner], torch.cuda.max_memory_allocated())
+        self._learner = ""
+
+    @contextlib.contextmanager
+    def sending(self, size: int) -> Iterator[None]:
+        """A collective over tensors of `size` bytes."""
+        if not self._learner:
+            yield
+            return
+        begun = self._now()
+        yield
+        self._spans[self._learner, COMMUNICATION].append((begun, self._now()))
+        self._sent[self._learner] += size
+
+    def take(self) -> dict[str, float]:
+        """The metrics of the timed step, by key; starts afresh. On a GPU it waits for the step.
+
+        ``LEARNER/seconds_PART`` and ``LEARNER/bytes_communication``, and on a GPU
+        ``LEARNER/bytes_peak``, the most that was allocated while the learner was at work.
+        """
+        if self._on_gpu and self._spans:
+            torch.cuda.synchronize()
+        row: dict[str, float] = {}
+        for (learner, part), spans in self._spans.items():
+            row[f"{learner}/seconds_{part}"] = sum(_between(*span) for span in spans)
+        for learner, size in self._sent.items():
+            row[f"{learner}/bytes_communication"] = size
+        for learner, peak in self._peaks.items():
+            row[f"{learner}/bytes_peak"] = peak
+        for kept in (self._spans, self._sent, self._peaks):
+            kept.clear()
+        return row
+
+    def most_bytes(self) -> int:
+        """The most bytes that were ever allocated: of the GPU, or else by this process."""
+        if not self._on_gpu:
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return max(self._most, torch.cuda.max_memory_allocated())
+
+    def _now(self) -> Instant:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+# One for the process, as DeepSpeed's collectives are.
+clock = StepClock()
+
+
+class TimedBackend:
+    """DeepSpeed's communication backend, whose collectives the clock sees."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        for name in COLLECTIVES:
+            if method := getattr(backend, name, None):
+                setattr(self, name, _timed(method))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
+def watch_collectives() -> None:
+    """Have DeepSpeed's collectives seen by the clock."""
+    if not isinstance(deepspeed.comm.comm.cdb, TimedBackend):
+        deepspeed.comm.comm.cdb = TimedBackend(deepspeed.comm.comm.cdb)
+
+
+def _timed(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        if not clock.running:
+            return method(*arguments, **keywords)
+        with clock.sending(_size([*arguments, *keywords.values()])):
+            return method(*arguments, **keywords)
+
+    return call
+
+
+def _size(arguments: list[Any]) -> int:
+    """Bytes of the largest argument: of a gather the result, of a scatter what is scattered."""
+    sizes = [0]
+    for one in arguments:
+        tensors = one if isinstance(one, list | tuple) else [one]
+        sizes.append(sum(each.nbytes for each in tensors if isinstance(each, Tensor)))
+    return max(sizes)
+
+
+def _between(begun: Instant, ended: Instant) -> float:
+    if isinstance(begun, float):
+        assert isinstance(ended, float)
+        return ended - begun
+    return 1e-3 * begun.elapsed_time(ended)  # type: ignore[arg-type]
