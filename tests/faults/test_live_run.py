@@ -149,7 +149,7 @@ def test_a_fork_does_not_overwrite_a_run(stopped):
 def test_a_fork_keeps_its_teacher(stopped):
     folder, _ = stopped
     step = published(folder.checkpoints)[0]
-    other = "teacher.model.layers=2"
-    answer = command("fork", folder.path, "--step", step, "--name", "shallow", other)
+    other = "teacher.model.ffn_size=48"
+    answer = command("fork", folder.path, "--step", step, "--name", "narrow", other)
     assert answer.exit_code == 1
     assert "teacher.model: a fork goes on with its teacher" in answer.output
