@@ -110,16 +110,16 @@ def forward(teacher: Learner, students: list[Learner], batch: Batch) -> Features
     inputs = to_device(batch, teacher.device)
     capture = union(student.objective.teacher_capture(0) for student in students)
     return teacher.model.features(
-        inputs.input_ids, inputs.segment_ids, inputs.padding_mask, inputs.masked_positions, capture
+        inputs.input_ids, inputs.segment_ids, inputs.lengths, inputs.masked_positions, capture
     )
 
 
 def learn(student: Learner, knowledge: Knowledge, batch: Batch) -> None:
     """A student's forward, backward and optimizer step, given what its teacher knows."""
-    totals, _ = sum_over_ranks(count(batch), False, student.device)
+    totals, _ = sum_over_ranks(count(batch), [], student.device)
     student.accumulate(to_device(batch, student.device), totals, Place(0, 0), knowledge)
     student.take_shares()
-    student.update(0, loss_is_finite=True)
+    student.update(0, loss=1.0, length=L)
 
 
 def encoder(hidden_size: int, layers: int) -> EncoderConfig:
