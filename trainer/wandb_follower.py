@@ -241,7 +241,7 @@ def log_results(run: Any, folder: Path, step: int) -> None:
     media: dict[str, Any] = {"learners": table}
     report = folder / "report.html"
     if report.exists():
-        media["report"] = wandb.Html(report.read_text(encoding="utf-8"))
+        media["report"] = wandb.Html(report.read_text(encoding="utf-8"), inject=False)
     if step >= run.starting_step:
         run.log(media, step=step)
     else:
