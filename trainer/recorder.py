@@ -136,6 +136,7 @@ def _row(state: JobState, result: StepResult, learners: Sequence[Learner]) -> di
         "step": state.step,
         "tokens": state.tokens,
         "seconds": state.seconds,
+        "rollbacks": len(state.recovered),
     }
     for learner in learners:
         name = learner.name
