@@ -12,6 +12,7 @@ import datetime
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,7 +28,7 @@ MEETING = datetime.timedelta(seconds=60)
 def main(run: Path, gpus: int, min_free_gb: float) -> int:
     """Check this node and its connections; 0 when all is well, 1 when it is not."""
     node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
-    fault = folder_fault(run, min_free_gb) or device_fault(gpus)
+    fault = folder_fault(run, min_free_gb) or device_fault(gpus) or memory_fault(gpus)
     fault = meeting_fault(derive(), gpus) or fault  # every node comes, lest the others wait
     print(f"bad {node}: {fault}" if fault else f"ok {node}", flush=True)
     return 1 if fault else 0
@@ -56,6 +57,23 @@ def device_fault(gpus: int) -> str | None:
             return f"GPU {index}: {str(error).splitlines()[0]}"
         if total != 256.0**3:
             return f"GPU {index} computes {total} where {256.0**3} is right"
+    return None
+
+
+def memory_fault(gpus: int) -> str | None:
+    """Which GPU's memory has had errors that could not be corrected, if any; unknown is well."""
+    query = "--query-gpu=index,ecc.errors.uncorrected.volatile.total"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    if not gpus or not shutil.which(command[0]):
+        return None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (subprocess.SubprocessError, OSError) as error:
+        return f"nvidia-smi: {' '.join(str(error).split())}"
+    for line in done.stdout.splitlines():
+        index, _, errors = line.partition(", ")
+        if errors.isdecimal() and int(errors):
+            return f"GPU {index} has {errors} uncorrected memory errors; reset it"
     return None
 
 

@@ -47,6 +47,8 @@ class RunStatus:
     restarts: list[str]  # why each attempt that SLURM ran before the newest one ended
     job: str | None  # SLURM's id, while it is queued or runs
     log: str | None  # the file to open
+    slow_ranks: list[str]  # a line for each rank that holds up the others
+    alerts: list[str]  # the newest ones
 
 
 def read_runs(root: Path, jobs: Sequence[QueuedJob] | None) -> list[RunStatus]:
@@ -91,6 +93,8 @@ def read_run(run: Path, jobs: Sequence[QueuedJob] | None) -> RunStatus:
         restarts=[one["reason"] for one in events if one["event"] in ("requeue", "left", "ended")],
         job=job.id if job else None,
         log=_log(run),
+        slow_ranks=_slow_ranks(run) if state == "running" else [],
+        alerts=[f"{one['title']}: {one['text']}" for one in _json_lines(run / "alerts.jsonl")][-3:],
     )
 
 
@@ -204,6 +208,13 @@ def _decoded(line: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return row if isinstance(row, dict) else {}
+
+
+def _slow_ranks(run: Path) -> list[str]:
+    try:
+        return [str(one["says"]) for one in json.loads((run / "slow_ranks.json").read_text())]
+    except (OSError, ValueError):
+        return []
 
 
 def _training(rows: Sequence[Row]) -> list[Row]:

@@ -60,6 +60,9 @@ def _remarks(run: RunStatus) -> list[str]:
         remarks.append(f"{run.name} is {run.state}: {run.reason}")
     if run.restarts:
         remarks.append(f"{run.name} was restarted: {'; '.join(run.restarts[-3:])}")
+    remarks += [f"{run.name}: {line}" for line in run.slow_ranks]
+    if run.alerts and run.state in ("running", "stalled", "failed"):
+        remarks.append(f"{run.name} alerted: {'; '.join(run.alerts)}")
     if run.log and run.state in ("running", "stalled", "failed"):
         remarks.append(f"{run.name} logs to {run.log}")
     return remarks

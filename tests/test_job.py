@@ -117,6 +117,23 @@ def test_sync_makes_one_complete_offline_run_of_it(finished):
     assert history(run)[8]["val/data/teacher/loss"] > 0
 
 
+def test_torchrun_by_hand(corpus, tmp_path):
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tandem"]
+    job = ["train", str(TINY_JOB), f"data.path={corpus}", f"runs={tmp_path}", "steps=2"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, *job],
+        env=command_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "distilbert never joined" not in done.stdout
+    rows = metrics.read(tmp_path / "tiny" / "metrics.jsonl")
+    assert rows[-1]["step"] == 2
+    assert len(list((tmp_path / "tiny" / "logs").glob("rank-*.log"))) == 2
+
+
 def test_a_finished_run_says_so(finished, corpus):
     run, _ = finished
     again = tandem(*arguments(corpus, run.parent))

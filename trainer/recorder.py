@@ -19,6 +19,8 @@ from trainer.gauges import Gauges
 from trainer.held_out import Scores
 from trainer.learner import Learner
 from trainer.models_table import models_table
+from trainer.report import write_report
+from trainer.report.refreshing import LiveReport
 from trainer.run_folder import RunFolder
 from trainer.state import JobState
 from trainer.step import StepResult
@@ -42,6 +44,9 @@ class Recorder:
         metrics.cut_back(folder.metrics, state.step)
         self._log = self._stack.enter_context(metrics.MetricsLog(folder.metrics))
         self._display = self._stack.enter_context(Display(config.name, config.steps, state.step))
+        self._report = LiveReport(folder.path)
+        self._folder = folder
+        self._stack.callback(self._report.close)
         self._tracking = tracking.start(
             folder.path,
             mode=config.log.wandb,
@@ -63,6 +68,7 @@ class Recorder:
         row = {**_row(state, result, learners), "tokens_per_second": speed, **measured}
         self._log.append(row)
         self._display.update(state.step, row, waiting)
+        self._report.refresh()
         for line in lines:
             _log.warning(line)
             self.say(line)
@@ -96,7 +102,11 @@ class Recorder:
 
     def finish(self, *, completed: bool) -> None:
         """Let Weights & Biases catch up; `completed` is whether the job reached its last step."""
-        if self._speaks and self._tracking is not None:
+        if not self._speaks:
+            return
+        if not completed:
+            write_report(self._folder.path)
+        if self._tracking is not None:
             self._tracking.finish(completed=completed)
 
     def __enter__(self) -> Recorder:
@@ -126,6 +136,7 @@ def _row(state: JobState, result: StepResult, learners: Sequence[Learner]) -> di
         "step": state.step,
         "tokens": state.tokens,
         "seconds": state.seconds,
+        "rollbacks": len(state.recovered),
     }
     for learner in learners:
         name = learner.name

@@ -87,12 +87,13 @@ class Tail:
 class Alerts:
     """What somebody should know at once: a line in ``alerts.jsonl``, and W&B's own alert."""
 
-    def __init__(self, run: Any, folder: Path, stalled_after: float) -> None:
+    def __init__(self, run: Any, folder: Path, stalled_after: float, rollbacks: float = 0) -> None:
+        """`rollbacks` are known already."""
         self._run, self._folder, self._stalled_after = run, folder, stalled_after
         self._pauses: list[float] = []
         self._last = time.monotonic()
         self._is_stalled = False
-        self._rolled_back = 0.0
+        self._rollbacks = rollbacks
 
     def raise_one(self, title: str, text: str) -> None:
         """Record an alert and have W&B send it."""
@@ -105,8 +106,8 @@ class Alerts:
         now = time.monotonic()
         self._pauses = [*self._pauses[-USUAL_ROWS + 1 :], now - self._last]
         self._last, self._is_stalled = now, False
-        if row.get("rollbacks", 0.0) > self._rolled_back:
-            self._rolled_back = row["rollbacks"]
+        if row.get("rollbacks", 0.0) > self._rollbacks:
+            self._rollbacks = row["rollbacks"]
             self.raise_one("spike", f"rolled back after a spike; going on from {row['step']:,.0f}")
 
     def look(self) -> None:
@@ -241,7 +242,7 @@ def log_results(run: Any, folder: Path, step: int) -> None:
     media: dict[str, Any] = {"learners": table}
     report = folder / "report.html"
     if report.exists():
-        media["report"] = wandb.Html(report.read_text(encoding="utf-8"))
+        media["report"] = wandb.Html(report.read_text(encoding="utf-8"), inject=False)
     if step >= run.starting_step:
         run.log(media, step=step)
     else:
@@ -262,10 +263,11 @@ def main(options: Options) -> None:
     run = open_run(options)
     define_axes(run)
     tail = Tail(folder / "metrics.jsonl")
-    alerts = Alerts(run, folder, options.stalled_after)
+    known = list(Tail(folder / "metrics.jsonl").rows())
+    rollbacks = max((row.get("rollbacks", 0.0) for row in known), default=0.0)
+    alerts = Alerts(run, folder, options.stalled_after, rollbacks)
     if not options.verify:
-        newest = max((row["step"] for row in Tail(folder / "metrics.jsonl").rows()), default=0.0)
-        alerts.notice_crash_loop(newest)
+        alerts.notice_crash_loop(max((row["step"] for row in known), default=0.0))
     step = follow(run, tail.rows, ended, alerts, models_table(options.models))
     if last_words == ["completed"]:
         log_results(run, folder, step)

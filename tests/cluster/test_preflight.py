@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import re
 import subprocess
 import sys
 
@@ -29,6 +30,24 @@ def test_missing_gpus():
     found = preflight.torch.cuda.device_count()
     assert preflight.device_fault(found) is None
     assert preflight.device_fault(found + 1) == f"{found} of {found + 1} GPUs found"
+
+
+@pytest.mark.parametrize(
+    ("says", "fault"),
+    [
+        ("echo 0, 0; echo 1, 3", "GPU 1 has 3 uncorrected memory errors; reset it"),
+        ("echo 0, 0; echo 1, [N/A]", None),
+        ("exit 9", "nvidia-smi: .* returned non-zero exit status 9"),
+    ],
+)
+def test_gpu_memory_as_nvidia_smi_sees_it(says, fault, tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{says}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = preflight.memory_fault(2)
+    assert found is None if fault is None else re.match(fault, found)
+    assert preflight.memory_fault(0) is None
 
 
 def test_ranks_that_meet(tmp_path, capfd, monkeypatch):

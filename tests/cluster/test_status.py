@@ -212,3 +212,19 @@ def test_a_process_on_another_machine_shows_that_it_lives(run):
     assert read_run(run.path, []).state == "failed"
     run.attempt(1, host="elsewhere", ended=True)
     assert read_run(run.path, []).state == "failed"
+
+
+def test_slow_ranks_and_alerts_are_shown(tmp_path, capsys):
+    folder = Folder(tmp_path / "runs")
+    folder.log(1, 2)
+    folder.attempt(os.getpid())
+    says = "rank 3 on n7 is slow: it computes 2.0 times as long"
+    (folder.path / "slow_ranks.json").write_text(json.dumps([{"rank": 3, "says": says}]))
+    alert = {"time": 1.0, "title": "spike", "text": "rolled back"}
+    (folder.path / "alerts.jsonl").write_text(json.dumps(alert) + "\n")
+    run = read_run(folder.path, None)
+    assert (run.slow_ranks, run.alerts) == ([says], ["spike: rolled back"])
+    commands.status(None, as_json=False, root=tmp_path / "runs")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "demo: rank 3 on n7 is slow" in shown
+    assert "demo alerted: spike: rolled back" in shown

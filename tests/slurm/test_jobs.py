@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from pathlib import Path
 
@@ -217,6 +219,32 @@ def test_chain(slurm: RealSlurm, source: Path) -> None:
     slurm.wait_job(job.ids[1])
     assert job.steps == list(range(1, 31))
     assert [name for name, _ in job.events] == ["start", "left", "start", "done"]
+
+
+def test_a_container_and_modules(
+    slurm: RealSlurm, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stand-ins for apptainer and Lmod note how they are called; the former runs its command."""
+    record = slurm.root / "called"
+    for name, then in (("apptainer", 'shift 2; exec "$@"'), ("module", "")):
+        tool = tmp_path / name
+        tool.write_text(f'#!/bin/sh\necho {name} "$@" >>{record}\n{then}\n')
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    site = {
+        "preflight": True,
+        "container": ["apptainer", "exec", "my image.sif"],
+        "modules": ["cuda/12.4"],
+        "python": sys.executable,
+    }
+    job = Submitted(slurm, source, steps=2, cluster=site)
+    job.end(timeout=100)
+    assert job.steps == [1, 2]
+    calls = record.read_text().splitlines()
+    assert calls.count("module load cuda/12.4") == 1
+    inside = [call for call in calls if call.startswith("apptainer exec my image.sif")]
+    assert sum("cluster.preflight" in call for call in inside) == 2  # on each node
+    assert sum(" train " in call for call in inside) == 4  # each rank
 
 
 def test_hostile_name(slurm: RealSlurm, source: Path) -> None:

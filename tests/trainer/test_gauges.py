@@ -29,8 +29,8 @@ from trainer.timing import PARTS, watch_collectives
 
 def measured(folder: str):
     """Four logged steps on each rank; the last rank's teacher dawdles from the second on."""
-    watch_collectives()
     learners = tiny.learners((0, 1, 3), micro_batch=2, accumulation=2)
+    watch_collectives()
     teacher = learners[0]
     config = JobConfig("job", 4, DataConfig(path="none"), teacher.config)
     gauges = Gauges(config, RunFolder(folder), attempt=3, device=torch.device("cpu"))
@@ -120,6 +120,10 @@ def test_mfu_is_model_flops_over_the_peak():
     seconds = utilisation.seconds_at_peak([learner], data, 0, h100)
     assert seconds == pytest.approx(size.flops_per_token / 66.9e12)
     assert utilisation.known_device(torch.device("cpu")) is None
+
+
+def test_a_span_of_steps_as_yaml_reads_it():
+    assert ProfileConfig("307").span == ProfileConfig("5:7").span == (5, 7)
 
 
 @pytest.mark.parametrize("steps", ["5", "5:5", "a:b", "5:4"])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trainer.metrics import MetricsLog
 from trainer.report import student_table, write_report
 from trainer.report.chart import Series, curve
+from trainer.report.refreshing import LiveReport
 from trainer.report.scale import MOST_POINTS, log_ticks, nice_ticks, padded, thin
 from trainer.report.words import count, short
 
@@ -316,3 +317,41 @@ def test_short_numbers(number, text):
 
 def test_counts():
     assert (count(1, "student"), count(2, "student")) == ("1 student", "2 students")
+
+
+def test_restarts_and_checkpoints_are_marked_on_the_speed(make):
+    logged = [
+        {**row, "restarts": int(row["step"] > 100), "checkpoint_stall": 0.1 * (row["step"] == 50)}
+        for row in rows(["half"])
+        if "seconds" in row
+    ]
+    page = Page(write_report(make(students=["half"], logged=logged)))
+    assert page.words.count("restart 1") == 3  # against steps, tokens and minutes
+    classes = [attributes.get("class") for attributes in page.attributes]
+    assert classes.count("stroke") == 3
+
+
+def test_a_live_page_loads_itself_again_and_a_finished_one_does_not(make):
+    folder = make(results=False)
+    assert 'http-equiv="refresh"' in write_report(folder, live=True).read_text()
+    assert 'http-equiv="refresh"' not in write_report(folder).read_text()
+
+
+def test_a_live_report_is_written_beside_training(make):
+    folder = make(results=False)
+    report = LiveReport(folder)
+    report.refresh()
+    report.refresh()  # a moment later: nothing
+    report.close()
+    assert "step 200 of 200, at " in (folder / "report.html").read_text()
+
+
+def test_what_the_data_was(make):
+    folder = make()
+    text = (folder / "config.yaml").read_text()
+    mixture = "{mixture: {web: {path: w, weight: 3.0}, books: {path: b, weight: 1.0}}, "
+    changed = text.replace("{path: runs/demo-data, ", mixture)
+    (folder / "config.yaml").write_text(changed)
+    words = Page(write_report(folder)).words
+    assert "web: w, 75%; books: b, 25%" in words
+    assert "4,587" in words

@@ -20,6 +20,7 @@ from trainer.report.scale import Floats, Scale, log_ticks, nice_ticks, padded, t
 from trainer.report.words import percent, short
 
 COLOURS = 8
+LABEL_ROWS = 3
 SIZE = 1000  # width and height in the SVG's own coordinates
 
 Formatter = Callable[[float], str]
@@ -59,7 +60,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at a step."""
+    """Something that happened at a step; one without a name is a short stroke at the foot."""
 
     name: str
     step: float
@@ -151,7 +152,10 @@ def _plot(chart: LineChart, series: Sequence[Series], axis: Axis, y: Scale) -> s
         *(_y_label(_tick(tick, chart.shares), y(tick)) for tick in ticks),
         *(_x_label(axis.form(tick), x(tick)) for tick in nice_ticks(0, x.end, 5)),
         *(_level_label(level.name, y(level.value)) for level in chart.levels),
-        *(_mark(mark, x(_place(axis, mark.step))) for mark in chart.marks),
+        *(
+            _mark(mark, x(_place(axis, mark.step)), number % LABEL_ROWS)
+            for number, mark in enumerate(sorted(chart.marks, key=lambda mark: mark.step))
+        ),
     ]
     return _frame(chart.title, axis.key, inside, axis.unit)
 
@@ -252,9 +256,13 @@ def _level_label(text: str, y: float) -> str:
     return f'<span class="beat" style="top:{y:.2%}">{escape(text)}</span>'
 
 
-def _mark(mark: Mark, x: float) -> str:
+def _mark(mark: Mark, x: float, row: int) -> str:
+    """`row` is how far down the name stands, lest neighbours' names should overlap."""
+    if not mark.name:
+        return f'<span class="stroke" style="left:{x:.2%}"></span>'
     side = "before" if x > 0.7 else "after"
-    return f'<span class="mark {side}" style="left:{x:.2%}"><em>{escape(mark.name)}</em></span>'
+    place = f"left:{x:.2%};--row:{row}"
+    return f'<span class="mark {side}" style="{place}"><em>{escape(mark.name)}</em></span>'
 
 
 def _apart(heights: Sequence[float], gap: float = 0.09) -> list[float]:
@@ -267,7 +275,7 @@ def _apart(heights: Sequence[float], gap: float = 0.09) -> list[float]:
 
 
 def _dot(point: Point, x: float, y: float, words_at: float, form: Formatter) -> str:
-    side = "before" if x > 0.68 else "after"
+    side = "before" if x > 0.55 else "after"
     words = f"<b>{escape(point.name)}</b> {percent(point.y)}"
     place = f"--c:var(--c{point.colour});left:{x:.2%};top:"
     return (

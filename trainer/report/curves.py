@@ -12,6 +12,8 @@ from trainer.report.scale import Floats
 from trainer.report.words import percent, plain_name, short
 
 NOT_TERMS = ("loss", "lr", "grad_norm", "skipped_steps")
+PARTS = ("forward", "backward", "step", "communication")
+MOST_STROKES = 100  # checkpoints that are marked
 
 
 def curves_section(run: RunFiles) -> str:
@@ -91,17 +93,25 @@ def _main_charts(run: RunFiles) -> Iterator[LineChart]:
     steps, speed = run.curve("tokens_per_second")
     yield LineChart(
         "Speed",
-        "Tokens per second of the whole job: the teacher and all its students",
+        "Tokens per second of the whole job; strokes at the foot are checkpoints",
         [Series("job", 0, steps, speed)] if len(steps) else [],
         short,
-        marks=marks,
+        marks=[*marks, *_interruptions(run)],
         from_zero=True,
     )
 
 
+def _interruptions(run: RunFiles) -> Iterator[Mark]:
+    """Restarts by their number, and checkpoints unless there are too many to tell apart."""
+    yield from (Mark(f"restart {number}", step) for number, step in run.restarts())
+    checkpoints = run.checkpoints()
+    if len(checkpoints) <= MOST_STROKES:
+        yield from (Mark("", step) for step in checkpoints)
+
+
 def _more_charts(run: RunFiles) -> Iterator[LineChart]:
     for learner in run.learners:
-        terms = [column for column in run.columns_of(learner) if column not in NOT_TERMS]
+        terms = [column for column in run.columns_of(learner) if is_term(column)]
         if len(terms) > 1:
             columns = ["loss", *terms]
             yield LineChart(
@@ -114,6 +124,7 @@ def _more_charts(run: RunFiles) -> Iterator[LineChart]:
                 short,
                 from_zero=True,
             )
+    yield _time(run)
     yield _each_learner(run, "Learning rate", "By each learner's own schedule", "lr", short)
     yield _each_learner(run, "Gradient norm", "Before clipping", "grad_norm", short)
     steps, memory = run.curve("memory")
@@ -125,6 +136,24 @@ def _more_charts(run: RunFiles) -> Iterator[LineChart]:
             short,
             from_zero=True,
         )
+
+
+def is_term(column: str) -> bool:
+    """Whether a column of a learner is a part of its objective."""
+    return column not in NOT_TERMS and not column.startswith(("seconds_", "bytes_"))
+
+
+def _time(run: RunFiles) -> LineChart:
+    """What each learner takes of a step: its passes and its update."""
+    curves = {}
+    for name in run.learners:
+        parts = [run.curve(f"{name}/seconds_{part}") for part in PARTS[:3]]
+        found = [(steps, seconds) for steps, seconds in parts if len(steps)]
+        if found and len({len(steps) for steps, _ in found}) == 1:
+            total = 1e3 * np.sum([seconds for _, seconds in found], axis=0)
+            curves[name] = (found[0][0], total)
+    title, note = "Time of each learner", "Milliseconds of a step on rank 0, communication included"
+    return LineChart(title, note, _named(run, curves), short, from_zero=True)
 
 
 def _each_learner(run: RunFiles, title: str, note: str, column: str, form: Formatter) -> LineChart:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from trainer.display import duration
 from trainer.report.curves import curves_section
@@ -13,14 +15,16 @@ from trainer.report.run_files import RunFiles
 from trainer.report.words import count, short
 
 HERE = Path(__file__).parent
+REFRESH_SECONDS = 60
 
 
-def write_report(run_folder: Path) -> Path:
+def write_report(run_folder: Path, live: bool = False) -> Path:
     """Write ``report.html`` from the files in `run_folder` and return its path.
 
     Needs ``config.yaml``; whatever of ``metrics.jsonl`` and ``evaluation.json`` is there is shown.
+    The page of a `live` run loads itself again, once a minute.
     """
-    page = render(RunFiles.read(run_folder))
+    page = render(RunFiles.read(run_folder), live)
     path = run_folder / "report.html"
     beside = path.with_name("report.html.new")
     beside.write_text(page, encoding="utf-8")
@@ -28,23 +32,26 @@ def write_report(run_folder: Path) -> Path:
     return path
 
 
-def render(run: RunFiles) -> str:
+def render(run: RunFiles, live: bool = False) -> str:
     """The page as text."""
+    refresh = f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}">' if live else ""
     style = (HERE / "style.css").read_text(encoding="utf-8")
     script = (HERE / "script.js").read_text(encoding="utf-8")
-    body = [_head(run), results_section(run), curves_section(run), _config(run)]
+    body = [_head(run, live), results_section(run), curves_section(run), _data(run), _config(run)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(run.name)}</title><style>\n{style}</style></head>\n"
+        f"{refresh}<title>{escape(run.name)}</title><style>\n{style}</style></head>\n"
         f"<body><main>{''.join(body)}</main>\n<script>\n{script}</script></body></html>\n"
     )
 
 
-def _head(run: RunFiles) -> str:
+def _head(run: RunFiles, live: bool) -> str:
     students = len(run.learners) - 1
     done, steps = int(run.last["step"]), run.config["steps"]
     state = "finished" if run.evaluation else f"step {done:,} of {steps:,}"
+    if live:
+        state += f", at {time.strftime('%H:%M')}"
     what = "A teacher, pre-trained by masked language modelling."
     if students:
         what = (
@@ -80,6 +87,37 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
         name, _, more = run.evaluation["machine"].partition(", ")
         facts.append(("Machine", name, more))
     return facts
+
+
+def _data(run: RunFiles) -> str:
+    """What was read and how it became sequences."""
+    data, corpus = run.config["data"], run.evaluation["corpus"] if run.evaluation else {}
+    mixture = data.get("mixture") or {}
+    weights = sum(one["weight"] for one in mixture.values())
+    sources = [
+        f"{name}: {one['path']}, {one['weight'] / weights:.0%}" for name, one in mixture.items()
+    ]
+    rows = {
+        "corpus": "; ".join(sources) or data.get("path", ""),
+        "documents": f"{corpus['documents']:,}" if "documents" in corpus else "",
+        "tokens": f"{corpus['tokens']:,}" if "tokens" in corpus else "",
+        "held out": f"{corpus['validation_tokens']:,} tokens" if "tokens" in corpus else "",
+        "sequences": f"{data['sequence_length']} tokens, {data.get('packing', '')}".rstrip(", "),
+        "masked": _masking(data.get("masking") or {}),
+    }
+    items = "".join(
+        f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>"
+        for name, value in rows.items()
+        if value
+    )
+    return f'<section><h2>Data</h2><dl class="data">{items}</dl></section>'
+
+
+def _masking(masking: dict[str, Any]) -> str:
+    if not masking:
+        return ""
+    unit = {"token": "tokens", "word": "whole words", "ngram": "n-grams of words"}[masking["unit"]]
+    return f"{masking['rate']:.0%} of the {unit}"
 
 
 def _config(run: RunFiles) -> str:

@@ -23,7 +23,7 @@ def results_section(run: RunFiles) -> str:
     if run.evaluation is None:
         return ""
     return (
-        f'<section class="results"><h2>Learners</h2><div>{_table(run, run.evaluation)}</div>'
+        f'<section class="results"><h2>Learners</h2>{_table(run, run.evaluation)}'
         f"{_picture(run, run.evaluation)}</section>"
     )
 
@@ -42,8 +42,8 @@ def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
         f'<div class="scroll"><table><thead><tr><th>learner</th>{headings}</tr></thead><tbody>'
         f'{rows}<tr class="unigram"><td>unigram</td><td></td><td>{unigram["loss"]:.3f}</td>'
         f"<td>{percent(unigram['accuracy'])}</td>{nothing}</tr></tbody></table>"
-        f"</div><p>{LEGEND}</p>{'<p>In Hugging Face format:</p>' if exports else ''}"
-        f"<ul>{exports}</ul>"
+        f"</div><div><p>{LEGEND}</p>{'<p>In Hugging Face format:</p>' if exports else ''}"
+        f"<ul>{exports}</ul></div>"
     )
 
 

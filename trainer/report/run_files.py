@@ -75,6 +75,18 @@ class RunFiles:
         steps, values = self.curve(column)
         return np.concatenate([[0.0], steps]), np.concatenate([[0.0], values])
 
+    def checkpoints(self) -> list[float]:
+        """The first logged step after each checkpoint."""
+        steps, stalls = self.curve("checkpoint_stall")
+        return [float(step) for step, stall in zip(steps, stalls, strict=True) if stall > 0]
+
+    def restarts(self) -> list[tuple[int, float]]:
+        """The number of each restart, and the first logged step after it."""
+        steps, counts = self.curve("restarts")
+        before = np.concatenate([counts[:1] * 0, counts[:-1]])
+        changes = zip(counts, steps, before, strict=True)
+        return [(int(count), float(step)) for count, step, earlier in changes if count > earlier]
+
     def joined(self) -> dict[str, float]:
         """The learners that started after the run did, with the first logged step of each."""
         starts = {name: self.curve(f"{name}/loss")[0] for name in self.learners}

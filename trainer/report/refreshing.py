@@ -1,0 +1,49 @@
+"""Keeping the report of a live run fresh, in a process that training never waits for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+EVERY_SECONDS = 60.0
+_PROGRAM = """
+import os, pathlib, sys
+os.nice(19)
+sys.path.insert(0, sys.argv[2])
+from trainer.report import write_report
+write_report(pathlib.Path(sys.argv[1]), live=True)
+"""
+
+
+class LiveReport:
+    """The ``report.html`` of a run that goes on."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._folder = run_folder
+        self._writer: subprocess.Popen[bytes] | None = None
+        self._since = float("-inf")
+
+    def refresh(self) -> None:
+        """Have it written anew, unless that was done a moment ago or is still being done."""
+        now = time.monotonic()
+        busy = self._writer is not None and self._writer.poll() is None
+        if busy or now - self._since < EVERY_SECONDS:
+            return
+        self._since = now
+        code = str(Path(__file__).parents[2])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._writer = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(self._folder), code],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # a report that cannot be written must not spoil the screen
+        )
+
+    def close(self) -> None:
+        """Wait for a writer, lest it should write over what comes after."""
+        if self._writer is not None:
+            self._writer.wait()
