@@ -107,12 +107,14 @@ class LearnerConfig:
     guard: GuardConfig = field(default_factory=GuardConfig)
     dropout: float = 0.0  # hidden and attention, while training here; exports keep the model's own
     checkpoint_activations: bool = False  # keep a layer's input only, compute the rest again
-    compile: bool = False  # each half of a layer through torch.compile; needs a compiler
+    compile: bool = False  # each half of a layer through torch.compile, below ZeRO-3
 
     def __post_init__(self) -> None:
         """Refuse what DeepSpeed would refuse later, or less clearly."""
         if self.zero_stage not in ZERO_STAGES:
             raise ValueError(f"zero_stage must be one of {ZERO_STAGES}, not {self.zero_stage}")
+        if self.compile and self.zero_stage == 3:
+            raise ValueError("compile must be false at zero_stage 3, which cuts layers into pieces")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, not {self.precision}")
         if not 0 <= self.dropout < 1:
