@@ -60,6 +60,7 @@ def arguments(name: str, corpus: Path, folder: Path) -> list[str]:
         *("batch={size: 4, micro_batch: 2}", "evaluation={every: 2, sequences: 4}"),
         *(f"students.{key}.start={AT_ONCE}" for key in job.students),
         *([f"teacher.init.pretrained={folder / name}"] if job.teacher.frozen else []),
+        *(["teacher.stacking.steps=[1]"] if job.teacher.stacking.steps else []),  # it grows once
     ]
 
 
