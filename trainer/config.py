@@ -9,6 +9,7 @@ from data_pipeline import DataConfig
 from model import EncoderConfig
 from trainer import tracking
 from trainer.guard import GuardConfig
+from trainer.loss_scale import LossScaleConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.optimizers import OptimizerConfig
 from trainer.profiling import ProfileConfig
@@ -19,7 +20,8 @@ from trainer.stacking import StackingConfig
 
 ZERO_STAGES = (0, 1, 2, 3)
 FROZEN_STAGES = (0, 3)
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "fp16")
+OFFLOADS = {"none": 0, "optimizer": 1, "parameters": 3}  # and the least ZeRO stage for each
 
 
 @dataclass
@@ -102,7 +104,9 @@ class LearnerConfig:
     stacking: StackingConfig = field(default_factory=StackingConfig)  # of a teacher
     frozen: bool = False  # a finished teacher: it is read, not trained (offline distillation)
     zero_stage: int = 0
-    precision: str = "fp32"
+    offload: str = "none"  # optimizer: its states in host memory; parameters: both
+    precision: str = "fp32"  # of matrix products; parameters and optimizer states stay float32
+    loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)  # for fp16
     gradient_clipping: float = 1.0  # 0: off
     guard: GuardConfig = field(default_factory=GuardConfig)
     dropout: float = 0.0  # hidden and attention, while training here; exports keep the model's own
@@ -115,6 +119,11 @@ class LearnerConfig:
             raise ValueError(f"zero_stage must be one of {ZERO_STAGES}, not {self.zero_stage}")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, not {self.precision}")
+        if self.offload not in OFFLOADS:
+            raise ValueError(f"offload must be one of {tuple(OFFLOADS)}, not {self.offload}")
+        if self.zero_stage < OFFLOADS[self.offload]:
+            least = OFFLOADS[self.offload]
+            raise ValueError(f"offload: {self.offload} needs zero_stage {least} or higher")
         if not 0 <= self.dropout < 1:
             raise ValueError("dropout must be from 0 up to 1")
         if self.gradient_clipping < 0:
@@ -149,9 +158,11 @@ class LearnerConfig:
                 f"zero_stage must be one of {FROZEN_STAGES} where frozen is true: "
                 f"the others partition what training needs"
             )
+        if self.offload == "optimizer":
+            raise ValueError("offload must be none or parameters where frozen is true")
         for key in (
-            "objective", "optimizer", "schedule", "gradient_clipping", "guard", "dropout",
-            "checkpoint_activations", "stacking",
+            "objective", "optimizer", "schedule", "loss_scale", "gradient_clipping", "guard",
+            "dropout", "checkpoint_activations", "stacking",
         ):  # fmt: skip
             if getattr(self, key) != getattr(LearnerConfig(), key):
                 raise ValueError(f"{key} is for training; remove it (null), or frozen")
