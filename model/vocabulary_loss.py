@@ -19,8 +19,9 @@ from model.vocabulary_projection import Distribution, Projection, blocks, chunks
 IGNORED = -100
 # The gradient of a logit is the difference of two probabilities, most of them so small that
 # float16 would round them off, and the loss scale comes too late: it is applied in the backward
-# pass. So they are multiplied by this beforehand.
-HALF_SCALE = 64.0
+# pass. So they are multiplied by this beforehand, and by less in the product with x, where sums
+# over rows may be large.
+HALF_SCALE, HALF_SCALE_OF_SUMS = 64.0, 4.0
 
 Decoder = tuple[Tensor, Tensor | None]
 # Float logits [C, V] of some rows -> (their loss [C], its gradient with respect to them [C, V]).
@@ -257,7 +258,8 @@ class _Gradients:
         self.want_weight, self.want_bias = wanted[1], wanted[2]
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
-        self.scale = HALF_SCALE if projection.weight.dtype == torch.float16 else 1.0
+        is_half = projection.weight.dtype == torch.float16
+        self.scale, self.scale_of_sums = (HALF_SCALE, HALF_SCALE_OF_SUMS) if is_half else (1.0, 1.0)
 
     def add(self, logit_gradient: Tensor, rows: slice) -> None:
         """Add a chunk; `logit_gradient` [C, V], which may be overwritten."""
@@ -265,8 +267,9 @@ class _Gradients:
             summed = logit_gradient.sum(dim=0)
             self.bias = summed if self.bias is None else self.bias.add_(summed)
         x = self.projection.x[rows]
-        if self.scale != 1.0:  # out of the product with x again, where sums over rows are large
-            logit_gradient, x = logit_gradient.mul_(self.scale), x / self.scale
+        if self.scale != 1.0:
+            logit_gradient.mul_(self.scale)
+            x = x * (self.scale_of_sums / self.scale)
         narrow = logit_gradient.to(self.projection.weight.dtype)
         with torch.autocast(narrow.device.type, enabled=False):
             if self.x is not None:
@@ -282,7 +285,11 @@ class _Gradients:
         That of x is still multiplied by `scale`.
         """
         x_gradient = torch.cat(self.x).to(x.dtype) if self.x else None
-        weight_gradient = None if self.weight is None else self.weight.to(weight.dtype)
+        weight_gradient = None
+        if self.weight is not None:
+            weight_gradient = self.weight.to(weight.dtype)
+            if self.scale_of_sums != 1.0:
+                weight_gradient /= self.scale_of_sums
         if bias is None or self.bias is None:
             return x_gradient, weight_gradient, None
         return x_gradient, weight_gradient, self.bias.to(bias.dtype)
