@@ -79,7 +79,7 @@ def deepspeed_config(
             "overlap_comm": torch.cuda.is_available(),
             "stage3_prefetch_bucket_size": bucket,
             "stage3_param_persistence_threshold": 10_000,
-            **_offload(config.offload),
+            **_offload(config),
         },
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -92,13 +92,13 @@ def bucket_size(parameters: int) -> int:
     return min(LARGEST_BUCKET, parameters + parameters % 2)  # DeepSpeed wants an even number
 
 
-def _offload(what: str) -> dict[str, Any]:
+def _offload(config: LearnerConfig) -> dict[str, Any]:
     host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    return {
-        "none": {},
-        "optimizer": {"offload_optimizer": host},
-        "parameters": {"offload_optimizer": host, "offload_param": host},
-    }[what]
+    kept = {
+        "offload_optimizer": config.offload != "none" and not config.frozen,
+        "offload_param": config.offload == "parameters",
+    }
+    return {key: host for key, wanted in kept.items() if wanted}
 
 
 def backward(engine: DeepSpeedEngine, loss: Tensor, loss_scale: float) -> None:
