@@ -57,11 +57,13 @@ class StartConfig:
 class StopConfig:
     """A student's own budget, counted from its start; without one it goes on to the job's end.
 
-    Its schedule runs over the budget. The first of the two that is used up ends it.
+    Its schedule runs over the budget. The first of them that is used up ends it. A step takes as
+    long as it takes, so that no two runs with `hours` are the same.
     """
 
     steps: int | None = None
     tokens: int | None = None
+    hours: float | None = None  # of training, over all restarts; without a progressive transfer
 
     def __post_init__(self) -> None:
         """Refuse budgets of nothing."""
@@ -69,6 +71,8 @@ class StopConfig:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"{key} must be at least 1, or null")
+        if self.hours is not None and self.hours <= 0:
+            raise ValueError("hours must be positive, or null")
 
 
 @dataclass
@@ -242,7 +246,11 @@ class LogConfig:
 
 @dataclass
 class JobConfig:
-    """One job: everything that `tandem train` needs."""
+    """One job: everything that `tandem train` needs.
+
+    With `hours` it also ends when it has been trained for so long, over all restarts; learning
+    rates that follow its steps to the end then follow the clock to the same deadline.
+    """
 
     name: str
     steps: int
@@ -258,12 +266,15 @@ class JobConfig:
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     runs: str = "runs"  # the folder that holds runs/NAME
     seed: int = 0
+    hours: float | None = None
     licence: str = "other"  # of the exported models: an identifier of the Hugging Face hub
 
     def __post_init__(self) -> None:
         """Refuse jobs that cannot run, naming the key."""
         if self.steps < 1:
             raise ValueError("steps must be at least 1")
+        if self.hours is not None and self.hours <= 0:
+            raise ValueError("hours must be positive, or null")
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise ValueError(f"name must be a plain folder name, not {self.name!r}")
         require_order(self.recover)
@@ -304,7 +315,7 @@ class JobConfig:
             )
         self._require_objectives()
         if teacher.start != StartConfig() or teacher.stop != StopConfig():
-            raise ValueError("teacher.start and teacher.stop are for students; see steps")
+            raise ValueError("teacher.start and teacher.stop are for students; see steps and hours")
         if teacher.init != InitConfig(pretrained=teacher.init.pretrained):
             raise ValueError("teacher.init.teacher_... are for students")
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from model import Capture, EncoderConfig, Features, MaskedLanguageModel, build
-from trainer.admission import schedule_steps
+from trainer.admission import schedule_steps, time_used
 from trainer.batches import Counts, MicroBatch
 from trainer.config import LearnerConfig
 from trainer.engine import backward, clip_gradients, gathered, gradient_norm, start_engine
@@ -52,6 +52,7 @@ class Workload:
     seed: int
     micro_batch: int  # sequences per rank and forward pass
     accumulation: int  # forward passes per step
+    seconds: float = math.inf  # of training, after which the job ends
 
 
 @dataclass(frozen=True)
@@ -210,15 +211,18 @@ class Learner:
         shares, self._shares = self._shares, torch.zeros_like(self._shares)
         return shares
 
-    def update(self, step: int, loss: float, length: int) -> None:
+    def update(self, step: int, loss: float, length: int, seconds: float) -> None:
         """The optimizer step of the job's `step`, sat out if its loss or gradient is no good.
 
-        `loss` is that of the global batch of sequences of `length`.
+        `loss` is that of the global batch of sequences of `length`; the job has been trained for
+        so many `seconds`, on which all ranks agree.
         """
+        if self.own_step(step) <= self._transfer_steps or self.counters.clocked_from is None:
+            self.counters.clocked_from = seconds
         regime = self._regime(step, length)
         self.sat_out = self.counters.guard.judge(self.config.guard, loss, regime)
         self._permitted = None
-        self.rate = self.learning_rate(step)
+        self.rate = self.learning_rate(step, seconds)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.rate * self.rates.factor(group["name"], self.own_step(step))
         if self.config.zero_stage == 0:
@@ -252,18 +256,23 @@ class Learner:
         models = self.config.model.layers, self._teacher_layers, self._is_taught
         return f"{derive(repr((self.config.objective, terms, captures, models, length))):x}"
 
-    def learning_rate(self, step: int) -> float:
-        """The learning rate at the job's `step`.
+    @property
+    def _transfer_steps(self) -> int:
+        return self.objective.transfer.steps if self.objective.transfer else 0
+
+    def learning_rate(self, step: int, seconds: float = 0.0) -> float:
+        """The learning rate at the job's `step`, after so many seconds of training.
 
         A schedule runs from the learner's start, or from the end of its progressive transfer: until
         then this is the peak.
         """
-        transfer = self.objective.transfer
-        before = transfer.steps if transfer else 0
-        total = schedule_steps(self.config.stop, self.counters, step, self.workload.steps)
-        done = self.own_step(step)
-        share = factor(self.config.schedule, done - before, total - before) if done >= before else 1
-        return self.config.optimizer.learning_rate * share
+        config, peak = self.config, self.config.optimizer.learning_rate
+        before, done = self._transfer_steps, self.own_step(step)
+        if done < before:
+            return peak
+        total = schedule_steps(config.stop, self.counters, step, self.workload.steps)
+        used = time_used(config.stop, self.counters, seconds, self.workload.seconds)
+        return peak * factor(config.schedule, done - before, total - before, used)
 
     def autocast(self) -> torch.autocast:
         """The precision that everything of this learner is computed in."""

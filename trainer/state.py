@@ -23,6 +23,7 @@ class LearnerState:
     guard: Guard = field(default_factory=Guard)
     loss_scale: LossScale | None = None  # float16's, once there was a step
     overflows: int = 0  # steps that only made the loss scale smaller
+    clocked_from: float | None = None  # the job's seconds of training when its schedule began
 
     @property
     def skipped_steps(self) -> int:
