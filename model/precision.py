@@ -42,16 +42,19 @@ def product_dtype(x: Tensor) -> torch.dtype:
 def is_native(device: str, dtype: torch.dtype) -> bool:
     """Whether the device multiplies matrices of this dtype faster than float32 ones.
 
-    A CPU without bfloat16 instructions takes up to 50 times as long as for float32. There the
-    operands are rounded to bfloat16, multiplied in float32 and the result is rounded: what the
-    instructions would compute, at the speed of float32.
+    A CPU without instructions for it takes up to 50 times as long as for float32. There the
+    operands are rounded to the narrow dtype, multiplied in float32 and the result is rounded: what
+    the instructions would compute, at the speed of float32.
     """
-    return device != "cpu" or dtype not in (torch.bfloat16, torch.float16) or _cpu_has_narrow()
+    return device != "cpu" or dtype not in (torch.bfloat16, torch.float16) or _cpu_has(dtype)
 
 
-@lru_cache(maxsize=1)
-def _cpu_has_narrow() -> bool:
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+@lru_cache
+def _cpu_has(dtype: torch.dtype) -> bool:
+    mkldnn = torch.ops.mkldnn
+    if dtype == torch.bfloat16:
+        return bool(mkldnn._is_mkldnn_bf16_supported())
+    return bool(mkldnn._is_mkldnn_fp16_supported())
 
 
 class Dense(nn.Linear):

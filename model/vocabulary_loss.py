@@ -17,6 +17,11 @@ from torch import Tensor
 from model.vocabulary_projection import Distribution, Projection, blocks, chunks, subtract_largest
 
 IGNORED = -100
+# The gradient of a logit is the difference of two probabilities, most of them so small that
+# float16 would round them off, and the loss scale comes too late: it is applied in the backward
+# pass. So they are multiplied by this beforehand, and by less in the product with x, where sums
+# over rows may be large.
+HALF_SCALE, HALF_SCALE_OF_SUMS = 64.0, 4.0
 
 Decoder = tuple[Tensor, Tensor | None]
 # Float logits [C, V] of some rows -> (their loss [C], its gradient with respect to them [C, V]).
@@ -201,7 +206,7 @@ class _ProjectAndSum(torch.autograd.Function):
             losses_together.differentiate(logits, rows)
             if any(wanted):
                 gradients.add(logits, rows)
-        ctx.gradients = gradients.cast(x, weight, bias)
+        ctx.gradients, ctx.scale = gradients.cast(x, weight, bias), gradients.scale
         sums = losses_together.sums
         ctx.mark_non_differentiable(sums)
         weighted = [one * weight for one, weight in zip(sums.unbind(), weights, strict=True)]
@@ -209,10 +214,13 @@ class _ProjectAndSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        scale, _ = upstream
+        factor, _ = upstream
         gradients, ctx.gradients = ctx.gradients, None
         assert gradients is not None, "the gradients of a chunked loss can be taken once"
-        return (*(None if g is None else g.mul_(scale) for g in gradients), None, None)
+        x, weight, bias = gradients
+        if x is not None:  # narrow: only the product is rounded, not the factor
+            x = (x.to(factor.dtype) * (factor / ctx.scale)).to(x.dtype)
+        return x, *(None if g is None else g.mul_(factor) for g in (weight, bias)), None, None
 
 
 class _Together:
@@ -250,25 +258,38 @@ class _Gradients:
         self.want_weight, self.want_bias = wanted[1], wanted[2]
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
+        is_half = projection.weight.dtype == torch.float16
+        self.scale, self.scale_of_sums = (HALF_SCALE, HALF_SCALE_OF_SUMS) if is_half else (1.0, 1.0)
 
     def add(self, logit_gradient: Tensor, rows: slice) -> None:
-        """Add a chunk; `logit_gradient` [C, V]."""
+        """Add a chunk; `logit_gradient` [C, V], which may be overwritten."""
+        if self.want_bias:
+            summed = logit_gradient.sum(dim=0)
+            self.bias = summed if self.bias is None else self.bias.add_(summed)
+        x = self.projection.x[rows]
+        if self.scale != 1.0:
+            logit_gradient.mul_(self.scale)
+            x = x * (self.scale_of_sums / self.scale)
         narrow = logit_gradient.to(self.projection.weight.dtype)
         with torch.autocast(narrow.device.type, enabled=False):
             if self.x is not None:
                 self.x.append(narrow @ self.projection.weight)
             if self.want_weight:
-                self.weight = _accumulate(self.weight, narrow.t(), self.projection.x[rows])
-            if self.want_bias:
-                summed = logit_gradient.sum(dim=0)
-                self.bias = summed if self.bias is None else self.bias.add_(summed)
+                self.weight = _accumulate(self.weight, narrow.t(), x)
 
     def cast(
         self, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The three gradients in the dtypes of what they belong to, None where not wanted."""
+        """The three gradients in the dtypes of what they belong to, None where not wanted.
+
+        That of x is still multiplied by `scale`.
+        """
         x_gradient = torch.cat(self.x).to(x.dtype) if self.x else None
-        weight_gradient = None if self.weight is None else self.weight.to(weight.dtype)
+        weight_gradient = None
+        if self.weight is not None:
+            weight_gradient = self.weight.to(weight.dtype)
+            if self.scale_of_sums != 1.0:
+                weight_gradient /= self.scale_of_sums
         if bias is None or self.bias is None:
             return x_gradient, weight_gradient, None
         return x_gradient, weight_gradient, self.bias.to(bias.dtype)

@@ -76,7 +76,7 @@ JOBS = {
     "another vocabulary": (["teacher.model.vocab_size=100"], "vocab_size 100"),
     "an objective that does not fit": (
         ["students.tinybert.model.heads=2"],
-        "students.tinybert.objective.attention",
+        "students.tinybert.objective: attention",
     ),
     "layers that are not there": (
         ["students.distilbert.init.teacher_layers=[0,9]", "students.distilbert.start=null"],

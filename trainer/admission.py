@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from trainer.config import StartConfig, StopConfig
 from trainer.state import HeldOut, JobState, LearnerState
+
+HOUR = 3600.0
 
 
 def is_due(start: StartConfig, state: JobState, unigram: HeldOut) -> bool:
@@ -20,11 +24,13 @@ def is_due(start: StartConfig, state: JobState, unigram: HeldOut) -> bool:
     return all(reached)
 
 
-def is_over(stop: StopConfig, counters: LearnerState, step: int) -> bool:
-    """Whether a student has used up its budget once the job has done `step` steps."""
+def is_over(stop: StopConfig, counters: LearnerState, step: int, seconds: float) -> bool:
+    """Whether a student has used up its budget once the job has done `step` steps in `seconds`."""
     steps = step - counters.started_at
-    return (stop.steps is not None and steps >= stop.steps) or (
-        stop.tokens is not None and counters.tokens >= stop.tokens
+    return (
+        (stop.steps is not None and steps >= stop.steps)
+        or (stop.tokens is not None and counters.tokens >= stop.tokens)
+        or time_used(stop, counters, seconds, last=math.inf) >= 1
     )
 
 
@@ -39,3 +45,16 @@ def schedule_steps(stop: StopConfig, counters: LearnerState, step: int, last: in
     if stop.tokens is not None and counters.tokens:
         steps.append((step - counters.started_at) * stop.tokens / counters.tokens)
     return min(steps)
+
+
+def time_used(stop: StopConfig, counters: LearnerState, seconds: float, last: float) -> float:
+    """The share of its time that a learner has used after so many seconds of the job.
+
+    `last` is where the job ends, in seconds; both may be unlimited, and 0 is used then.
+    """
+    if counters.clocked_from is None:
+        return 0.0
+    limit = last - counters.clocked_from
+    if stop.hours is not None:
+        limit = min(limit, stop.hours * HOUR)
+    return (seconds - counters.clocked_from) / max(limit, 1.0)

@@ -94,7 +94,7 @@ def count(batch: Batch) -> list[int]:
 
 
 def sum_over_ranks(
-    counts: list[int], votes: list[int], device: torch.device
+    counts: list[int], votes: list[float], device: torch.device
 ) -> tuple[Counts, Tensor]:
     """One all-reduce before the first forward: the global counts, and the sum of all `votes`.
 

@@ -99,10 +99,10 @@ class Cohort:
                 joined.append(key)
         return joined
 
-    def mark_finished(self, step: int) -> None:
-        """Note who has used up its budget after so many steps of the job."""
+    def mark_finished(self, step: int, seconds: float) -> None:
+        """Note who has used up its budget after so many steps and seconds of the job."""
         for learner in self.students:
-            if is_over(learner.config.stop, learner.counters, step):
+            if is_over(learner.config.stop, learner.counters, step, seconds):
                 learner.counters.finished_at = step
 
     def release_finished(self) -> None:
@@ -123,7 +123,7 @@ class Cohort:
             counters = state.learners.get(student_key(name))
             if counters is None:
                 continue
-            if is_over(config.stop, counters, state.step):  # the budget may have been cut
+            if is_over(config.stop, counters, state.step, state.seconds):  # it may have been cut
                 counters.finished_at = counters.finished_at or state.step
             if counters.finished_at is None:
                 self._students[name] = self._build(student_key(name), config, counters.started_at)

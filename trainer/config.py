@@ -9,6 +9,7 @@ from data_pipeline import DataConfig
 from model import EncoderConfig
 from trainer import tracking
 from trainer.guard import GuardConfig
+from trainer.loss_scale import LossScaleConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.optimizers import OptimizerConfig
 from trainer.profiling import ProfileConfig
@@ -19,7 +20,8 @@ from trainer.stacking import StackingConfig
 
 ZERO_STAGES = (0, 1, 2, 3)
 FROZEN_STAGES = (0, 3)
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "fp16")
+OFFLOADS = {"none": 0, "optimizer": 1, "parameters": 3}  # and the least ZeRO stage for each
 
 
 @dataclass
@@ -55,11 +57,13 @@ class StartConfig:
 class StopConfig:
     """A student's own budget, counted from its start; without one it goes on to the job's end.
 
-    Its schedule runs over the budget. The first of the two that is used up ends it.
+    Its schedule runs over the budget. The first of them that is used up ends it. A step takes as
+    long as it takes, so that no two runs with `hours` are the same.
     """
 
     steps: int | None = None
     tokens: int | None = None
+    hours: float | None = None  # of training, over all restarts; without a progressive transfer
 
     def __post_init__(self) -> None:
         """Refuse budgets of nothing."""
@@ -67,6 +71,8 @@ class StopConfig:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"{key} must be at least 1, or null")
+        if self.hours is not None and self.hours <= 0:
+            raise ValueError("hours must be positive, or null")
 
 
 @dataclass
@@ -102,7 +108,9 @@ class LearnerConfig:
     stacking: StackingConfig = field(default_factory=StackingConfig)  # of a teacher
     frozen: bool = False  # a finished teacher: it is read, not trained (offline distillation)
     zero_stage: int = 0
-    precision: str = "fp32"
+    offload: str = "none"  # optimizer: its states in host memory; parameters: both
+    precision: str = "fp32"  # of matrix products; parameters and optimizer states stay float32
+    loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)  # for fp16
     gradient_clipping: float = 1.0  # 0: off
     guard: GuardConfig = field(default_factory=GuardConfig)
     dropout: float = 0.0  # hidden and attention, while training here; exports keep the model's own
@@ -117,6 +125,11 @@ class LearnerConfig:
             raise ValueError("compile must be false at zero_stage 3, which cuts layers into pieces")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, not {self.precision}")
+        if self.offload not in OFFLOADS:
+            raise ValueError(f"offload must be one of {tuple(OFFLOADS)}, not {self.offload}")
+        if self.zero_stage < OFFLOADS[self.offload]:
+            least = OFFLOADS[self.offload]
+            raise ValueError(f"offload: {self.offload} needs zero_stage {least} or higher")
         if not 0 <= self.dropout < 1:
             raise ValueError("dropout must be from 0 up to 1")
         if self.gradient_clipping < 0:
@@ -151,9 +164,11 @@ class LearnerConfig:
                 f"zero_stage must be one of {FROZEN_STAGES} where frozen is true: "
                 f"the others partition what training needs"
             )
+        if self.offload == "optimizer":
+            raise ValueError("offload must be none or parameters where frozen is true")
         for key in (
-            "objective", "optimizer", "schedule", "gradient_clipping", "guard", "dropout",
-            "checkpoint_activations", "stacking",
+            "objective", "optimizer", "schedule", "loss_scale", "gradient_clipping", "guard",
+            "dropout", "checkpoint_activations", "stacking",
         ):  # fmt: skip
             if getattr(self, key) != getattr(LearnerConfig(), key):
                 raise ValueError(f"{key} is for training; remove it (null), or frozen")
@@ -233,7 +248,11 @@ class LogConfig:
 
 @dataclass
 class JobConfig:
-    """One job: everything that `tandem train` needs."""
+    """One job: everything that `tandem train` needs.
+
+    With `hours` it also ends when it has been trained for so long, over all restarts; learning
+    rates that follow its steps to the end then follow the clock to the same deadline.
+    """
 
     name: str
     steps: int
@@ -249,12 +268,15 @@ class JobConfig:
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     runs: str = "runs"  # the folder that holds runs/NAME
     seed: int = 0
+    hours: float | None = None
     licence: str = "other"  # of the exported models: an identifier of the Hugging Face hub
 
     def __post_init__(self) -> None:
         """Refuse jobs that cannot run, naming the key."""
         if self.steps < 1:
             raise ValueError("steps must be at least 1")
+        if self.hours is not None and self.hours <= 0:
+            raise ValueError("hours must be positive, or null")
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise ValueError(f"name must be a plain folder name, not {self.name!r}")
         require_order(self.recover)
@@ -295,7 +317,7 @@ class JobConfig:
             )
         self._require_objectives()
         if teacher.start != StartConfig() or teacher.stop != StopConfig():
-            raise ValueError("teacher.start and teacher.stop are for students; see steps")
+            raise ValueError("teacher.start and teacher.stop are for students; see steps and hours")
         if teacher.init != InitConfig(pretrained=teacher.init.pretrained):
             raise ValueError("teacher.init.teacher_... are for students")
 

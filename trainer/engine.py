@@ -63,9 +63,9 @@ def deepspeed_config(
 ) -> dict[str, Any]:
     """The DeepSpeed JSON of a learner with so many parameters.
 
-    Precision is not in it: parameters and optimizer states stay float32 and bf16 is autocast in
-    the learner's forward pass, which is right at every stage (DeepSpeed's `bf16` is not at 0).
-    Stage 0 is clipped by `gradient_norm`, which also reports the norm.
+    Precision is not in it: parameters and optimizer states stay float32, and bf16 and fp16 are
+    autocast in the learner's forward pass, which is right at every stage (DeepSpeed's `bf16` is not
+    at 0). Stage 0 is clipped by `clip_gradients`.
     """
     bucket = bucket_size(parameters)
     return {
@@ -79,6 +79,7 @@ def deepspeed_config(
             "overlap_comm": torch.cuda.is_available(),
             "stage3_prefetch_bucket_size": bucket,
             "stage3_param_persistence_threshold": 10_000,
+            **_offload(config),
         },
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -91,16 +92,43 @@ def bucket_size(parameters: int) -> int:
     return min(LARGEST_BUCKET, parameters + parameters % 2)  # DeepSpeed wants an even number
 
 
-def gradient_norm(engine: DeepSpeedEngine, clipping: float) -> Tensor:
-    """The L2 norm of the accumulated gradient, before clipping, as a float32 scalar.
+def _offload(config: LearnerConfig) -> dict[str, Any]:
+    host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    kept = {
+        "offload_optimizer": config.offload != "none" and not config.frozen,
+        "offload_param": config.offload == "parameters",
+    }
+    return {key: host for key, wanted in kept.items() if wanted}
 
-    Called at stage 0 before the step, where it clips too (0: not at all). At stages 1 to 3
-    DeepSpeed has computed the norm, over all ranks, by the time its optimizer is stepped.
+
+def backward(engine: DeepSpeedEngine, loss: Tensor, loss_scale: float) -> None:
+    """Accumulate the gradients of `loss` (a scalar) summed over the ranks, times `loss_scale`.
+
+    The scale is divided out again before the gradients are clipped: at stages 1 to 3 by DeepSpeed,
+    at stage 0 by `clip_gradients`.
     """
+    loss = loss * dist.get_world_size()  # DeepSpeed averages over ranks
     if engine.zero_optimization_stage() == 0:
-        limit = clipping or float("inf")
-        return torch.nn.utils.clip_grad_norm_(engine.module.parameters(), limit)
-    return torch.as_tensor(engine.optimizer._global_grad_norm, dtype=torch.float32)
+        loss = loss * loss_scale
+    else:
+        engine.optimizer.override_loss_scale(loss_scale)  # and multiplies the loss by it
+    engine.backward(loss, scale_wrt_gas=False)
+
+
+def clip_gradients(engine: DeepSpeedEngine, clipping: float, loss_scale: float) -> Tensor:
+    """At stage 0, before the step: divide the gradients by the scale and clip them (0: do not).
+
+    Returns their L2 norm before clipping, a float32 scalar.
+    """
+    parameters = [p for p in engine.module.parameters() if p.grad is not None]
+    if loss_scale != 1.0:
+        torch._foreach_mul_([p.grad for p in parameters], 1 / loss_scale)
+    return torch.nn.utils.clip_grad_norm_(parameters, clipping or float("inf"))
+
+
+def gradient_norm(engine: DeepSpeedEngine) -> float:
+    """At stages 1 to 3, from within the step on: the L2 norm of the gradient before clipping."""
+    return float(engine.optimizer._global_grad_norm)
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ def _training(folder: RunFolder, saved: SavedLearners, name: str) -> Training:
     terms = saved.config(name).objective.terms()
     return Training(
         data=", ".join(open_corpora(saved.job.data)),
-        steps=(counters.finished_at or state.step) - counters.started_at - counters.skipped_steps,
+        steps=counters.steps_taken(state.step),
         tokens=counters.tokens,
         objectives={term: _settings(section) for term, section in terms.items()},
         metrics=_newest_scores(folder, name),

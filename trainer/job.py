@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Set
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from data_pipeline import BatchStream, open_corpora
 from data_pipeline.tokenization import load as load_tokenizer
 from trainer import tracking
+from trainer.admission import HOUR
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, newest_intact
 from trainer.cohort import Cohort
 from trainer.config import JobConfig
@@ -74,6 +76,7 @@ class Job:
         self._evaluated_at = -1  # step
         self._saved_at = self.state.step
         self._began = time.monotonic() - self.state.seconds
+        self._seconds = self.state.seconds  # on which all ranks agree
         self._open = ExitStack()
         gauges = Gauges(config, self.folder, surroundings.attempt.number, device)
         self.recorder = Recorder(config, self.folder, self.state, gauges, speaks=rank == 0)
@@ -91,6 +94,16 @@ class Job:
         if not config.students:
             self.recorder.say("no students: plain pre-training of the teacher")
 
+    @property
+    def is_done(self) -> bool:
+        """Whether its steps or its hours are used up."""
+        return self.state.step >= self.config.steps or self._seconds >= _deadline(self.config)
+
+    @property
+    def seconds(self) -> float:
+        """Of training, over all restarts, by this rank's clock."""
+        return time.monotonic() - self._began
+
     def grow_teacher(self) -> None:
         """Double the teacher's layers where the config says so."""
         if self.cohort.grow_teacher(self.state.step):
@@ -107,11 +120,12 @@ class Job:
         """Count a step that was made, and record it."""
         self.state.step += 1
         self.state.tokens += result.tokens
-        self.state.seconds = time.monotonic() - self._began
+        self.state.seconds = self.seconds
         learners = [one for one in self.cohort.learners.values() if one.is_trained]
         for learner in learners:
             learner.counters.tokens += result.tokens
-        self.cohort.mark_finished(self.state.step)
+        self._seconds = result.seconds
+        self.cohort.mark_finished(self.state.step, self._seconds)
         self.recorder.step(self.state, result, learners, self.cohort.waiting)
         for learner in learners:
             self._note_sitting_out(learner, result.losses[learner.name])
@@ -257,4 +271,10 @@ def _workload(config: JobConfig, world_size: int) -> Workload:
     """How a step is cut up: as few, as large micro-batches as the config allows."""
     rows = config.batch.size // world_size
     micro_batch = min(config.batch.micro_batch, rows)
-    return Workload(config.steps, config.seed, micro_batch, accumulation=-(-rows // micro_batch))
+    accumulation = -(-rows // micro_batch)
+    return Workload(config.steps, config.seed, micro_batch, accumulation, _deadline(config))
+
+
+def _deadline(config: JobConfig) -> float:
+    """In seconds of training."""
+    return math.inf if config.hours is None else config.hours * HOUR

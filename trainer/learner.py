@@ -16,13 +16,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from model import Capture, EncoderConfig, Features, MaskedLanguageModel, build
-from trainer.admission import schedule_steps
+from trainer.admission import schedule_steps, time_used
 from trainer.batches import Counts, MicroBatch
 from trainer.config import LearnerConfig
-from trainer.engine import gathered, gradient_norm, start_engine
+from trainer.engine import backward, clip_gradients, gathered, gradient_norm, start_engine
 from trainer.errors import TrainingError
 from trainer.guard import GRADIENT
 from trainer.knowledge import Decoder, Knowledge, detach, union
+from trainer.loss_scale import LossScale
 from trainer.memory_errors import named_for
 from trainer.objectives import Lesson, Objective
 from trainer.optimizers import UNIFORM, Rates, build_optimizer
@@ -35,6 +36,7 @@ from trainer.timing import BACKWARD, FORWARD, STEP, clock
 
 TEACHER = "teacher"
 NOTHING = Capture()
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def student_key(name: str) -> str:
@@ -50,6 +52,7 @@ class Workload:
     seed: int
     micro_batch: int  # sequences per rank and forward pass
     accumulation: int  # forward passes per step
+    seconds: float = math.inf  # of training, after which the job ends
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ class LearnerModule(nn.Module):
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """The precision that everything of this learner is computed in."""
-        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
+        dtype = AUTOCAST[self.precision]
+        return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
 
 class Learner:
@@ -155,6 +159,7 @@ class Learner:
         self._teacher_layers = teacher.layers
         self._is_taught = False
         self.sat_out: str | None = None  # why, if it sat out the last step
+        self._permitted: bool | None = None
 
     @property
     def is_trained(self) -> bool:
@@ -185,8 +190,7 @@ class Learner:
             loss, shares, features = self.engine(batch, totals, knowledge, capture, own_step)
         if self.is_trained:
             with self._part(BACKWARD):
-                # DeepSpeed averages gradients over ranks; the shares are to be added up.
-                self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
+                backward(self.engine, loss, self.loss_scale.value)
             self._shares += shares
         assert features is not None
         return features
@@ -207,31 +211,38 @@ class Learner:
         shares, self._shares = self._shares, torch.zeros_like(self._shares)
         return shares
 
-    def update(self, step: int, loss: float, length: int) -> None:
+    def update(self, step: int, loss: float, length: int, seconds: float) -> None:
         """The optimizer step of the job's `step`, sat out if its loss or gradient is no good.
 
-        `loss` is that of the global batch of sequences of `length`.
+        `loss` is that of the global batch of sequences of `length`; the job has been trained for
+        so many `seconds`, on which all ranks agree.
         """
-        guard, limits = self.counters.guard, self.config.guard
-        self.sat_out = guard.judge(limits, loss, self._regime(step, length))
-        self.rate = self.learning_rate(step)
+        if self.own_step(step) <= self._transfer_steps or self.counters.clocked_from is None:
+            self.counters.clocked_from = seconds
+        regime = self._regime(step, length)
+        self.sat_out = self.counters.guard.judge(self.config.guard, loss, regime)
+        self._permitted = None
+        self.rate = self.learning_rate(step, seconds)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.rate * self.rates.factor(group["name"], self.own_step(step))
         if self.config.zero_stage == 0:
-            clipping = self.config.gradient_clipping
-            self.gradient_norm = float(gradient_norm(self.engine, clipping))
+            clipping, scale = self.config.gradient_clipping, self.loss_scale.value
+            self.gradient_norm = float(clip_gradients(self.engine, clipping, scale))
         with self._part(STEP):
             self.engine.step()
-        if not self._may_step():
-            self.sat_out = self.sat_out or GRADIENT
-            guard.missed(self.sat_out)
-        else:
-            guard.took(limits, loss)
+        self._count(loss)
 
     def follow(self, teacher_layers: int) -> None:
         """Learn from a teacher that has so many layers now."""
         self.objective.follow(teacher_layers)
         self._teacher_layers = teacher_layers
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """What the loss is multiplied by before the backward pass: 1 unless in fp16."""
+        if self.config.precision != "fp16":
+            return LossScale(1.0)
+        return self.counters.loss_scale or LossScale(self.config.loss_scale.initial)
 
     def own_step(self, step: int) -> int:
         """The job's `step`, from 0 at the learner's start."""
@@ -245,18 +256,23 @@ class Learner:
         models = self.config.model.layers, self._teacher_layers, self._is_taught
         return f"{derive(repr((self.config.objective, terms, captures, models, length))):x}"
 
-    def learning_rate(self, step: int) -> float:
-        """The learning rate at the job's `step`.
+    @property
+    def _transfer_steps(self) -> int:
+        return self.objective.transfer.steps if self.objective.transfer else 0
+
+    def learning_rate(self, step: int, seconds: float = 0.0) -> float:
+        """The learning rate at the job's `step`, after so many seconds of training.
 
         A schedule runs from the learner's start, or from the end of its progressive transfer: until
         then this is the peak.
         """
-        transfer = self.objective.transfer
-        before = transfer.steps if transfer else 0
-        total = schedule_steps(self.config.stop, self.counters, step, self.workload.steps)
-        done = self.own_step(step)
-        share = factor(self.config.schedule, done - before, total - before) if done >= before else 1
-        return self.config.optimizer.learning_rate * share
+        config, peak = self.config, self.config.optimizer.learning_rate
+        before, done = self._transfer_steps, self.own_step(step)
+        if done < before:
+            return peak
+        total = schedule_steps(config.stop, self.counters, step, self.workload.steps)
+        used = time_used(config.stop, self.counters, seconds, self.workload.seconds)
+        return peak * factor(config.schedule, done - before, total - before, used)
 
     def autocast(self) -> torch.autocast:
         """The precision that everything of this learner is computed in."""
@@ -299,9 +315,26 @@ class Learner:
         return sums
 
     def _may_step(self) -> bool:
-        if self.config.zero_stage:
-            self.gradient_norm = float(gradient_norm(self.engine, 0.0))
-        return self.sat_out is None and math.isfinite(self.gradient_norm)
+        """Asked by the optimizer for each of its groups: one host sync for all of them."""
+        if self._permitted is None:
+            if self.config.zero_stage:
+                self.gradient_norm = gradient_norm(self.engine)
+            self._permitted = self.sat_out is None and math.isfinite(self.gradient_norm)
+        return self._permitted
+
+    def _count(self, loss: float) -> None:
+        """What became of a step: it was taken, or float16 overflowed, or it was sat out."""
+        counters, scale = self.counters, self.loss_scale
+        if self._may_step():
+            counters.guard.took(self.config.guard, loss)
+            if self.config.precision == "fp16":
+                counters.loss_scale = scale.after_step(self.config.loss_scale.growth_interval)
+        elif self.sat_out is None and scale.can_shrink:
+            counters.overflows += 1
+            counters.loss_scale = scale.after_overflow()
+        else:
+            self.sat_out = self.sat_out or GRADIENT
+            counters.guard.missed(self.sat_out)
 
 
 def always_captured(name: str, config: LearnerConfig) -> Capture:

@@ -16,8 +16,8 @@ class Outcome(Enum):
 
 
 def train(job: Job) -> Outcome:
-    """Take `job` from where it is to its last step, or to a requested stop. Collective."""
-    while job.state.step < job.config.steps:
+    """Take `job` from where it is to its end, or to a requested stop. Collective."""
+    while not job.is_done:
         job.grow_teacher()
         job.admit_students()
         job.recorder.before(job.state.step)
@@ -27,6 +27,7 @@ def train(job: Job) -> Outcome:
             job.batches.take(),
             job.state.step,
             job.surroundings.wishes(),
+            job.seconds,
         )
         job.advance(result)
         job.surroundings.made_a_step()
@@ -40,7 +41,7 @@ def train(job: Job) -> Outcome:
                 f"stopped and saved at step {job.state.step:,}; start it again to go on"
             )
             return Outcome.STOPPED
-        if job.save_is_due(result.wishes.save) and job.state.step < job.config.steps:
+        if job.save_is_due(result.wishes.save) and not job.is_done:
             job.save()
     job.finish()
     return Outcome.FINISHED

@@ -1,19 +1,24 @@
-"""Learning-rate schedules: pure functions of the step, so there is no state to save."""
+"""Learning-rate schedules: pure functions of how far a learner is, so there is no state to save."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-KINDS = ("linear", "cosine", "constant")
+KINDS = ("linear", "cosine", "constant", "wsd")
 
 
 @dataclass
 class ScheduleConfig:
-    """Linear warm-up over `warmup_steps`, then `kind` down to `floor` times the peak."""
+    """Linear warm-up over `warmup_steps`, then `kind` down to `floor` times the peak.
+
+    `wsd` (warm-up, stable, decay: Hu et al., arXiv 2404.06395) stays at the peak and falls linearly
+    over the last `decay_share` of the way.
+    """
 
     kind: str = "linear"
     warmup_steps: int = 0
+    decay_share: float = 0.1  # for wsd
     floor: float = 0.0
 
     def __post_init__(self) -> None:
@@ -22,21 +27,25 @@ class ScheduleConfig:
             raise ValueError(f"kind must be one of {KINDS}, not {self.kind}")
         if self.warmup_steps < 0:
             raise ValueError("warmup_steps must not be negative")
+        if not 0 < self.decay_share <= 1:
+            raise ValueError("decay_share must be above 0 and at most 1")
         if not 0 <= self.floor <= 1:
             raise ValueError("floor is a share of the peak, from 0 to 1")
 
 
-def factor(config: ScheduleConfig, step: int, steps: float) -> float:
+def factor(config: ScheduleConfig, step: int, steps: float, time_used: float = 0.0) -> float:
     """The share of the peak learning rate for the 0-based `step` of a learner's `steps`.
 
-    The first step already learns: warm-up gives (step + 1) / warmup_steps.
+    The first step already learns: warm-up gives (step + 1) / warmup_steps. Where a learner's time
+    is limited, `time_used` is the share of it that is gone: it is as far as the larger of the two.
     """
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
-    done = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
+    warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    after_warmup = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
+    done = min(max(after_warmup, time_used, 0.0), 1.0)
     shape = {
         "linear": 1 - done,
         "cosine": (1 + math.cos(math.pi * done)) / 2,
         "constant": 1.0,
+        "wsd": min(1.0, (1 - done) / config.decay_share),
     }[config.kind]
-    return config.floor + (1 - config.floor) * shape
+    return warm * (config.floor + (1 - config.floor) * shape)

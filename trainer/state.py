@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.guard import Guard
+from trainer.loss_scale import LossScale
 
 
 @dataclass
@@ -20,16 +21,25 @@ class LearnerState:
     tokens: int = 0  # that it was trained on
     finished_at: int | None = None  # the job's step at which its own budget was used up
     guard: Guard = field(default_factory=Guard)
+    loss_scale: LossScale | None = None  # float16's, once there was a step
+    overflows: int = 0  # steps that only made the loss scale smaller
+    clocked_from: float | None = None  # the job's seconds of training when its schedule began
 
     @property
     def skipped_steps(self) -> int:
         """Steps of the job that it sat out."""
         return sum(self.guard.sat_out.values())
 
+    def steps_taken(self, step: int) -> int:
+        """How often its weights have changed by the job's `step`."""
+        last = step if self.finished_at is None else self.finished_at
+        return last - self.started_at - self.skipped_steps - self.overflows
+
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> LearnerState:
         """From plain data."""
-        return cls(**{**tree, "guard": Guard(**tree["guard"])})
+        scale = LossScale(**tree["loss_scale"]) if tree["loss_scale"] else None
+        return cls(**{**tree, "guard": Guard(**tree["guard"]), "loss_scale": scale})
 
 
 @dataclass

@@ -26,6 +26,7 @@ class StepResult:
     losses: dict[str, float]
     tokens: int  # attended positions of the global batch
     wishes: Wishes  # what any rank asked for
+    seconds: float  # of training before it, by the clock of rank 0
 
 
 def train_step(
@@ -34,13 +35,16 @@ def train_step(
     batch: Batch,
     step: int,
     wishes: Wishes = NO_WISHES,
+    seconds: float = 0.0,
 ) -> StepResult:
     """Train everyone on this rank's rows of the global batch of `step`. Collective.
 
+    `seconds` is how long the job has been trained; all ranks go by what rank 0 says.
     The students' graphs live one at a time. A learner whose loss or gradient is no good sits
     this step out, on all ranks, and touches nobody else.
     """
-    totals, votes = sum_over_ranks(count(batch), wishes.votes(), teacher.device)
+    clock = seconds if dist.get_rank() == 0 else 0.0
+    totals, votes = sum_over_ranks(count(batch), [*wishes.votes(), clock], teacher.device)
     listeners = [(student.objective, student.own_step(step)) for student in students]
     capture = union(objective.teacher_capture(own) for objective, own in listeners)
     readers = sum(objective.needs_teacher_logits(own) for objective, own in listeners)
@@ -62,9 +66,10 @@ def train_step(
     terms = _sum_terms(learners)
     losses = {learner.name: _weighted(learner, terms[learner.name], step) for learner in learners}
     length = batch.input_ids.shape[1]
+    *asked, seconds = votes.tolist()
     for learner in learners:
-        learner.update(step, losses[learner.name], length)
-    return StepResult(terms, losses, int(totals.attended), Wishes.agreed(votes.tolist()))
+        learner.update(step, losses[learner.name], length, seconds)
+    return StepResult(terms, losses, int(totals.attended), Wishes.agreed(asked), seconds)
 
 
 def _sum_terms(learners: Sequence[Learner]) -> dict[str, dict[str, float]]:

@@ -13,9 +13,9 @@ class Wishes:
     stop: bool = False  # save, and end
     save: bool = False  # save, and go on
 
-    def votes(self) -> list[int]:
+    def votes(self) -> list[float]:
         """One number per wish, to be added up over the ranks."""
-        return [int(self.stop), int(self.save)]
+        return [float(self.stop), float(self.save)]
 
     @classmethod
     def agreed(cls, votes: Sequence[float]) -> Wishes:

@@ -173,6 +173,28 @@ def test_under_autocast_it_equals_float32_to_bfloat16_precision() -> None:
         assert (got - expected).norm() / expected.norm() < 2e-2
 
 
+def test_gradients_that_float16_would_round_off_survive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tokens that are hardly ever predicted, where float16 is multiplied as such."""
+    monkeypatch.setattr(vocabulary_projection, "is_native", lambda device, dtype: True)
+    x, weight, bias = tensors(E)
+    rare = torch.arange(V) % 2 == 1
+    with torch.no_grad():
+        weight.mul_(0.1)
+        bias[rare] = -10.0  # a probability of 1e-6 or so
+    inputs = [x, weight, bias]
+    targets = labels() // 2 * 2
+    targets[labels() < 0] = -100
+    exact, _ = chunked_cross_entropy(*inputs, targets)
+    with torch.autocast("cpu", torch.float16):
+        total, _ = chunked_cross_entropy(*inputs, targets)
+    scale = 2.0**12  # what the loss is multiplied by comes later
+    ours = [gradient / scale for gradient in torch.autograd.grad(total * scale, inputs)]
+    for got, expected in zip(ours, torch.autograd.grad(exact, inputs), strict=True):
+        assert (got - expected).norm() / expected.norm() < 2e-3
+        if len(got) == V:
+            assert (got[rare] - expected[rare]).norm() / expected[rare].norm() < 1e-2
+
+
 def test_in_float64_it_is_exact_to_float64() -> None:
     inputs = tensors(3, torch.float64)
     total, _ = chunked_cross_entropy(*inputs, labels())

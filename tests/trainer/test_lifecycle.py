@@ -204,9 +204,9 @@ def test_a_schedule_runs_over_the_budget(runs):
 
 def test_the_first_budget_that_is_used_up_ends_a_student():
     stop = StopConfig(steps=10, tokens=1000)
-    assert not is_over(stop, LearnerState(5, tokens=999), 14)
-    assert is_over(stop, LearnerState(5, tokens=999), 15)
-    assert is_over(stop, LearnerState(5, tokens=1000), 9)
+    assert not is_over(stop, LearnerState(5, tokens=999), 14, seconds=1e6)
+    assert is_over(stop, LearnerState(5, tokens=999), 15, seconds=0.0)
+    assert is_over(stop, LearnerState(5, tokens=1000), 9, seconds=0.0)
     assert schedule_steps(stop, LearnerState(5, tokens=800), 9, last=100) == 5
     assert schedule_steps(stop, LearnerState(5, tokens=100), 9, last=100) == 10
     assert schedule_steps(stop, LearnerState(5), 5, last=9) == 4

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from trainer.admission import is_due
-from trainer.config import StartConfig
+from trainer.admission import is_due, is_over, time_used
+from trainer.config import StartConfig, StopConfig
 from trainer.schedules import ScheduleConfig, factor
 from trainer.seeds import derive
 from trainer.state import HeldOut, JobState, LearnerState
@@ -17,10 +19,11 @@ from trainer.state import HeldOut, JobState, LearnerState
         ("linear", [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]),
         ("cosine", [0.5, 1.0, 1.0, 0.853553, 0.5, 0.146447]),
         ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("wsd", [0.5, 1.0, 1.0, 1.0, 1.0, 0.5]),
     ],
 )
 def test_schedules_by_hand(kind, expected):
-    config = ScheduleConfig(kind=kind, warmup_steps=2)
+    config = ScheduleConfig(kind=kind, warmup_steps=2, decay_share=0.5)
     assert [factor(config, step, 6) for step in range(6)] == pytest.approx(expected, abs=1e-6)
 
 
@@ -28,6 +31,27 @@ def test_a_floor_is_where_a_schedule_ends():
     config = ScheduleConfig(kind="linear", floor=0.1)
     assert factor(config, 0, 10) == 1.0
     assert factor(config, 10, 10) == pytest.approx(0.1)
+
+
+def test_a_schedule_is_as_far_as_its_steps_or_its_time_whichever_is_more():
+    config = ScheduleConfig(warmup_steps=2)
+    assert factor(config, 0, 10, time_used=0.25) == pytest.approx(0.5 * 0.75)
+    assert factor(config, 6, 10, time_used=0.25) == pytest.approx(0.5)
+    assert factor(config, 6, 10, time_used=0.75) == pytest.approx(0.25)
+    assert factor(config, 6, 10, time_used=1.5) == 0
+
+
+def test_time_runs_from_a_learners_start_to_its_own_or_the_jobs_end():
+    counters = LearnerState(5, clocked_from=100.0)
+    hour = StopConfig(hours=1.0)
+    assert time_used(hour, counters, 100.0 + 900.0, last=math.inf) == 0.25
+    assert time_used(hour, counters, 150.0, last=300.0) == 0.25
+    assert time_used(StopConfig(), counters, 1e9, last=math.inf) == 0
+    assert time_used(hour, LearnerState(5), 1e9, last=math.inf) == 0
+    assert not is_over(hour, counters, 9, seconds=3699.0)
+    assert is_over(hour, counters, 9, seconds=3700.0)
+    with pytest.raises(ValueError, match="hours must be positive"):
+        StopConfig(hours=0.0)
 
 
 UNIGRAM = HeldOut(loss=6.0, accuracy=0.05)
@@ -53,7 +77,7 @@ def test_when_a_student_joins(start, step, teacher, due):
 
 def test_state_survives_its_json():
     learners = {"teacher": LearnerState(0), "students/a": LearnerState(5, 1, 700)}
-    state = JobState("id", 7, 1000, 3.5, learners, HeldOut(2.0, 0.5))
+    state = JobState("id", 7, 1000, 3.5, learners, teacher_held_out=HeldOut(2.0, 0.5))
     assert JobState.from_json(state.to_json()) == state
 
 

@@ -11,7 +11,7 @@ from trainer.report.run_files import RunFiles
 from trainer.report.scale import Floats
 from trainer.report.words import percent, plain_name, short
 
-NOT_TERMS = ("loss", "lr", "grad_norm", "skipped_steps")
+NOT_TERMS = ("loss", "lr", "grad_norm", "skipped_steps", "overflows", "loss_scale")
 PARTS = ("forward", "backward", "step", "communication")
 MOST_STROKES = 100  # checkpoints that are marked
 

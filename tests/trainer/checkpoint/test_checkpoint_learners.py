@@ -1,0 +1,158 @@
+"""Learners of every optimizer and precision go on alike on other ranks and at other stages."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.distributed import run_distributed
+from tests.trainer import tiny
+from tests.trainer.checkpoint.learners import digest
+from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
+from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.loss_scale import LossScaleConfig
+from trainer.optimizers import OptimizerConfig
+from trainer.state import LearnerState
+from trainer.step import train_step
+
+ROWS, SAVED_AT, END = 12, 4, 9
+TOLERANCES = {"fp32": 1e-6, "fp16": 1e-3}
+OFFLOAD = ("none", "optimizer", "optimizer", "parameters")  # the most there is at each stage
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a learner is trained, wherever it is."""
+
+    optimizer: str = "adamw"
+    precision: str = "fp32"
+    offload: bool = False
+
+
+WAYS = {
+    "adamw": Way(),
+    "lamb": Way("lamb"),
+    "fp16": Way("lamb", "fp16"),
+    "offload": Way("adamw", offload=True),
+}
+Placed = tuple[str, int]  # the name of a way, and the stage
+QUICK: list[Placed] = [("adamw", 1), ("lamb", 3), ("fp16", 0), ("offload", 2)]
+EVERYTHING: list[Placed] = [(way, stage) for way in WAYS for stage in range(4)]
+
+
+def start(way: str, stage: int, seed: int) -> Learner:
+    """A learner that only minimises its own losses; its first weights depend on the seed."""
+    how, world_size = WAYS[way], dist.get_world_size()
+    accumulation = 2 if ROWS // world_size % 2 == 0 else 1
+    config = dataclasses.replace(
+        tiny.learner_configs((0, 0, 0))[TEACHER],
+        optimizer=OptimizerConfig(how.optimizer, learning_rate=1e-3),
+        precision=how.precision,
+        loss_scale=LossScaleConfig(initial=2.0**22, growth_interval=3),
+        gradient_clipping=0.5,
+        zero_stage=stage,
+        offload=OFFLOAD[stage] if how.offload else "none",
+    )
+    workload = Workload(tiny.STEPS, seed, ROWS // world_size // accumulation, accumulation)
+    return Learner(student_key(way), config, config.model, workload)
+
+
+def train(learner: Learner, first: int, last: int) -> list[float]:
+    """Steps ``[first, last)``; their losses."""
+    batches = [tiny.my_rows(tiny.random_batch(step, ROWS)) for step in range(first, last)]
+    return [
+        train_step(learner, [], batch, step).losses[learner.name]
+        for step, batch in enumerate(batches, first)
+    ]
+
+
+def outcome(learner: Learner) -> dict[str, Any]:
+    """The next losses, and what is left of the learner then."""
+    losses = train(learner, SAVED_AT, END)
+    weights = digest(full_state_dict(learner.engine))
+    return {"losses": losses, "weights": weights, "counters": learner.counters}
+
+
+def save(folder: Path, placed: Sequence[Placed]) -> dict[Placed, Any]:
+    """Train them, save them in one unit, and go on."""
+    learners = {(way, stage): start(way, stage, tiny.SEED) for way, stage in placed}
+    for learner in learners.values():
+        train(learner, 0, SAVED_AT)
+    counters = {key(one): dataclasses.asdict(learners[one].counters) for one in placed}
+    engines = {key(one): learner.engine for one, learner in learners.items()}
+    CheckpointWriter(folder, Retention()).save(SAVED_AT, engines, counters, wait=True)
+    return {one: outcome(learner) for one, learner in learners.items()}
+
+
+def resume(folder: Path, moves: Sequence[tuple[Placed, int]]) -> list[dict[str, Any]]:
+    """Each of them at another stage, from other first weights."""
+    checkpoint = Checkpoint(folder, SAVED_AT)
+    outcomes = []
+    for (way, stage), to in moves:
+        learner = start(way, to, seed=tiny.SEED + 1)
+        saved = checkpoint.trainer_state[key((way, stage))]
+        learner.counters = LearnerState.from_json(saved)
+        checkpoint.load(key((way, stage)), learner.engine)
+        outcomes.append(outcome(learner))
+    return outcomes
+
+
+def key(placed: Placed) -> str:
+    way, stage = placed
+    return student_key(f"{way}-{stage}")
+
+
+def assert_goes_on(
+    saved: dict[Placed, Any], moves: Sequence[tuple[Placed, int]], resumed: list[Any]
+) -> None:
+    for (placed, to), found in zip(moves, resumed, strict=True):
+        expected, tolerance = saved[placed], TOLERANCES[WAYS[placed[0]].precision]
+        for ours, theirs in zip(found["losses"], expected["losses"], strict=True):
+            assert math.isclose(ours, theirs, rel_tol=tolerance), (placed, to)
+        for counter in ("loss_scale", "overflows", "skipped_steps"):
+            ours, theirs = (getattr(one["counters"], counter) for one in (found, expected))
+            assert ours == theirs, (placed, to)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("learners")
+
+
+@pytest.fixture(scope="module")
+def saved(folder: Path) -> dict[Placed, Any]:
+    return run_distributed(save, 2, folder, QUICK)[0]
+
+
+def test_on_the_same_ranks_and_stages_they_are_the_same_to_the_bit(
+    saved: dict[Placed, Any], folder: Path
+) -> None:
+    moves = [(placed, placed[1]) for placed in QUICK]
+    resumed = run_distributed(resume, 2, folder, moves)[0]
+    assert resumed == [saved[placed] for placed in QUICK]
+    assert saved["fp16", 0]["counters"].overflows
+
+
+def test_on_one_rank_at_other_stages_they_go_on_alike(
+    saved: dict[Placed, Any], folder: Path
+) -> None:
+    moves = [(placed, (placed[1] + shift) % 4) for placed in QUICK for shift in (1, 2)]
+    assert_goes_on(saved, moves, run_distributed(resume, 1, folder, moves)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (2, 4), (4, 3)])
+def test_any_stage_to_any_stage_on_any_number_of_ranks(
+    tmp_path: Path, first: int, second: int
+) -> None:
+    saved = run_distributed(save, first, tmp_path, EVERYTHING)[0]
+    moves = [(placed, to) for placed in EVERYTHING for to in range(4)]
+    resumed = run_distributed(resume, second, tmp_path, moves, time_limit=900)[0]
+    assert_goes_on(saved, moves, resumed)

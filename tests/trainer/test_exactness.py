@@ -1,0 +1,264 @@
+"""Any ranks, any ZeRO stages: gradients and losses are those of one process with the whole batch.
+
+What they are compared with is plain torch: no DeepSpeed, no ranks, and no micro-batches but in 16
+bit, where what is rounded depends on them; and torch's own gradient scaler for float16.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.distributed import run_distributed
+from tests.trainer import tiny
+from trainer.batches import Counts, count, to_micro_batches
+from trainer.knowledge import Decoder, detach, union
+from trainer.learner import AUTOCAST, TEACHER, Learner, Workload, build_module, student_key
+from trainer.loss_scale import LossScaleConfig
+from trainer.optimizers import OptimizerConfig, build_optimizer
+from trainer.schedules import factor
+from trainer.step import train_step
+
+ROWS, RANKS, ACCUMULATION, STEPS = 8, 2, 2, tiny.STEPS
+CLIPPING = 0.5
+RATES = {"adamw": 1e-4, "lamb": 1e-3}
+STUDENTS = ("distilbert", "tinybert", "distilbert", "tinybert")
+# Relative: of losses and norms, and of gradients. In 16 bit the stages round at other places.
+TOLERANCES = {"fp32": (1e-6, 1e-5), "bf16": (1e-3, 2e-2), "fp16": (1e-4, 2e-3)}
+LOSS_SCALE = LossScaleConfig(initial=2.0**22, growth_interval=3)  # overflows, and grows
+OFFLOAD = ("none", "optimizer", "optimizer", "parameters")  # the most there is at each stage
+
+
+@dataclass(frozen=True)
+class Company:
+    """A teacher at a ZeRO stage, and a student at each of the four."""
+
+    stage: int
+    optimizer: str = "adamw"
+    precision: str = "fp32"
+    offload: bool = False
+    steps: int = STEPS
+
+    def configs(self):
+        """The students' objectives alternate, and are others for another stage of the teacher."""
+        objectives = {TEACHER: TEACHER}
+        objectives |= {
+            student_key(f"{student}-{slot}"): student_key(student)
+            for slot, student in enumerate(STUDENTS)
+        }
+        stages = [self.stage, *((self.stage + slot) % 4 for slot in range(4))]
+        return {
+            name: dataclasses.replace(
+                tiny.learner_configs((0, 0, 0))[objective],
+                optimizer=OptimizerConfig(self.optimizer, RATES[self.optimizer]),
+                gradient_clipping=CLIPPING,
+                zero_stage=stage,
+                precision=self.precision,
+                loss_scale=LOSS_SCALE,
+                offload=OFFLOAD[stage] if self.offload else "none",
+            )
+            for (name, objective), stage in zip(objectives.items(), stages, strict=True)
+        }
+
+
+QUICK = [
+    *(Company(stage) for stage in range(4)),
+    Company(2, "lamb"),
+    Company(3, "lamb", offload=True, steps=6),
+    Company(1, "adamw", offload=True, steps=6),
+    Company(0, "adamw", "bf16", steps=6),
+    Company(1, "adamw", "fp16"),
+]
+ALL = [
+    Company(stage, optimizer, precision, offload)
+    for stage in range(4)
+    for optimizer in RATES
+    for precision in TOLERANCES
+    for offload in (False, True)
+]
+
+
+@lru_cache
+def plain(optimizer, precision):
+    """What `trained` returns, from plain torch."""
+    configs = Company(0, optimizer, precision).configs()
+    models = {
+        name: PlainModel(
+            build_module(name, config, configs[TEACHER].model, tiny.SEED), config, tiny.STEPS
+        )
+        for name, config in configs.items()
+    }
+    cuts = 1 if precision == "fp32" else RANKS * ACCUMULATION
+    first, curve, norms, scales = {}, [], [], []
+    for step in range(STEPS):
+        curve.append(losses_and_gradients(models, step, cuts))
+        if not step:
+            first = {name: gradients(model.module) for name, model in models.items()}
+        norms.append({name: model.update(step) for name, model in models.items()})
+        scales.append({name: model.scaler.get_scale() for name, model in models.items()})
+    return first, curve, norms, scales
+
+
+class PlainModel:
+    def __init__(self, module, config, steps):
+        self.module, self.config, self.steps = module, config, steps
+        self.optimizer = build_optimizer(module, config.optimizer).inner
+        self.scaler = torch.amp.GradScaler(
+            "cpu",
+            init_scale=LOSS_SCALE.initial,
+            growth_interval=LOSS_SCALE.growth_interval,
+            enabled=config.precision == "fp16",
+        )
+
+    def __call__(self, *arguments):
+        dtype = AUTOCAST[self.config.precision]
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            loss, _, features = self.module(*arguments)
+        self.scaler.scale(loss).backward()
+        return loss.item(), features
+
+    def update(self, step):
+        """Clip, take the step, and return the gradient's norm before clipping."""
+        for group in self.optimizer.param_groups:
+            rate = self.config.optimizer.learning_rate
+            group["lr"] = rate * factor(self.config.schedule, step, self.steps)
+        self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), CLIPPING)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        return norm.item()
+
+
+def gradients(module):
+    return {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+
+
+def losses_and_gradients(models, step, cuts):
+    """Forward and backward of everyone on the whole batch, in so many pieces."""
+    batch = tiny.random_batch(step)
+    totals = Counts(*torch.tensor(count(batch)).float())
+    students = dict(list(models.items())[1:])
+    objectives = [model.module.objective for model in students.values()]
+    capture = union(objective.teacher_capture(step) for objective in objectives)
+    decoder = Decoder(*(one.detach() for one in models[TEACHER].module.model.decoder()))
+    losses = dict.fromkeys(models, 0.0)
+    for micro in to_micro_batches(batch, ROWS // cuts, torch.device("cpu")):
+        loss, features = models[TEACHER](micro, totals, None, capture, step)
+        losses[TEACHER] += loss
+        with models[TEACHER].module.autocast(torch.device("cpu")):
+            knowledge = detach(features, decoder)
+        for name, model in students.items():
+            own = model.module.objective.student_capture(step)
+            losses[name] += model(micro, totals, knowledge, own, step)[0]
+    return losses
+
+
+def trained(company):
+    """The first gradients; losses, gradient norms and loss scales of every step."""
+    micro_batch = ROWS // dist.get_world_size() // ACCUMULATION
+    workload = Workload(STEPS, tiny.SEED, micro_batch, ACCUMULATION)
+    configs = company.configs()
+    learners = [
+        Learner(name, config, configs[TEACHER].model, workload) for name, config in configs.items()
+    ]
+    first = {}
+    # DeepSpeed has no whole gradients to show of what is offloaded, and float16's are scaled.
+    if not company.offload and company.precision != "fp16":
+        first = {learner.name: record_first_gradients(learner) for learner in learners}
+    curve, norms, scales = [], [], []
+    for step in range(company.steps):
+        batch = tiny.my_rows(tiny.random_batch(step))
+        curve.append(train_step(learners[0], learners[1:], batch, step).losses)
+        norms.append({learner.name: learner.gradient_norm for learner in learners})
+        scales.append({learner.name: learner.loss_scale.value for learner in learners})
+    assert_steps_are_counted(learners, norms)
+    return first, curve, norms, scales
+
+
+def assert_steps_are_counted(learners, norms):
+    for learner in learners:
+        overflows = sum(not math.isfinite(one[learner.name]) for one in norms)
+        counters = learner.counters
+        assert (counters.overflows, counters.skipped_steps) == (overflows, 0)
+
+
+def record_first_gradients(learner):
+    """A dict that holds the whole gradients once the learner has taken its first step."""
+    from deepspeed.utils import safe_get_full_grad
+
+    found, update = {}, learner.update
+
+    def recording_update(*arguments):
+        if not found:
+            for name, parameter in learner.engine.module.named_parameters():
+                gradient = safe_get_full_grad(parameter)
+                if gradient is not None:
+                    found[name] = gradient.clone()
+        update(*arguments)
+
+    learner.update = recording_update
+    return found
+
+
+def all_trained(companies):
+    return [trained(company) for company in companies]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "companies"),
+    [
+        pytest.param(RANKS, QUICK, id="2 ranks"),
+        pytest.param(4, QUICK[:5], id="4 ranks", marks=pytest.mark.slow),
+        pytest.param(RANKS, ALL, id="2 ranks, everything", marks=pytest.mark.slow),
+    ],
+)
+def test_every_pair_of_stages_equals_the_whole_batch(ranks, companies):
+    for results in run_distributed(all_trained, ranks, companies, time_limit=900):
+        for company, result in zip(companies, results, strict=True):
+            assert_equal(company, result, plain(company.optimizer, company.precision))
+
+
+def assert_equal(company, result, expected):
+    (first, curve, norms, scales), (expected_first, *expected_rest) = result, expected
+    assert_gradients_equal(first, expected_first, company)
+    close = TOLERANCES[company.precision][0]
+    for step, (losses, found, scale) in enumerate(zip(curve, norms, scales, strict=True)):
+        expected_losses, expected_norms, expected_scale = (rest[step] for rest in expected_rest)
+        where = (company, step)
+        assert losses == pytest.approx(expected_losses, rel=close), where
+        assert scale == expected_scale, where
+        for learner, norm in found.items():
+            if math.isfinite(expected_norms[learner]):
+                assert norm == pytest.approx(expected_norms[learner], rel=100 * close), where
+                assert norm > CLIPPING, where  # clipping is put to the test
+            else:
+                assert not math.isfinite(norm), where
+
+
+def assert_gradients_equal(found, expected, company):
+    for learner, whole in found.items():
+        for name, gradient in whole.items():
+            if name not in expected[learner]:  # it has none: ZeRO sums zeros
+                assert not gradient.any(), (company, learner, name)
+            elif not name.endswith("key.bias"):  # whose true gradient is zero
+                right = expected[learner][name]
+                distance = (gradient - right).norm() / right.norm()
+                assert distance < TOLERANCES[company.precision][1], (company, learner, name)
+        assert whole.keys() >= expected[learner].keys()
+
+
+def test_the_reference_is_not_float32_in_disguise_and_its_scale_moves():
+    exact = plain("adamw", "fp32")[1]
+    for precision in ("bf16", "fp16"):
+        assert plain("adamw", precision)[1] != exact
+    scales = [step[TEACHER] for step in plain("adamw", "fp16")[3]]
+    assert scales[0] < LOSS_SCALE.initial
+    assert any(later > earlier for earlier, later in itertools.pairwise(scales))

@@ -1,0 +1,50 @@
+"""Precisions, optimizers, offload and a deadline, from the command line."""
+
+from __future__ import annotations
+
+from tests.conftest import TINY_JOB, tandem
+from trainer import metrics
+
+SETTINGS = [
+    "steps=1000000",
+    "hours=0.003",
+    "evaluation.every=1000000",
+    "checkpoint.every=1000000",
+    "teacher.precision=fp16",
+    "teacher.zero_stage=3",
+    "teacher.offload=parameters",
+    "teacher.loss_scale.initial=16777216",
+    "students.distilbert.start=null",
+    "students.distilbert.precision=bf16",
+    "students.distilbert.optimizer.kind=lamb",
+    "students.distilbert.zero_stage=2",
+    "students.distilbert.offload=optimizer",
+    "students.tinybert.schedule.kind=wsd",
+    "students.tinybert.stop.hours=0.001",
+]
+
+
+def run(corpus, runs):
+    done = tandem("train", TINY_JOB, f"data.path={corpus}", f"runs={runs}", *SETTINGS, "--nproc", 2)
+    assert done.returncode == 0, done.stderr
+    return metrics.read(runs / "tiny" / "metrics.jsonl")
+
+
+def test_a_job_of_every_precision_ends_at_its_deadline(corpus, tmp_path):
+    rows = run(corpus, tmp_path)
+    steps = [row for row in rows if "teacher/loss" in row]
+    rates = [row["teacher/lr"] for row in steps]
+    # It has been warmed up where the machine is fast enough; from there it falls by the clock.
+    assert rates[-1] < max(rates) * (1 if len(rates) > 1 else 2)
+    assert steps[0]["teacher/loss_scale"] < 2**24
+    assert steps[0]["teacher/overflows"] == 1
+    assert steps[0]["teacher/skipped_steps"] == 0
+    taught = [row for row in steps if "students/tinybert/loss" in row]
+    assert len(taught) < len(steps) or len(steps) == 1
+    assert run(corpus, tmp_path) == rows  # its time is up
+
+
+def test_hours_are_positive():
+    done = tandem("train", TINY_JOB, "hours=0", "--nproc", 1)
+    assert done.returncode == 1
+    assert "hours must be positive" in done.stderr
