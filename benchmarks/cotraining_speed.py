@@ -117,7 +117,9 @@ def forward(teacher: Learner, students: list[Learner], batch: Batch) -> Features
 def learn(student: Learner, knowledge: Knowledge, batch: Batch) -> None:
     """A student's forward, backward and optimizer step, given what its teacher knows."""
     totals, _ = sum_over_ranks(count(batch), False, student.device)
-    student.accumulate(to_device(batch, student.device), totals, Place(0, 0), knowledge)
+    student.accumulate(
+        to_device(batch, student.device), totals, Place(0, 0, is_last=True), knowledge
+    )
     student.take_shares()
     student.update(0, loss_is_finite=True)
 

@@ -27,6 +27,7 @@ def train(job: Job) -> Outcome:
             job.batches.take(),
             job.state.step,
             job.surroundings.wishes(),
+            job.masker,
         )
         job.advance(result)
         job.surroundings.made_a_step()
