@@ -16,7 +16,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from data_pipeline import DataConfig
+    from data_pipeline import BatchSizes, DataConfig
     from trainer.config import JobConfig
 
 FAILED = 1
@@ -353,8 +353,8 @@ def data_dump(config: str, overrides: tuple[str, ...], steps: str, **options: An
     """Write exactly what a rank of the job CONFIG trains on."""
     from data_pipeline.dumping import dump
 
-    section, seed, batch_size = _data_section(config, overrides)
-    rows = dump(section, seed, batch_size, _slice(steps, ":", "--steps"), **options)
+    section, seed, batch_sizes = _data_section(config, overrides)
+    rows = dump(section, seed, batch_sizes, _slice(steps, ":", "--steps"), **options)
     click.echo(f"{rows} sequences are in {options['out']}")
 
 
@@ -365,15 +365,17 @@ def _slice(text: str, separator: str, option: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def _data_section(config: str, overrides: tuple[str, ...]) -> tuple[DataConfig, int, int]:
-    """(data, seed, global batch size) of a job, or of a data config with a job's defaults."""
+def _data_section(config: str, overrides: tuple[str, ...]) -> tuple[DataConfig, int, BatchSizes]:
+    """(data, seed, global batch sizes) of a job, or of a data config with a job's defaults."""
     import configs
-    from data_pipeline import DataConfig
+    from data_pipeline import BatchSizes, DataConfig
 
     if not _is_job(config, "data"):
-        return configs.load(config, DataConfig, "data", overrides), 0, 64
+        return configs.load(config, DataConfig, "data", overrides), 0, BatchSizes.constant(64)
+    from trainer.batch_plan import global_batches
+
     job = _load_job(config, overrides)
-    return job.data, job.seed, job.batch.size
+    return job.data, job.seed, global_batches(job)
 
 
 @main.command("model")

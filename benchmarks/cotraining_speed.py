@@ -117,7 +117,8 @@ def forward(teacher: Learner, students: list[Learner], batch: Batch) -> Features
 def learn(student: Learner, knowledge: Knowledge, batch: Batch) -> None:
     """A student's forward, backward and optimizer step, given what its teacher knows."""
     totals, _ = sum_over_ranks(count(batch), [], student.device)
-    student.accumulate(to_device(batch, student.device), totals, Place(0, 0), knowledge)
+    place = Place(0, 0, is_last=True)
+    student.accumulate(to_device(batch, student.device), totals, place, knowledge)
     student.take_shares()
     student.update(0, loss=1.0, length=L)
 

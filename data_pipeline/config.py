@@ -27,6 +27,7 @@ class MaskingConfig:
     - smoothing: tokens are drawn with probability proportional to count**-smoothing (DistilBERT:
       0.7); 0 draws them alike.
     - copies: 0 gives new masks every epoch; k > 0 gives k fixed masks for each sequence in turn.
+    - on_device: token masks are made on the device that trains; the same masks, to the bit.
     - Of the chosen positions `mask_share` become the mask token, `random_share` a random ordinary
       token, and the rest stay as they are.
     """
@@ -38,6 +39,7 @@ class MaskingConfig:
     max_ngram: int = 3
     smoothing: float = 0.0
     copies: int = 0
+    on_device: bool = False
     mask_share: float = 0.8
     random_share: float = 0.1
 
@@ -54,6 +56,11 @@ class MaskingConfig:
         _require(1 <= self.max_ngram <= 16, "max_ngram", "must lie between 1 and 16")
         _require(self.smoothing >= 0.0, "smoothing", "must not be negative")
         _require(self.smoothing == 0.0 or self.unit == "token", "smoothing", "needs unit: token")
+        _require(
+            not self.on_device or (self.unit == "token" and self.smoothing == 0.0),
+            "on_device",
+            "needs unit: token and smoothing: 0",
+        )
         _require(self.copies >= 0, "copies", "must not be negative")
         _require(self.mask_share >= 0.0, "mask_share", "must not be negative")
         _require(self.random_share >= 0.0, "random_share", "must not be negative")
@@ -150,6 +157,11 @@ class DataConfig:
             length, packing = pairs[-1]
             pairs.append((phase.sequence_length or length, phase.packing or packing))
         return pairs
+
+    def length_and_packing_at(self, step: int) -> tuple[int, str]:
+        """(sequence length, packing) of a step."""
+        number = sum(phase.from_step <= step for phase in self.phases)
+        return self.lengths_and_packings()[number]
 
 
 def _require(condition: bool, key: str, reason: str) -> None:

@@ -92,57 +92,57 @@ class Masker:
         budget: NDArray[np.int64],
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The chosen columns, ascending, spare slots 0: [R, M], and which slots are used."""
-        if self._config.unit == "token" and not self._config.smoothing:
-            return smallest(keys, maskable, budget, self.capacity)
         if self._config.unit == "token":
-            chosen = self._choose_smoothed(keys, input_ids, maskable, budget)
-        else:
-            starts = maskable & (self._word_starts[input_ids] | ~np.roll(maskable, 1, axis=1))
-            longest = self._config.max_ngram if self._config.unit == "ngram" else 1
-            chosen = choose_words(keys, starts, maskable, budget, longest)
-        columns = np.where(chosen, np.arange(chosen.shape[1]), chosen.shape[1])
-        positions = np.sort(columns, axis=1)[:, : self.capacity]
-        used = positions < chosen.shape[1]
-        return np.where(used, positions, 0), used
+            columns = np.arange(input_ids.shape[1], dtype=np.uint32)
+            draws = words(keys, columns)
+            if self._config.smoothing:
+                draws = self._smoothed(draws, input_ids)
+            return smallest(draws, maskable, budget, self.capacity)
+        starts = maskable & (self._word_starts[input_ids] | ~np.roll(maskable, 1, axis=1))
+        longest = self._config.max_ngram if self._config.unit == "ngram" else 1
+        row, column = choose_words(keys, starts, maskable, budget, longest)
+        return _slots(row, column, len(input_ids), self.capacity)
 
-    def _choose_smoothed(
-        self,
-        keys: NDArray[np.uint64],
-        input_ids: NDArray[np.int64],
-        maskable: NDArray[np.bool_],
-        budget: NDArray[np.int64],
-    ) -> NDArray[np.bool_]:
-        """Exactly `budget` tokens drawn without replacement, weighted by count**-smoothing.
+    def _smoothed(
+        self, draws: NDArray[np.uint32], input_ids: NDArray[np.int64]
+    ) -> NDArray[np.uint32]:
+        """Draws of which the smallest come without replacement, weighted by count**-smoothing.
 
-        The smallest of exponential variables with the weights as rates are such a draw.
+        The smallest of exponential variables with the weights as rates are such a draw. The bits
+        of positive float32 numbers are in the order of the numbers.
         """
-        uniform = (words(keys, np.arange(input_ids.shape[1])) + 0.5) / 2.0**32
-        waiting = np.where(maskable, -np.log(uniform) * self._rarity[input_ids], np.inf)
-        order = np.argsort(waiting, axis=1, kind="stable")[:, : self.capacity]
-        chosen = np.zeros(maskable.shape, bool)
-        np.put_along_axis(chosen, order, np.arange(self.capacity) < budget[:, None], axis=1)
-        return chosen
+        uniform = (draws + 0.5) / 2.0**32
+        waiting = -np.log(uniform) * self._rarity[input_ids]
+        return waiting.astype(np.float32).view(np.uint32)
 
 
 def smallest(
-    keys: NDArray[np.uint64],
+    draws: NDArray[np.uint32],
     maskable: NDArray[np.bool_],
     budget: NDArray[np.int64],
     slots: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The `budget` maskable columns with the smallest words: positions [R, M], used [R, M]."""
+    """The `budget` maskable columns with the smallest draws: positions [R, M], used [R, M]."""
     columns = np.arange(maskable.shape[1], dtype=np.uint32)
-    # The low bits of a word give way to the column: sorting then also tells where, without ties.
+    # The low bits of a draw give way to the column: sorting then also tells where, without ties.
     column_bits = np.uint32((1 << int(maskable.shape[1] - 1).bit_length()) - 1)
-    word = words(keys, columns)
-    word &= ~column_bits
-    word |= columns
+    word = (draws & ~column_bits) | columns
     word[~maskable] = NEVER
     word.sort(axis=1)
     used = np.arange(slots) < budget[:, None]
     positions = np.where(used, word[:, :slots] & column_bits, np.uint32(maskable.shape[1]))
     positions.sort(axis=1)
     return np.where(used, positions, 0).astype(np.int64), used
+
+
+def _slots(
+    row: NDArray[np.int64], column: NDArray[np.int64], rows: int, slots: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Chosen tokens, in reading order, as columns, spare slots 0: [R, M]; and which are used."""
+    used = np.arange(slots) < np.bincount(row, minlength=rows)[:, None]
+    positions = np.zeros((rows, slots), np.int64)
+    positions[used] = column
+    return positions, used
 
 
 def _replace(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
 from collections.abc import Mapping
 
 from data_pipeline.config import DataConfig
@@ -51,8 +50,7 @@ def rows_for_tokens(
     A multiple of `multiple` (of all world sizes, say), at least that. For packings whose sequences
     are short, such as sentence_pair, or whose lengths change.
     """
-    starts = [0, *(phase.from_step for phase in config.phases)]
-    length, kind = config.lengths_and_packings()[bisect_right(starts, step) - 1]
+    length, kind = config.length_and_packing_at(step)
     per_sequence = length * (1.0 - _mean_share(splits, config, length, kind))
     return max(1, round(tokens / per_sequence / multiple)) * multiple
 

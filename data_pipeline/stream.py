@@ -134,7 +134,7 @@ class BatchStream:
     def _stretch(self, start: int) -> _Stretch:
         """The stretch that begins at a step."""
         number = bisect_right(self._phase_starts, start) - 1
-        length, kind = self.config.lengths_and_packings()[number]
+        length, kind = self.config.length_and_packing_at(start)
         rules = PackingRules(kind, length, self.config.short_sequence_probability)
         following = [*self._phase_starts[number + 1 :], None][0]
         phase_start = self._phase_starts[number]

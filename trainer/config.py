@@ -25,20 +25,60 @@ OFFLOADS = {"none": 0, "optimizer": 1, "parameters": 3}  # and the least ZeRO st
 
 
 @dataclass
-class BatchConfig:
-    """The global batch, in sequences per optimizer step, and what fits on one rank at a time.
+class GrowthConfig:
+    """From `step` on, global batches of another size: in sequences, or in tokens."""
 
-    Gradient accumulation follows from the two and from the number of ranks.
-    """
-
-    size: int = 64
-    micro_batch: int = 64
+    step: int
+    size: int | None = None
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse sizes that are not positive."""
-        for key in ("size", "micro_batch"):
+        """Refuse two sizes, or none."""
+        if self.step < 1:
+            raise ValueError("step must be at least 1")
+        _require_one_size(self.size, self.tokens)
+
+
+@dataclass
+class BatchConfig:
+    """The global batch of an optimizer step, and what fits on one rank at a time.
+
+    - size: in sequences (64); or tokens: about so many, padding not counted, whatever the length
+      and the packing; then it has a `multiple` of sequences, which the number of ranks must divide.
+    - growth: other sizes from later steps on, in ascending order. Epochs stay complete.
+    - micro_batch: at most so many sequences per rank and forward pass. Gradient accumulation
+      follows, at each step, from this and from the number of ranks.
+    """
+
+    size: int | None = None
+    tokens: int | None = None
+    multiple: int = 8
+    micro_batch: int = 64
+    growth: list[GrowthConfig] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that are not positive, and two at once."""
+        if self.size is None and self.tokens is None:
+            self.size = 64
+        _require_one_size(self.size, self.tokens)
+        for key in ("multiple", "micro_batch"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
+        steps = [growth.step for growth in self.growth]
+        if steps != sorted(set(steps)):
+            raise ValueError("growth: step must ascend")
+
+    def at(self, step: int) -> BatchConfig | GrowthConfig:
+        """Where the size at a step is stated."""
+        return next((one for one in reversed(self.growth) if one.step <= step), self)
+
+
+def _require_one_size(size: int | None, tokens: int | None) -> None:
+    if (size is None) == (tokens is None):
+        raise ValueError("tokens: set either size or tokens, and the other one to null")
+    for key, value in (("size", size), ("tokens", tokens)):
+        if value is not None and value < 1:
+            raise ValueError(f"{key} must be at least 1")
 
 
 @dataclass

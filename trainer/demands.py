@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainer.batch_plan import usual_rows
 from trainer.config import JobConfig, LearnerConfig
 from trainer.engine import bucket_size
 from trainer.footprint import Footprint, footprints
@@ -14,7 +15,8 @@ def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[d
     """(the job, its learners with the teacher first), as the fields of the cluster's plan.
 
     With phases of several lengths, memory is that of the longest sequences, and FLOPs are the mean
-    over the steps. Students that wait for the teacher's quality are taken to train from the start.
+    over the steps; the global batch is that of most steps. Students that wait for the teacher's
+    quality are taken to train from the start.
     """
     shares = _lengths(job)
     sizes = {length: footprints(job, device, length) for length in shares}
@@ -26,7 +28,7 @@ def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[d
     facts = {
         "name": job.name,
         "steps": job.steps,
-        "rows": job.batch.size,
+        "rows": usual_rows(job),
         "length": sum(length * share for length, share in shares.items()),
         "micro_batch": job.batch.micro_batch,
         "checkpoint_every": job.checkpoint.every,

@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
-from data_pipeline import BatchStream, open_corpora
+from data_pipeline import BatchSizes, BatchStream, open_corpora
 from data_pipeline.tokenization import load as load_tokenizer
+from data_pipeline.torch_masking import TorchMasker
 from trainer import tracking
 from trainer.admission import HOUR
+from trainer.batch_plan import global_batches
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, newest_intact
 from trainer.cohort import Cohort
 from trainer.config import JobConfig
@@ -52,8 +54,12 @@ class Job:
         self.folder = RunFolder.of(config)
         rank, world_size = dist.get_rank(), dist.get_world_size()
         _require_fit(config)
+        batches, on_device = global_batches(config), config.data.masking.on_device
         stream = BatchStream.open(
-            config.data, "train", config.seed, config.batch.size, rank, world_size
+            config.data, "train", config.seed, batches, rank, world_size, masks=not on_device
+        )
+        self.masker = (
+            TorchMasker(config.seed, config.data.masking, stream.vocabulary) if on_device else None
         )
         self._validation = ValidationSet(config)
         self._unigram = self._validation.unigram()
@@ -63,7 +69,7 @@ class Job:
         surroundings.startup.mark("finding a checkpoint")
         _require_same_tokenizers(config, set(checkpoint.learners) if checkpoint else set())
         self.state = self._state_of(checkpoint)
-        self.cohort = Cohort(config, _workload(config, world_size), self.state, checkpoint)
+        self.cohort = Cohort(config, _workload(config, batches, world_size), self.state, checkpoint)
         surroundings.startup.mark("building and loading the learners")
         self._writer = CheckpointWriter(
             self.folder.checkpoints,
@@ -120,13 +126,14 @@ class Job:
         """Count a step that was made, and record it."""
         self.state.step += 1
         self.state.tokens += result.tokens
+        self._count_unreadable(result.unreadable)
         self.state.seconds = self.seconds
         learners = [one for one in self.cohort.learners.values() if one.is_trained]
         for learner in learners:
             learner.counters.tokens += result.tokens
         self._seconds = result.seconds
         self.cohort.mark_finished(self.state.step, self._seconds)
-        self.recorder.step(self.state, result, learners, self.cohort.waiting)
+        self.recorder.step(self.state, result, learners, self.cohort.waiting, self.batches.waited)
         for learner in learners:
             self._note_sitting_out(learner, result.losses[learner.name])
 
@@ -201,6 +208,14 @@ class Job:
     def __exit__(self, *exception: Any) -> None:
         self._open.close()
 
+    def _count_unreadable(self, sequences: int) -> None:
+        if sequences and not self.state.unreadable:
+            self.recorder.say(
+                f"step {self.state.step:,}: there are sequences that cannot be read; they are "
+                f"passed over and counted, and {self.folder.logs} names the shards"
+            )
+        self.state.unreadable += sequences
+
     def _note_sitting_out(self, learner: Learner, loss: float) -> None:
         """Say it; raise TrainingError when it happens too often in a row."""
         if learner.sat_out is None:
@@ -267,9 +282,9 @@ def _require_same_tokenizers(config: JobConfig, restored: Set[str]) -> None:
                 corpus.require_vocabulary(learner.model.vocab_size, fingerprint)
 
 
-def _workload(config: JobConfig, world_size: int) -> Workload:
+def _workload(config: JobConfig, batches: BatchSizes, world_size: int) -> Workload:
     """How a step is cut up: as few, as large micro-batches as the config allows."""
-    rows = config.batch.size // world_size
+    rows = max(batches.sizes) // world_size
     micro_batch = min(config.batch.micro_batch, rows)
     accumulation = -(-rows // micro_batch)
     return Workload(config.steps, config.seed, micro_batch, accumulation, _deadline(config))

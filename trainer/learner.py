@@ -50,17 +50,18 @@ class Workload:
 
     steps: int
     seed: int
-    micro_batch: int  # sequences per rank and forward pass
-    accumulation: int  # forward passes per step
+    micro_batch: int  # sequences per rank and forward pass, at most
+    accumulation: int  # forward passes of the step that has the most
     seconds: float = math.inf  # of training, after which the job ends
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which micro-batch of which step, both from 0."""
+    """Which micro-batch of which step, both from 0, and whether it is the step's last."""
 
     step: int
     micro_batch: int
+    is_last: bool
 
 
 class LearnerModule(nn.Module):
@@ -178,8 +179,7 @@ class Learner:
 
         The features come with what `capture` asks for.
         """
-        boundary = place.micro_batch == self.workload.accumulation - 1
-        self.engine.set_gradient_accumulation_boundary(boundary)
+        self.engine.set_gradient_accumulation_boundary(place.is_last)
         if self.config.dropout:
             parts = (self.workload.seed, self.name, place.step, place.micro_batch, dist.get_rank())
             torch.manual_seed(derive(*parts))

@@ -28,6 +28,7 @@ def train(job: Job) -> Outcome:
             job.state.step,
             job.surroundings.wishes(),
             job.seconds,
+            job.masker,
         )
         job.advance(result)
         job.surroundings.made_a_step()

@@ -10,6 +10,8 @@ Keys, all optional but ``step``:
 ====================================  ==============================================================
 ``step``, ``tokens``                  optimizer steps done; tokens read since step 0
 ``seconds``                           training time since step 0, over all restarts
+``padding``                           share of the step's positions that hold no token
+``unreadable``                        sequences that could not be read so far, where there are any
 ``LEARNER/loss``, ``LEARNER/TERM``    mean over the global batch; TERM is one part of the objective
 ``LEARNER/lr``, ``LEARNER/grad_norm``
 ``LEARNER/skipped_steps``             how many so far
@@ -18,6 +20,7 @@ Keys, all optional but ``step``:
 ``LEARNER/bytes_communication``       handed to collectives in that step, by rank 0
 ``LEARNER/bytes_peak``                allocated at most while it was at work; on GPUs
 ``tokens_per_second``, ``mfu``        the whole job's, since the last logged step
+``data_wait``                         share of the time that rank 0 waited for batches, since then
 ``memory``                            bytes, the most so far and the largest over ranks
 ``checkpoint_stall``                  seconds that training stood still, since the last logged step
 ``slowest_rank``                      how long the slowest rank computes, over the median
@@ -46,6 +49,7 @@ Row = dict[str, float]
 MEASURED = (
     "seconds",
     "tokens_per_second",
+    "data_wait",
     "mfu",
     "memory",
     "checkpoint_stall",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -9,16 +10,21 @@ from data_pipeline import Batch
 
 
 class Prefetched:
-    """`read(step)` for consecutive steps, one of them ahead."""
+    """`read(step)` for consecutive steps, one of them ahead.
+
+    `waited` is how many seconds `take` has waited so far: what training has lost to reading.
+    """
 
     def __init__(self, read: Callable[[int], Batch], step: int) -> None:
-        self._read, self._step = read, step
+        self._read, self._step, self.waited = read, step, 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._next: Future[Batch] = self._thread.submit(read, step)
 
     def take(self) -> Batch:
         """The batch of the next step; raises what `read` raised."""
+        began = time.monotonic()
         batch = self._next.result()
+        self.waited += time.monotonic() - began
         self._step += 1
         self._next = self._thread.submit(self._read, self._step)
         return batch

@@ -38,7 +38,7 @@ class Recorder:
         self._config, self._speaks, self._gauges = config, speaks, gauges
         self._stack = contextlib.ExitStack()
         self._stack.callback(gauges.close)
-        self._since, self._tokens = time.monotonic(), state.tokens
+        self._since, self._tokens, self._waited = time.monotonic(), state.tokens, 0.0
         if not speaks:
             return
         metrics.cut_back(folder.metrics, state.step)
@@ -56,16 +56,25 @@ class Recorder:
         )
 
     def step(
-        self, state: JobState, result: StepResult, learners: Sequence[Learner], waiting: list[str]
+        self,
+        state: JobState,
+        result: StepResult,
+        learners: Sequence[Learner],
+        waiting: list[str],
+        waited: float,
     ) -> None:
-        """Record the step that made `state`, if it is one to be logged. Collective."""
+        """Record the step that made `state`, if it is one to be logged. Collective.
+
+        `waited` is how many seconds this process has waited for batches so far.
+        """
         if not self._is_logged(state.step):
             return
-        speed = self._speed(state)
+        speed, wait = self._since_last(state, waited)
         measured, lines = self._gauges.read(state.step, speed, learners)
         if not self._speaks:
             return
-        row = {**_row(state, result, learners), "tokens_per_second": speed, **measured}
+        measured |= {"tokens_per_second": speed, "data_wait": wait}
+        row = {**_row(state, result, learners), **measured}
         self._log.append(row)
         self._display.update(state.step, row, waiting)
         self._report.refresh()
@@ -123,12 +132,16 @@ class Recorder:
     def _is_logged(self, step: int) -> bool:
         return step % self._config.log.every == 0 or step == self._config.steps
 
-    def _speed(self, state: JobState) -> float:
-        """Tokens per second of the whole job since the last logged step."""
+    def _since_last(self, state: JobState, waited: float) -> tuple[float, float]:
+        """Since the last logged step: the job's tokens per second, and the share of waiting."""
         now = time.monotonic()
-        speed = (state.tokens - self._tokens) / (now - self._since)
-        self._since, self._tokens = now, state.tokens
-        return speed
+        seconds, tokens, wait = (
+            now - self._since,
+            state.tokens - self._tokens,
+            waited - self._waited,
+        )
+        self._since, self._tokens, self._waited = now, state.tokens, waited
+        return tokens / seconds, wait / seconds
 
 
 def _row(state: JobState, result: StepResult, learners: Sequence[Learner]) -> dict[str, float]:
@@ -137,7 +150,10 @@ def _row(state: JobState, result: StepResult, learners: Sequence[Learner]) -> di
         "tokens": state.tokens,
         "seconds": state.seconds,
         "rollbacks": len(state.recovered),
+        "padding": 1.0 - result.tokens / result.positions,
     }
+    if state.unreadable:
+        row["unreadable"] = state.unreadable
     for learner in learners:
         name = learner.name
         if name not in result.losses:  # it is not trained

@@ -63,6 +63,7 @@ class JobState:
     teacher_layers: int = 0  # which may grow; 0 before there is a teacher
     recovered: list[dict[str, Any]] = field(default_factory=list)  # entries of `recover`, done
     teacher_held_out: HeldOut | None = None  # the newest evaluation of the teacher
+    unreadable: int = 0  # sequences
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for the checkpoint."""

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline import Batch
-from trainer.batches import count, sum_over_ranks, to_micro_batches
+from data_pipeline.torch_masking import TorchMasker
+from trainer.batches import count, sum_over_ranks, to_micro_batches, unreadable
 from trainer.knowledge import detach, union
 from trainer.learner import Learner, Place
 from trainer.wishes import NO_WISHES, Wishes
@@ -25,6 +26,8 @@ class StepResult:
     terms: dict[str, dict[str, float]]
     losses: dict[str, float]
     tokens: int  # attended positions of the global batch
+    positions: int  # all of them, padding included
+    unreadable: int  # sequences that could not be read
     wishes: Wishes  # what any rank asked for
     seconds: float  # of training before it, by the clock of rank 0
 
@@ -36,15 +39,17 @@ def train_step(
     step: int,
     wishes: Wishes = NO_WISHES,
     seconds: float = 0.0,
+    masker: TorchMasker | None = None,
 ) -> StepResult:
     """Train everyone on this rank's rows of the global batch of `step`. Collective.
 
     `seconds` is how long the job has been trained; all ranks go by what rank 0 says.
     The students' graphs live one at a time. A learner whose loss or gradient is no good sits
-    this step out, on all ranks, and touches nobody else.
+    this step out, on all ranks, and touches nobody else. `masker` is for batches without masks.
     """
     clock = seconds if dist.get_rank() == 0 else 0.0
-    totals, votes = sum_over_ranks(count(batch), [*wishes.votes(), clock], teacher.device)
+    others = [unreadable(batch), *wishes.votes(), clock]
+    totals, summed = sum_over_ranks(count(batch), others, teacher.device)
     listeners = [(student.objective, student.own_step(step)) for student in students]
     capture = union(objective.teacher_capture(own) for objective, own in listeners)
     readers = sum(objective.needs_teacher_logits(own) for objective, own in listeners)
@@ -53,9 +58,11 @@ def train_step(
     advised_by = adviser.decoder() if adviser else None
     learners = [learner for learner in (teacher, *students) if learner.is_trained]
     rows = batch if learners else batch.rows(0, 0)  # a frozen teacher that nobody listens to
-    micro_batches = to_micro_batches(rows, teacher.workload.micro_batch, teacher.device)
+    size = teacher.workload.micro_batch
+    passes = -(-len(rows.input_ids) // size)
+    micro_batches = to_micro_batches(rows, size, teacher.device, masker)
     for number, micro_batch in enumerate(micro_batches):
-        place = Place(step, number)
+        place = Place(step, number, is_last=number == passes - 1)
         advice = adviser.predictions(micro_batch, advised_by) if adviser and advised_by else None
         features = teacher.accumulate(micro_batch, totals, place, advice, capture)
         with teacher.autocast():
@@ -66,10 +73,18 @@ def train_step(
     terms = _sum_terms(learners)
     losses = {learner.name: _weighted(learner, terms[learner.name], step) for learner in learners}
     length = batch.input_ids.shape[1]
-    *asked, seconds = votes.tolist()
+    lost, *asked, seconds = summed.tolist()
     for learner in learners:
         learner.update(step, losses[learner.name], length, seconds)
-    return StepResult(terms, losses, int(totals.attended), Wishes.agreed(asked), seconds)
+    return StepResult(
+        terms,
+        losses,
+        tokens=int(totals.attended),
+        positions=batch.input_ids.size * dist.get_world_size(),
+        unreadable=int(lost),
+        wishes=Wishes.agreed(asked),
+        seconds=seconds,
+    )
 
 
 def _sum_terms(learners: Sequence[Learner]) -> dict[str, dict[str, float]]:

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import MaskingConfig
+from data_pipeline import MaskingConfig, word_masking
+from data_pipeline.hashing import array_keys
 from data_pipeline.masking import Masked, Masker
 from data_pipeline.tokenization import Vocabulary
 from data_pipeline.torch_masking import TorchMasker
-from data_pipeline.word_masking import _greedy_words
 
 VOCABULARY = Vocabulary(
     vocab_size=1000, pad=0, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4, 999), fingerprint=""
@@ -222,17 +222,62 @@ def test_configs_that_cannot_be() -> None:
             MaskingConfig(**options)
 
 
-@given(st.integers(0, 2**32), st.integers(0, 40), st.integers(1, 30))
-@settings(max_examples=60, deadline=None)
-def test_words_are_taken_as_by_a_plain_loop(seed: int, budget: int, words: int) -> None:
-    draw = np.random.default_rng(seed)
-    sizes = draw.integers(1, 6, (3, words))
-    order = np.stack([draw.permutation(words) for _ in range(3)])
-    taken = _greedy_words(sizes, order, np.full(3, budget))
-    for row in range(3):
-        left, expected = budget, np.zeros(words, bool)
-        for word in order[row]:
-            if sizes[row, word] <= left:
-                expected[word] = True
-                left -= sizes[row, word]
-        np.testing.assert_array_equal(taken[row], expected)
+def by_a_plain_loop(found, order, lengths, budget: int, row: int) -> set[int]:
+    """The columns that are chosen in one row, one visit after the other."""
+    spans = [
+        range(start, start + size)
+        for start, size in zip(found.columns[row].tolist(), found.sizes[row].tolist(), strict=True)
+    ]
+    taken: set[int] = set()
+    for word in order[row, : found.counts[row]].tolist():
+        n = int(lengths[row, word])
+        while n and sum(map(len, spans[word : word + n])) > budget - len(taken):
+            n -= 1
+        wanted = {column for span in spans[word : word + n] for column in span}
+        if not wanted & taken:
+            taken |= wanted
+    return taken
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(4, 90),
+    st.floats(0, 1),
+    st.sampled_from([1, 2, 3, 6]),
+)
+@settings(max_examples=150, deadline=None)
+def test_words_and_ngrams_are_taken_as_by_a_plain_loop(seed, length, rate, longest) -> None:
+    ids = sequences(5, length, seed % 1000)
+    maskable = ~VOCABULARY.is_special[ids]
+    starts = maskable & (WORD_STARTS[ids] | ~np.roll(maskable, 1, axis=1))
+    keys = array_keys(seed, np.arange(5))
+    budget = np.rint(rate * maskable.sum(1)).astype(np.int64)
+    chosen_rows, columns = word_masking.choose_words(keys, starts, maskable, budget, longest)
+    found = word_masking.find_words(starts, maskable)
+    order = word_masking.visits(keys, found)
+    lengths = word_masking.ngram_lengths(keys, found, longest)
+    for row in range(5):
+        assert [list(range(c, c + s)) for c, s in words_with_sizes(found, row)] == words_of(
+            ids[row]
+        )
+        expected = by_a_plain_loop(found, order, lengths, int(budget[row]), row)
+        assert columns[chosen_rows == row].tolist() == sorted(expected)
+
+
+def words_with_sizes(found, row: int) -> list[tuple[int, int]]:
+    count = int(found.counts[row])
+    columns, sizes = found.columns[row, :count].tolist(), found.sizes[row, :count].tolist()
+    return list(zip(columns, sizes, strict=True))
+
+
+def test_ngram_lengths_are_albert_s_also_at_the_end_of_a_segment() -> None:
+    """Of the lengths that there is room for, each in proportion to 1/n."""
+    ids = np.full((20000, 8), 7)
+    ids[:, 0] = ids[:, 4] = ids[:, -1] = VOCABULARY.sep  # three words, then two
+    maskable = ~VOCABULARY.is_special[ids]
+    found = word_masking.find_words(maskable, maskable)
+    lengths = word_masking.ngram_lengths(array_keys(3, np.arange(20000)), found, 3)
+    for word, room in enumerate((3, 2, 1, 2, 1)):
+        shares = np.bincount(lengths[:, word], minlength=4)[1:] / 20000
+        weights = np.array([1 / n if n <= room else 0 for n in (1, 2, 3)])
+        assert np.abs(shares - weights / weights.sum()).max() < 0.02

@@ -1,0 +1,45 @@
+"""How many sequences each global batch of a job has."""
+
+from __future__ import annotations
+
+from data_pipeline import BatchSizes, open_splits, rows_for_tokens
+from trainer.config import JobConfig
+
+
+def global_batches(config: JobConfig) -> BatchSizes:
+    """The sequences of the global batch at every step.
+
+    Where the config states tokens, what they come to changes with the length and the packing.
+    Raises DataError when the corpora cannot be opened.
+    """
+    batch = config.batch
+    in_tokens = batch.tokens or any(growth.tokens for growth in batch.growth)
+    splits = open_splits(config.data, "train") if in_tokens else {}
+    sizes = {}
+    for step in _changes(config):
+        target = batch.at(step)
+        if target.tokens is None:
+            assert target.size is not None
+            sizes[step] = target.size
+        else:
+            sizes[step] = rows_for_tokens(splits, config.data, step, target.tokens, batch.multiple)
+    return BatchSizes.of(sizes)
+
+
+def usual_rows(config: JobConfig) -> int:
+    """The sequences of the global batch at most steps, if none were padded; opens no corpus."""
+    starts = [step for step in _changes(config) if step < config.steps]
+    shares: dict[int, int] = {}
+    for start, end in zip(starts, [*starts[1:], config.steps], strict=True):
+        target = config.batch.at(start)
+        length = config.data.length_and_packing_at(start)[0]
+        multiple = config.batch.multiple
+        rows = target.size or max(1, round((target.tokens or 0) / length / multiple)) * multiple
+        shares[rows] = shares.get(rows, 0) + end - start
+    return max(shares, key=lambda rows: shares[rows])
+
+
+def _changes(config: JobConfig) -> list[int]:
+    """The steps from which the batch may have another size, ascending, 0 among them."""
+    phases = (phase.from_step for phase in config.data.phases)
+    return sorted({0, *phases, *(growth.step for growth in config.batch.growth)})
