@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
 from tests.conftest import TINY_JOB, tandem
 from trainer import metrics
+from trainer.run_folder import RunFolder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,3 +31,22 @@ def test_bf16_follows_fp32(corpus, tmp_path, stage):
         rows = metrics.read(tmp_path / precision / "metrics.jsonl")
         curves[precision] = metrics.series(rows, "students/tinybert/loss")[1]
     assert curves["bf16"] == pytest.approx(curves["fp32"], rel=0.02)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_what_is_saved_beside_the_next_step_is_what_there_was_before_it(corpus, tmp_path, stage):
+    """A run that goes on from a checkpoint in its middle has the losses it had the first time."""
+    stages = [f"{one}.zero_stage={stage}" for one in ("teacher", "students.tinybert")]
+    paths = [f"data.path={corpus}", f"runs={tmp_path}", "--nproc", 1]
+    folder = RunFolder(tmp_path / "tiny")
+
+    def losses() -> list[float]:
+        done = tandem("train", TINY_JOB, *paths, *stages, CUDA_VISIBLE_DEVICES="0")
+        assert done.returncode == 0, done.stderr
+        return metrics.series(metrics.read(folder.metrics), "teacher/loss")[1]
+
+    once = losses()
+    shutil.rmtree(folder.checkpoints / "step-000000008")
+    shutil.rmtree(folder.checkpoints / "step-000000006")
+    folder.evaluation.unlink()
+    assert losses() == pytest.approx(once, rel=1e-5)
