@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
 from tests.conftest import TINY_JOB, tandem
 from trainer import metrics
+from trainer.run_folder import RunFolder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,6 +27,7 @@ WAYS = {
 
 @pytest.mark.parametrize("kind", ["adamw", "lamb"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
+<<<<<<< HEAD
 def test_other_ways_to_compute_follow_fp32(corpus, tmp_path, stage, kind):
     """The losses of a student that takes part from the first step on."""
     plain = losses(corpus, tmp_path, "fp32", stage, kind, [])
@@ -42,3 +46,37 @@ def losses(corpus, runs, name, stage, kind, settings):
     assert done.returncode == 0, done.stderr
     rows = metrics.read(runs / name / "metrics.jsonl")
     return metrics.series(rows, "students/tinybert/loss")[1]
+=======
+def test_bf16_follows_fp32(corpus, tmp_path, stage):
+    """Every learner's first losses in bf16 are those in fp32, to bf16's precision."""
+    curves = {}
+    for precision in ("fp32", "bf16"):
+        learners = ("teacher", "students.distilbert", "students.tinybert")
+        overrides = [f"{one}.precision={precision}" for one in learners]
+        overrides += [f"{one}.zero_stage={stage}" for one in learners]
+        paths = [f"data.path={corpus}", f"runs={tmp_path}", f"name={precision}"]
+        done = tandem("train", TINY_JOB, *paths, *overrides, "--nproc", 1, CUDA_VISIBLE_DEVICES="0")
+        assert done.returncode == 0, done.stderr
+        rows = metrics.read(tmp_path / precision / "metrics.jsonl")
+        curves[precision] = metrics.series(rows, "students/tinybert/loss")[1]
+    assert curves["bf16"] == pytest.approx(curves["fp32"], rel=0.02)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_what_is_saved_beside_the_next_step_is_what_there_was_before_it(corpus, tmp_path, stage):
+    """A run that goes on from a checkpoint in its middle has the losses it had the first time."""
+    stages = [f"{one}.zero_stage={stage}" for one in ("teacher", "students.tinybert")]
+    paths = [f"data.path={corpus}", f"runs={tmp_path}", "--nproc", 1]
+    folder = RunFolder(tmp_path / "tiny")
+
+    def losses() -> list[float]:
+        done = tandem("train", TINY_JOB, *paths, *stages, CUDA_VISIBLE_DEVICES="0")
+        assert done.returncode == 0, done.stderr
+        return metrics.series(metrics.read(folder.metrics), "teacher/loss")[1]
+
+    once = losses()
+    shutil.rmtree(folder.checkpoints / "step-000000008")
+    shutil.rmtree(folder.checkpoints / "step-000000006")
+    folder.evaluation.unlink()
+    assert losses() == pytest.approx(once, rel=1e-5)
+>>>>>>> faults

@@ -156,7 +156,11 @@ def test_a_signal_before_the_ranks_are_ready_is_kept(tmp_path):
 
 
 def test_closing_the_terminal_stops_politely(tmp_path):
-    process = subprocess.Popen(launcher(python(OBEDIENT, tmp_path, 0), 2))
+    command = launcher(python(OBEDIENT, tmp_path, 0), 2)
+    # These tests may themselves run under nohup, whose children ignore the signal.
+    process = subprocess.Popen(
+        command, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    )
     started(tmp_path, 2)
     process.send_signal(signal.SIGHUP)
     assert process.wait(20) == 75
