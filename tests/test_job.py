@@ -128,7 +128,6 @@ def test_torchrun_by_hand(corpus, tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert "distilbert never joined" not in done.stdout
     rows = metrics.read(tmp_path / "tiny" / "metrics.jsonl")
     assert rows[-1]["step"] == 2
     assert len(list((tmp_path / "tiny" / "logs").glob("rank-*.log"))) == 2
