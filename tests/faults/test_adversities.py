@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -90,20 +91,25 @@ def test_a_run_folder_that_cannot_be_written_is_one_line(corpus, tmp_path):
 
 
 def test_a_shard_that_vanishes_is_one_line_and_comes_back_without_a_trace(calm, corpus, tmp_path):
+    """What has been read of it is trained on; a job that must read it names it, and ends."""
     mine = tmp_path / "corpus"
     shutil.copytree(corpus, mine)
     process = start(mine, tmp_path, *LONG)
     reach(process, tmp_path / "tiny", 20)
-    (mine / "train").rename(mine / "gone")
-    _, errors = process.communicate(timeout=600)
-    (mine / "gone").rename(mine / "train")
-    if process.returncode:  # otherwise the file was open and stays readable to the end
-        (line,) = errors.strip().splitlines()
-        assert line.startswith("tandem: ")
-        assert "shard-" in line
-        again = start(mine, tmp_path, *LONG)
-        _, errors = again.communicate(timeout=600)
-        assert again.returncode == 0, errors
+    (shard,) = (mine / "train").glob("*.tar")
+    shard.rename(mine / "elsewhere")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(120) == 75
+    without = start(mine, tmp_path, *LONG)
+    _, errors = without.communicate(timeout=600)
+    assert without.returncode == 1
+    (line,) = errors.strip().splitlines()
+    assert line.startswith("tandem: ")
+    assert str(shard) in line
+    (mine / "elsewhere").rename(shard)
+    again = start(mine, tmp_path, *LONG)
+    _, errors = again.communicate(timeout=600)
+    assert again.returncode == 0, errors
     assert losses(tmp_path / "tiny") == calm
 
 
