@@ -17,6 +17,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else
 
 import deepspeed
 from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from deepspeed.utils import logger as deepspeed_logger
 from torch import Tensor, nn
 
@@ -79,6 +80,7 @@ def deepspeed_config(
             "overlap_comm": torch.cuda.is_available(),
             "stage3_prefetch_bucket_size": bucket,
             "stage3_param_persistence_threshold": 10_000,
+            "memory_efficient_linear": False,  # for the whole process: see `partitioned_linear`
             **_offload(config),
         },
         "zero_allow_untested_optimizer": True,
@@ -101,18 +103,45 @@ def _offload(config: LearnerConfig) -> dict[str, Any]:
     return {key: host for key, wanted in kept.items() if wanted}
 
 
+@contextlib.contextmanager
+def partitioned_linear(engine: DeepSpeedEngine) -> Iterator[None]:
+    """At stage 3, for the block: linear layers that keep no whole weights for their backward.
+
+    DeepSpeed would put its own in place for everybody in the process, so that the rounding of a
+    learner's gradients would depend on who else is in the job.
+    """
+    if engine.zero_optimization_stage() < 3:
+        yield
+        return
+    usual = nn.functional.linear
+    nn.functional.linear = zero3_linear_wrap
+    try:
+        yield
+    finally:
+        nn.functional.linear = usual
+
+
 def backward(engine: DeepSpeedEngine, loss: Tensor, loss_scale: float) -> None:
-    """Accumulate the gradients of `loss` (a scalar) summed over the ranks, times `loss_scale`.
+    """Accumulate the gradients of `loss` (a scalar) summed over the ranks, times a scale.
 
     The scale is divided out again before the gradients are clipped: at stages 1 to 3 by DeepSpeed,
     at stage 0 by `clip_gradients`.
     """
     loss = loss * dist.get_world_size()  # DeepSpeed averages over ranks
+    scale = _averaged(loss_scale)
     if engine.zero_optimization_stage() == 0:
-        loss = loss * loss_scale
+        loss = loss * scale
     else:
-        engine.optimizer.override_loss_scale(loss_scale)  # and multiplies the loss by it
+        engine.optimizer.override_loss_scale(scale)  # and multiplies the loss by it
     engine.backward(loss, scale_wrt_gas=False)
+
+
+def _averaged(loss_scale: float) -> float:
+    """The scale of gradients averaged over the ranks, if backward ran on `loss_scale` x the loss.
+
+    So float16 overflows at the same scale on any number of ranks.
+    """
+    return loss_scale if loss_scale == 1.0 else loss_scale / dist.get_world_size()
 
 
 def clip_gradients(engine: DeepSpeedEngine, clipping: float, loss_scale: float) -> Tensor:
@@ -122,7 +151,7 @@ def clip_gradients(engine: DeepSpeedEngine, clipping: float, loss_scale: float) 
     """
     parameters = [p for p in engine.module.parameters() if p.grad is not None]
     if loss_scale != 1.0:
-        torch._foreach_mul_([p.grad for p in parameters], 1 / loss_scale)
+        torch._foreach_mul_([p.grad for p in parameters], 1 / _averaged(loss_scale))
     return torch.nn.utils.clip_grad_norm_(parameters, clipping or float("inf"))
 
 

@@ -19,7 +19,14 @@ from model import Capture, EncoderConfig, Features, MaskedLanguageModel, build
 from trainer.admission import schedule_steps, time_used
 from trainer.batches import Counts, MicroBatch
 from trainer.config import LearnerConfig
-from trainer.engine import backward, clip_gradients, gathered, gradient_norm, start_engine
+from trainer.engine import (
+    backward,
+    clip_gradients,
+    gathered,
+    gradient_norm,
+    partitioned_linear,
+    start_engine,
+)
 from trainer.errors import TrainingError
 from trainer.guard import GRADIENT
 from trainer.knowledge import Decoder, Knowledge, detach, union
@@ -203,7 +210,7 @@ class Learner:
     def _part(self, part: str) -> Iterator[None]:
         """A part of the step: timed when it is to be, and named when memory runs out in it."""
         owner = (_section(self.name), self.config, part, self.workload.micro_batch)
-        with named_for(*owner), clock.part(self.name, part):
+        with named_for(*owner), clock.part(self.name, part), partitioned_linear(self.engine):
             yield
 
     def take_shares(self) -> Tensor:
