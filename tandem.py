@@ -115,7 +115,7 @@ def _announce_if_finished(job: JobConfig) -> bool:
     """Say where the results are when there is nothing left to do."""
     import json
 
-    from trainer.run_folder import RunFolder
+    from trainer.control.run_folder import RunFolder
 
     folder = RunFolder.of(job)
     if not folder.evaluation.exists():
@@ -153,7 +153,7 @@ def submit(config: str, rest: tuple[str, ...], **options: Any) -> None:
     """Hand the job CONFIG to SLURM; any option of sbatch may be given."""
     import configs
     from cluster.commands import submit as submit_job
-    from trainer.run_folder import RunFolder
+    from trainer.control.run_folder import RunFolder
 
     overrides = tuple(word for word in rest if _is_override(word))
     sbatch = [word for word in rest if not _is_override(word)]
@@ -204,8 +204,8 @@ def checkpoint(run: str, wait: float) -> None:
 
 
 def _ask(run: str, kind: str, wait: float) -> None:
-    from trainer.asking import ask_and_wait
-    from trainer.run_folder import RunFolder
+    from trainer.control.asking import ask_and_wait
+    from trainer.control.run_folder import RunFolder
 
     click.echo(ask_and_wait(RunFolder.existing(run), kind, wait))
 
@@ -217,8 +217,8 @@ def _ask(run: str, kind: str, wait: float) -> None:
 @click.option("--name", required=True, help="The new run's.")
 def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None:
     """Make a new run from a checkpoint of RUN; any key of its config may differ."""
-    from trainer.forking import fork
-    from trainer.run_folder import RunFolder
+    from trainer.control.forking import fork
+    from trainer.control.run_folder import RunFolder
 
     made = fork(RunFolder.existing(run), step, name, overrides)
     for line in made.changes:
@@ -423,7 +423,7 @@ def make_plan(
     import configs
     from cluster.planning import JobFacts, LearnerFacts, Machine, describe, make_plan
     from configs.devices import DeviceConfig
-    from trainer.demands import demands
+    from trainer.measure.demands import demands
 
     on = Machine(configs.load(device, DeviceConfig, "device"), **machine)
     facts, learners = demands(_load_job(config, overrides))
@@ -480,8 +480,8 @@ def import_model(folder: str, out: str) -> None:
 @click.argument("run")
 def sync(run: str) -> None:
     """Make Weights & Biases agree with RUN's metrics.jsonl; offline without a key."""
-    from trainer.run_folder import RunFolder
-    from trainer.syncing import sync as sync_run
+    from trainer.control.run_folder import RunFolder
+    from trainer.record.syncing import sync as sync_run
 
     click.echo(sync_run(RunFolder.existing(run)))
 
@@ -494,9 +494,9 @@ def evaluate(run: str, learner: str | None, as_json: bool) -> None:
     """Score the learners of RUN on held-out text."""
     import json
 
-    from trainer.evaluation import evaluate_run
+    from trainer.control.run_folder import RunFolder
+    from trainer.evaluation.final_scores import evaluate_run
     from trainer.report import student_table
-    from trainer.run_folder import RunFolder
 
     results = evaluate_run(RunFolder.existing(run), learner)
     click.echo(json.dumps(results, indent=2) if as_json else student_table(results))
@@ -509,8 +509,8 @@ def evaluate(run: str, learner: str | None, as_json: bool) -> None:
 @click.option("--onnx", is_flag=True, help="Also write model.onnx.")
 def export(run: str, learner: str, out: Path, onnx: bool) -> None:
     """Write a learner of RUN in Hugging Face format."""
-    from trainer.export import export_learner
-    from trainer.run_folder import RunFolder
+    from trainer.control.run_folder import RunFolder
+    from trainer.evaluation.export import export_learner
 
     export_learner(RunFolder.existing(run), learner, out)
     if onnx:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from trainer import metrics
+from trainer.record import metrics
 
 PARTS = re.compile(r"first step ([\d.]+) s after the process began: (.*)")
 

@@ -16,7 +16,7 @@ import torch
 
 from tests.conftest import TINY_JOB, command_environment, tandem
 from tests.wandb_files import history
-from trainer import metrics
+from trainer.record import metrics
 
 LEARNERS = ("teacher", "students/distilbert", "students/tinybert")
 STOPPED = 75

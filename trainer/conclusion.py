@@ -6,10 +6,10 @@ import json
 import os
 from typing import Any
 
-from trainer.evaluation import evaluate_run
-from trainer.export import export_learner
+from trainer.control.run_folder import RunFolder
+from trainer.evaluation.export import export_learner
+from trainer.evaluation.final_scores import evaluate_run
 from trainer.report import write_report
-from trainer.run_folder import RunFolder
 
 
 def conclude(folder: RunFolder) -> dict[str, Any]:

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 from data_pipeline import DataConfig
 from model import EncoderConfig
-from trainer import tracking
-from trainer.guard import GuardConfig
+from trainer.lifecycle.guard import GuardConfig
+from trainer.lifecycle.recovery import RecoveryConfig, require_order
+from trainer.lifecycle.stacking import StackingConfig
 from trainer.loss_scale import LossScaleConfig
+from trainer.measure.profiling import ProfileConfig
 from trainer.objectives import ObjectiveConfig
+from trainer.objectives.progressive import ProgressiveConfig
 from trainer.optimizers import OptimizerConfig
-from trainer.profiling import ProfileConfig
-from trainer.progressive import ProgressiveConfig
-from trainer.recovery import RecoveryConfig, require_order
+from trainer.record import tracking
 from trainer.schedules import ScheduleConfig
-from trainer.stacking import StackingConfig
 
 ZERO_STAGES = (0, 1, 2, 3)
 FROZEN_STAGES = (0, 3)

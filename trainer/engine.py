@@ -22,8 +22,8 @@ from deepspeed.utils import logger as deepspeed_logger
 from torch import Tensor, nn
 
 from trainer.config import LearnerConfig
+from trainer.measure.timing import watch_collectives
 from trainer.optimizers import GatedOptimizer, Lamb, Shards
-from trainer.timing import watch_collectives
 
 # DeepSpeed keeps reduction buckets per engine, 5e8 elements by default: ten small students would
 # cost tens of gigabytes. A bucket never needs to be larger than the model.

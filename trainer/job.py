@@ -17,24 +17,24 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from data_pipeline import BatchSizes, BatchStream, open_corpora
 from data_pipeline.tokenization import load as load_tokenizer
 from data_pipeline.torch_masking import TorchMasker
-from trainer import tracking
-from trainer.admission import HOUR
 from trainer.batch_plan import global_batches
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, newest_intact
-from trainer.cohort import Cohort
 from trainer.config import JobConfig
+from trainer.control.run_folder import RunFolder
+from trainer.control.surroundings import Surroundings
 from trainer.errors import TrainingError
-from trainer.gauges import Gauges
-from trainer.held_out import ValidationSet
+from trainer.evaluation.held_out import ValidationSet
 from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.lifecycle.admission import HOUR
+from trainer.lifecycle.cohort import Cohort
+from trainer.lifecycle.recovery import batch_number, checkpoint_to_go_on_from, done_with, proposal
+from trainer.measure.gauges import Gauges
 from trainer.prefetch import Prefetched
-from trainer.recorder import Recorder
-from trainer.recovery import batch_number, checkpoint_to_go_on_from, done_with, proposal
-from trainer.replicas import verify
-from trainer.run_folder import RunFolder
+from trainer.record import tracking
+from trainer.record.recorder import Recorder
 from trainer.state import JobState
 from trainer.step import StepResult
-from trainer.surroundings import Surroundings
+from trainer.watch.replicas import verify
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from model import Capture, EncoderConfig, Features, MaskedLanguageModel, build
-from trainer.admission import schedule_steps, time_used
 from trainer.batches import Counts, MicroBatch
 from trainer.config import LearnerConfig
 from trainer.engine import (
@@ -28,18 +27,19 @@ from trainer.engine import (
     start_engine,
 )
 from trainer.errors import TrainingError
-from trainer.guard import GRADIENT
+from trainer.evaluation.scores import capture_for, score
 from trainer.knowledge import Decoder, Knowledge, detach, union
+from trainer.lifecycle.admission import schedule_steps, time_used
+from trainer.lifecycle.guard import GRADIENT
 from trainer.loss_scale import LossScale
-from trainer.memory_errors import named_for
+from trainer.measure.timing import BACKWARD, FORWARD, STEP, clock
 from trainer.objectives import Lesson, Objective
+from trainer.objectives.progressive import Transfer
 from trainer.optimizers import UNIFORM, Rates, build_optimizer
-from trainer.progressive import Transfer
 from trainer.schedules import factor
-from trainer.scores import capture_for, score
 from trainer.seeds import derive
 from trainer.state import LearnerState
-from trainer.timing import BACKWARD, FORWARD, STEP, clock
+from trainer.watch.memory_errors import named_for
 
 TEACHER = "teacher"
 NOTHING = Capture()
@@ -97,8 +97,8 @@ class LearnerModule(nn.Module):
 
         `step` is the learner's own, on which the objective may depend.
 
-        Without `totals` nothing is learnt: the sums of `trainer.scores.score` come back, alone; or
-        `only_features`.
+        Without `totals` nothing is learnt: the sums of `trainer.evaluation.scores.score` come back,
+        alone; or `only_features`.
         """
         if totals is None and not only_features:
             capture = capture_for(self.model)
@@ -315,7 +315,7 @@ class Learner:
 
     @torch.no_grad()
     def evaluate(self, batch: MicroBatch) -> Tensor:
-        """The sums of `trainer.scores.score` over this rank's `batch`."""
+        """The sums of `trainer.evaluation.scores.score` over this rank's `batch`."""
         self.engine.eval()
         sums, _, _ = self.engine(batch)
         self.engine.train(self.is_trained)

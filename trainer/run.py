@@ -12,17 +12,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.beginning import Beginning, begin
 from trainer.checkpoint import Owner
 from trainer.conclusion import conclude
 from trainer.config import JobConfig
+from trainer.control.beginning import Beginning, begin
+from trainer.control.run_folder import RunFolder
+from trainer.control.surroundings import Surroundings
 from trainer.engine import join_process_group
-from trainer.first_failure import FAILED, explained, on_rank_0
 from trainer.job import Job
 from trainer.loop import Outcome, train
-from trainer.run_folder import RunFolder
-from trainer.startup import Startup
-from trainer.surroundings import Surroundings
+from trainer.measure.startup import Startup
+from trainer.watch.first_failure import FAILED, explained, on_rank_0
 
 _log = logging.getLogger(__name__)
 Announce = Callable[[RunFolder, dict[str, Any]], None]

@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.guard import Guard
+from trainer.lifecycle.guard import Guard
 from trainer.loss_scale import LossScale
 
 

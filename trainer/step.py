@@ -11,9 +11,9 @@ import torch.distributed as dist
 from data_pipeline import Batch
 from data_pipeline.torch_masking import TorchMasker
 from trainer.batches import count, sum_over_ranks, to_micro_batches, unreadable
+from trainer.control.wishes import NO_WISHES, Wishes
 from trainer.knowledge import detach, union
 from trainer.learner import Learner, Place
-from trainer.wishes import NO_WISHES, Wishes
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    from trainer import evaluation
+    from trainer.evaluation import final_scores as evaluation
 
     evaluation.SPEED_SECONDS = 0.0
     torch.set_num_threads(1)

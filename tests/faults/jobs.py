@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.conftest import REPOSITORY, TINY_JOB, command_environment
-from trainer import metrics
+from trainer.record import metrics
 
 LAUNCH = "import sys; from cluster.local import launch; sys.exit(launch(sys.argv[1:], 2))"
 

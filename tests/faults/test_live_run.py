@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 import tandem as command_line
 from tests.conftest import tandem
 from tests.faults.jobs import arguments, reach, start
-from trainer import metrics
 from trainer.checkpoint import Checkpoint, published
-from trainer.run_folder import RunFolder
+from trainer.control.run_folder import RunFolder
+from trainer.record import metrics
 
 STOPPED = 75
 NEVER = (

@@ -11,17 +11,18 @@ import torch.distributed as dist
 
 import configs
 from tests.conftest import TINY_JOB
-from trainer import evaluation, metrics
-from trainer.beginning import begin
 from trainer.checkpoint import Owner
 from trainer.conclusion import conclude
 from trainer.config import JobConfig, LearnerConfig
-from trainer.first_failure import on_rank_0
+from trainer.control.beginning import begin
+from trainer.control.run_folder import RunFolder
+from trainer.control.surroundings import Surroundings
+from trainer.evaluation import final_scores as evaluation
 from trainer.job import Job
 from trainer.loop import Outcome, train
-from trainer.run_folder import RunFolder
-from trainer.startup import Startup
-from trainer.surroundings import Surroundings
+from trainer.measure.startup import Startup
+from trainer.record import metrics
+from trainer.watch.first_failure import on_rank_0
 
 
 def tiny_job(corpus: Path, runs: Path, *overrides: str) -> JobConfig:

@@ -9,9 +9,9 @@ import torch
 
 from data_pipeline import DataConfig
 from model import EncoderConfig, build
-from trainer.agreement import agreement
 from trainer.config import EvaluationConfig, JobConfig, LearnerConfig
-from trainer.held_out import ValidationSet
+from trainer.evaluation.agreement import agreement
+from trainer.evaluation.held_out import ValidationSet
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import MaskedLanguageModelling
 

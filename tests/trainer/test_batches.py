@@ -10,7 +10,7 @@ import torch
 from data_pipeline import NO_LABEL
 from tests.trainer import tiny
 from trainer.batches import count, to_device, to_micro_batches
-from trainer.held_out import _share
+from trainer.evaluation.held_out import _share
 
 CPU = torch.device("cpu")
 

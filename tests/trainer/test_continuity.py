@@ -7,8 +7,8 @@ import pytest
 import configs
 from tests.conftest import TINY_JOB
 from trainer.config import JobConfig
-from trainer.continuity import accepted_changes
 from trainer.errors import TrainingError
+from trainer.lifecycle.continuity import accepted_changes
 
 
 def job(*overrides: str) -> JobConfig:

@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from trainer.display import Display, duration
+from trainer.record.display import Display, duration
 
 
 class Clock:
@@ -101,7 +101,7 @@ def test_on_a_terminal_the_last_state_stays_and_messages_go_above(clock, width):
 
 PROGRAM = """
 import time
-from trainer.display import Display
+from trainer.record.display import Display
 with Display("demo", 10**6) as display:
     for step in range(10**6):
         display.update(step, {"teacher/loss": 1.0})

@@ -14,9 +14,9 @@ from data_pipeline import Batch, DataConfig
 from model import EncoderConfig, describe
 from tests.distributed import run_distributed
 from trainer.config import BatchConfig, JobConfig, LearnerConfig
-from trainer.demands import demands
-from trainer.footprint import LiveBytes
 from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.measure.demands import demands
+from trainer.measure.footprint import LiveBytes
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import Cosine, Hidden, MaskedLanguageModelling, SoftTargets
 from trainer.step import train_step

@@ -12,7 +12,7 @@ from model import from_pretrained, import_folder
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from trainer.config import InitConfig, LearnerConfig
-from trainer.run_folder import RunFolder
+from trainer.control.run_folder import RunFolder
 
 FROZEN = ["teacher.objective=null", "teacher.optimizer=null", "teacher.schedule=null",
           "teacher.frozen=true", "teacher.zero_stage=0"]  # fmt: skip

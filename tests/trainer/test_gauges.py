@@ -15,16 +15,16 @@ from data_pipeline import DataConfig
 from model import describe
 from tests.distributed import run_distributed
 from tests.trainer import tiny
-from trainer import utilisation
 from trainer.config import JobConfig
+from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
-from trainer.gauges import Gauges
-from trainer.memory_errors import named_for
-from trainer.profiling import ProfileConfig
-from trainer.run_folder import RunFolder
-from trainer.slow_ranks import SlowRanks, slow_among
+from trainer.measure import utilisation
+from trainer.measure.gauges import Gauges
+from trainer.measure.profiling import ProfileConfig
+from trainer.measure.timing import PARTS, watch_collectives
 from trainer.step import train_step
-from trainer.timing import PARTS, watch_collectives
+from trainer.watch.memory_errors import named_for
+from trainer.watch.slow_ranks import SlowRanks, slow_among
 
 
 def measured(folder: str):

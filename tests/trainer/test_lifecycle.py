@@ -12,14 +12,14 @@ import torch
 from model import from_pretrained, select_layers
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job, with_students
-from trainer import metrics
-from trainer.admission import is_over, schedule_steps
 from trainer.checkpoint import Checkpoint, full_state_dict
-from trainer.cohort import Cohort
 from trainer.config import InitConfig, StartConfig, StopConfig
-from trainer.first_weights import model_state
-from trainer.guard import GuardConfig
-from trainer.run_folder import RunFolder
+from trainer.control.run_folder import RunFolder
+from trainer.lifecycle.admission import is_over, schedule_steps
+from trainer.lifecycle.cohort import Cohort
+from trainer.lifecycle.first_weights import model_state
+from trainer.lifecycle.guard import GuardConfig
+from trainer.record import metrics
 from trainer.schedules import ScheduleConfig
 from trainer.state import JobState, LearnerState
 

@@ -1,6 +1,6 @@
 import re
 
-from trainer import machine
+from trainer.measure import machine
 
 
 def test_the_machine_in_a_few_words():

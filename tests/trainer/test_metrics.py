@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer import metrics
+from trainer.record import metrics
 
 
 def log(path, *rows):
@@ -48,7 +48,7 @@ def test_lines_are_strict_json_even_with_nan_and_infinity():
 def test_a_row_is_in_the_file_when_append_returns(tmp_path):
     path = tmp_path / "deep" / "metrics.jsonl"
     program = (
-        "import os, sys, pathlib; from trainer.metrics import MetricsLog\n"
+        "import os, sys, pathlib; from trainer.record.metrics import MetricsLog\n"
         "MetricsLog(pathlib.Path(sys.argv[1])).append({'step': 7}); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", program, path], check=False).returncode == -9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.conftest import TINY_JOB, tandem
-from trainer import metrics
+from trainer.record import metrics
 
 SETTINGS = [
     "steps=1000000",

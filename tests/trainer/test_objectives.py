@@ -14,9 +14,9 @@ from tests.trainer.tiny import encoder, random_batch
 from trainer.batches import Counts, count, to_device
 from trainer.config import JobConfig, LearnerConfig
 from trainer.knowledge import Decoder, detach
-from trainer.layer_maps import at_depth, map_layers
 from trainer.learner import build_module
 from trainer.objectives import Lesson, Objective, ObjectiveConfig
+from trainer.objectives.layer_maps import at_depth, map_layers
 from trainer.objectives.over_steps import OverSteps
 from trainer.objectives.terms import (
     Attention,

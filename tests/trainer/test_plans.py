@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from trainer.admission import is_due, is_over, time_used
 from trainer.config import StartConfig, StopConfig
+from trainer.lifecycle.admission import is_due, is_over, time_used
 from trainer.schedules import ScheduleConfig, factor
 from trainer.seeds import derive
 from trainer.state import HeldOut, JobState, LearnerState

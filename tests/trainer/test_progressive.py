@@ -12,9 +12,10 @@ from torch.nn import functional as F
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.config import InitConfig, LearnerConfig
-from trainer.first_weights import from_embeddings
 from trainer.learner import Learner, Workload, student_key
+from trainer.lifecycle.first_weights import from_embeddings
 from trainer.objectives import Objective, ObjectiveConfig
+from trainer.objectives.progressive import ProgressiveConfig, Transfer
 from trainer.objectives.terms import (
     AttentionTransfer,
     Blended,
@@ -23,7 +24,6 @@ from trainer.objectives.terms import (
     NextSentence,
 )
 from trainer.optimizers import OptimizerConfig
-from trainer.progressive import ProgressiveConfig, Transfer
 from trainer.schedules import ScheduleConfig
 from trainer.step import train_step
 
@@ -123,7 +123,7 @@ def trained(stage):
 
 def weights_of(student):
     from trainer.checkpoint import full_state_dict
-    from trainer.first_weights import model_state
+    from trainer.lifecycle.first_weights import model_state
 
     whole = model_state(full_state_dict(student.engine))
     return {name: tensor.clone() for name, tensor in whole.items()}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.metrics import MetricsLog
+from trainer.record.metrics import MetricsLog
 from trainer.report import student_table, write_report
 from trainer.report.chart import Series, curve
 from trainer.report.refreshing import LiveReport

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from data_pipeline import NO_LABEL
 from model import build
 from tests.trainer import tiny
-from trainer import scores
 from trainer.batches import to_device
+from trainer.evaluation import scores
 from trainer.knowledge import Decoder
 
 

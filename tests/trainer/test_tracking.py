@@ -12,9 +12,9 @@ import time
 import pytest
 
 from tests.wandb_files import history, offline_folder, records
-from trainer import tracking
-from trainer.metrics import MetricsLog, cut_back
-from trainer.wandb_follower import Alerts, agrees
+from trainer.record import tracking
+from trainer.record.metrics import MetricsLog, cut_back
+from trainer.record.wandb_follower import Alerts, agrees
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -93,8 +93,8 @@ def test_a_resumed_run_has_each_step_once_and_none_of_the_abandoned_ones(run):
 
 TRAINER = """
 import os, pathlib, signal, sys
-from trainer import tracking
-from trainer.metrics import MetricsLog
+from trainer.record import tracking
+from trainer.record.metrics import MetricsLog
 run = pathlib.Path(sys.argv[1])
 tracking.start(run, mode="offline", project="tandem", run_id="abcd1234")
 with MetricsLog(run / "metrics.jsonl") as log:

@@ -14,6 +14,7 @@ from model import Capture, EncoderConfig
 from model.vocabulary_loss import project_and_sum
 from trainer.batches import Counts
 from trainer.knowledge import union
+from trainer.objectives.progressive import Transfer
 from trainer.objectives.term import (
     LayerTerm,
     LayerTermConfig,
@@ -44,7 +45,6 @@ from trainer.objectives.terms import (
     ValueRelation,
     VarianceTransfer,
 )
-from trainer.progressive import Transfer
 
 
 @dataclass

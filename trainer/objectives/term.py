@@ -13,9 +13,9 @@ from model import Capture, EncoderConfig, Features
 from model.vocabulary_loss import RowLoss, project_and_sum
 from trainer.batches import ATTENDED, MASKED, MicroBatch
 from trainer.knowledge import Decoder, Knowledge
-from trainer.layer_maps import at_depth, map_layers
+from trainer.objectives.layer_maps import at_depth, map_layers
 from trainer.objectives.over_steps import OverSteps
-from trainer.progressive import Transfer
+from trainer.objectives.progressive import Transfer
 
 POSITIONS = (MASKED, ATTENDED)
 
@@ -165,7 +165,7 @@ class LayerTerm(Term):
     """A term over pairs of layers: the loss of each, weighted, and summed or averaged.
 
     The map is made for the teacher's final number of layers. While a growing teacher has fewer,
-    its layer at the same relative depth stands in (`trainer.layer_maps.at_depth`).
+    its layer at the same relative depth stands in (`trainer.objectives.layer_maps.at_depth`).
     """
 
     reads_attention: ClassVar[bool] = False  # and not hidden states

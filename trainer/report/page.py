@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from trainer.display import duration
+from trainer.record.display import duration
 from trainer.report.curves import curves_section
 from trainer.report.results import results_section
 from trainer.report.run_files import RunFiles

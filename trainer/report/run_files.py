@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from trainer import metrics
+from trainer.record import metrics
 from trainer.report.chart import COLOURS
 from trainer.report.scale import Floats
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from model import MaskedLanguageModel, build
 from trainer.checkpoint import Checkpoint, newest_intact
 from trainer.config import JobConfig, LearnerConfig
+from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
-from trainer.first_weights import model_state
 from trainer.learner import TEACHER, student_key
-from trainer.run_folder import RunFolder
-from trainer.stacking import StackingConfig
+from trainer.lifecycle.first_weights import model_state
+from trainer.lifecycle.stacking import StackingConfig
 from trainer.state import JobState
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import torch
 
 from trainer.config import LearnerConfig
 from trainer.errors import TrainingError
-from trainer.timing import STEP
+from trainer.measure.timing import STEP
 
 # How torch's CPU allocator says it, in a plain RuntimeError.
 CPU_WORDS = ("DefaultCPUAllocator", "not enough memory")

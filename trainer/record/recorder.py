@@ -12,16 +12,16 @@ import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-from trainer import metrics, tracking
 from trainer.config import JobConfig
-from trainer.display import Display
-from trainer.gauges import Gauges
-from trainer.held_out import Scores
+from trainer.control.run_folder import RunFolder
+from trainer.evaluation.held_out import Scores
 from trainer.learner import Learner
-from trainer.models_table import models_table
+from trainer.measure.gauges import Gauges
+from trainer.measure.models_table import models_table
+from trainer.record import metrics, tracking
+from trainer.record.display import Display
 from trainer.report import write_report
 from trainer.report.refreshing import LiveReport
-from trainer.run_folder import RunFolder
 from trainer.state import JobState
 from trainer.step import StepResult
 

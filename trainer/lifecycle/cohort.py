@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from model import double_layers
-from trainer.admission import is_due, is_over
 from trainer.checkpoint import Checkpoint, full_state_dict
 from trainer.config import JobConfig, LearnerConfig
 from trainer.errors import TrainingError
-from trainer.first_weights import from_embeddings, from_folder, from_layers, model_state
 from trainer.learner import TEACHER, Learner, Workload, student_key
-from trainer.stacking import StackingConfig, layers_of_the_moment
+from trainer.lifecycle.admission import is_due, is_over
+from trainer.lifecycle.first_weights import from_embeddings, from_folder, from_layers, model_state
+from trainer.lifecycle.stacking import StackingConfig, layers_of_the_moment
 from trainer.state import HeldOut, JobState, LearnerState
 
 

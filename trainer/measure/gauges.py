@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from trainer import utilisation
 from trainer.config import JobConfig
+from trainer.control.run_folder import RunFolder
 from trainer.learner import Learner
-from trainer.profiling import Tracer
-from trainer.run_folder import RunFolder
-from trainer.slow_ranks import SlowRanks
-from trainer.timing import BACKWARD, COMMUNICATION, FORWARD, STEP, clock
+from trainer.measure import utilisation
+from trainer.measure.profiling import Tracer
+from trainer.measure.timing import BACKWARD, COMMUNICATION, FORWARD, STEP, clock
+from trainer.watch.slow_ranks import SlowRanks
 
 
 class Gauges:

@@ -10,9 +10,9 @@ from torch import Tensor
 from model import MaskedLanguageModel
 from model.vocabulary_loss import chunked_kl_divergence
 from trainer.batches import MicroBatch, to_micro_batches
-from trainer.held_out import ValidationSet
+from trainer.evaluation.held_out import ValidationSet
+from trainer.evaluation.scores import predictions
 from trainer.knowledge import Decoder
-from trainer.scores import predictions
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from data_pipeline import open_corpora
 from model import Training, model_card, save_pretrained, write_config
-from trainer import metrics
 from trainer.config import JobConfig
-from trainer.finished import SavedLearners
+from trainer.control.run_folder import RunFolder
+from trainer.evaluation.finished import SavedLearners
 from trainer.learner import TEACHER
-from trainer.run_folder import RunFolder
+from trainer.record import metrics
 
 _log = logging.getLogger(__name__)
 

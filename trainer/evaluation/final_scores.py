@@ -13,15 +13,15 @@ from torch import Tensor
 
 from data_pipeline import Corpus, open_corpora
 from model import MaskedLanguageModel, describe
-from trainer.agreement import agreement
 from trainer.batches import MicroBatch, to_device
-from trainer.finished import SavedLearners
-from trainer.held_out import Scores, ValidationSet
+from trainer.control.run_folder import RunFolder
+from trainer.evaluation.agreement import agreement
+from trainer.evaluation.finished import SavedLearners
+from trainer.evaluation.held_out import Scores, ValidationSet
+from trainer.evaluation.scores import capture_for, score
 from trainer.knowledge import Decoder
 from trainer.learner import TEACHER
-from trainer.machine import describe as describe_machine
-from trainer.run_folder import RunFolder
-from trainer.scores import capture_for, score
+from trainer.measure.machine import describe as describe_machine
 
 SPEED_SECONDS = 1.0  # how long each speed of each learner is measured, at least
 

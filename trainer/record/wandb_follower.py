@@ -1,4 +1,4 @@
-"""The process that copies a run's files to Weights & Biases; started by `trainer.tracking`.
+"""The process that copies a run's files to Weights & Biases; started by `trainer.record.tracking`.
 
 Takes one argument, a JSON object (`Options`). Ends when standard input does: after the line
 "completed" or "stopped", or, without either, because the trainer is gone.

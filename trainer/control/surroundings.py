@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from trainer.checkpoint import Attempt
 from trainer.config import JobConfig
-from trainer.first_failure import FirstFailure
-from trainer.hang_watch import HangWatch
-from trainer.pulse import Pulse
-from trainer.requests import CHECKPOINT, STOP, RequestBox
-from trainer.run_folder import RunFolder
-from trainer.startup import Startup
-from trainer.wishes import Wishes
+from trainer.control.pulse import Pulse
+from trainer.control.requests import CHECKPOINT, STOP, RequestBox
+from trainer.control.run_folder import RunFolder
+from trainer.control.wishes import Wishes
+from trainer.measure.startup import Startup
+from trainer.watch.first_failure import FirstFailure
+from trainer.watch.hang_watch import HangWatch
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 from trainer.batch_plan import usual_rows
 from trainer.config import JobConfig, LearnerConfig
 from trainer.engine import bucket_size
-from trainer.footprint import Footprint, footprints
 from trainer.learner import TEACHER, student_key
+from trainer.measure.footprint import Footprint, footprints
 
 
 def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[dict[str, Any]]]:

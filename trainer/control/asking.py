@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from trainer.checkpoint import live_owner
+from trainer.control.requests import STOP, answer_to, ask
+from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
-from trainer.requests import STOP, answer_to, ask
-from trainer.run_folder import RunFolder
 
 POLL_SECONDS = 0.2
 

@@ -1,7 +1,8 @@
 """`tandem fork`: a new run that begins with a checkpoint of another, and may differ in anything.
 
-What a run cannot change about itself (see `trainer.continuity`) a fork of it can: other data, whose
-order then begins at the fork's step, or another shape of a student, which then starts anew.
+What a run cannot change about itself (see `trainer.lifecycle.continuity`) a fork of it can: other
+data, whose order then begins at the fork's step, or another shape of a student, which then starts
+anew.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import configs
-from trainer import metrics
 from trainer.checkpoint import Checkpoint, CheckpointError, branch, published
 from trainer.config import JobConfig
-from trainer.continuity import SHAPE, changes
+from trainer.control.run_folder import REVISION, RunFolder
 from trainer.errors import TrainingError
 from trainer.learner import TEACHER, student_key
-from trainer.run_folder import REVISION, RunFolder
+from trainer.lifecycle.continuity import SHAPE, changes
+from trainer.record import metrics
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from model import EncoderConfig
-from trainer.layer_maps import at_depth
+from trainer.objectives.layer_maps import at_depth
 
 
 @dataclass

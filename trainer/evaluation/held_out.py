@@ -26,7 +26,7 @@ from data_pipeline import (
 )
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
-from trainer.scores import SUMS
+from trainer.evaluation.scores import SUMS
 from trainer.state import HeldOut
 
 # The masks of held-out text do not depend on the job's seed, so that jobs can be compared.
@@ -34,7 +34,7 @@ SEED = 0
 # Rows that are read at once, on all ranks together.
 ROWS = 64
 
-Scorer = Callable[[MicroBatch], Tensor]  # -> the sums of `trainer.scores.score`
+Scorer = Callable[[MicroBatch], Tensor]  # -> the sums of `trainer.evaluation.scores.score`
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Weights & Biases, kept away from training: a process of its own follows ``metrics.jsonl``.
 
-The trainer starts the follower (`trainer/wandb_follower.py`) on rank 0 and has nothing more to do
-with it until the end: no call per step, no network, no W&B thread in the training process. An
+The trainer starts the follower (`trainer/record/wandb_follower.py`) on rank 0 and has nothing more
+to do with it until the end: no call per step, no network, no W&B thread in the training process. An
 unreachable server, a full disk in W&B's own folder or a crash of the client therefore cannot slow
 or stop training. Because the follower reads the file from its first row, a resumed run has no gap,
 and because it skips the steps W&B already has, no step twice. When the trainer is killed, its end

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from trainer import tracking
 from trainer.checkpoint import Checkpoint, live_owner, published
+from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
-from trainer.models_table import models_table
-from trainer.run_folder import RunFolder
+from trainer.measure.models_table import models_table
+from trainer.record import tracking
 
 PATIENCE_SECONDS = 3600.0
 

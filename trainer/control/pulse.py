@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.checkpoint import Attempt, StaleAttempt, beat
 from trainer.checkpoint.owner import BEAT_SECONDS
-from trainer.first_failure import FAILED, FirstFailure
+from trainer.watch.first_failure import FAILED, FirstFailure
 
 # For this rank to notice by itself that another has failed, as it does at once over gloo. Over NCCL
 # it may wait in a kernel for as long as somebody lets it.

@@ -10,9 +10,9 @@ from pathlib import Path
 import configs
 from trainer.checkpoint import Attempt, Owner, published
 from trainer.config import JobConfig
-from trainer.continuity import accepted_changes
-from trainer.requests import forget
-from trainer.run_folder import REVISION, RunFolder
+from trainer.control.requests import forget
+from trainer.control.run_folder import REVISION, RunFolder
+from trainer.lifecycle.continuity import accepted_changes
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def begin(config: JobConfig, owner: Owner) -> Beginning:
 
 def _git_revision() -> str:
     """Of the code that runs: a checkout, or a snapshot with its REVISION; else "none"."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     if (root / "REVISION").is_file():
         return (root / "REVISION").read_text(encoding="utf-8").strip()
     command = ["git", "-C", str(root), "describe", "--always", "--dirty"]

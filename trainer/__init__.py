@@ -1,0 +1,1 @@
+"""The trainer: one teacher, any number of students, one step."""

@@ -1,0 +1,1 @@
+"""What a run says of itself: its metrics, the display, Weights & Biases."""

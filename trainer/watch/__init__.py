@@ -1,0 +1,1 @@
+"""What goes wrong in a run is noticed, named and ended."""
