@@ -1,6 +1,7 @@
 """Run a study: each arm with each seed through the command line; then print its table.
 
     python benchmarks/study.py online --corpus runs/enwiki
+    python benchmarks/study.py online --table       # of the runs there are
 
 A study is a YAML in ``configs/study/``. An arm is a job: the sections that all arms share, and its
 own over them. In an arm, ``$seed`` and ``$runs`` stand for the seed and the folder of the study's
@@ -54,6 +55,7 @@ class StudyConfig:
 @click.option("--runs", default="runs/studies", show_default=True, help="Where the runs go.")
 @click.option("--arm", "arms", multiple=True, help="Only this one; may be repeated.")
 @click.option("--seed", "seeds", type=int, multiple=True, help="Instead of the study's.")
+@click.option("--table", "only_table", is_flag=True, help="Run nothing.")
 def main(
     name: str | None,
     overrides: tuple[str, ...],
@@ -61,6 +63,7 @@ def main(
     runs: str,
     arms: tuple[str, ...],
     seeds: tuple[int, ...],
+    only_table: bool,
 ) -> None:
     """Run what is missing of STUDY (a name or file of configs/study), and print the table.
 
@@ -68,14 +71,24 @@ def main(
     """
     if name is None:
         for path in sorted(Path(configs.__file__).parent.glob("study/*.yaml")):
-            question = configs.load(path.stem, StudyConfig, "study").question
-            click.echo(f"{path.stem}: {question}")
+            click.echo(f"{path.stem}: {load(path.stem).question}")
         return
-    study = configs.load(name, StudyConfig, "study")
+    study = load(name)
+    for arm in set(arms) - study.arms.keys():
+        raise click.BadParameter(f"{name} has no arm {arm!r}; there are: {', '.join(study.arms)}")
     folder = Path(runs, Path(name).stem).absolute()
-    for job in job_files(study, folder, seeds or study.seeds, arms):
-        train(job, [f"data.path={Path(corpus).absolute()}", *overrides])
+    if not only_table:
+        for job in job_files(study, folder, seeds or study.seeds, arms):
+            train(job, [f"data.path={Path(corpus).absolute()}", *overrides])
     click.echo(f"{study.question}\n\n{table(study, folder)}")
+
+
+def load(name: str) -> StudyConfig:
+    """The study; a click error of one line where there is none, or a mistake in it."""
+    try:
+        return configs.load(name, StudyConfig, "study")
+    except configs.ConfigError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def job_files(
@@ -108,14 +121,15 @@ def table(study: StudyConfig, folder: Path) -> str:
     """A row for each learner of each arm: mean and standard deviation of its scores over seeds.
 
     The last column is the first score's difference to the first row's, seed by seed: what two rows
-    share by their seed (order of the data, masks) does not blur it.
+    share by their seed (order of the data, masks) does not blur it. Runs with seeds that the study
+    does not name count too.
     """
-    reference: dict[int, Facts] = {}
+    reference: dict[int, Facts] | None = None
     lines = []
     for name, arm in study.arms.items():
         for learner in arm.learners:
-            found = _results(study, folder, name, learner)
-            reference = reference or found
+            found = _results(folder, name, learner)
+            reference = found if reference is None else reference
             differences = [
                 found[seed][study.scores[0]] - reference[seed][study.scores[0]]
                 for seed in found.keys() & reference.keys()
@@ -134,16 +148,14 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
 
 
-def _results(study: StudyConfig, folder: Path, arm: str, learner: str) -> dict[int, Facts]:
+def _results(folder: Path, arm: str, learner: str) -> dict[int, Facts]:
     """The learner's final scores by seed, where the run has finished and the learner joined."""
     key = learner if learner == "teacher" else f"students/{learner}"
     found = {}
-    for seed in study.seeds:
-        path = folder / f"{arm}-{seed}" / "evaluation.json"
-        if path.exists():
-            learners = json.loads(path.read_text(encoding="utf-8"))["learners"]
-            if key in learners:
-                found[seed] = learners[key]
+    for path in folder.glob(f"{arm}-*/evaluation.json"):
+        learners = json.loads(path.read_text(encoding="utf-8"))["learners"]
+        if key in learners:
+            found[int(path.parent.name.rpartition("-")[2])] = learners[key]
     return found
 
 
