@@ -69,14 +69,8 @@ class Masker:
         positions, used = self._choose(keys, input_ids, maskable, budget)
         return _replace(input_ids, positions, used, keys, self._config, self._vocabulary)
 
-    def leave(
-        self,
-        input_ids: NDArray[np.int64],
-        epochs: NDArray[np.int64],
-        sample_ids: NDArray[np.int64],
-        step: int = 0,
-    ) -> Masked:
-        """The same arguments, but nothing is chosen; only how much there is to be, of tokens."""
+    def leave(self, input_ids: NDArray[np.int64], step: int = 0) -> Masked:
+        """`input_ids` [R, L] as they are; only how much there is to be chosen, of tokens."""
         slots = np.zeros((len(input_ids), self.capacity), np.int64)
         budget = self._budget(self._is_ordinary[input_ids], step)
         return Masked(input_ids, slots, np.full_like(slots, NO_LABEL), budget)

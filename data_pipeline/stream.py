@@ -102,8 +102,11 @@ class BatchStream:
         rows = Sequences.empty(stretch.rows, length, self.vocabulary)
         for source in stretch.sources:
             source.lanes.fill(step - stretch.phase_start, rows, source.at)
-        prepare = stretch.masker if self._masks else stretch.masker.leave
-        masked = prepare(rows.input_ids, rows.epochs, rows.sample_ids, step)
+        masked = (
+            stretch.masker(rows.input_ids, rows.epochs, rows.sample_ids, step)
+            if self._masks
+            else stretch.masker.leave(rows.input_ids, step)
+        )
         return Batch(
             input_ids=masked.input_ids,
             segment_ids=rows.segment_ids,

@@ -20,7 +20,6 @@ from data_pipeline.hashing import array_keys, words
 
 NGRAM = 14  # what a hash decides; part of its key
 AHEAD = 16  # visits that are looked at together
-NOBODY = np.iinfo(np.int16).max  # after every rank: rows have at most 2**15 words
 
 
 @dataclass(frozen=True)
@@ -105,15 +104,12 @@ def ngram_lengths(keys: NDArray[np.uint64], found: Words, longest: int) -> NDArr
         unbroken = unbroken & follows[:, more : more + width]
     draw = words(array_keys(NGRAM, keys.view(np.int64)), np.arange(width))
     lengths = is_word.astype(np.int32)
-    for n in range(1, longest):
-        # A length of more than n: what the draw must reach where there is room for m words.
-        weights = 1.0 / np.arange(1, longest + 1)
-        limits = [
-            np.rint(weights[:n].sum() / weights[:m].sum() * 2.0**32)
-            for m in range(n + 1, longest + 1)
-        ]
-        limit = np.array([0] * (n + 1) + limits, np.uint32)
-        lengths += (draw >= limit[reach]) & (reach > n)
+    shares = np.cumsum(1.0 / np.arange(1, longest + 1))
+    for room in range(2, longest + 1):
+        has_room = reach == room
+        for n in range(1, room):
+            limit = np.uint32(np.rint(shares[n - 1] / shares[room - 1] * 2.0**32))
+            lengths += has_room & (draw >= limit)  # more than n words
     return lengths
 
 
@@ -160,96 +156,96 @@ def _greedy_ngrams(
     np.cumsum(found.sizes, axis=1, out=ends[:, 1 : width + 1])
     ends[:, width + 1 :] = ends[:, width : width + 1]
     few = min(width, int(budget.max(initial=0)) + 8)  # nearly always enough visits
-    soon = order[:, :few]
-    ranks = np.full((rows, width), NOBODY, np.int16)
-    np.put_along_axis(ranks, soon, np.arange(few, dtype=np.int16)[None], axis=1)
-    free = _undisturbed(ranks, lengths, longest)
-    # In the order of the visits: as long as there is room for an n-gram, the budget has no say.
-    n = np.take_along_axis(lengths, soon, axis=1)
-    cost = np.take_along_axis(ends, soon + n, axis=1) - np.take_along_axis(ends, soon, axis=1)
+    first = order[:, :few]
+    n = np.take_along_axis(lengths, first, axis=1)
+    free = _undisturbed(first, n, longest)
+    # As long as there is room for an n-gram, the budget has no say.
+    cost = np.take_along_axis(ends, first + n, axis=1) - np.take_along_axis(ends, first, axis=1)
     spent = np.zeros((rows, few + 1), np.int32)
-    np.cumsum(cost * np.take_along_axis(free, soon, axis=1), axis=1, out=spent[:, 1:])
+    np.cumsum(cost * free, axis=1, out=spent[:, 1:])
     curbed = spent[:, :-1] + cost > budget[:, None]
-    begun = np.where(curbed.any(axis=1), curbed.argmax(axis=1), few)
-    left = budget - spent[np.arange(rows), begun]
-    free &= ranks < begun[:, None]
+    made = np.where(curbed.any(axis=1), curbed.argmax(axis=1), few)
+    row, visit = np.nonzero(free & (np.arange(few) < made[:, None]))
     taken = np.zeros((rows, width + longest), bool)
     for more in range(longest):
-        taken[:, more : more + width] |= free & (more < lengths)
-    _fill_up(taken, ends, order, lengths, begun, left)
+        long = n[row, visit] > more
+        taken[row[long], first[row, visit][long] + more] = True
+    left = budget - spent[np.arange(rows), made]
+    _Visits(order, lengths, ends, taken, made, left).make_the_rest()
     return taken[:, :width]
 
 
-def _undisturbed(
-    ranks: NDArray[np.int16], lengths: NDArray[np.int32], longest: int
-) -> NDArray[np.bool_]:
-    """The n-grams [R, W] that are taken, visited by rank, when none may touch one that was.
+def _undisturbed(first: NDArray[np.int32], n: NDArray[np.int32], longest: int) -> NDArray[np.bool_]:
+    """Which of V visits to n-grams take theirs, when none may touch one that was taken: [R, V].
 
-    In every round all go at once that come before whatever else is open and touches them.
+    `first` [R, V] is the first word of each, no two alike, `n` how many words it has, 0 to
+    `longest`. In every round all go at once that come before whatever else is open and touches
+    them. By place only the next few can touch an n-gram.
     """
-    rows, width = ranks.shape
-    covers = [lengths > more for more in range(longest)]  # the word so far on
-    open_ = (ranks < NOBODY) & covers[0]
-    accepted = np.zeros_like(open_)
-    taken = np.zeros((rows, width + longest), bool)
+    bits = first.shape[1].bit_length()
+    by_place = first << bits | np.arange(first.shape[1], dtype=np.int32)
+    by_place.sort(axis=1)
+    visit, words = by_place & ((1 << bits) - 1), by_place >> bits
+    n = np.take_along_axis(n, visit, axis=1)
+    near = range(1, min(longest, first.shape[1]))
+    touching = [words[:, by:] < words[:, :-by] + n[:, :-by] for by in near]
+    later = [visit[:, by:] > visit[:, :-by] for by in near]
+    open_, accepted = n > 0, np.zeros(first.shape, bool)
     while open_.any():
-        rank = np.where(open_, ranks, NOBODY)
-        first = np.full((rows, width + longest), NOBODY, np.int16)  # that covers a word
-        for more, covered in enumerate(covers):
-            part = first[:, more : more + width]
-            np.minimum(part, np.where(covered, rank, NOBODY), out=part)
         now = open_.copy()
-        for more, covered in enumerate(covers):
-            now &= ~covered | (first[:, more : more + width] == rank)
+        for by, touches, is_later in zip(near, touching, later, strict=True):
+            rivals = touches & open_[:, by:] & open_[:, :-by]
+            now[:, by:] &= ~(rivals & is_later)
+            now[:, :-by] &= ~rivals | is_later
         accepted |= now
-        for more, covered in enumerate(covers):
-            taken[:, more : more + width] |= now & covered
-        for more, covered in enumerate(covers):
-            open_ = open_ & ~(covered & taken[:, more : more + width])
-    return accepted
+        open_ &= ~now
+        for by, touches in zip(near, touching, strict=True):
+            open_[:, by:] &= ~(touches & now[:, :-by])
+            open_[:, :-by] &= ~(touches & now[:, by:])
+    found = np.empty_like(accepted)
+    np.put_along_axis(found, visit, accepted, axis=1)
+    return found
 
 
-def _fill_up(
-    taken: NDArray[np.bool_],
-    ends: NDArray[np.int32],
-    order: NDArray[np.int32],
-    lengths: NDArray[np.int32],
-    begun: NDArray[np.int64],
-    left: NDArray[np.int64],
-) -> None:
-    """Make the visits from number `begun` on one after the other, as far as tokens are `left`."""
-    width = order.shape[1]
-    numbers = np.arange(taken.shape[1] - width)  # the words of an n-gram
-    rows = np.flatnonzero((left > 0) & (begun < width))
-    while len(rows):
-        begun[rows] += _idle_visits(taken, ends, order, rows, begun, left)
-        rows = rows[begun[rows] < width]
-        row, word = rows[:, None], order[rows, begun[rows]][:, None]
-        cost = ends[row, word + numbers + 1] - ends[row, word]  # of n-grams of 1, 2, ... words
-        n = ((numbers < lengths[row, word]) & (cost <= left[row])).sum(axis=1)
-        disturbed = taken[row, word + numbers]
-        n *= ~(disturbed & (numbers < n[:, None])).any(axis=1)
-        taken[row, word + numbers] = disturbed | (numbers < n[:, None])
-        left[rows] -= np.where(n > 0, cost[np.arange(len(rows)), n - 1], 0)
-        begun[rows] += 1
-        rows = rows[(left[rows] > 0) & (begun[rows] < width)]
+@dataclass(frozen=True)
+class _Visits:
+    """How far the visits to n-grams of R rows are; the last three change in place."""
 
+    order: NDArray[np.int32]  # [R, W]
+    lengths: NDArray[np.int32]  # [R, W] words of the n-gram that begins at each
+    ends: NDArray[np.int32]  # [R, W + longest + 1] tokens before each word
+    taken: NDArray[np.bool_]  # [R, W + longest] words
+    made: NDArray[np.int64]  # [R] visits
+    left: NDArray[np.int64]  # [R] tokens that may still be taken
 
-def _idle_visits(
-    taken: NDArray[np.bool_],
-    ends: NDArray[np.int32],
-    order: NDArray[np.int32],
-    rows: NDArray[np.int64],
-    begun: NDArray[np.int64],
-    left: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """How many visits of some rows certainly take nothing, from `begun` on, `AHEAD` at most.
+    def make_the_rest(self) -> None:
+        """Make the other visits one after the other, as far as tokens are left."""
+        width = self.order.shape[1]
+        numbers = np.arange(self.taken.shape[1] - width)  # the words of an n-gram
+        rows = np.flatnonzero((self.left > 0) & (self.made < width))
+        while len(rows):
+            self.made[rows] += self._idle(rows)
+            rows = rows[self.made[rows] < width]
+            row, word = rows[:, None], self.order[rows, self.made[rows]][:, None]
+            # Tokens of n-grams of 1, 2, ... words.
+            cost = self.ends[row, word + numbers + 1] - self.ends[row, word]
+            n = ((numbers < self.lengths[row, word]) & (cost <= self.left[row])).sum(axis=1)
+            disturbed = self.taken[row, word + numbers]
+            n *= ~(disturbed & (numbers < n[:, None])).any(axis=1)
+            self.taken[row, word + numbers] = disturbed | (numbers < n[:, None])
+            self.left[rows] -= np.where(n > 0, cost[np.arange(len(rows)), n - 1], 0)
+            self.made[rows] += 1
+            rows = rows[(self.left[rows] > 0) & (self.made[rows] < width)]
 
-    Their word is taken, or larger than what is left.
-    """
-    visit = begun[rows, None] + np.arange(AHEAD)
-    row = rows[:, None]
-    word = order[row, np.minimum(visit, order.shape[1] - 1)]
-    idle = taken[row, word] | (ends[row, word + 1] - ends[row, word] > left[row])
-    idle &= visit < order.shape[1]
-    return np.where(idle.all(axis=1), AHEAD, idle.argmin(axis=1))
+    def _idle(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many of the next visits of some rows certainly take nothing, `AHEAD` at most.
+
+        Their word is taken, or larger than what is left.
+        """
+        visit = self.made[rows, None] + np.arange(AHEAD)
+        row = rows[:, None]
+        word = self.order[row, np.minimum(visit, self.order.shape[1] - 1)]
+        size = self.ends[row, word + 1] - self.ends[row, word]
+        idle = self.taken[row, word] | (size > self.left[row])
+        idle &= visit < self.order.shape[1]
+        return np.where(idle.all(axis=1), AHEAD, idle.argmin(axis=1))
