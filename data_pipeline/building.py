@@ -225,17 +225,13 @@ class _Build:
                     tally.duplicates += 1
                     continue
                 self.seen.add(name)
-            size = int(token[number + 1] - token[number])
-            if size == 0:
-                continue
-            if self.options.drop_duplicates:
                 self.journal.note(name)
             split = "val" if held_out(name, self.options.val_fraction) else "train"
             self.writers[split].add(
                 chunk.tokens[token[number] : token[number + 1]],
                 chunk.sentences[sentence[number] : sentence[number + 1]],
             )
-            tally.count(size)
+            tally.count(int(token[number + 1] - token[number]))
         tally.characters += chunk.characters
         tally.chunks += 1
         self._report(chunk)

@@ -115,7 +115,8 @@ class DataConfig:
     - phases: changes of length or packing at later steps, in ascending order. Each begins a new
       pass over the corpus.
     - on_bad_shard: `stop`, or `skip`: a sample that cannot be read keeps its row, without labels.
-    - cache_dir, cache_gb: where shards of a URL are kept, shared by the ranks of a node.
+    - cache_dir, cache_gb: where shards of URLs are kept, shared by the ranks of a node, and how
+      much of them at most; the corpora of a mixture have equal parts of it.
     """
 
     path: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tarfile
 import tempfile
 import zlib
 from dataclasses import dataclass
@@ -46,7 +47,10 @@ class CorpusSplit:
             raise BadShard(f"{self.name}/{shard}: cut off inside block {number}")
         if zlib.crc32(data) != record["crc32"]:
             raise BadShard(f"{self.name}/{shard}: damaged in block {number} (checksum)")
-        return decode_block(data)
+        try:
+            return decode_block(data)
+        except (ValueError, tarfile.TarError) as error:
+            raise BadShard(f"{self.name}/{shard}: block {number} is not ours: {error}") from None
 
     def sequence_counts(self, rules: PackingRules) -> SequenceCounts:
         """How many sequences each block makes with the given packing and length.

@@ -84,9 +84,10 @@ class Problem:
 
 @dataclass
 class Parsed:
-    """The documents of a chunk."""
+    """The documents of a chunk, and where each begins, as for a `Problem`."""
 
     documents: list[str] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -210,6 +211,7 @@ def _add(parsed: Parsed, chunk: RawChunk, position: int, text: object) -> None:
     else:
         # Lone surrogates come out of JSON escapes and cannot be encoded again.
         parsed.documents.append(stripped.encode("utf-8", "replace").decode())
+        parsed.positions.append(position)
 
 
 def _suffixes(path: str) -> tuple[str, str]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from operator import attrgetter
 
 import numpy as np
 import tokenizers
@@ -56,15 +59,23 @@ class Encoder:
     def __call__(self, chunk: RawChunk) -> EncodedChunk:
         """The documents of a chunk as ids; sentences without tokens vanish."""
         parsed = parse(chunk, self._reading)
-        documents = list(self._encode(parsed.documents))
+        encoded = list(self._encode(parsed.documents))
+        has_tokens = [len(one.tokens) > 0 for one in encoded]
+        documents = [*itertools.compress(encoded, has_tokens)]
+        texts = [*itertools.compress(parsed.documents, has_tokens)]
+        empty = [
+            Problem(chunk.stretch.path, position, "no token in it")
+            for position, has in zip(parsed.positions, has_tokens, strict=True)
+            if not has
+        ]
         sentences = [one.sentences[one.sentences > 0] for one in documents]
         return EncodedChunk(
             tokens=_joined([one.tokens for one in documents], self._dtype),
             sentences=_joined(sentences, np.dtype(np.uint16)),
             documents=np.fromiter(map(len, sentences), np.uint32, len(sentences)),
-            digests=[digest(text) for text in parsed.documents],
-            problems=parsed.problems,
-            characters=sum(map(len, parsed.documents)),
+            digests=[digest(text) for text in texts],
+            problems=sorted([*parsed.problems, *empty], key=attrgetter("position")),
+            characters=sum(map(len, texts)),
         )
 
     def _encode(self, documents: list[str]) -> Iterator[DocumentIds]:
@@ -174,7 +185,16 @@ def _start_worker(
 ) -> None:
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     _encoder = Encoder(tokenizer, vocabulary, reading)
+
+
+def _end_with_the_parent() -> None:
+    """A worker waits for work for ever; that its parent was killed it must find out itself."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(chunk: RawChunk) -> EncodedChunk:

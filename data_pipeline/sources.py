@@ -3,11 +3,12 @@
 A URL is anything that ``webdataset.gopen`` opens: ``https://host/corpus``, ``pipe:ssh host cat
 /corpus/{}``, ``file:/corpus``. File names are appended, or put in the place of ``{}``. The ranks
 of a node share the cache: one fetches a file while the others wait for it, a file appears whole or
-not at all, and the least recently used shards make room.
+not at all, and the least recently used shards make room. What is being fetched counts in full.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,6 @@ from data_pipeline.index import shard_number
 ATTEMPTS = 5
 FIRST_PAUSE = 0.5  # seconds, doubled after each failure
 STALL_SECONDS = 60.0
-LOCK_SECONDS = 600.0  # an older lock was left by a process that died
 CHUNK = 1 << 20
 
 
@@ -85,10 +85,11 @@ class Remote:
             raise BadShard(self.given_up[name])
         path = self.cache / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        while not path.exists():
-            with _lock(path) as mine:
-                if mine and not path.exists():
-                    self._make_room(name)
+        if not path.exists():
+            with _alone(path):
+                for left in path.parent.glob(f".{path.name}.*.part"):
+                    left.unlink()  # by a process that died
+                if not path.exists():
                     self._fetch_with_retries(name, path)
         return path
 
@@ -97,6 +98,7 @@ class Remote:
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         for attempt in range(ATTEMPTS):
             try:
+                self._reserve(name, part)
                 copy(address, part)
                 self._verify(name, part)
                 part.rename(path)
@@ -129,24 +131,32 @@ class Remote:
         record: np.void = self.shards[shard_number(name)]
         return record
 
-    def _make_room(self, name: str) -> None:
-        """Remove the least recently used shards until one more fits."""
+    def _reserve(self, name: str, part: Path) -> None:
+        """Make `part` as large as the file will be, after removing what was used least recently."""
         expected = self._expected(name)
         if expected is None:
+            part.touch()
             return
+        with _alone(self.cache.parent / "room"), open(part, "wb") as file:
+            self._make_room(int(expected["bytes"]))
+            file.truncate(int(expected["bytes"]))
+
+    def _make_room(self, size: int) -> None:
+        """Remove shards of this corpus until so many bytes more fit."""
         found = []
-        for path in self.cache.rglob("shard-*.tar"):
+        for path in self.cache.parent.glob("*/*shard-*.tar*"):
             try:
                 stat = path.stat()
             except FileNotFoundError:
-                continue  # another rank was quicker
+                continue  # another rank has finished or given it up
             found.append((stat.st_mtime_ns, stat.st_size, path))
-        excess = sum(one[1] for one in found) + int(expected["bytes"]) - self.cache_bytes
+        excess = sum(one[1] for one in found) + size - self.cache_bytes
         for _, bytes_, path in sorted(found):
             if excess <= 0:
                 break
-            path.unlink(missing_ok=True)
-            excess -= bytes_
+            if path.suffix == ".tar":
+                path.unlink(missing_ok=True)
+                excess -= bytes_
 
 
 def join(url: str, name: str) -> str:
@@ -155,7 +165,7 @@ def join(url: str, name: str) -> str:
 
 
 def copy(address: str, part: Path) -> None:
-    """Copy a URL into a file. Raises OSError or ValueError, also when nothing comes any more."""
+    """Copy a URL over a file. Raises OSError or ValueError, also when nothing comes any more."""
     import webdataset  # brings torch, which a build does not need
 
     stream = webdataset.gopen(address)
@@ -182,10 +192,11 @@ class _Progress:
 
 def _pump(stream: BinaryIO, part: Path, state: _Progress) -> None:
     try:
-        with open(part, "wb") as file:
+        with open(part, "r+b") as file:
             while data := stream.read(CHUNK):
                 file.write(data)
                 state.bytes += len(data)
+            file.truncate()
         stream.close()
     except Exception as error:  # raised again by `copy`
         state.error = error
@@ -199,21 +210,23 @@ def _abandon(stream: BinaryIO) -> None:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[bool]:
-    """Whether this process may make `path`; if not, waits a moment for the one that does."""
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other processes from working on `path` too; one that dies gives it free."""
     lock = path.with_name(f".{path.name}.lock")
+    while True:
+        with open(lock, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_same(lock, file):
+                continue  # whoever had it before has removed it
+            try:
+                yield
+            finally:
+                lock.unlink()
+            return
+
+
+def _is_same(path: Path, file: IO) -> bool:
     try:
-        os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        try:
-            if time.time() - lock.stat().st_mtime > LOCK_SECONDS:
-                lock.unlink(missing_ok=True)
-        except FileNotFoundError:
-            pass
-        time.sleep(0.05)
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.unlink(missing_ok=True)
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

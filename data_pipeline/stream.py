@@ -192,9 +192,8 @@ def open_corpora(config: DataConfig) -> dict[str, Corpus]:
         if not config.path:
             raise DataError("data.path: must be set to a corpus made by `tandem data build`")
         sources = {config.path.rstrip("/").rpartition("/")[2]: config.path}
-    return {
-        name: Corpus.open(path, config.cache_dir, config.cache_gb) for name, path in sources.items()
-    }
+    cache_gb = config.cache_gb / len(sources)
+    return {name: Corpus.open(path, config.cache_dir, cache_gb) for name, path in sources.items()}
 
 
 def open_splits(config: DataConfig, split: str) -> CorpusSplit | dict[str, CorpusSplit]:

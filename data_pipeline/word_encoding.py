@@ -97,7 +97,8 @@ def unigram_rule(normalizer: normalizers.Normalizer | None) -> WordRule | None:
     ends = r"[^\r][ \n]" if normalize("a\nb") == "a b" else r".[ ]"
 
     def stands_alone(word: str) -> bool:
-        return word.isascii() or normalize(f"x {word} x") == normalize(f"x {normalize(word)} x")
+        plain = word.isascii() and word.isprintable()
+        return plain or normalize(f"x {word} x") == normalize(f"x {normalize(word)} x")
 
     return WordRule(re.compile(ends, re.DOTALL), stands_alone)
 

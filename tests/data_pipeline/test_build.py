@@ -51,12 +51,20 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data_pipeline.documents.CHUNK_BYTES", 5000)
 
 
-def test_workers_change_no_byte(tmp_path: Path, text_file: Path, tokenizer_dir: Path) -> None:
+def test_workers_change_no_byte(
+    tmp_path: Path, text_file: Path, tokenizer_dir: Path, small_chunks
+) -> None:
     for workers in (1, 2):
+        seen: list[building.Progress] = []
         build(
             [str(text_file)], str(tokenizer_dir), str(tmp_path / str(workers)),
-            workers=workers, **OPTIONS,
+            workers=workers, on_progress=seen.append, **OPTIONS,
         )  # fmt: skip
+        done = [one.bytes_done for one in seen]
+        assert len(done) > 3
+        assert done == sorted(done)
+        assert done[-1] == seen[-1].bytes_total == text_file.stat().st_size
+        assert seen[-1].documents == 300
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
@@ -97,26 +105,46 @@ def test_an_interrupted_build_goes_on_to_the_same_bytes(
 BUILD = """
 import sys, data_pipeline.building as b
 b.JOURNAL_SECONDS = 0.05
-b.build([sys.argv[1]], sys.argv[2], sys.argv[3], shard_mb=0.2, block_bytes=20000, val_fraction=0.1)
+options = dict(shard_mb=0.2, block_bytes=20000, val_fraction=0.1)
+if __name__ == "__main__":
+    b.build(sys.argv[1:2], sys.argv[2], sys.argv[3], workers=int(sys.argv[4]), **options)
 """
+
+
+def wait_for_the_end(group: int) -> None:
+    """Until no process of a group is left."""
+    for _ in range(300):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    raise AssertionError("a killed build leaves processes behind")
 
 
 @pytest.mark.slow
 def test_kill_9_at_any_time(tmp_path: Path, tokenizer_dir: Path) -> None:
+    """With one process and with workers, who end with the one that they work for."""
     text = tmp_path / "big.txt"
     text.write_text("\n\n".join(make_documents(12000, 7)))
-    command = [sys.executable, "-c", BUILD, str(text), str(tokenizer_dir)]
-    subprocess.run([*command, str(tmp_path / "whole")], check=True)
+    (tmp_path / "build.py").write_text(BUILD)
+    command = [sys.executable, str(tmp_path / "build.py"), str(text), str(tokenizer_dir)]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    subprocess.run([*command, str(tmp_path / "whole"), "1"], check=True, env=environment)
     kills = 0
     for attempt in range(12):
-        process = subprocess.Popen([*command, str(tmp_path / "killed")])
-        time.sleep(0.5 + 0.13 * (attempt % 7))
+        process = subprocess.Popen(
+            [*command, str(tmp_path / "killed"), str(1 + attempt % 2)],
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+        time.sleep(0.5 + 0.13 * (attempt % 7) + (attempt % 2))
         if process.poll() is not None:
             break
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
+        wait_for_the_end(process.pid)
         kills += 1
-    subprocess.run([*command, str(tmp_path / "killed")], check=True)
+    subprocess.run([*command, str(tmp_path / "killed"), "1"], check=True, env=environment)
     assert kills > 2
     assert contents(tmp_path / "whole") == contents(tmp_path / "killed")
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import click.testing
 import numpy as np
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 import configs
 from data_pipeline import BatchStream, Corpus, DataConfig
+from data_pipeline.building import Progress
 from data_pipeline.checking import check
-from data_pipeline.reporting import summary
+from data_pipeline.reporting import progress_bar, summary
 from tandem import main
 from tests.data_pipeline.conftest import make_documents
 
@@ -116,6 +122,18 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         assert message in out
         assert len(out.strip().splitlines()) == 1
     in_process("data", "dump", "roberta", "--steps", "five", "--out", "x", code=2)
+
+
+def test_the_progress_bar_shows_rate_and_time_left() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with progress_bar(console) as show:
+        for done in (10, 40):
+            show(Progress(done * 10**6, 80 * 10**6, done, done * 1000))
+            time.sleep(0.15)  # a few of its refreshes
+    shown = Text.from_ansi(console.file.getvalue()).plain  # type: ignore[attr-defined]
+    assert "40.0/80.0 MB 40 documents" in shown
+    assert re.search(r"[1-9][\d,]* tokens/s", shown)
+    assert re.search(r"\d:\d\d:\d\d", shown)
 
 
 def test_summary_has_counts_and_a_histogram(make_corpus: Callable[..., Corpus]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,6 +132,18 @@ def test_pickles_are_never_read() -> None:
             tar.addfile(header, content)
     with pytest.raises(ValueError, match="unexpected array"):
         decode_block(members.getvalue())
+
+
+def test_a_member_that_is_not_ours_is_named_though_its_checksum_is_right(copied: Path) -> None:
+    shard, index = copied / "train" / shard_name(0), copied / "train" / "blocks.npy"
+    for name in (b"strange.npy", b"tokens.pyd"):  # the latter breaks the checksum of the header
+        data = shard.read_bytes().replace(b"tokens.npy", name, 1)
+        shard.write_bytes(data)
+        blocks = np.load(index)
+        blocks["crc32"][0] = zlib.crc32(data[: int(blocks["bytes"][0])])
+        np.save(index, blocks)
+        with pytest.raises(BadShard, match=r"shard-000000\.tar: block 0 is not ours"):
+            Corpus.open(str(copied)).split("train").read_block(0)
 
 
 def test_a_corpus_of_another_format_is_refused(copied: Path) -> None:

@@ -12,6 +12,8 @@ import webdataset
 from data_pipeline import Corpus
 from data_pipeline.documents import read_documents
 from data_pipeline.index import shard_name
+from data_pipeline.shards import token_dtype
+from data_pipeline.writing import SplitWriter
 
 
 def tokens_by_webdataset(split) -> list[dict]:
@@ -61,6 +63,23 @@ def test_index_describes_the_shards(corpus: Corpus) -> None:
     np.testing.assert_array_equal(counts, split.index.token_counts)
     np.testing.assert_array_equal(counts, corpus.token_counts)
     assert counts.sum() == split.index.tokens
+
+
+def test_wide_ids_and_what_the_format_adds(tmp_path: Path) -> None:
+    """32 bits where the vocabulary needs them; less than 1% over the raw arrays."""
+    tokens = np.random.default_rng(0).integers(0, 70_000, 1_000_000).astype(token_dtype(70_000))
+    sentences = np.full(len(tokens) // 20, 20, np.uint16)
+    writer = SplitWriter(tmp_path, tokens.dtype, 70_000, shard_bytes=2 << 20)
+    for part in np.split(np.arange(len(tokens)), 1000):
+        writer.add(tokens[part], sentences[part[::20] // 20])
+    writer.finish()
+    shards = sorted(map(str, tmp_path.glob("*.tar")))
+    samples = list(webdataset.WebDataset(shards, shardshuffle=False).decode())
+    found = np.concatenate([sample["tokens.npy"] for sample in samples])
+    assert found.dtype == np.uint32
+    np.testing.assert_array_equal(found, tokens)
+    raw = tokens.nbytes + sentences.nbytes + 4 * 1000
+    assert sum(Path(shard).stat().st_size for shard in shards) < 1.01 * raw
 
 
 def test_tokenizer_folder_loads_with_transformers(corpus: Corpus) -> None:

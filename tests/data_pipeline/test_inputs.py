@@ -87,7 +87,7 @@ def test_separator_line_endings_and_byte_order_mark(tmp_path: Path) -> None:
     assert [line_of(one) for one in parse(chunk, reading).problems] == [f"{path}:7"]
 
 
-BAD_TEXT = b"good one\n\nbad \xff\xfe bytes\n\nlast good"
+BAD_TEXT = b"good one\n\nbad \xff\xfe bytes\n\n\x01\x02\n\nlast good"
 BAD_LINES = (
     b'{"text": "good"}\n{"text": broken\n\n{"other": 1}\n[1]\n{"text": ""}\n{"text": 5}\n'
     b'{"text": "\\ud800 lone"}\n'
@@ -102,9 +102,10 @@ def test_problems_have_file_and_line(tmp_path: Path, tokenizer_dir: Path) -> Non
     inputs = [str(tmp_path / name) for name in ("a.txt", "b.jsonl.gz", "c.parquet")]
     tree = build(inputs, str(tokenizer_dir), str(tmp_path / "out"), val_fraction=0.0)
     lines = tree["tally"]["first_problems"]
-    assert tree["tally"]["problems"] == len(lines) == 8
+    assert tree["tally"]["problems"] == len(lines) == 9
     expected = [
         "a.txt:3: not valid UTF-8",
+        "a.txt:5: no token in it",
         "b.jsonl.gz:2: not valid JSON",
         "b.jsonl.gz:4: no field 'text'",
         "b.jsonl.gz:5: no field 'text'",

@@ -20,6 +20,7 @@ from data_pipeline import (
     DataConfig,
     DataError,
     SourceConfig,
+    open_corpora,
     sources,
 )
 from data_pipeline.mixing import rows_of_sources
@@ -69,7 +70,17 @@ def test_http(corpus: Corpus, tmp_path: Path, served: str) -> None:
     assert_same_batches(stream(str(corpus.folder), tmp_path), stream(served, tmp_path))
 
 
-def test_the_cache_is_bounded(corpus: Corpus, tmp_path: Path) -> None:
+def test_the_cache_is_bounded(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while a shard comes, of which all counts from the beginning."""
+    copy = sources.copy
+
+    def watched(address: str, part: Path) -> None:
+        assert sum(path.stat().st_size for path in tmp_path.rglob("*shard-*.tar*")) <= bound
+        copy(address, part)
+
+    monkeypatch.setattr(sources, "copy", watched)
     url = f"file:{corpus.folder}"
     largest = max(int(one["bytes"]) for one in corpus.split("train").index.shards)
     bound = 3 * largest
@@ -80,6 +91,21 @@ def test_the_cache_is_bounded(corpus: Corpus, tmp_path: Path) -> None:
         assert sum(path.stat().st_size for path in tmp_path.rglob("shard-*.tar")) <= bound
     assert not list(tmp_path.rglob("*.part"))
     assert not list(tmp_path.rglob("*.lock"))
+    config = DataConfig(mixture={"a": SourceConfig(url), "b": SourceConfig(url)}, cache_gb=1.0)
+    config.cache_dir = str(tmp_path)
+    assert [one.cache_bytes for one in open_corpora(config).values()] == [5e8, 5e8]
+
+
+def test_what_a_process_that_died_leaves_behind_is_in_nobody_s_way(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    url = f"file:{corpus.folder}"
+    folder = Corpus.open(url, str(tmp_path)).folder / "train"
+    for number in range(3):
+        (folder / f".shard-{number:06d}.tar.lock").touch()
+        (folder / f".shard-{number:06d}.tar.99999.part").write_bytes(b"begun")
+    assert_same_batches(stream(str(corpus.folder), tmp_path), stream(url, tmp_path))
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def _read_everything(url: str, cache: str, bound: float, queue) -> None:

@@ -49,6 +49,17 @@ def unigram(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def other_spaces(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
+    """A SentencePiece model to which tabs and line feeds are no spaces."""
+    prefix = tmp_path_factory.mktemp("other-spaces") / "own"
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text_file), model_prefix=str(prefix), vocab_size=100, minloglevel=2,
+        normalization_rule_name="nfkc",
+    )  # fmt: skip
+    return prefix.with_suffix(".model")
+
+
 def ids_of_corpus(tokenizer: Path, folder: Path, texts: list[str]) -> tuple[Corpus, list[list]]:
     """The ids of each document, as a corpus built with the tokenizer has them."""
     (folder / "in.txt").write_text("\n####\n".join(texts))
@@ -209,11 +220,11 @@ ALPHABET = "aB\u00e9\u0301 \n\t\r\xa0\x1c\u200b.!'[]MASK\u4e2d\u0130\u03a31\u00b
 @given(st.lists(st.text(ALPHABET, max_size=40).map(str.strip).filter(bool), max_size=5))
 @settings(max_examples=100, deadline=None)
 def test_words_make_the_text(
-    byte_level: Path, unigram: Path, tokenizer_dir: Path, texts: list[str]
+    byte_level: Path, unigram: Path, other_spaces: Path, tokenizer_dir: Path, texts: list[str]
 ) -> None:
     """Looked up word by word, any text has the ids that it has as a whole."""
     ends = [sentence_ends(text) for text in texts]
-    for path in (byte_level, unigram, tokenizer_dir):
+    for path in (byte_level, unigram, other_spaces, tokenizer_dir):
         tokenizer, vocabulary = load(path)
         whole = list(encode_whole(tokenizer, texts, ends))
         encoder = WordEncoder(tokenizer, vocabulary.sep)
