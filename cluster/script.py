@@ -17,6 +17,7 @@ from cluster.ranks import EXPORTED
 from cluster.supervisor import SUPERVISOR
 
 BACKSLASH = "\\"
+SECRET = "WANDB_API_KEY"
 FLAG = ("", "True")  # values of an option that has none
 
 
@@ -37,13 +38,20 @@ def build(job: Job, cluster: ClusterConfig) -> str:
     """The text of the script.
 
     Raises LaunchError for what sbatch's option lines have no way to quote: a line break or another
-    unprintable character anywhere, and a ``%`` or a backslash in the path of the log.
+    unprintable character anywhere, and a ``%`` or a backslash in the path of the log. Raises it as
+    well for a key of Weights & Biases, which must not lie in a file that others read.
     """
     _refuse_unprintable(job, cluster)
     if set(str(job.run)) & {"%", BACKSLASH}:
         raise LaunchError(f"{job.run}: SLURM cannot log to a path with % or {BACKSLASH} in it")
     parts = [_options(job, cluster), _work(job, cluster), _environment(cluster), SUPERVISOR]
-    return "\n".join(parts)
+    text = "\n".join(parts)
+    if f"{SECRET}=" in text:
+        raise LaunchError(
+            f"{SECRET}: the script would hold it; run `wandb login` once, or export it in the "
+            "shell that submits, whose environment the job gets"
+        )
+    return text
 
 
 def _options(job: Job, cluster: ClusterConfig) -> str:

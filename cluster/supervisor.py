@@ -5,8 +5,10 @@ is decided by the ranks' exit code and by the signals that the batch shell was s
 
 - SLURM's warning before the time limit (USR1) is passed on to the ranks, which save and exit 75;
   the job is then requeued.
-- TERM means that SLURM itself ends the job: ``scancel``, which is final; a preemption, after which
-  SLURM requeues by itself; or the time limit, where the warning was too short to save.
+- TERM means that SLURM itself ends the job: ``scancel``, which is final; a preemption at once, after
+  which SLURM requeues by itself; or the time limit, where the warning was too short to save.
+- A preemption with a grace is told to the ranks alone, which save and exit 75; SLURM's own record
+  of the job says so, and it is requeued before the grace is over.
 - 0 is the end; 2 is a wrong command line; 75 without a warning is a stop on request.
 - ``tandem stop`` leaves a file in the run folder, which is final whatever else happened meanwhile:
   a copy that SLURM has requeued by itself does not start.
@@ -26,7 +28,7 @@ SUPERVISOR = r"""
 record=$submission/progress${seed:+-$seed} # "best fruitless open|closed attempt", or "final REASON"
 me=$SLURM_JOB_ID/${SLURM_RESTART_COUNT:-0}
 verdict='' why='' bad='' shared=no best=0 fruitless=0
-signals=0 pending='' child='' warned=no ended=no rescued=no
+signals=0 pending='' child='' warned=no ended=no rescued=no preempted=no
 
 say() { printf 'tandem: %s\n' "$*"; }
 
@@ -82,7 +84,7 @@ close_account() {
   step=$(newest_step)
   if [ "$step" -gt "$best" ]; then
     best=$step fruitless=0
-  elif [ "$ended" = no ]; then
+  elif [ "$ended$preempted" = nono ]; then
     fruitless=$((fruitless + 1))
   fi
   write_record "$best $fruitless closed $me"
@@ -100,6 +102,8 @@ deliver() {
 }
 
 timed_out() { scontrol -o show job "$SLURM_JOB_ID" | grep -q ' Reason=TimeLimit '; }
+
+was_preempted() { scontrol -o show job "$SLURM_JOB_ID" | grep -q ' PreemptTime=[0-9]'; }
 
 rescue() { # at the limit itself: this shell is killed when the ranks are, so it is now or never
   [ "$may_requeue" = yes ] && timed_out && scontrol requeue "$SLURM_JOB_ID" || return
@@ -131,8 +135,8 @@ supervise() { # COMMAND...: its exit code, whatever signals come meanwhile
 
 check_nodes() { # sets $bad to the nodes that cannot train, or $shared where none of them can
   local out=$submission/preflight${seed:+-$seed}.txt all named silent words
-  supervise timeout --kill-after=10 300 srun --chdir="$submission/code" \
-    --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 \
+  supervise timeout --kill-after=10 300 srun "${srun[@]}" --chdir="$submission/code" \
+    --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --output=all --error=all \
     "${check[@]}" "$run" "$gpus" "$min_free_gb" >"$out" 2>&1
   all=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sort)
   named=$(sed -n -e 's/^bad \([^ :]*\):.*/\1/p' \
@@ -184,6 +188,7 @@ attempt() { # sets $code
 }
 
 judge() { # sets $verdict (done, requeue, left, ended, final) and $why from $code
+  [ "$code" != 75 ] || ! was_preempted || preempted=yes
   close_account
   if [ "$code" = 0 ]; then
     verdict='done' why='finished'
@@ -193,6 +198,8 @@ judge() { # sets $verdict (done, requeue, left, ended, final) and $why from $cod
     verdict=ended why='ended by SLURM: cancelled, preempted, or a node failed'
   elif [ "$warned" = yes ]; then
     verdict=requeue why='the time limit'
+  elif [ "$preempted" = yes ]; then
+    verdict=requeue why='preempted'
   elif [ "$code" = 75 ]; then
     verdict=final why='stopped on request'
   elif [ "$code" = 69 ]; then

@@ -73,6 +73,20 @@ def test_line_breaks_are_refused_with_the_key(cluster):
         build(job(), cluster)
 
 
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        ClusterConfig(variables={"WANDB_API_KEY": "0123"}),
+        ClusterConfig(before=["export WANDB_API_KEY=0123"]),
+        ClusterConfig(sbatch={"export": "ALL,WANDB_API_KEY=0123"}),
+    ],
+)
+def test_a_key_does_not_get_into_the_script(cluster):
+    with pytest.raises(LaunchError, match=r"^WANDB_API_KEY: .*wandb login") as error:
+        build(job(), cluster)
+    assert "0123" not in str(error.value)
+
+
 def test_line_break_in_the_name_is_refused():
     with pytest.raises(LaunchError, match=r"^name: "):
         build(job(name="a\nb"), ClusterConfig())

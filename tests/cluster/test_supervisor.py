@@ -126,6 +126,14 @@ def test_ended_by_slurm(tmp_path, reason, verdict):
     assert run.requeued == (verdict == "requeue")
 
 
+def test_preempted_with_a_grace(tmp_path):
+    """SLURM tells the ranks alone. No budget is spent: the job could make no step."""
+    run = Run(tmp_path, fruitless_requeues=0)
+    given = {"REASON": "None PreemptTime=2026-01-01T00:00:00"}
+    assert run.end("exit 75", **given) == ("requeue", 75, "preempted")
+    assert run.end("exit 75", REASON="None PreemptTime=None")[0] == "final"
+
+
 def test_a_stop_that_a_person_asked_for_is_final_even_at_the_time_limit(tmp_path):
     run = Run(tmp_path)
     train = "trap 'exit 75' USR1; mkdir requests; touch requests/stop.json ready; "
@@ -275,6 +283,16 @@ def test_a_failure_on_a_bad_node_is_the_nodes(tmp_path):
     assert (event, code) == ("requeue", 1)
     assert "GPU 0 is gone" in why
     assert run.calls[-1] == "update jobid=7 ExcNodeList=n2"
+
+
+def test_preflight_runs_where_the_ranks_do(tmp_path):
+    """In the container that an option of srun names, say; but it is heard in any case."""
+    run = Run(tmp_path, preflight=True, srun={"container-image": "my image", "output": "x"})
+    words = 'printf "%s\\n" "$@" >$CALLS.check; echo ok n1; echo ok n2'
+    assert run.end("exit 0", PREFLIGHT=words)[0] == "done"
+    given = (tmp_path / "calls.check").read_text().splitlines()
+    assert "--container-image=my image" in given
+    assert given.index("--output=x") < given.index("--output=all")
 
 
 def test_a_refused_requeue_is_told(tmp_path):

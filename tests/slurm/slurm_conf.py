@@ -97,6 +97,8 @@ class Layout:
             "InactiveLimit=0",
             "MinJobAge=3600",
             "JobRequeue=1",
+            "PreemptType=preempt/partition_prio",
+            "PreemptMode=REQUEUE",
         ]
         if self.gpus:
             lines.append("GresTypes=gpu")
@@ -106,5 +108,7 @@ class Layout:
                 f"Port={self.node_port} Sockets=1 CoresPerSocket={self.cpus} ThreadsPerCore=1 "
                 f"RealMemory=4000{gres} State=UNKNOWN"
             )
-        lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
+        every = "Nodes=ALL MaxTime=INFINITE State=UP"
+        lines.append(f"PartitionName=main {every} Default=YES PriorityTier=1 GraceTime=20")
+        lines.append(f"PartitionName=urgent {every} PriorityTier=2 PreemptMode=OFF")
         return "\n".join(lines) + "\n"

@@ -127,6 +127,20 @@ def test_scancel_after_the_warning_is_final(slurm: RealSlurm, source: Path) -> N
     assert slurm.job(job.id)["JobState"] == "CANCELLED"
 
 
+def test_a_preempted_job_saves_and_goes_on(slurm: RealSlurm, source: Path) -> None:
+    """SLURM takes its nodes away for a more urgent job, and requeues it by itself."""
+    job = Submitted(slurm, source, steps=60)
+    job.reach(5)
+    urgent = ("sbatch", "--parsable", "-p", "urgent", "-N3", "--exclusive", "--wrap=sleep 1")
+    slurm.wait_job(slurm.run(*urgent).strip(), "COMPLETED")
+    saved = [int(path.name[5:]) for path in job.run.glob("checkpoints/*")]
+    assert len(saved) == 1
+    job.requeue_soon(1)
+    job.end()
+    assert job.steps == list(range(1, 61))
+    assert ("requeue", "preempted") in job.events
+
+
 def test_a_powered_off_node_is_replaced(slurm: RealSlurm, source: Path) -> None:
     job = Submitted(slurm, source, steps=60, save_every=10)
     job.reach(15)
@@ -221,6 +235,7 @@ def test_chain(slurm: RealSlurm, source: Path) -> None:
     assert [name for name, _ in job.events] == ["start", "left", "start", "done"]
 
 
+@pytest.mark.slow
 def test_a_container_and_modules(
     slurm: RealSlurm, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trainer.record.metrics import MetricsLog
 from trainer.report import student_table, write_report
 from trainer.report.chart import Series, curve
+from trainer.report.labels import around, beside, heights, rows_of_names
 from trainer.report.refreshing import LiveReport
 from trainer.report.scale import MOST_POINTS, log_ticks, nice_ticks, padded, thin
 from trainer.report.words import count, short
@@ -156,7 +157,7 @@ def test_facts_and_table(make):
 def test_every_learner_is_drawn_against_steps_tokens_and_time(make):
     page = Page(write_report(make()))
     assert page.tags.count("figure") == 1 + 4 + 2 + 3  # scatter, main, objectives, the rest
-    assert page.words.count("unigram") >= 2 * 3 + 2
+    assert page.words.count("unigram") == 2 + 3 + 2  # style, legends, scatter and table
     choices = [a["id"] for t, a in zip(page.tags, page.attributes, strict=True) if t == "input"]
     assert choices == ["by-steps", "by-tokens", "by-minutes"]
     drawn = [
@@ -289,6 +290,41 @@ def test_a_range_has_air_and_survives_flat_and_missing_values():
         low, high = padded(np.array(values))
         assert high > low
     assert len(Series("x", 0, np.zeros(0), np.zeros(0)).thinned().steps) == 0
+
+
+shares = st.floats(0, 1)
+
+
+@given(st.lists(st.tuples(shares, shares), max_size=5))
+def test_names_of_dots_stand_on_nothing(places):
+    """Five names always have room beside the dots."""
+    named = [(x, y, "student 25.0%") for x, y in places]
+    found = heights(named)
+    names = [beside(x, height, words) for (x, _, words), height in zip(named, found, strict=True)]
+    for number, name in enumerate(names):
+        assert 0 <= name.top < name.bottom <= 1
+        assert not any(name.meets(around(x, y)) for x, y in places)
+        assert not any(name.meets(other) for other in names[:number])
+
+
+def test_a_name_with_room_stands_beside_its_dot():
+    assert heights([(0.2, 0.3, "a"), (0.5, 0.3, "b"), (0.9, 0.7, "c")]) == [0.3, 0.3, 0.7]
+
+
+@given(st.lists(shares, max_size=12))
+def test_names_above_the_plot_stand_beside_each_other(places):
+    rows = rows_of_names([(x, "restart 1") for x in places])
+    for row in set(rows) - {None}:
+        there = [x for x, own in zip(places, rows, strict=True) if own == row]
+        names = [beside(x, 0.0, "restart 1") for x in there]
+        for number, name in enumerate(names):
+            assert not any(name.meets(other) for other in names[:number])
+
+
+def test_of_names_that_overlap_the_line_of_none_crosses_another():
+    assert rows_of_names([(0.1, "a joins"), (0.15, "b joins"), (0.2, "c joins")]) == [2, 1, 0]
+    assert rows_of_names([(0.8, "a joins"), (0.85, "b joins")]) == [0, 1]
+    assert rows_of_names([(0.1, "restart")] * 5).count(None) == 1
 
 
 @pytest.mark.parametrize(

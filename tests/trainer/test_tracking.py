@@ -1,4 +1,4 @@
-"""Weights & Biases offline, checked by reading its own transaction log back."""
+"""Weights & Biases: offline by its own transaction log, online by what reaches a server."""
 
 import json
 import math
@@ -12,31 +12,44 @@ import time
 import pytest
 
 from tests.wandb_files import history, offline_folder, records
+from tests.wandb_server import WandbServer
 from trainer.record import tracking
 from trainer.record.metrics import MetricsLog, cut_back
-from trainer.record.wandb_follower import Alerts, agrees
+from trainer.record.tracking import current_id
+from trainer.record.wandb_follower import Alerts, agrees, by_step
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
-@pytest.fixture(autouse=True)
-def no_account(monkeypatch, tmp_path):
+def forget_account(monkeypatch, folder):
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "wandb-settings"))
+    monkeypatch.setenv("NETRC", str(folder / "netrc"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(folder / "wandb-settings"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(folder / "wandb-cache"))
+
+
+@pytest.fixture(autouse=True)
+def no_account(monkeypatch, tmp_path):
+    forget_account(monkeypatch, tmp_path)
+
+
+def new_run(folder):
+    run = folder / "runs" / "demo"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(
+        "# git revision: abc123\nsteps: 100\nteacher:\n  optimizer:\n    lr: 1e-4\n"
+    )
+    return run
 
 
 @pytest.fixture
 def run(tmp_path):
-    folder = tmp_path / "runs" / "demo"
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text("steps: 100\nteacher:\n  optimizer:\n    lr: 1e-4\n")
-    return folder
+    return new_run(tmp_path)
 
 
-def start(run, mode="offline"):
-    follower = tracking.start(run, mode=mode, project="tandem", run_id="abcd1234")
+def start(run, mode="offline", run_id="abcd1234", **how):
+    follower = tracking.start(run, mode=mode, project="tandem", run_id=run_id, **how)
     assert follower is not None
     return follower
 
@@ -47,46 +60,70 @@ def log(run, *rows):
             file.append(row)
 
 
-def test_every_row_reaches_wandb_at_its_step(run):
-    follower = start(run)
-    rows = [{"step": 10 * i, "teacher/loss": 1 / (i + 3), "tokens": 2**40 + i} for i in range(300)]
-    log(run, *rows, {"step": 2990, "val/teacher/loss": 0.1 + 0.2})
-    assert follower.finish(completed=True, seconds=60)
-    logged = history(run)
-    assert sorted(logged) == [row["step"] for row in rows]
-    for row in rows:
+ROWS = [{"step": 10 * i, "teacher/loss": 1 / (i + 3), "tokens": 2**40 + i} for i in range(300)]
+LAST = {"step": 2990, "val/teacher/loss": 0.1 + 0.2, "a": math.nan, "b": math.inf}
+MODELS = [{"learner": "teacher", "layers": 12}, {"learner": "students/tiny", "layers": 4}]
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory):
+    """A run that was followed to its end, with all that a run can have."""
+    folder = tmp_path_factory.mktemp("followed")
+    run = new_run(folder)
+    (run / "evaluation.json").write_text(json.dumps(EVALUATION))
+    (run / "report.html").write_text("<p>curves</p>")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        forget_account(monkeypatch, folder)
+        follower = start(run, mode="auto", models=MODELS)  # there is no key: offline
+        log(run, *ROWS, LAST)
+        assert follower.finish(completed=True, seconds=300)
+    return run
+
+
+def test_every_row_reaches_wandb_at_its_step(followed):
+    """Tables and report have no row of their own."""
+    logged = history(followed)
+    assert sorted(logged) == [row["step"] for row in ROWS]
+    for row in ROWS:
         assert {key: logged[row["step"]][key] for key in row} == row
     assert logged[2990]["val/teacher/loss"] == 0.1 + 0.2
+    assert logged[2990]["b"] == math.inf
+    assert math.isnan(logged[2990]["a"])
 
 
-def test_config_table_and_non_finite_values(run):
-    (run / "evaluation.json").write_text(json.dumps(EVALUATION))
-    follower = start(run, mode="auto")  # there is no key: offline
-    log(run, {"step": 1, "teacher/loss": math.nan, "students/tiny/loss": math.inf})
-    assert follower.finish(completed=True, seconds=60)
-    assert history(run)[1]["students/tiny/loss"] == math.inf
-    assert math.isnan(history(run)[1]["teacher/loss"])
-    config, summary = {}, {}
-    for record in records(offline_folder(run) / "run-abcd1234.wandb"):
+def test_name_config_axes_and_results(followed):
+    config, summary, axes = {}, {}, {}
+    for record in records(offline_folder(followed) / "run-abcd1234.wandb"):
         if record.HasField("run"):
             config.update({i.key: json.loads(i.value_json) for i in record.run.config.update})
             assert (record.run.project, record.run.display_name) == ("tandem", "demo")
+        if record.HasField("metric"):
+            axes[record.metric.glob_name or record.metric.name] = record.metric.step_metric
         for item in record.summary.update:
             summary[item.key or "/".join(item.nested_key)] = item.value_json
     assert config["teacher"] == {"optimizer": {"lr": 1e-4}}
+    assert config["git_revision"] == "abc123"
+    assert (axes["*"], axes["val/*"]) == ("step", "tokens")
     assert json.loads(summary["final/students/tiny/retention"]) == 0.9
-    (table,) = (offline_folder(run) / "files").rglob("*.table.json")
-    assert json.loads(table.read_text())["data"][1][:2] == ["students/tiny", 10]
+
+
+def test_tables_and_the_report_go_along(followed):
+    files = offline_folder(followed) / "files"
+    tables = [json.loads(path.read_text()) for path in files.rglob("*.table.json")]
+    rows = [row for table in tables for row in table["data"]]
+    assert ["students/tiny", 4] in rows
+    assert ["students/tiny", 10] in [row[:2] for row in rows]
+    assert [path.read_text() for path in files.rglob("*.html")] == ["<p>curves</p>"]
 
 
 def test_a_resumed_run_has_each_step_once_and_none_of_the_abandoned_ones(run):
     first = start(run)
     log(run, *[{"step": step, "teacher/loss": 1.0} for step in range(8)])
-    assert first.finish(completed=False, seconds=60)
+    assert first.finish(completed=False, seconds=300)
     cut_back(run / "metrics.jsonl", 4)
     second = start(run)
     log(run, *[{"step": step, "teacher/loss": 2.0} for step in range(5, 10)])
-    assert second.finish(completed=True, seconds=60)
+    assert second.finish(completed=True, seconds=300)
     losses = {step: values["teacher/loss"] for step, values in history(run).items()}
     assert losses == {step: 1.0 if step <= 4 else 2.0 for step in range(10)}
 
@@ -107,7 +144,7 @@ with MetricsLog(run / "metrics.jsonl") as log:
 def test_a_killed_trainer_loses_no_row(run):
     trainer = subprocess.run([sys.executable, "-c", TRAINER, str(run)], check=False)
     assert trainer.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while "exit" not in kinds(run) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert sorted(history(run)) == list(range(50))
@@ -132,7 +169,7 @@ def test_offline_opens_no_connection_even_with_a_key(run, monkeypatch, silent_se
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     follower = start(run, mode="offline")
     log(run, {"step": 1})
-    assert follower.finish(completed=True, seconds=60)
+    assert follower.finish(completed=True, seconds=300)
     silent_server.settimeout(0)
     with pytest.raises(BlockingIOError):
         silent_server.accept()
@@ -152,7 +189,7 @@ def test_a_key_that_wandb_refuses_means_offline(run, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "not-a-key")
     follower = start(run, mode="auto")
     log(run, {"step": 1})
-    assert follower.finish(completed=True, seconds=60)
+    assert follower.finish(completed=True, seconds=300)
     assert list(history(run)) == [1]
     assert b"not-a-key" not in everything(run)
 
@@ -167,7 +204,7 @@ def test_a_follower_that_dies_does_not_disturb(run):
     (run / "config.yaml").write_text("{")  # it cannot read this
     follower = start(run)
     log(run, {"step": 1})
-    assert follower.finish(completed=True, seconds=60) is False
+    assert follower.finish(completed=True, seconds=300) is False
     (run / "logs" / "wandb.log").unlink()
     (run / "logs").rmdir()
     (run / "logs").write_text("not a folder")
@@ -194,32 +231,6 @@ EVALUATION = {
         for name, parameters, retention in [("teacher", 20, None), ("students/tiny", 10, 0.9)]
     }
 }
-
-
-def test_axes_models_revision_and_report(run):
-    (run / "config.yaml").write_text("# git revision: abc123\nsteps: 2\n")
-    (run / "evaluation.json").write_text(json.dumps(EVALUATION))
-    (run / "report.html").write_text("<p>curves</p>")
-    models = [{"learner": "teacher", "layers": 12}, {"learner": "students/tiny", "layers": 4}]
-    follower = tracking.start(
-        run, mode="offline", project="tandem", run_id="abcd1234", models=models
-    )
-    log(run, {"step": 1, "tokens": 10}, {"step": 2, "tokens": 20, "val/c/teacher/loss": 2.0})
-    assert follower.finish(completed=True, seconds=60)
-    assert list(history(run)) == [1, 2]  # tables and report have no row of their own
-    found = list(records(next(offline_folder(run).glob("run-*.wandb"))))
-    axes = {r.metric.glob_name or r.metric.name: r.metric.step_metric for r in found if r.metric}
-    assert (axes["*"], axes["val/*"]) == ("step", "tokens")
-    config = {
-        item.key: json.loads(item.value_json)
-        for record in found
-        for item in record.run.config.update
-    }
-    assert config["git_revision"] == "abc123"
-    files = offline_folder(run) / "files"
-    tables = [json.loads(path.read_text()) for path in files.rglob("*.table.json")]
-    assert ["students/tiny", 4] in [row for table in tables for row in table["data"]]
-    assert [path.read_text() for path in files.rglob("*.html")] == ["<p>curves</p>"]
 
 
 class FakeRun:
@@ -249,15 +260,64 @@ def test_alerts_of_a_stall_and_a_spike(run):
 
 
 def test_an_alert_of_a_crash_loop_is_recorded_offline(run):
+    """In the third attempt in a row without a new step; the two before are on record here."""
     log(run, {"step": 5})
-    for _ in range(4):
-        assert start(run).finish(completed=False, seconds=60)
+    (run / "wandb").mkdir()
+    fake = FakeRun()
+    for expected in ([5, 0], [5, 1], [5, 2]):
+        Alerts(fake, run, stalled_after=300.0).notice_crash_loop(5)
+        assert json.loads((run / "wandb/attempts.json").read_text()) == expected
+    assert not fake.alerts
+    assert start(run).finish(completed=False, seconds=300)
     assert alerted(run) == ["crash loop"]
     assert "alert" in kinds(run)
 
 
+def test_online_a_requeued_run_goes_on_and_sync_puts_it_right(run, monkeypatch):
+    """The real client with a stand-in for the server, which keeps the steps it was sent.
+
+    A requeue that makes steps anew, with other values: W&B has each step once and never goes back,
+    with the values that came first. `sync` then writes the file's, and finds nothing to do again.
+    """
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    with WandbServer() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+
+        def attempt(steps, loss, **how):
+            follower = start(run, mode="auto", run_id=current_id(run, "abcd1234"), **how)
+            log(run, *[row(step, loss) for step in steps])
+            assert follower.finish(completed=False, seconds=300)
+
+        def steps_and_losses(name):
+            return [(row["_step"], row["teacher/loss"]) for row in server.history(name)]
+
+        attempt(range(1, 9), loss=1.0)
+        cut_back(run / "metrics.jsonl", 4)
+        attempt(range(5, 12), loss=2.0)
+        assert steps_and_losses("abcd1234") == [(i, 1.0 if i <= 8 else 2.0) for i in range(1, 12)]
+        attempt((), loss=0.0, verify=True)
+        truth = [(i, 1.0 if i <= 4 else 2.0) for i in range(1, 12)]
+        assert steps_and_losses("abcd1234-2") == truth
+        assert server.runs["abcd1234"]["tags"] == ["superseded"]
+        attempt((), loss=0.0, verify=True)
+        assert steps_and_losses("abcd1234-2") == truth
+        assert len(server.lines) == 2
+    assert_key_is_nowhere(run)
+
+
+def row(step, loss):
+    return {"step": step, "tokens": 10 * step, "teacher/loss": loss, "students/a/loss": math.nan}
+
+
 def test_what_agrees_with_the_file():
-    assert agrees([1, 2], [1, 2, 3])
-    assert agrees([], [1])
-    for theirs in ([1, 3], [1, 2, 2], [1, 2, 3, 4], [2]):
-        assert not agrees(theirs, [1, 2, 3])
+    def theirs(*steps, loss=0.5):
+        return [{"_step": step, "step": step, "loss": loss} for step in steps]
+
+    ours = by_step({"step": step} | more for step in (3, 1, 2) for more in ({}, {"loss": 0.5}))
+    assert agrees(theirs(1, 2), ours)
+    assert agrees([], ours)
+    for steps in ([1, 3], [1, 2, 2], [1, 2, 3, 4], [2]):
+        assert not agrees(theirs(*steps), ours)
+    assert not agrees(theirs(1, loss=0.25), ours)
+    assert not agrees([{"_step": 1, "step": 1}], ours)
+    assert agrees([{"_step": 1, "step": 1, "a": "NaN"}], [{"step": 1, "a": math.nan}])

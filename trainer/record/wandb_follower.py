@@ -11,12 +11,13 @@ Online, a start sends what W&B has not yet.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -181,26 +182,41 @@ def open_run(options: Options) -> Any:
     return run
 
 
-def agrees(theirs: list[int], ours: list[int]) -> bool:
-    """Whether W&B's steps are ours as far as they go: none left out, none twice, none others."""
-    return theirs == ours[: len(theirs)]
+def agrees(theirs: Sequence[Row], ours: Sequence[Row]) -> bool:
+    """Whether W&B's rows are ours as far as they go: none left out, none twice, no other values."""
+    return len(theirs) <= len(ours) and all(
+        row["_step"] == step["step"] and all(_same(row.get(key), step[key]) for key in step)
+        for row, step in zip(theirs, ours, strict=False)
+    )
+
+
+def _same(theirs: float | str | None, ours: float) -> bool:
+    return theirs is not None and (float(theirs) == ours or math.isnan(ours))
+
+
+def by_step(rows: Iterable[Row]) -> list[Row]:
+    """Rows that share a step as one, which is how W&B has them; ascending."""
+    steps: dict[float, Row] = {}
+    for row in rows:
+        steps.setdefault(row["step"], {}).update(row)
+    return [steps[step] for step in sorted(steps)]
 
 
 def _rewritten(run: Any, known: dict[str, Any]) -> Any:
-    """The run itself, or, when W&B's copy has gaps or other steps, a new one in its place.
+    """The run itself, or, when W&B's copy has gaps or other rows, a new one in its place.
 
     W&B takes no step that lies before its last one, so a copy that is wrong cannot be mended.
     ``wandb/id`` remembers the new id, under which the run goes on.
     """
+    if not run.resumed:
+        return run
     folder = known["dir"]
-    saved = wandb.Api().run(run.path).scan_history(keys=["_step"])
-    theirs = [int(row["_step"]) for row in saved]
-    ours = sorted({int(row["step"]) for row in Tail(folder / "metrics.jsonl").rows()})
-    if agrees(theirs, ours):
+    theirs = list(wandb.Api().run(run.path).scan_history(use_cache=False))
+    if agrees(theirs, by_step(Tail(folder / "metrics.jsonl").rows())):
         return run
     base, _, number = known["id"].partition("-")
     newer = f"{base}-{int(number or 1) + 1}"
-    print(f"W&B's copy {known['id']} has other steps than metrics.jsonl; writing {newer}")
+    print(f"W&B's copy {known['id']} differs from metrics.jsonl; writing {newer}")
     run.tags = (*run.tags, "superseded")
     run.finish()
     (folder / "wandb" / "id").write_text(newer)

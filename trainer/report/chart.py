@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from trainer.report import labels
 from trainer.report.scale import Floats, Scale, log_ticks, nice_ticks, padded, thin
 from trainer.report.words import percent, short
 
 COLOURS = 8
-LABEL_ROWS = 3
 SIZE = 1000  # width and height in the SVG's own coordinates
 
 Formatter = Callable[[float], str]
@@ -98,7 +98,9 @@ def line_chart(chart: LineChart, axes: Sequence[Axis]) -> str:
     low, high = padded(values, from_zero=chart.from_zero)
     y = Scale(high, low)
     plots = "".join(_plot(chart, series, axis, y) for axis in axes)
-    legend = "".join(_legend_entry(one, chart.form) for one in series)
+    entries = [_legend_entry(one, chart.form) for one in series]
+    entries += [_legend_level(level, chart.form) for level in chart.levels]
+    legend = "".join(entries)
     hover = json.dumps(_hover(chart, series, axes, y), separators=(",", ":"))
     return (
         f'<figure class="chart" data-hover="{escape(hover)}">{_caption(chart.title, chart.note)}'
@@ -121,17 +123,15 @@ def scatter(
     low, high = padded(heights, from_zero=True)
     y = Scale(high * 1.1, low)
     ticks = nice_ticks(low, high * 1.1)
+    places = [(x(math.log10(point.x)), y(point.y)) for point in points]
+    named_at = _heights_of_names(points, places, y(level.value))
+    rules = [*(_rule(y(tick), "grid") for tick in ticks), _rule(y(level.value), "level")]
     inside = [
-        _svg([*(_rule(y(tick), "grid") for tick in ticks), _rule(y(level.value), "level")]),
+        _svg([*rules, *map(_leader, points, places, named_at)]),
         *(_y_label(_tick(tick, shares=True), y(tick)) for tick in ticks),
         *(_x_label(form(tick), x(math.log10(tick))) for tick in log_ticks(left, right)),
         _level_label(level.name, y(level.value)),
-        *(
-            _dot(point, x(math.log10(point.x)), y(point.y), words_at, form)
-            for point, words_at in zip(
-                points, _apart([y(point.y) for point in points]), strict=True
-            )
-        ),
+        *(_dot(*one, form) for one in zip(points, places, named_at, strict=True)),
     ]
     plot = _frame(title, "", inside, unit)
     return f'<figure class="chart">{_caption(title, note)}{plot}</figure>'
@@ -151,13 +151,13 @@ def _plot(chart: LineChart, series: Sequence[Series], axis: Axis, y: Scale) -> s
         _svg([*rules, *levels, *curves]),
         *(_y_label(_tick(tick, chart.shares), y(tick)) for tick in ticks),
         *(_x_label(axis.form(tick), x(tick)) for tick in nice_ticks(0, x.end, 5)),
-        *(_level_label(level.name, y(level.value)) for level in chart.levels),
-        *(
-            _mark(mark, x(_place(axis, mark.step)), number % LABEL_ROWS)
-            for number, mark in enumerate(sorted(chart.marks, key=lambda mark: mark.step))
-        ),
     ]
-    return _frame(chart.title, axis.key, inside, axis.unit)
+    named = [(mark, x(_place(axis, mark.step))) for mark in chart.marks if mark.name]
+    rows = labels.rows_of_names([(place, mark.name) for mark, place in named])
+    inside += [_mark(*one, row) for one, row in zip(named, rows, strict=True)]
+    inside += [_stroke(x(_place(axis, mark.step))) for mark in chart.marks if not mark.name]
+    above = 1 + max((row for row in rows if row is not None), default=-1)
+    return _frame(chart.title, axis.key, inside, axis.unit, above)
 
 
 def _hover(
@@ -209,11 +209,14 @@ def curve(x: Floats, y: Floats) -> str:
     return "".join(commands)
 
 
-def _frame(title: str, axis: str, inside: Sequence[str], unit: str) -> str:
-    """`axis` is the key of the choice that shows this plot; one without is always shown."""
+def _frame(title: str, axis: str, inside: Sequence[str], unit: str, above: int = 0) -> str:
+    """`axis` is the key of the choice that shows this plot; one without is always shown.
+
+    `above` is how many rows of words stand over it.
+    """
     choice = f' by by-{axis}" data-axis="{axis}' if axis else ""
     return (
-        f'<div class="plot{choice}" role="img" aria-label="{escape(title)}">'
+        f'<div class="plot{choice}" style="--rows:{above}" role="img" aria-label="{escape(title)}">'
         f'<div class="area">{"".join(inside)}</div><div class="unit">{escape(unit)}</div></div>'
     )
 
@@ -236,6 +239,11 @@ def _legend_entry(series: Series, form: Formatter) -> str:
     return f'<span style="--c:var(--c{series.colour})">{words}</span>'
 
 
+def _legend_level(level: Level, form: Formatter) -> str:
+    words = f"{escape(level.name)} <b>{form(level.value)}</b>"
+    return f'<span><i class="level"></i>{words}</span>'
+
+
 def _tick(value: float, shares: bool) -> str:
     return f"{short(100 * value)}%" if shares else short(value)
 
@@ -256,30 +264,48 @@ def _level_label(text: str, y: float) -> str:
     return f'<span class="beat" style="top:{y:.2%}">{escape(text)}</span>'
 
 
-def _mark(mark: Mark, x: float, row: int) -> str:
-    """`row` is how far down the name stands, lest neighbours' names should overlap."""
-    if not mark.name:
-        return f'<span class="stroke" style="left:{x:.2%}"></span>'
-    side = "before" if x > 0.7 else "after"
+def _mark(mark: Mark, x: float, row: int | None) -> str:
+    """A line at `x`, with its name in a `row` above the plot, if there is one for it."""
+    if row is None:
+        return f'<span class="mark" style="left:{x:.2%};--row:-1"></span>'
+    side = "before" if labels.is_before(x) else "after"
     place = f"left:{x:.2%};--row:{row}"
     return f'<span class="mark {side}" style="{place}"><em>{escape(mark.name)}</em></span>'
 
 
-def _apart(heights: Sequence[float], gap: float = 0.09) -> list[float]:
-    """`heights` (shares of the plot from the top), moved down until no two are within `gap`."""
-    moved, last = {}, -gap
-    for number in sorted(range(len(heights)), key=lambda number: heights[number]):
-        last = max(heights[number], last + gap)
-        moved[number] = last
-    return [moved[number] for number in range(len(heights))]
+def _stroke(x: float) -> str:
+    return f'<span class="stroke" style="left:{x:.2%}"></span>'
 
 
-def _dot(point: Point, x: float, y: float, words_at: float, form: Formatter) -> str:
-    side = "before" if x > 0.55 else "after"
+def _heights_of_names(
+    points: Sequence[Point], places: Sequence[tuple[float, float]], level: float
+) -> list[float]:
+    named = [(*place, _name(point)) for point, place in zip(points, places, strict=True)]
+    return labels.heights(named, [labels.Box(0.7, 1.0, level - labels.LINE, level)])
+
+
+def _name(point: Point) -> str:
+    return f"{point.name} {percent(point.y)}"
+
+
+def _leader(point: Point, place: tuple[float, float], words_at: float) -> str:
+    """A line from a dot to its name, where that stands elsewhere."""
+    x, y = place
+    if abs(words_at - y) < labels.LINE:
+        return ""
+    end = x + labels.GAP * (-0.5 if labels.is_before(x) else 0.5)
+    ends = zip(("x1", "y1", "x2", "y2"), (x, y, end, words_at), strict=True)
+    drawn = " ".join(f'{name}="{SIZE * value:.1f}"' for name, value in ends)
+    return f'<line class="leader" style="--c:var(--c{point.colour})" {drawn}/>'
+
+
+def _dot(point: Point, place: tuple[float, float], words_at: float, form: Formatter) -> str:
+    x, y = place
+    side = "before" if labels.is_before(x) else "after"
     words = f"<b>{escape(point.name)}</b> {percent(point.y)}"
-    place = f"--c:var(--c{point.colour});left:{x:.2%};top:"
+    style = f"--c:var(--c{point.colour});left:{x:.2%};top:"
     return (
-        f'<span class="dot" style="{place}{y:.2%}"><i></i></span>'
+        f'<span class="dot" style="{style}{y:.2%}"><i></i></span>'
         f'<span class="dot {side}" title="{escape(point.name)}: {form(point.x)}" '
-        f'style="{place}{words_at:.2%}"><em>{words}</em></span>'
+        f'style="{style}{words_at:.2%}"><em>{words}</em></span>'
     )

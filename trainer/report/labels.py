@@ -1,0 +1,104 @@
+"""Where words go on a chart, so that none stands on another or on a curve.
+
+Places and widths are shares of the plot. How wide words are is an estimate for a phone, where they
+take the largest share; on a wider screen there is more room between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+LETTER = 6.6 / 308  # a letter's width on a phone's plot
+LINE = 16 / 260  # a line's height, on the scatter
+DOT = 8 / 308, 8 / 260  # half a dot's width and height
+GAP = 14 / 308  # between what is named and its name
+TURN = 0.6  # names of what lies further right stand to the left of it
+MOST_ROWS = 4
+
+
+@dataclass(frozen=True)
+class Box:
+    """A part of the plot: from `left` to `right`, from `top` down to `bottom`."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+    def meets(self, other: Box) -> bool:
+        """Whether the two have a part in common."""
+        return (
+            self.left < other.right
+            and other.left < self.right
+            and self.top < other.bottom
+            and other.top < self.bottom
+        )
+
+
+def around(x: float, y: float) -> Box:
+    """The box of a dot."""
+    return Box(x - DOT[0], x + DOT[0], y - DOT[1], y + DOT[1])
+
+
+def is_before(x: float) -> bool:
+    """Whether the name of what is at `x` stands to the left of it."""
+    return x > TURN
+
+
+def beside(x: float, y: float, words: str) -> Box:
+    """The box of `words` that name something at `x`, centred at height `y`."""
+    width = LETTER * len(words)
+    left = x - GAP - width if is_before(x) else x + GAP
+    return Box(left, left + width, y - LINE / 2, y + LINE / 2)
+
+
+def heights(named: Sequence[tuple[float, float, str]], taken: Sequence[Box] = ()) -> list[float]:
+    """At what height the name of each dot (x, y, words) stands: its own, or the nearest free one.
+
+    Dots, other names and what is `taken` stay uncovered, as long as there is room.
+    """
+    boxes = [*taken, *(around(x, y) for x, y, _ in named)]
+    found = {}
+    for number in sorted(range(len(named)), key=lambda number: named[number][1]):
+        x, y, words = named[number]
+        free = (
+            height
+            for height in _nearby(y)
+            if not any(beside(x, height, words).meets(box) for box in boxes)
+        )
+        found[number] = next(free, y)
+        boxes.append(beside(x, found[number], words))
+    return [found[number] for number in range(len(named))]
+
+
+def _nearby(y: float) -> Iterator[float]:
+    """Heights within the plot, the nearest first."""
+    for count in range(100):
+        for height in {y + count * LINE / 4: None, y - count * LINE / 4: None}:
+            if LINE / 2 <= height <= 1 - LINE / 2:
+                yield height
+
+
+def rows_of_names(named: Sequence[tuple[float, str]]) -> list[int | None]:
+    """The row above the plot, counted from it, for the name of each place (x, words).
+
+    None where there is no room within `MOST_ROWS`. Of names that overlap, the one that is further
+    from the end of its words stands higher, so that no line down to the plot crosses words.
+    """
+    free: list[list[Box]] = [[] for _ in range(MOST_ROWS)]
+    order = sorted(
+        range(len(named)),
+        key=lambda number: (is_before(x := named[number][0]), x if is_before(x) else -x),
+    )
+    found: dict[int, int | None] = {}
+    for number in order:
+        x, words = named[number]
+        box = beside(x, 0.0, words)
+        found[number] = next(
+            (row for row, boxes in enumerate(free) if not any(box.meets(one) for one in boxes)),
+            None,
+        )
+        if (row := found[number]) is not None:
+            free[row].append(box)
+    return [found[number] for number in range(len(named))]
