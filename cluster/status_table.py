@@ -15,11 +15,16 @@ COLOURS = {"running": "green", "finished": "green", "stalled": "yellow", "failed
 
 def table(runs: Sequence[RunStatus]) -> RenderableType:
     """One row per run, and below the table what needs a look."""
-    grid = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("run", "state", "step", "loss", "tokens/s", "left", "checkpoint", "attempts"):
-        grid.add_column(
-            name, justify="right" if name in ("tokens/s", "left", "attempts") else "left"
-        )
+    grid = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
+    # On a narrow terminal names are folded, steps and ages wrapped; numbers stay whole.
+    grid.add_column("run", overflow="fold", min_width=8)
+    grid.add_column("state", no_wrap=True)
+    grid.add_column("step", min_width=10)
+    grid.add_column("loss", no_wrap=True)
+    grid.add_column("tokens/s", no_wrap=True, justify="right")
+    grid.add_column("left", no_wrap=True, justify="right")
+    grid.add_column("saved", min_width=10)
+    grid.add_column("starts", no_wrap=True, justify="right", min_width=6)
     for run in runs:
         grid.add_row(
             Text(run.name),
@@ -51,7 +56,7 @@ def duration(seconds: float | None) -> str:
 def _checkpoint(run: RunStatus) -> str:
     if run.checkpoint is None:
         return ""
-    return f"{run.checkpoint:,}, {duration(run.checkpoint_age)} ago"
+    return f"{run.checkpoint:,} {duration(run.checkpoint_age)} ago"
 
 
 def _remarks(run: RunStatus) -> list[str]:

@@ -57,6 +57,13 @@ COMMANDS = [
     for block in blocks(page)
     if block.kind == "bash"
     for command in block.commands
+] + [
+    (path.name, shlex.split(line, comments=True))  # those of the other pages are parsed only
+    for path in [REPOSITORY / "README.md", *sorted(DOCS.glob("*.md"))]
+    if path.name not in PAGES
+    for text in re.findall(r"^```\n(.*?)^```", path.read_text(), re.S | re.M)
+    for line in text.splitlines()
+    if line.startswith("tandem ")
 ]
 
 

@@ -191,6 +191,18 @@ def test_table(run, capsys, monkeypatch):
     assert "demo is failed: it ended without saving" in out
 
 
+def test_numbers_stay_whole_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = Folder(tmp_path / "runs", "a_run_with_a_long_name", steps=100_000)
+    folder.log(43_210, 43_220)
+    folder.attempt(os.getpid())
+    folder.save(43_000)
+    commands.status(None, False, tmp_path / "runs")
+    out = capsys.readouterr().out
+    assert "…" not in out
+    assert {"43,220", "100,000", "43,000", "500", "running"} <= set(out.split())
+
+
 def test_unknown_run_is_one_line(tmp_path):
     with pytest.raises(LaunchError, match="no run there"):
         commands.status("nope", False, tmp_path)

@@ -226,6 +226,18 @@ def until(condition: Callable[[], object], what: str, timeout: float = 20) -> No
         time.sleep(0.02)
 
 
+def requeue_soon(slurm: RealSlurm, job: str, restarts: int) -> None:
+    """Start a job without SLURM's pause after it was requeued for the `restarts`-th time."""
+
+    def requeued() -> bool:
+        facts = slurm.job(job)
+        return facts["Restarts"] == str(restarts) and facts["JobState"] == "PENDING"
+
+    until(requeued, "the requeue", 60)
+    time.sleep(1.5)  # sooner, and nodes take it for the job whose credential was just revoked
+    slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+
+
 def _ip(*arguments: str) -> str:
     command = ["ip", *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout

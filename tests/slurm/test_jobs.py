@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from cluster import LaunchError
 from cluster.config import ClusterConfig
 from cluster.slurm import plan_job, queued_jobs, submit
 from cluster.status import read_run
-from tests.slurm.real_slurm import RealSlurm, until
+from tests.slurm.real_slurm import RealSlurm, requeue_soon, until
 
 
 class Submitted:
@@ -64,15 +63,7 @@ class Submitted:
 
     def requeue_soon(self, restarts: int) -> None:
         """Spare the test SLURM's pause before a requeued job starts again."""
-        job = self.slurm.job
-
-        def requeued() -> bool:
-            facts = job(self.id)
-            return facts["Restarts"] == str(restarts) and facts["JobState"] == "PENDING"
-
-        until(requeued, "the requeue", 40)
-        time.sleep(1.5)  # sooner, and nodes take it for the job whose credential was just revoked
-        self.slurm.run("scontrol", "update", f"jobid={self.id}", "StartTime=now")
+        requeue_soon(self.slurm, self.id, restarts)
 
     @property
     def log(self) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,9 +18,9 @@ from cluster.config import ClusterConfig
 from cluster.slurm import plan_job, submit
 from tandem import main
 from tests.conftest import TINY_JOB, tandem
-from tests.slurm.real_slurm import RealSlurm, until
+from tests.slurm.real_slurm import RealSlurm, requeue_soon, until
 
-pytestmark = pytest.mark.slow
+KEY = "0123456789abcdef0123456789abcdef01234567"
 SITE = ClusterConfig(
     nodes="2", min_free_gb=0.1, preflight=False, variables={"OMP_NUM_THREADS": "1"}
 )
@@ -59,6 +59,14 @@ class Training:
 
         until(reached, f"step {step}", 240)
 
+    def requeue_soon(self, restarts: int) -> None:
+        """Spare the test SLURM's pause before a requeued job starts again."""
+        requeue_soon(self.slurm, self.id, restarts)
+
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        return [json.loads(file.read_text()) for file in sorted(self.run.glob("attempts/*.json"))]
+
     def end(self) -> None:
         facts = self.slurm.wait_job(self.id, timeout=400)
         assert facts["JobState"] == "COMPLETED", self.log
@@ -72,6 +80,7 @@ def warn(training: Training) -> None:
     training.slurm.run("scancel", "--batch", "--signal=USR1", training.id)
 
 
+@pytest.mark.slow
 def test_a_stop_is_final(slurm: RealSlurm, corpus: Path) -> None:
     """`tandem stop` from outside of the job: saved, ended, not requeued. Before, no second job."""
     site = dataclasses.replace(SITE, nodes="1")
@@ -93,20 +102,28 @@ def power_off(training: Training) -> None:
     training.slurm.run("scontrol", "update", "nodename=n2", "state=down", "reason=powered-off")
 
 
-def test_losses_are_those_of_an_undisturbed_run(slurm: RealSlurm, corpus: Path) -> None:
+def test_losses_are_those_of_an_undisturbed_run(
+    slurm: RealSlurm, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warned of its time limit, then robbed of a node; and a key in the environment stays there."""
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
     calm = Training(slurm, corpus, "calm")
     calm.end()
     assert sorted(calm.losses) == list(range(1, 41))
-    disturbances: list[Callable[[Training], None]] = [warn, power_off]
-    for disturb in disturbances:
-        training = Training(slurm, corpus, disturb.__name__)
-        training.reach(13)
+    training = Training(slurm, corpus, "disturbed")
+    for restarts, (step, disturb) in enumerate([(8, warn), (23, power_off)], start=1):
+        training.reach(step)
         disturb(training)
-        training.end()
-        assert slurm.job(training.id)["Restarts"] == "1"
-        assert training.losses == calm.losses
+        training.requeue_soon(restarts)
+    training.end()
+    assert training.losses == calm.losses
+    assert [attempt["restart"] for attempt in training.attempts] == [0, 1, 2]
+    files = [path for path in training.run.rglob("*") if path.is_file()]
+    assert {".sbatch", ".json", ".log", ".jsonl"} <= {path.suffix for path in files}
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_a_stale_job_cannot_damage_its_requeued_copy(slurm: RealSlurm, corpus: Path) -> None:
     """n1 is cut off from everything but the disk, and trains on while SLURM starts the job anew."""
     site = dataclasses.replace(SITE, nodes="1", ranks_per_node=2)
@@ -126,3 +143,39 @@ def test_a_stale_job_cannot_damage_its_requeued_copy(slurm: RealSlurm, corpus: P
     assert training.losses == calm.losses
     log = (training.run / "logs/rank-000.log").read_text()
     assert "attempt 2 of this run has begun" in log
+
+
+@pytest.mark.slow
+def test_an_array_of_seeds_and_a_chain(
+    slurm: RealSlurm, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a person types them. The chain's first job is warned, and the second one ends the run."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    site = ["--nodes", "1", "--preflight", "false", "--min-free-gb", "0.1", "--time", "0:30:00"]
+
+    def submit_by_hand(name: str, *more: str) -> Path:
+        job = [str(TINY_JOB), f"data.path={corpus}", "runs=runs", f"name={name}", "steps=40"]
+        answer = CliRunner().invoke(main, ["submit", *job, *site, *more])
+        assert answer.exit_code == 0, answer.output
+        return slurm.root / "runs" / name
+
+    def events(run: Path) -> list[str]:
+        lines = (run / "slurm.jsonl").read_text().splitlines() if run.exists() else []
+        return [json.loads(line)["event"] for line in lines]
+
+    def logged(run: Path) -> list[int]:
+        rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        return [row["step"] for row in rows if "teacher/loss" in row]
+
+    chain = submit_by_hand("chain", "--chain", "2")
+    until(lambda: (chain / "metrics.jsonl").exists() and len(logged(chain)) > 5, "steps", 240)
+    first = (chain / "submissions/001/jobs").read_text().split()[0]
+    slurm.run("scancel", "--batch", "--signal=USR1", first)
+    until(lambda: events(chain)[-1:] == ["done"], "the end of the chain", 240)
+    assert events(chain) == ["start", "left", "start", "done"]
+    submit_by_hand("seeds", "--seeds", "3,4")
+    runs = [slurm.root / f"runs/seeds-seed{seed}" for seed in (3, 4)]
+    until(lambda: all(events(run)[-1:] == ["done"] for run in runs), "both seeds", 300)
+    assert all(logged(run) == list(range(1, 41)) for run in [chain, *runs])
+    assert runs[0].joinpath("config.yaml").read_text().count("seed: 3") == 1
+    assert len({(run / "metrics.jsonl").read_text() for run in runs}) == 2
