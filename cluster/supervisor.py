@@ -5,8 +5,8 @@ is decided by the ranks' exit code and by the signals that the batch shell was s
 
 - SLURM's warning before the time limit (USR1) is passed on to the ranks, which save and exit 75;
   the job is then requeued.
-- TERM means that SLURM itself ends the job: ``scancel``, which is final; a preemption at once, after
-  which SLURM requeues by itself; or the time limit, where the warning was too short to save.
+- TERM means that SLURM itself ends the job: ``scancel``, which is final; a preemption at once,
+  after which SLURM requeues by itself; or the time limit, where the warning was too short to save.
 - A preemption with a grace is told to the ranks alone, which save and exit 75; SLURM's own record
   of the job says so, and it is requeued before the grace is over.
 - 0 is the end; 2 is a wrong command line; 75 without a warning is a stop on request.
