@@ -8,6 +8,7 @@ import os
 import tarfile
 import tempfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,25 +56,39 @@ class CorpusSplit:
     def sequence_counts(self, rules: PackingRules) -> SequenceCounts:
         """How many sequences each block makes with the given packing and length.
 
-        Computed from the sentence boundaries in the index once and kept beside it. Ranks that
-        find no file all compute the same one; each renames a whole file into place.
+        Computed from the sentence boundaries in the index once and kept beside it, as are the
+        sums for the shards: with them an index of any size is opened without reading it.
         """
-        path = self.folder / f"sequences-{rules.name}.npy"
-        try:
-            per_block = np.load(path, mmap_mode="r", allow_pickle=False)
-            if per_block.shape != self.index.blocks.shape:
-                raise ValueError("of another corpus")
-        except (OSError, ValueError):
-            per_block = self._count(rules)
-            _save_atomically(path, per_block)
-        first = np.append(self.index.shards["first_block"], len(self.index.blocks)).astype(np.int64)
-        per_shard = np.add.reduceat(per_block, first[:-1], dtype=np.int64)
+        name = f"sequences-{rules.name}"
+        shards, blocks = self.index.shards, self.index.blocks
+        first = np.append(shards["first_block"], len(blocks)).astype(np.int64)
+        per_block = self._kept(f"{name}.npy", len(blocks), lambda: self._count(rules))
+        per_shard = self._kept(
+            f"{name}-shards.npy",
+            len(shards),
+            lambda: np.add.reduceat(per_block, first[:-1], dtype=np.int64),
+        )
         return SequenceCounts(per_block, per_shard, first)
 
     @cached_property
     def word_starts(self) -> NDArray[np.bool_]:
         """[vocab_size] whether a token begins a word."""
         return np.load(self.folder.parent / "word_starts.npy", allow_pickle=False)
+
+    def _kept(self, name: str, size: int, compute: Callable[[], NDArray]) -> NDArray:
+        """An array of so many numbers that is kept beside the index, mapped.
+
+        Ranks that find no file all compute the same one; each renames a whole file into place.
+        """
+        path = self.folder / name
+        try:
+            found: NDArray = np.load(path, mmap_mode="r", allow_pickle=False)
+            if found.shape != (size,):
+                raise ValueError("of another corpus")
+        except (OSError, ValueError):
+            found = compute()
+            _save_atomically(path, found)
+        return found
 
     def _count(self, rules: PackingRules) -> NDArray[np.uint32]:
         counts = np.zeros(len(self.index.blocks), np.uint32)
