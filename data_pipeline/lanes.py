@@ -93,6 +93,7 @@ class Lanes:
         self._bad_shards: set[int] = set()
         self._orders: OrderedDict[int, EpochOrder] = OrderedDict()
         self._blocks: OrderedDict[tuple[int, int], _OpenBlock] = OrderedDict()
+        self._most_blocks = min(len(rows), len(split.index.blocks)) + SPARE_BLOCKS
         self._lanes: list[_OpenBlock] = [_OpenBlock(Stretch(0, 0, 0, 0), [])] * len(rows)
         self._lane_epochs = np.full(len(rows), -1)
         self._lane_starts = np.zeros(len(rows), np.int64)
@@ -176,7 +177,7 @@ class Lanes:
         key = (epoch, stretch.block)
         if key not in self._blocks:
             self._blocks[key] = self._pack(order, stretch, epoch)
-            if len(self._blocks) > len(self._rows) + SPARE_BLOCKS:
+            if len(self._blocks) > self._most_blocks:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(key)
         return self._blocks[key]
