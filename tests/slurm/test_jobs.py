@@ -84,20 +84,6 @@ def test_two_nodes(slurm: RealSlurm, source: Path) -> None:
     assert job.events == [("start", ""), ("done", "finished")]
 
 
-def test_warning_requeues_and_the_job_goes_on(slurm: RealSlurm, source: Path) -> None:
-    """What SLURM sends ahead of the time limit, here sent by hand: its clock counts in minutes."""
-    job = Submitted(slurm, source, steps=40)
-    job.reach(5)
-    slurm.run("scancel", "--batch", "--signal=USR1", job.id)
-    job.requeue_soon(1)
-    job.end()
-    assert job.steps == list(range(1, 41))
-    assert [name for name, _ in job.events] == ["start", "requeue", "start", "done"]
-    assert job.events[1] == ("requeue", "the time limit")
-    first, second = job.ranks(0)[0], job.ranks(1)[0]
-    assert first["master_port"] != second["master_port"]
-
-
 def test_scancel_is_final(slurm: RealSlurm, source: Path) -> None:
     job = Submitted(slurm, source)
     job.reach(3)
@@ -130,17 +116,6 @@ def test_a_preempted_job_saves_and_goes_on(slurm: RealSlurm, source: Path) -> No
     job.end()
     assert job.steps == list(range(1, 61))
     assert ("requeue", "preempted") in job.events
-
-
-def test_a_powered_off_node_is_replaced(slurm: RealSlurm, source: Path) -> None:
-    job = Submitted(slurm, source, steps=60, save_every=10)
-    job.reach(15)
-    slurm.power_off("n2")
-    slurm.run("scontrol", "update", "nodename=n2", "state=down", "reason=powered-off")
-    job.requeue_soon(1)
-    job.end()
-    assert job.steps == list(range(1, 61))
-    assert {one["node"] for one in job.ranks(1)} == {"n1", "n3"}
 
 
 def test_fewer_nodes_when_asked(slurm: RealSlurm, source: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -64,8 +63,9 @@ class Training:
         requeue_soon(self.slurm, self.id, restarts)
 
     @property
-    def attempts(self) -> list[dict[str, Any]]:
-        return [json.loads(file.read_text()) for file in sorted(self.run.glob("attempts/*.json"))]
+    def events(self) -> list[tuple[str, str]]:
+        lines = (self.run / "slurm.jsonl").read_text().splitlines()
+        return [(one["event"], one["reason"]) for one in map(json.loads, lines)]
 
     def end(self) -> None:
         facts = self.slurm.wait_job(self.id, timeout=400)
@@ -117,7 +117,11 @@ def test_losses_are_those_of_an_undisturbed_run(
         training.requeue_soon(restarts)
     training.end()
     assert training.losses == calm.losses
-    assert [attempt["restart"] for attempt in training.attempts] == [0, 1, 2]
+    assert training.events == [
+        *(("start", ""), ("requeue", "the time limit"), ("start", "restart 1")),
+        *(("start", "restart 2"), ("done", "finished")),  # the one before died with its node
+    ]
+    assert slurm.job(training.id)["NodeList"] == "n[1,3]"
     files = [path for path in training.run.rglob("*") if path.is_file()]
     assert {".sbatch", ".json", ".log", ".jsonl"} <= {path.suffix for path in files}
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
