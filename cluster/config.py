@@ -79,6 +79,11 @@ class ClusterConfig:
             )
 
     @property
+    def has_own_python(self) -> bool:
+        """Whether the ranks have another `python` than who submits."""
+        return bool(self.venv or self.conda or self.container or "container-image" in self.srun)
+
+    @property
     def ranks(self) -> int:
         """Ranks on each node: one per GPU where there are GPUs."""
         return self.gpus_per_node or self.ranks_per_node
@@ -87,20 +92,24 @@ class ClusterConfig:
 def with_options(config: ClusterConfig, arguments: Sequence[str]) -> ClusterConfig:
     """Apply command-line options: ours by their key, any other to sbatch.
 
-    ``--nodes 4 --partition=debug --exclusive`` sets ``nodes`` and adds two sbatch options. Raises
-    LaunchError for an argument that is no option, or for a value that does not fit.
+    ``--nodes 4 --partition=debug --exclusive`` sets ``nodes`` and adds two sbatch options. Those of
+    NVIDIA's Pyxis, ``--container-image`` and its like, go to srun: the ranks run in the image, not
+    the script, which needs SLURM. Raises LaunchError for an argument that is no option, or for a
+    value that does not fit.
     """
     ours: dict[str, Any] = {}
-    sbatch = dict(config.sbatch)
+    sbatch, srun = dict(config.sbatch), dict(config.srun)
     fields = {one.name: getattr(config, one.name) for one in dataclasses.fields(config)}
     for name, text in _pairs(arguments):
         current = fields.get(name.replace("-", "_"))
         if isinstance(current, (str, int, float)):
             ours[name.replace("-", "_")] = _converted(name, text, current)
+        elif name.startswith("container-"):
+            srun[name] = text
         else:
             sbatch[name] = text
     try:
-        return dataclasses.replace(config, sbatch=sbatch, **ours)
+        return dataclasses.replace(config, sbatch=sbatch, srun=srun, **ours)
     except ValueError as error:
         raise LaunchError(str(error)) from error
 

@@ -43,13 +43,12 @@ def plan_job(
 ) -> Job:
     """The job that submitting from this working directory would make; touches nothing."""
     taken = [int(path.name) for path in run.glob("submissions/*") if path.name.isdigit()]
-    own_python = not (cluster.venv or cluster.conda or cluster.container)
     return Job(
         name=name,
         run=run.resolve(),
         submission=run.resolve() / "submissions" / f"{max(taken, default=0) + 1:03d}",
         directory=Path.cwd(),
-        python=cluster.python or (sys.executable if own_python else "python"),
+        python=cluster.python or ("python" if cluster.has_own_python else sys.executable),
         seeds=tuple(seeds),
         chained=chained,
     )

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import configs
 from cluster import LaunchError
 from cluster.config import ClusterConfig, with_options
 from cluster.script import Job, build
+from cluster.slurm import plan_job
 
 GOLDEN = Path(__file__).parent / "golden/job.sbatch"
 HOSTILE = """a b"c'd $(touch pwned) `touch pwned` ; touch pwned # \\ %j * é"""
@@ -160,6 +162,15 @@ def test_command_line_options():
     )
     assert (config.nodes, config.gpus_per_node, config.preflight) == ("4", 8, False)
     assert config.sbatch == {"partition": "p", "exclusive": "", "time": "1:00"}
+
+
+def test_a_container_image_is_for_the_ranks():
+    """Options of NVIDIA's Pyxis: the script itself runs outside, where SLURM is."""
+    config = with_options(ClusterConfig(), ["--container-image", "a.sqsh", "--qos", "high"])
+    assert config.srun == {"container-image": "a.sqsh"}
+    assert config.sbatch == {"qos": "high"}
+    assert plan_job("demo", Path("runs/demo"), config).python == "python"
+    assert plan_job("demo", Path("runs/demo"), ClusterConfig()).python == sys.executable
 
 
 @pytest.mark.parametrize(
