@@ -27,6 +27,9 @@ SUPERVISOR = r"""
 # ---- From here on, the text is the same in every script ------------------------------------------
 record=$submission/progress${seed:+-$seed} # "best fruitless open|closed attempt", or "final REASON"
 me=$SLURM_JOB_ID/${SLURM_RESTART_COUNT:-0}
+# One task of an array has the array's own number, which for scontrol means them all.
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job=${job:-$SLURM_JOB_ID}
 verdict='' why='' bad='' shared=no best=0 fruitless=0
 signals=0 pending='' child='' warned=no ended=no rescued=no preempted=no
 
@@ -101,12 +104,12 @@ deliver() {
   pending=
 }
 
-timed_out() { scontrol -o show job "$SLURM_JOB_ID" | grep -q ' Reason=TimeLimit '; }
+timed_out() { scontrol -o show job "$job" | grep -q ' Reason=TimeLimit '; }
 
-was_preempted() { scontrol -o show job "$SLURM_JOB_ID" | grep -q ' PreemptTime=[0-9]'; }
+was_preempted() { scontrol -o show job "$job" | grep -q ' PreemptTime=[0-9]'; }
 
 rescue() { # at the limit itself: this shell is killed when the ranks are, so it is now or never
-  [ "$may_requeue" = yes ] && timed_out && scontrol requeue "$SLURM_JOB_ID" || return
+  [ "$may_requeue" = yes ] && timed_out && scontrol requeue "$job" || return
   rescued=yes
   note requeue 0 'the time limit, before the ranks had saved'
 }
@@ -154,8 +157,8 @@ check_nodes() { # sets $bad to the nodes that cannot train, or $shared where non
 
 exclude_bad_nodes() { # works only while the requeued job is not running
   local before
-  before=$(scontrol -o show job "$SLURM_JOB_ID" | sed -n 's/.* ExcNodeList=\([^ (]*\).*/\1/p')
-  scontrol update jobid="$SLURM_JOB_ID" ExcNodeList="${before:+$before,}$bad"
+  before=$(scontrol -o show job "$job" | sed -n 's/.* ExcNodeList=\([^ (]*\).*/\1/p')
+  scontrol update jobid="$job" ExcNodeList="${before:+$before,}$bad"
 }
 
 requeue() {
@@ -165,7 +168,7 @@ requeue() {
     return
   fi
   trap '' TERM USR1 # requeueing ends this shell as well
-  if ! words=$(scontrol requeue "$SLURM_JOB_ID" 2>&1); then
+  if ! words=$(scontrol requeue "$job" 2>&1); then
     verdict=final why+="; SLURM did not requeue it: $words"
     return
   fi

@@ -185,10 +185,22 @@ def test_a_limit_reached_without_having_saved(slurm: RealSlurm, source: Path) ->
 
 
 def test_array_of_seeds(slurm: RealSlurm, source: Path) -> None:
-    job = Submitted(slurm, source, steps=2, seeds=(3, 7), cluster={"nodes": "1"})
+    """One is warned: the one whose id is also that of the whole array. The other trains on."""
+    job = Submitted(slurm, source, steps=60, seeds=(3, 7), cluster={"nodes": "1"})
     runs = [job.run.with_name(f"demo-seed{seed}") for seed in (3, 7)]
-    events = [run / "slurm.jsonl" for run in runs]
-    until(lambda: all(file.exists() and "done" in file.read_text() for file in events), "both")
+
+    def events(run: Path) -> list[dict]:
+        file = run / "slurm.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    until(lambda: all((run / "metrics.jsonl").exists() for run in runs), "both")
+    (warned,) = [number for number, run in enumerate(runs) if events(run)[0]["job"] == job.id]
+    task = f"{job.id}_{warned}"
+    slurm.run("scancel", "--batch", "--signal=USR1", task)
+    requeue_soon(slurm, task, 1)
+    until(lambda: all(events(run)[-1]["event"] == "done" for run in runs), "the end", 60)
+    assert [one["event"] for one in events(runs[warned])] == ["start", "requeue", "start", "done"]
+    assert [one["event"] for one in events(runs[1 - warned])] == ["start", "done"]
 
 
 def test_chain(slurm: RealSlurm, source: Path) -> None:
