@@ -2,7 +2,7 @@
 
 `Lanes` serves some rows of the global batch from one split, as long as the batch has its size.
 Each row keeps the block that it is reading; several rows of one block share it. Memory: about
-1.1 MiB for each row (its block), at most one for each block of the split, plus `SPARE_BLOCKS`.
+1.5 MB for each row, or for each block of the split where these are fewer, and `SPARE_BLOCKS`.
 """
 
 from __future__ import annotations

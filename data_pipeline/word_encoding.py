@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,11 +33,13 @@ class WordRule:
     `sentence_end`, matched from a sentence's last character on, says whether it may be cut there;
     `stands_alone` whether a word's tokens are the same with and without the words around it. Where
     white space comes in runs that must not be cut, `runs` finds the words, each after its own.
+    Where line feeds are no white space, what begins with one is encoded after `lead`.
     """
 
     sentence_end: re.Pattern[str]
     stands_alone: Callable[[str], bool] = lambda word: True
     runs: re.Pattern[str] | None = None
+    lead: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def rule_of(tokenizer: tokenizers.Tokenizer) -> WordRule | None:
         return BYTE_LEVEL_RULE if known and plain else None
     if kinds[0] is models.Unigram and isinstance(splitter, pre_tokenizers.Metaspace):
         marked = splitter.prepend_scheme == "always" and splitter.split
-        return unigram_rule(normalizer) if marked else None
+        return unigram_rule(normalizer, tokenizer.get_vocab()) if marked else None
     return None
 
 
@@ -79,11 +81,14 @@ BYTE_LEVEL_RULE = WordRule(
 )
 
 
-def unigram_rule(normalizer: normalizers.Normalizer | None) -> WordRule | None:
+def unigram_rule(
+    normalizer: normalizers.Normalizer | None, pieces: Mapping[str, int]
+) -> WordRule | None:
     """The rule for SentencePiece's normalization, after which one space begins each word.
 
     It maps clusters of characters, and a combining mark may take up the space before it: of words
-    that are not plain it is tried out.
+    that are not plain it is tried out. A line feed that is not mapped to a space is a character
+    that no piece has: whatever is around it is cut alike, and known characters stay apart from it.
     """
     if not isinstance(normalizer, normalizers.Sequence):
         return None
@@ -94,13 +99,19 @@ def unigram_rule(normalizer: normalizers.Normalizer | None) -> WordRule | None:
         return None
     normalize = normalizer.normalize_str
     # The one cluster with white space at its end is a line feed after a carriage return.
-    ends = r"[^\r][ \n]" if normalize("a\nb") == "a b" else r".[ ]"
+    ends, lead = r"[^\r][ \n]", ""
+    if normalize("a\nb") != "a b":
+        known = [one for one in map(chr, range(33, 127)) if one in pieces and normalize(one) == one]
+        if not known or any("\n" in piece for piece in pieces):
+            return None
+        ends, lead = rf".[ ]|[{re.escape(''.join(known))}]\n", known[-1]
 
     def stands_alone(word: str) -> bool:
-        plain = word.isascii() and word.isprintable()
-        return plain or normalize(f"x {word} x") == normalize(f"x {normalize(word)} x")
+        text = lead + word[1:] if word[:2] == " \n" else word
+        plain = text.isascii() and text.isprintable()
+        return plain or normalize(f"x {text} x") == normalize(f"x {normalize(text)} x")
 
-    return WordRule(re.compile(ends, re.DOTALL), stands_alone)
+    return WordRule(re.compile(ends, re.DOTALL), stands_alone, lead=lead)
 
 
 class WordEncoder:
@@ -174,15 +185,27 @@ class WordEncoder:
     def _learn(self, words: list[str]) -> _Words:
         """Words of the table, encoded."""
         assert self._rule is not None
-        texts = [word[1:] if word[:1] == " " else " " + word for word in words]
-        text = self._mark.join(texts)
+        lead = self._rule.lead
+        led = np.array([lead != "" and word[:2] == " \n" for word in words], bool)
+        text = self._mark.join([lead, *map(self._text_of, words)])
         (one,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         ids = np.array(one.ids, np.int32)
         is_separator = ids == self._separator
         edges = np.concatenate([[-1], np.flatnonzero(is_separator), [len(ids)]])
-        assert len(edges) == len(words) + 1, "a word with a special token in it"
+        assert len(edges) == len(words) + 2, "a word with a special token in it"
+        lead_size, sizes = int(edges[1]), np.diff(edges)[1:] - 1
+        keep = ~is_separator
+        for start in [0, *(edges[1:-1][led] + 1).tolist()]:
+            keep[start : start + lead_size] = False
         alone = np.fromiter(map(self._rule.stands_alone, words), bool, len(words))
-        return _Words(ids[~is_separator], np.diff(edges) - 1, alone)
+        return _Words(ids[keep], sizes - lead_size * led, alone)
+
+    def _text_of(self, word: str) -> str:
+        """What is encoded for a word of the table."""
+        assert self._rule is not None
+        if word[:1] != " ":
+            return " " + word
+        return self._rule.lead + word[1:] if word[1:2] == "\n" else word[1:]
 
 
 class _Table(dict[str, int]):
