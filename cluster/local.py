@@ -169,11 +169,12 @@ class _Launcher:
                 child.process.send_signal(number)
 
     def _reap(self) -> None:
-        for child in list(self.running):
+        look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        looks = [(child, os.waitid(os.P_PID, child.process.pid, look)) for child in self.running]
+        gone = [(child, ended) for child, ended in looks if ended is not None]
+        # Of several at once, one that a signal ended is no echo of another's end.
+        for child, ended in sorted(gone, key=lambda one: one[1].si_code == os.CLD_EXITED):
             pid = child.process.pid
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None:
-                continue
             if ended.si_code != os.CLD_EXITED or ended.si_status not in (0, STOPPED):
                 os.killpg(pid, signal.SIGKILL)  # what it left behind; as a zombie it keeps its id
                 if not self.failed:

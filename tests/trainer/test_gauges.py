@@ -32,7 +32,7 @@ def measured(folder: str):
     learners = tiny.learners((0, 1, 3), micro_batch=2, accumulation=2)
     watch_collectives()
     teacher = learners[0]
-    config = JobConfig("job", 4, DataConfig(path="none"), teacher.config)
+    config = JobConfig("job", 4, DataConfig(path="none", packing="segment_pair"), teacher.config)
     gauges = Gauges(config, RunFolder(folder), attempt=3, device=torch.device("cpu"))
     rows, said = [], []
     for step in range(4):

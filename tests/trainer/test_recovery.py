@@ -82,8 +82,11 @@ def test_it_goes_back_once_and_is_as_if_it_had_never_been_elsewhere(launched):
     runs, results = launched
     assert [steps for steps, _, _ in results] == [[2, 4, 5]] * 2  # 6 counts no more
     recovered, straight = RunFolder(runs / "recovered"), RunFolder(runs / "straight")
-    assert curve(recovered) == curve(straight)
-    assert len({step for step, _, _ in curve(recovered)}) == 8
+    ours, theirs = (
+        [row for row in curve(folder) if row[1] != "rollbacks"] for folder in (recovered, straight)
+    )
+    assert ours == theirs
+    assert len({step for step, _, _ in ours}) == 8
     state = Checkpoint(recovered.checkpoints, 8).trainer_state
     assert state["recovered"] == [{"checkpoint": 2, "skip": [3, 5]}]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -69,10 +70,9 @@ def test_a_growth_copies_the_layers_and_begins_the_optimizer_anew(launched):
     for layers, (before, after, states) in zip((1, 2), launched[1], strict=True):
         for name, tensor in before.items():
             assert torch.equal(after[name], tensor), name
-            head, _, rest = name.partition(".encoder.")
-            kind, number, rest = (*rest.split(".", 2), "", "")[:3]
-            copy = f"{head}.encoder.{kind}.{int(number or 0) + layers}.{rest}"
-            if kind in ("attention", "feed_forward"):
+            if of_a_layer := re.fullmatch(r"(.+\.(?:attention|feed_forward)\.)(\d+)(\..+)", name):
+                before_number, number, after_number = of_a_layer.groups()
+                copy = f"{before_number}{int(number) + layers}{after_number}"
                 assert torch.equal(after[copy], tensor), name
         assert states == 0
 

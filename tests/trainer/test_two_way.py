@@ -78,7 +78,8 @@ def test_the_term_is_what_it_says_at_every_stage(results):
     for stages, steps in zip(STAGES, by_stage, strict=True):
         assert steps[0][TEACHER]["from_student"] == pytest.approx(loss, rel=1e-5), stages
         for ours, theirs in zip(steps, by_stage[0], strict=True):
-            assert ours[TEACHER] == pytest.approx(theirs[TEACHER], rel=1e-5), stages
+            # A small difference of large numbers, and linear layers in parts round differently.
+            assert ours[TEACHER] == pytest.approx(theirs[TEACHER], rel=1e-5, abs=1e-6), stages
 
 
 def test_another_student_changes_nothing(results):
