@@ -496,9 +496,10 @@ def evaluate(run: str, learner: str | None, as_json: bool) -> None:
 
     from trainer.control.run_folder import RunFolder
     from trainer.evaluation.final_scores import evaluate_run
+    from trainer.evaluation.finished import SavedLearners
     from trainer.report import student_table
 
-    results = evaluate_run(RunFolder.existing(run), learner)
+    results = evaluate_run(SavedLearners(RunFolder.existing(run)), learner)
     click.echo(json.dumps(results, indent=2) if as_json else student_table(results))
 
 
@@ -511,8 +512,9 @@ def export(run: str, learner: str, out: Path, onnx: bool) -> None:
     """Write a learner of RUN in Hugging Face format."""
     from trainer.control.run_folder import RunFolder
     from trainer.evaluation.export import export_learner
+    from trainer.evaluation.finished import SavedLearners
 
-    export_learner(RunFolder.existing(run), learner, out)
+    export_learner(SavedLearners(RunFolder.existing(run)), learner, out)
     if onnx:
         from model import from_pretrained
         from model.onnx_export import export_onnx

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 
@@ -9,7 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 import tandem as command_line
+from configs import ConfigError
+from data_pipeline import DataError
+from model import ModelError
 from tests.conftest import TINY_JOB, tandem
+from tests.distributed import run_distributed
+from tests.trainer import jobs
+from trainer.errors import TrainingError
 
 
 def fails(*arguments: object) -> str:
@@ -85,13 +93,38 @@ JOBS = {
 }
 
 
+def failure(corpus, runs, overrides):
+    with pytest.raises((ConfigError, DataError, ModelError, TrainingError)) as error:
+        jobs.run(jobs.tiny_job(corpus, runs, *overrides))
+    return str(error.value)
+
+
+def on_one_rank(corpus, runs):
+    """What each of the jobs that cannot run says, and what those of few learners print."""
+    reasons = {name: failure(corpus, runs, overrides) for name, (overrides, _) in JOBS.items()}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        jobs.run(jobs.tiny_job(corpus, runs, "name=nobody", "steps=2", "students=null"))
+        later = "students.distilbert.start.step=100"
+        jobs.run(jobs.tiny_job(corpus, runs, "name=nobody-yet", "steps=2", later))
+    return reasons, printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def said(corpus, tmp_path_factory):
+    return run_distributed(on_one_rank, 1, corpus, tmp_path_factory.mktemp("runs"))[0]
+
+
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_that_cannot_run_says_why(name, corpus, tmp_path):
-    overrides, reason = JOBS[name]
-    paths = [f"data.path={corpus}", f"runs={tmp_path}"]
-    failed = tandem("train", TINY_JOB, *paths, *overrides)
-    assert failed.returncode == 1
-    assert reason in one_line(failed.stderr)
+def test_a_job_that_cannot_run_says_why(name, said):
+    assert JOBS[name][1] in one_line(said[0][name])
+
+
+def test_no_students_is_plain_pre_training(said):
+    assert "no students" in said[1]
+
+
+def test_a_student_that_never_joins_is_named(said):
+    assert "students/distilbert never joined" in said[1]
 
 
 def test_ranks_that_fail_alike_say_it_once(corpus, tmp_path):
@@ -114,21 +147,6 @@ def test_more_ranks_than_samples(tmp_path):
     failed = tandem("train", TINY_JOB, *paths, "--nproc", 4)
     assert failed.returncode == 1
     assert "too few for 4 ranks" in one_line(failed.stderr)
-
-
-def test_no_students_is_plain_pre_training(corpus, tmp_path):
-    paths = [f"data.path={corpus}", f"runs={tmp_path}"]
-    done = tandem("train", TINY_JOB, *paths, "students=null", "steps=2")
-    assert done.returncode == 0, done.stderr
-    assert "no students" in done.stdout
-
-
-def test_a_student_that_never_joins_is_named(corpus, tmp_path):
-    paths = [f"data.path={corpus}", f"runs={tmp_path}", "steps=2"]
-    later = "students.distilbert.start.step=100"
-    done = tandem("train", TINY_JOB, *paths, later)
-    assert done.returncode == 0, done.stderr
-    assert "students/distilbert never joined" in done.stdout
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")

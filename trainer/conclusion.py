@@ -9,6 +9,7 @@ from typing import Any
 from trainer.control.run_folder import RunFolder
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.final_scores import evaluate_run
+from trainer.evaluation.finished import SavedLearners
 from trainer.report import write_report
 
 
@@ -18,10 +19,11 @@ def conclude(folder: RunFolder) -> dict[str, Any]:
     Returns the content of ``evaluation.json``, which is written last but for the report and marks
     the run as finished. One process, no engines.
     """
-    results = evaluate_run(folder)
+    saved = SavedLearners(folder)
+    results = evaluate_run(saved)
     for name, facts in results["learners"].items():
         out = folder.exports / name.removeprefix("students/")
-        export_learner(folder, name, out)
+        export_learner(saved, name, out)
         facts["export"] = str(out)
     beside = folder.evaluation.with_name("evaluation.json.new")
     beside.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

@@ -69,12 +69,13 @@ class Company:
 
 
 QUICK = [
-    *(Company(stage) for stage in range(4)),
-    Company(2, "lamb"),
-    Company(3, "lamb", offload=True, steps=6),
-    Company(1, "adamw", offload=True, steps=6),
-    Company(0, "adamw", "bf16", steps=6),
-    Company(1, "adamw", "fp16"),
+    Company(1),
+    *(Company(stage, steps=4) for stage in (0, 2, 3)),
+    Company(2, "lamb", steps=6),
+    Company(3, "lamb", offload=True, steps=4),
+    Company(1, "adamw", offload=True, steps=4),
+    Company(0, "adamw", "bf16", steps=4),
+    Company(1, "adamw", "fp16", steps=12),
 ]
 ALL = [
     Company(stage, optimizer, precision, offload)

@@ -13,14 +13,46 @@ import configs
 from model import MaskedLanguageModel
 from tests.distributed import run_distributed
 from tests.trainer import tiny
-from tests.trainer.test_step import full_batch
+from trainer.batches import Counts, count, to_device
 from trainer.config import JobConfig
-from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.knowledge import Decoder, detach, union
+from trainer.learner import TEACHER, Learner, Workload, build_module, student_key
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import MaskedLanguageModelling, SoftTargets
 from trainer.step import train_step
 
 STEPS = 3
+
+
+def full_batch(**changes):
+    """The first step in plain torch: one process, the whole batch, no DeepSpeed.
+
+    `changes` are made to every learner's configuration.
+    """
+    configs = tiny.learner_configs((0, 0, 0))
+    teacher_config = configs[TEACHER].model
+    modules = {
+        name: build_module(name, dataclasses.replace(config, **changes), teacher_config, tiny.SEED)
+        for name, config in configs.items()
+    }
+    batch = tiny.random_batch(0)
+    totals = Counts(*torch.tensor(count(batch)).float())
+    micro = to_device(batch, torch.device("cpu"))
+    teacher = modules[TEACHER]
+    capture = union(module.objective.teacher_capture(0) for module in modules.values())
+    loss, _, features = teacher(micro, totals, None, capture)
+    loss.backward()
+    losses = {TEACHER: loss.item()}
+    knowledge = detach(features, Decoder(*(p.detach() for p in teacher.model.decoder())))
+    for name, module in list(modules.items())[1:]:
+        loss, _, _ = module(micro, totals, knowledge, module.objective.student_capture(0))
+        loss.backward()
+        losses[name] = loss.item()
+    gradients = {
+        name: {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+        for name, module in modules.items()
+    }
+    return gradients, losses
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -17,7 +17,7 @@ from trainer.record import metrics
 _log = logging.getLogger(__name__)
 
 
-def export_learner(folder: RunFolder, learner: str, out: Path) -> None:
+def export_learner(saved: SavedLearners, learner: str, out: Path) -> None:
     """Write a learner of the newest checkpoint, its tokenizer and its model card to `out`.
 
     As from ``tandem import``, a job can name `out` as ``init.pretrained`` and its model.yaml as
@@ -25,11 +25,10 @@ def export_learner(folder: RunFolder, learner: str, out: Path) -> None:
 
     Raises TrainingError when there is no such learner, ModelError when it cannot be written.
     """
-    saved = SavedLearners(folder)
     name = saved.resolve(learner)
     config = saved.config(name).model
     title = f"{saved.job.name} {name.removeprefix('students/')}"
-    training = None if saved.config(name).frozen else _training(folder, saved, name)
+    training = None if saved.config(name).frozen else _training(saved, name)
     card = model_card(title, config, training)
     tokenizer = next(iter(open_corpora(saved.job.data).values())).tokenizer_dir
     note = save_pretrained((config, saved.weights(name)), out, tokenizer, card)
@@ -38,7 +37,7 @@ def export_learner(folder: RunFolder, learner: str, out: Path) -> None:
         _log.warning("%s: %s", name, note)
 
 
-def _training(folder: RunFolder, saved: SavedLearners, name: str) -> Training:
+def _training(saved: SavedLearners, name: str) -> Training:
     """What the model card says of the learner's training."""
     state = saved.state
     counters = state.learners[name]
@@ -48,10 +47,10 @@ def _training(folder: RunFolder, saved: SavedLearners, name: str) -> Training:
         steps=counters.steps_taken(state.step),
         tokens=counters.tokens,
         objectives={term: _settings(section) for term, section in terms.items()},
-        metrics=_newest_scores(folder, name),
+        metrics=_newest_scores(saved.folder, name),
         teacher="" if name == TEACHER else _teacher(saved.job),
         licence=saved.job.licence,
-        revision=folder.revision(),
+        revision=saved.folder.revision(),
     )
 
 

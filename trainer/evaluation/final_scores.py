@@ -14,7 +14,6 @@ from torch import Tensor
 from data_pipeline import Corpus, open_corpora
 from model import MaskedLanguageModel, describe
 from trainer.batches import MicroBatch, to_device
-from trainer.control.run_folder import RunFolder
 from trainer.evaluation.agreement import agreement
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import Scores, ValidationSet
@@ -26,15 +25,14 @@ from trainer.measure.machine import describe as describe_machine
 SPEED_SECONDS = 1.0  # how long each speed of each learner is measured, at least
 
 
-def evaluate_run(folder: RunFolder, only: str | None = None) -> dict[str, Any]:
+def evaluate_run(saved: SavedLearners, only: str | None = None) -> dict[str, Any]:
     """Evaluate every learner of the newest checkpoint (or `only` one), in this process.
 
     Returns the facts of the corpus, the unigram baseline, and for each learner its parameters
     (embeddings, encoder, pooler) and their bytes, masked-LM loss and accuracy, how far it agrees
     with the teacher, the share of the teacher's accuracy that it kept, its speed, and the step it
-    started at. Raises TrainingError when there is no checkpoint or no such learner.
+    started at. Raises TrainingError when there is no such learner.
     """
-    saved = SavedLearners(folder)
     names = saved.names if only is None else [saved.resolve(only)]
     measurement = _Measurement(saved)
     return {

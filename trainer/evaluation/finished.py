@@ -28,6 +28,7 @@ class SavedLearners:
         checkpoint = newest_intact(folder.checkpoints, _log.warning)
         if checkpoint is None:
             raise TrainingError(f"{folder.path}: no checkpoint yet; run `tandem train` first")
+        self.folder: RunFolder = folder
         self.checkpoint: Checkpoint = checkpoint
         self.job: JobConfig = folder.load_config()
 
