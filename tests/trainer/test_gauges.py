@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def measured(folder: str):
     watch_collectives()
     teacher = learners[0]
     config = JobConfig("job", 4, DataConfig(path="none", packing="segment_pair"), teacher.config)
-    gauges = Gauges(config, RunFolder(folder), attempt=3, device=torch.device("cpu"))
+    gauges = Gauges(config, RunFolder(Path(folder)), attempt=3, device=torch.device("cpu"))
     rows, said = [], []
     for step in range(4):
         gauges.before(step, is_logged=True)
@@ -42,16 +43,17 @@ def measured(folder: str):
         rows, said = [*rows, row], [*said, *lines]
         if step == 0 and dist.get_rank() == 1:
             teacher.engine.module.register_forward_pre_hook(lambda *_: time.sleep(1.0))
+    named = (Path(folder) / "slow_ranks.json").read_text() if dist.get_rank() == 0 else ""
     gauges.before(4, is_logged=False)
     train_step(teacher, learners[1:], tiny.my_rows(tiny.random_batch(4)), 4)
     unlogged, _ = gauges.read(5, 100.0, learners)
     sizes = [sum(p.numel() for p in learner.model.parameters()) for learner in learners]
-    return rows, said, unlogged, sizes
+    return rows, said, unlogged, sizes, named
 
 
 def test_parts_bytes_and_a_slow_rank_on_two_ranks(tmp_path):
     results = run_distributed(measured, 2, str(tmp_path))
-    rows, said, unlogged, sizes = results[0]
+    rows, said, unlogged, sizes, named = results[0]
     for name in ("teacher", "students/distilbert", "students/tinybert"):
         assert {f"{name}/seconds_{part}" for part in PARTS} <= rows[0].keys()
     # Gradients are reduced once, whole, at stage 0; at stage 1 the parameters are gathered besides.
@@ -64,7 +66,7 @@ def test_parts_bytes_and_a_slow_rank_on_two_ranks(tmp_path):
     assert not any("seconds_" in key for key in unlogged)
     (line,) = said
     assert line.startswith("rank 1 on ")
-    assert json.loads((tmp_path / "slow_ranks.json").read_text())[0]["says"].startswith("rank 1")
+    assert json.loads(named)[0]["says"].startswith("rank 1")
 
 
 def test_a_slow_rank_is_named_once_and_forgotten_when_it_recovers(tmp_path):
