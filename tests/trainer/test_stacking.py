@@ -46,7 +46,7 @@ def jobs(corpus, runs, name):
         finish(folder)
         parts = dataclasses.replace(job, name="parts")
         run(parts, stop_after=2)
-        run(parts, stop_after=4)
+        finish(run(parts, stop_after=4))
         run(parts)
     return seen
 
