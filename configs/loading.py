@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import io
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,10 +55,21 @@ def load(name: str, schema: type[T], kind: str, overrides: Sequence[str] = ()) -
     for anything that does not fit.
     """
     path = find(name, kind)
-    tree = _expand({"base": str(path)}, schema, kind)
+    return _overridden({"base": str(path)}, schema, kind, overrides, str(path))
+
+
+def load_text(text: str, schema: type[T], kind: str, overrides: Sequence[str], source: str) -> T:
+    """The same for a config that was kept as text; `source` names its origin in messages."""
+    return _overridden(_tree(text, source), schema, kind, overrides, source)
+
+
+def _overridden(
+    tree: dict[str, Any], schema: type[T], kind: str, overrides: Sequence[str], source: str
+) -> T:
+    tree = _expand(tree, schema, kind)
     for override in overrides:
         tree = _expand(_merge(tree, _parse(override)), schema, kind)
-    return validate(tree, schema, str(path))
+    return validate(tree, schema, source)
 
 
 def validate(tree: Mapping[str, Any], schema: type[T], source: str) -> T:
@@ -137,13 +149,19 @@ def _parse(override: str) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        tree = OmegaConf.to_container(OmegaConf.load(path))  # unlike plain YAML, 1e-4 is a float
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        return _tree(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def _tree(text: str, source: str) -> dict[str, Any]:
+    try:
+        read = OmegaConf.load(io.StringIO(text))  # unlike plain YAML, 1e-4 is a float
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+    tree = OmegaConf.to_container(read)
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: expected keys and values at the top")
+        raise ConfigError(f"{source}: expected keys and values at the top")
     return typing.cast(dict[str, Any], tree)
 
 

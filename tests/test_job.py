@@ -3,46 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import TINY_JOB, command_environment, tandem
+from tests.conftest import TINY_JOB, tandem
 from tests.wandb_files import history
 from trainer.record import metrics
 
 LEARNERS = ("teacher", "students/distilbert", "students/tinybert")
-STOPPED = 75
-
-
-def arguments(corpus: Path, runs: Path, *more: str) -> list[str]:
-    return ["train", str(TINY_JOB), f"data.path={corpus}", f"runs={runs}", "--nproc", "2", *more]
-
-
-def losses(run: Path) -> list[tuple[str, float]]:
-    """Every loss and every held-out score of a run, in order."""
-    return [
-        (f"{row['step']} {key}", value)
-        for row in metrics.read(run / "metrics.jsonl")
-        for key, value in row.items()
-        if not metrics.is_measured(key)
-    ]
-
-
-@pytest.fixture(scope="module")
-def finished(corpus, tmp_path_factory):
-    """An undisturbed run: its folder, and what it printed."""
-    runs = tmp_path_factory.mktemp("undisturbed")
-    done = tandem(*arguments(corpus, runs, "profile.steps=5:7"))
-    assert done.returncode == 0, done.stderr
-    return runs / "tiny", done.stdout
 
 
 def test_every_learner_is_logged_scored_and_reported(finished):
@@ -117,68 +86,9 @@ def test_sync_makes_one_complete_offline_run_of_it(finished):
     assert history(run)[8]["val/data/teacher/loss"] > 0
 
 
-def test_torchrun_by_hand(corpus, tmp_path):
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tandem"]
-    job = ["train", str(TINY_JOB), f"data.path={corpus}", f"runs={tmp_path}", "steps=2"]
-    done = subprocess.run(
-        [sys.executable, *torchrun, *job],
-        env=command_environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = metrics.read(tmp_path / "tiny" / "metrics.jsonl")
-    assert rows[-1]["step"] == 2
-    assert len(list((tmp_path / "tiny" / "logs").glob("rank-*.log"))) == 2
-
-
 def test_a_finished_run_says_so(finished, corpus):
     run, _ = finished
-    again = tandem(*arguments(corpus, run.parent))
+    again = tandem("train", TINY_JOB, f"data.path={corpus}", f"runs={run.parent}", "--nproc", 2)
     assert again.returncode == 0
     assert f"{run} is finished" in again.stdout
     assert "report.html" in again.stdout
-
-
-def start(corpus: Path, runs: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tandem", *arguments(corpus, runs)],
-        env=command_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def wait_for_step(run: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    while process.poll() is None:
-        rows = metrics.read(run / "metrics.jsonl")
-        if rows and rows[-1]["step"] >= step:
-            return
-        time.sleep(0.02)
-
-
-def test_killed_and_started_again_it_is_the_same_run(finished, corpus, tmp_path):
-    """SIGKILL at a random step: the losses afterwards equal the undisturbed run's to the bit."""
-    process = start(corpus, tmp_path)
-    wait_for_step(tmp_path / "tiny", random.randint(1, 6), process)
-    process.kill()
-    process.wait()
-    again = tandem(*arguments(corpus, tmp_path))
-    assert again.returncode == 0, again.stderr
-    assert losses(tmp_path / "tiny") == losses(finished[0])
-
-
-def test_interrupted_it_saves_and_goes_on(finished, corpus, tmp_path):
-    """Ctrl-C: exit code 75 with everything saved; the same command goes on, to the bit."""
-    process = start(corpus, tmp_path)
-    wait_for_step(tmp_path / "tiny", 3, process)
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=120) == STOPPED
-    assert b"start it again to go on" in process.stdout.read()
-    last = metrics.read(tmp_path / "tiny" / "metrics.jsonl")[-1]["step"]
-    assert (tmp_path / "tiny" / "checkpoints" / f"step-{int(last):09d}").is_dir()
-    again = tandem(*arguments(corpus, tmp_path))
-    assert again.returncode == 0, again.stderr
-    assert f"going on from step {int(last)}" in again.stdout
-    assert losses(tmp_path / "tiny") == losses(finished[0])

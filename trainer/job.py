@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
+import configs
 from data_pipeline import BatchSizes, BatchStream, open_corpora
 from data_pipeline.tokenization import load as load_tokenizer
 from data_pipeline.torch_masking import TorchMasker
@@ -246,6 +247,7 @@ class Job:
             state = JobState(wandb_id=tracking.first_id(self.folder.path))
         else:
             state = JobState.from_json(checkpoint.trainer_state)
+        state.config = configs.dump(self.config)
         state.recovered = done_with(self.config.recover)
         return state
 

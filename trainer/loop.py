@@ -26,7 +26,7 @@ def train(job: Job) -> Outcome:
             job.cohort.students,
             job.batches.take(),
             job.state.step,
-            job.surroundings.wishes(),
+            job.surroundings.wishes,
             job.seconds,
             job.masker,
         )

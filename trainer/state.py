@@ -53,9 +53,10 @@ class HeldOut:
 
 @dataclass
 class JobState:
-    """Counters of the job after `step` steps. JSON in `trainer.json`."""
+    """A job after `step` steps. JSON in `trainer.json`."""
 
     wandb_id: str
+    config: str = ""  # the job's, resolved, as YAML
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,18 +37,20 @@ def train_step(
     students: Sequence[Learner],
     batch: Batch,
     step: int,
-    wishes: Wishes = NO_WISHES,
+    wishes: Callable[[], Wishes] = lambda: NO_WISHES,
     seconds: float = 0.0,
     masker: TorchMasker | None = None,
 ) -> StepResult:
     """Train everyone on this rank's rows of the global batch of `step`. Collective.
 
-    `seconds` is how long the job has been trained; all ranks go by what rank 0 says.
+    `wishes` is asked after the last backward pass, so that a stop is followed at the end of the
+    step in which it came. `seconds` is how long the job has been trained; all ranks go by what rank
+    0 says.
     The students' graphs live one at a time. A learner whose loss or gradient is no good sits
     this step out, on all ranks, and touches nobody else. `masker` is for batches without masks.
     """
     clock = seconds if dist.get_rank() == 0 else 0.0
-    others = [unreadable(batch), *wishes.votes(), clock]
+    others = [unreadable(batch), clock]
     totals, summed = sum_over_ranks(count(batch), others, teacher.device)
     listeners = [(student.objective, student.own_step(step)) for student in students]
     capture = union(objective.teacher_capture(own) for objective, own in listeners)
@@ -70,10 +72,10 @@ def train_step(
         del features
         for student in students:
             student.accumulate(micro_batch, totals, place, knowledge)
-    terms = _sum_terms(learners)
+    terms, agreed = _sum_terms(learners, wishes(), teacher.device)
     losses = {learner.name: _weighted(learner, terms[learner.name], step) for learner in learners}
     length = batch.input_ids.shape[1]
-    lost, *asked, seconds = summed.tolist()
+    lost, seconds = summed.tolist()
     for learner in learners:
         learner.update(step, losses[learner.name], length, seconds)
     return StepResult(
@@ -82,22 +84,27 @@ def train_step(
         tokens=int(totals.attended),
         positions=batch.input_ids.size * dist.get_world_size(),
         unreadable=int(lost),
-        wishes=Wishes.agreed(asked),
+        wishes=agreed,
         seconds=seconds,
     )
 
 
-def _sum_terms(learners: Sequence[Learner]) -> dict[str, dict[str, float]]:
-    """The global value of every term of every learner, in one all-reduce and one host sync."""
-    if not learners:
-        return {}
-    shares = torch.cat([learner.take_shares() for learner in learners])
+def _sum_terms(
+    learners: Sequence[Learner], wishes: Wishes, device: torch.device
+) -> tuple[dict[str, dict[str, float]], Wishes]:
+    """The global value of every term of every learner, and what any rank wishes.
+
+    In one all-reduce and one host sync.
+    """
+    votes = torch.tensor(wishes.votes()).to(device, non_blocking=True)
+    shares = torch.cat([*(learner.take_shares() for learner in learners), votes])
     dist.all_reduce(shares)
     values = iter(shares.tolist())
-    return {
+    terms = {
         learner.name: {term: next(values) for term in learner.objective.terms}
         for learner in learners
     }
+    return terms, Wishes.agreed(list(values))
 
 
 def _weighted(learner: Learner, terms: dict[str, float], step: int) -> float:

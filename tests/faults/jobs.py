@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.conftest import REPOSITORY, TINY_JOB, command_environment
 from trainer.record import metrics
 
+STOPPED = 75
 LAUNCH = "import sys; from cluster.local import launch; sys.exit(launch(sys.argv[1:], 2))"
 
 
@@ -43,6 +44,19 @@ def run(command: list[str], **environment: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Wait until it ends by itself: its exit code, and what it printed as errors."""
+    _, errors = process.communicate(timeout=900)
+    return process.returncode, errors
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait until it has done all of its work; what it printed as errors."""
+    code, errors = end(process)
+    assert code == 0, errors
+    return errors
 
 
 def until(condition: Callable[[], object], seconds: float = 300.0) -> None:

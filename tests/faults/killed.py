@@ -1,8 +1,7 @@
-"""A rank of the real job that kills itself: `python -m tests.faults.killed RANK EVENT …`.
+"""A rank of the real job that kills itself: `python -m tests.faults.killed RANK PHASE NUMBER …`.
 
-Rank number RANK sends itself SIGKILL before its EVENT-th opening, making, renaming or removing of
-anything in the checkpoint folder, and so inside of any phase of a save. The rest of the command
-line is `tandem`'s own.
+Rank number RANK sends itself SIGKILL in that phase of a save, when it comes to it for the NUMBER-th
+time. The rest of the command line is `tandem`'s own.
 """
 
 from __future__ import annotations
@@ -13,8 +12,22 @@ import sys
 import tandem
 from tests.trainer.checkpoint.saving import kill_at
 
+# What is about to be done to what: the beginning of the name of an audit event, and its arguments.
+PHASES = {
+    "begin": ("os.mkdir", r"\.writing-"),
+    "tensors": ("open", r"\.writing-.*\.safetensors"),
+    "state": ("open", r"\.writing-\d+/trainer\.json"),
+    "manifest": ("open", r"\.writing-\d+/manifest\.json"),
+    "sync": ("open", r"\.writing-\d+'"),
+    "publish": ("os.rename", r"\.writing-"),
+    "sync of the name": ("open", r"/checkpoints'"),
+    "forget": ("os.rename", r"\.deleted-"),
+    "remove": ("shutil.rmtree", r"\.deleted-"),
+}
+
 if __name__ == "__main__":
-    rank, event = sys.argv.pop(1), sys.argv.pop(1)
+    rank, phase, number = (sys.argv.pop(1) for _ in range(3))
     if os.environ["RANK"] == rank:
-        kill_at(int(event), "/checkpoints")
+        act, part = PHASES[phase]
+        kill_at(int(number), part, (act,))
     tandem.main()

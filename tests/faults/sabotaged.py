@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,9 +33,13 @@ def fail(error: Exception) -> None:
     raise error
 
 
-def jump_a_year() -> None:
+def jump(days: float) -> None:
     now = time.time
-    time.time = lambda: now() + 365 * 86400.0
+    time.time = lambda: now() + days * 86400.0
+
+
+def send(number: signal.Signals, learner: Any) -> None:
+    os.kill(os.getpid(), number)
 
 
 SABOTAGE: dict[str, Callable[[Any], None]] = {
@@ -42,8 +47,10 @@ SABOTAGE: dict[str, Callable[[Any], None]] = {
     "sleeps": lambda learner: time.sleep(1000),
     "freezes": lambda learner: os.kill(os.getpid(), signal.SIGSTOP),
     "fails": lambda learner: fail(RuntimeError("a bug of rank 1")),
-    "jumps": lambda learner: jump_a_year(),
+    "jumps": lambda learner: jump(365.0),
+    "jumps back": lambda learner: jump(-365.0),
     "complains": lambda learner: fail(TrainingError("rank 1 has no such file")),
+    **{name: partial(send, signal.Signals[name]) for name in ("SIGTERM", "SIGINT", "SIGUSR1")},
 }
 
 

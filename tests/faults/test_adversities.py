@@ -14,7 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.jobs import arguments, losses, reach, run, start, start_sabotaged, tandem_command
+from tests.faults.jobs import (
+    STOPPED,
+    arguments,
+    end,
+    finish,
+    losses,
+    newest_step,
+    reach,
+    run,
+    start,
+    start_sabotaged,
+    tandem_command,
+)
+from tests.faults.sabotaged import STEP
 from trainer.checkpoint.folder import all_steps
 
 pytestmark = pytest.mark.slow
@@ -43,9 +56,7 @@ def mounted(folder: Path, *options: str) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def calm(corpus, tmp_path_factory):
     runs = tmp_path_factory.mktemp("calm")
-    process = start(corpus, runs, *LONG)
-    _, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
+    finish(start(corpus, runs, *LONG))
     return losses(runs / "tiny")
 
 
@@ -60,8 +71,7 @@ def test_a_disk_without_room_for_a_checkpoint_costs_checkpoints_only(calm, corpu
         reach(process, tmp_path / "tiny", 100)
         assert set(all_steps(tmp_path / "tiny" / "checkpoints")) >= set(intact[-1:])
         ballast.unlink()
-        _, errors = process.communicate(timeout=600)
-        assert process.returncode == 0, errors
+        errors = finish(process)
         assert "Traceback" not in errors
         assert re.search(
             r"checkpoint of step \d+ not written: .* GB free, the checkpoint needs", errors
@@ -72,9 +82,8 @@ def test_a_disk_without_room_for_a_checkpoint_costs_checkpoints_only(calm, corpu
 
 def test_too_many_failed_saves_in_a_row_end_the_run(corpus, tmp_path):
     with mounted(tmp_path, "size=60m"):
-        process = start(corpus, tmp_path, *LONG, "checkpoint.max_failures=2")
-        _, errors = process.communicate(timeout=600)
-        assert process.returncode == 1
+        code, errors = end(start(corpus, tmp_path, *LONG, "checkpoint.max_failures=2"))
+        assert code == 1
         assert "Traceback" not in errors
         last = errors.strip().splitlines()[-1]
         assert re.match(r"tandem: 2 saves in a row failed: .* free some space", last)
@@ -82,9 +91,8 @@ def test_too_many_failed_saves_in_a_row_end_the_run(corpus, tmp_path):
 
 def test_a_run_folder_that_cannot_be_written_is_one_line(corpus, tmp_path):
     with mounted(tmp_path, "ro"):
-        process = start(corpus, tmp_path)
-        _, errors = process.communicate(timeout=300)
-    assert process.returncode == 1
+        code, errors = end(start(corpus, tmp_path))
+    assert code == 1
     assert errors == (
         f"tandem: {tmp_path / 'tiny'}: Read-only file system; make room or choose another folder\n"
     )
@@ -99,37 +107,55 @@ def test_a_shard_that_vanishes_is_one_line_and_comes_back_without_a_trace(calm, 
     (shard,) = (mine / "train").glob("*.tar")
     shard.rename(mine / "elsewhere")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(120) == 75
-    without = start(mine, tmp_path, *LONG)
-    _, errors = without.communicate(timeout=600)
-    assert without.returncode == 1
+    assert end(process)[0] == STOPPED
+    code, errors = end(start(mine, tmp_path, *LONG))
+    assert code == 1
     (line,) = errors.strip().splitlines()
     assert line.startswith("tandem: ")
     assert str(shard) in line
     (mine / "elsewhere").rename(shard)
-    again = start(mine, tmp_path, *LONG)
-    _, errors = again.communicate(timeout=600)
-    assert again.returncode == 0, errors
+    finish(start(mine, tmp_path, *LONG))
     assert losses(tmp_path / "tiny") == calm
 
 
 def test_a_clock_that_jumps_changes_nothing(calm, corpus, tmp_path):
-    """A year forward on one rank, in the middle of training."""
-    process = start_sabotaged("jumps@1", corpus, tmp_path, *LONG)
-    _, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
+    """A year back on rank 0 and forward on the other, in the middle of training."""
+    finish(start_sabotaged("jumps back@0,jumps@1", corpus, tmp_path, *LONG))
     assert losses(tmp_path / "tiny") == calm
 
 
-def test_a_tracking_server_that_never_answers_costs_nothing_but_a_line(calm, corpus, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        process = run(
-            tandem_command(*arguments(corpus, tmp_path, *LONG, "log.wandb=auto")),
-            WANDB_API_KEY=KEY,
-            WANDB_BASE_URL=f"http://127.0.0.1:{silent.getsockname()[1]}",
-        )
-        _, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
-    (line,) = errors.strip().splitlines()
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_to_the_launcher_saves_and_the_same_command_goes_on(
+    number, calm, corpus, tmp_path
+):
+    process = start(corpus, tmp_path, *LONG)
+    reach(process, tmp_path / "tiny", 20)
+    process.send_signal(number)
+    printed, errors = process.communicate(timeout=600)
+    assert process.returncode == STOPPED, errors
+    (step,) = map(int, re.findall(r"stopped and saved at step (\d+); start it again", printed))
+    assert step == newest_step(tmp_path / "tiny") == all_steps(tmp_path / "tiny/checkpoints")[-1]
+    finish(start(corpus, tmp_path, *LONG))
+    assert losses(tmp_path / "tiny") == calm
+
+
+@pytest.mark.parametrize("kind", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_to_one_rank_is_followed_within_the_step(kind, corpus, tmp_path):
+    code, errors = end(start_sabotaged(f"{kind}@1", corpus, tmp_path))
+    assert (code, errors) == (STOPPED, "")
+    assert all_steps(tmp_path / "tiny/checkpoints")[-1] == STEP + 1
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["silent", "unreachable"])
+def test_a_tracking_server_that_does_not_answer_costs_nothing_but_a_line(
+    answers, calm, corpus, tmp_path
+):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        if not answers:
+            server.close()
+        job = arguments(corpus, tmp_path, *LONG, "log.wandb=auto")
+        process = run(tandem_command(*job), WANDB_API_KEY=KEY, WANDB_BASE_URL=address)
+        (line,) = finish(process).strip().splitlines()
     assert "Weights & Biases did not answer in time; metrics.jsonl has every row" in line
     assert losses(tmp_path / "tiny") == calm

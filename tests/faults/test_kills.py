@@ -1,9 +1,9 @@
 """SIGKILL, at any instant, of one rank, all ranks or the launcher: nothing is lost, nothing stays.
 
-The real job through the real launcher. Half of the kills hit a rank inside of a save, before an act
-on the checkpoint folder (`tests.faults.killed`); the others come from outside at a random moment.
-After every one no process of the job is left; the run is started again until it ends, and its
-losses are those of a run that nobody disturbed, to the last bit.
+The real job through the real launcher. Half of the kills hit a rank inside of a save, in each of
+its phases in turn (`tests.faults.killed`); the others come from outside at a random moment. After
+every one no process of the job is left; the run is started again until it ends, and its losses are
+those of a run that nobody disturbed, to the last bit.
 """
 
 from __future__ import annotations
@@ -15,53 +15,61 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.faults.jobs import LAUNCH, arguments, losses, processes_of, run, start, until
+from tests.faults.jobs import (
+    LAUNCH,
+    STOPPED,
+    arguments,
+    end,
+    finish,
+    losses,
+    processes_of,
+    run,
+    start,
+    start_sabotaged,
+    until,
+)
+from tests.faults.killed import PHASES
+from tests.faults.sabotaged import STEP
+from trainer.checkpoint.folder import all_steps
 
-FEW = (
+MANY = (
     *("steps=240", "checkpoint.every=2", "evaluation.every=60", "batch.micro_batch=4"),
     "students.distilbert.zero_stage=0",
 )
 CLEARED = 20.0  # seconds until no process is left; a killed launcher's ranks die at once
 
 
-@pytest.fixture(scope="module")
-def undisturbed(corpus, tmp_path_factory):
-    runs = tmp_path_factory.mktemp("undisturbed")
-    process = start(corpus, runs, *FEW)
-    _, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
-    return losses(runs / "tiny")
-
-
 class Killer:
     """Starts the job and kills something of it, over and over, as its seed says."""
 
-    def __init__(self, corpus: Path, runs: Path, seed: int) -> None:
-        self.corpus, self.runs, self.folder = corpus, runs, runs / "tiny"
+    def __init__(self, corpus: Path, runs: Path, seed: int, settings: tuple[str, ...] = ()) -> None:
+        self.folder, self.runs = runs / "tiny", runs
+        self.job = arguments(corpus, runs, *settings)
+        self.start = partial(start, corpus, runs, *settings)
         self.chance = random.Random(seed)
         self.deaths = 0
 
-    def kill_inside_a_save(self) -> None:
-        rank = self.chance.randrange(2)
-        event = self.chance.randrange(1, 12 if rank else 60)  # rank 1 only writes its own files
-        child = [sys.executable, "-m", "tests.faults.killed", str(rank), str(event)]
-        process = run(
-            [sys.executable, "-c", LAUNCH, *child, *arguments(self.corpus, self.runs, *FEW)]
-        )
-        _, errors = process.communicate(timeout=300)
-        if process.returncode == 0:  # it reached its end before
+    def kill_inside_a_save(self, phase: str, saves: int) -> None:
+        """One of so many saves from now, or a later one where a save has several such acts."""
+        rank = self.chance.randrange(2) if phase == "tensors" else 0  # 1 writes nothing else
+        number = self.chance.randint(1, saves)
+        child = [sys.executable, "-m", "tests.faults.killed", str(rank), phase, str(number)]
+        process = run([sys.executable, "-c", LAUNCH, *child, *self.job])
+        code, errors = end(process)
+        if code == 0:  # it reached its end before
             return
-        assert process.returncode == 128 + signal.SIGKILL, errors
+        assert code == 128 + signal.SIGKILL, errors
         assert errors.strip().endswith(f"rank {rank} was ended by SIGKILL")
         assert "Traceback" not in errors
         self.see_that_nothing_is_left()
 
     def kill_from_outside(self) -> None:
-        process = start(self.corpus, self.runs, *FEW)
+        process = self.start()
         began = self.rows()
         if self.chance.random() < 0.8:  # the others: while it starts
             until(lambda: process.poll() is not None or self.rows() != began)
@@ -72,7 +80,7 @@ class Killer:
         for pid in chosen:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.communicate(timeout=300)
+        end(process)
         self.see_that_nothing_is_left()
 
     def see_that_nothing_is_left(self) -> None:
@@ -80,9 +88,7 @@ class Killer:
         until(lambda: not processes_of(self.runs), CLEARED)
 
     def go_on_to_the_end(self) -> None:
-        process = start(self.corpus, self.runs, *FEW)
-        _, errors = process.communicate(timeout=600)
-        assert process.returncode == 0, errors
+        finish(self.start())
         assert not processes_of(self.runs)
 
     def rows(self) -> int:
@@ -99,26 +105,41 @@ def children(process: subprocess.Popen[str]) -> list[int]:
         return []
 
 
-def disturb(killer: Killer, kills: int) -> None:
-    for number in range(kills):
-        if number % 2:
-            killer.kill_from_outside()
-        else:
-            killer.kill_inside_a_save()
-    killer.go_on_to_the_end()
-
-
-def test_a_few_kills(undisturbed, corpus, tmp_path):
+def test_disturbed_again_and_again_it_is_the_same_run(finished, corpus, tmp_path):
+    """Told to stop, killed inside a save, killed with its launcher, and finished by torchrun."""
+    stopped = start_sabotaged("SIGTERM@1", corpus, tmp_path)
+    printed, errors = stopped.communicate(timeout=300)
+    assert stopped.returncode == STOPPED, errors
+    assert all_steps(tmp_path / "tiny" / "checkpoints")[-1] == STEP + 1  # within that step
+    assert "start it again to go on" in printed
     killer = Killer(corpus, tmp_path, seed=0)
-    disturb(killer, 3)
-    assert killer.deaths == 3
-    assert losses(killer.folder) == undisturbed
+    killer.kill_inside_a_save("manifest", saves=1)
+    killer.kill_from_outside()
+    assert killer.deaths == 2
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    last = run([*torchrun, "-m", "tandem", *killer.job])
+    printed, errors = last.communicate(timeout=300)
+    assert last.returncode == 0, errors
+    assert "going on from step" in printed
+    assert len(list((tmp_path / "tiny" / "logs").glob("rank-*.log"))) == 2
+    assert losses(tmp_path / "tiny") == losses(finished[0])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus, tmp_path_factory):
+    runs = tmp_path_factory.mktemp("undisturbed")
+    finish(start(corpus, runs, *MANY))
+    return losses(runs / "tiny")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("seed", range(5))
 def test_more_than_fifty_kills(undisturbed, corpus, tmp_path, seed):
-    killer = Killer(corpus, tmp_path, seed)
-    disturb(killer, 11)
+    killer = Killer(corpus, tmp_path, seed, MANY)
+    phases = [*PHASES, *PHASES, *PHASES, *PHASES][6 * seed :]
+    for phase in phases[:6]:
+        killer.kill_inside_a_save(phase, saves=8)
+        killer.kill_from_outside()
+    killer.go_on_to_the_end()
     assert killer.deaths >= 10
     assert losses(killer.folder) == undisturbed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -10,14 +11,14 @@ import socket
 import pytest
 from click.testing import CliRunner, Result
 
+import configs
 import tandem as command_line
 from tests.conftest import tandem
-from tests.faults.jobs import arguments, reach, start
+from tests.faults.jobs import STOPPED, arguments, reach, start
 from trainer.checkpoint import Checkpoint, published
 from trainer.control.run_folder import RunFolder
 from trainer.record import metrics
 
-STOPPED = 75
 NEVER = (
     *("steps=1000000", "checkpoint.every=1000000", "evaluation.every=1000000", "log.every=5"),
     "students.distilbert.start.teacher_accuracy_over_unigram=null",
@@ -81,6 +82,16 @@ def test_a_stop_can_be_asked_for(stopped):
     assert json.loads((folder.attempts / "000001.json").read_text())["ended"]
 
 
+def test_going_on_with_another_order_is_refused_and_a_fork_offered(stopped, corpus):
+    folder, _ = stopped
+    refused = tandem(*arguments(corpus, folder.path.parent, *NEVER, "seed=7"), "--nproc", 1)
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("tandem: seed: 1 -> 7: the order of the data would be another")
+    assert f"tandem fork {folder.path} --step N --name NEW seed=7" in line
+    assert folder.load_config().seed == 1
+
+
 @pytest.mark.parametrize("kind", ["stop", "checkpoint"])
 def test_a_run_that_is_not_live_cannot_be_asked(stopped, kind):
     folder, _ = stopped
@@ -92,8 +103,13 @@ def test_a_run_that_is_not_live_cannot_be_asked(stopped, kind):
 
 
 def test_a_fork_goes_on_from_its_step_as_another_run(stopped, corpus):
-    """One student anew in another shape, other data; the first run stays as it was."""
+    """One student anew in another shape, other data; the first run stays as it was.
+
+    Its config is the checkpoint's, whatever that of the run has become since.
+    """
     folder, _ = stopped
+    text = folder.config.read_text()
+    folder.config.write_text(configs.dump(dataclasses.replace(folder.load_config(), steps=7)))
     step = published(folder.checkpoints)[0]
     changes = [
         "students.tinybert.model.hidden_size=8",
@@ -104,6 +120,7 @@ def test_a_fork_goes_on_from_its_step_as_another_run(stopped, corpus):
     name = ["--step", step, "--name", "branch"]
     before = Checkpoint(folder.checkpoints, step)
     forked = command("fork", folder.path, *name, *changes)
+    folder.config.write_text(text)
     assert forked.exit_code == 0, forked.output
     assert "seed: 1 -> 5" in forked.output
     assert "students/tinybert stays behind" in forked.output

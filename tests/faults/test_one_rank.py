@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import re
 import socket
-import subprocess
 import sys
 
 import pytest
 
 from tests.distributed import free_port
-from tests.faults.jobs import arguments, processes_of, run, start_sabotaged
+from tests.faults.jobs import arguments, end, processes_of, run, start_sabotaged
 from trainer.checkpoint.folder import all_steps
 
 LINES = ("checkpoint.every=2", "watch.replicas_every=1")
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, errors = process.communicate(timeout=240)
-    return process.returncode, errors
-
-
 def test_a_flipped_bit_is_found_before_the_next_checkpoint(corpus, tmp_path):
-    code, errors = ended(start_sabotaged("flips@1", corpus, tmp_path, *LINES))
+    code, errors = end(start_sabotaged("flips@1", corpus, tmp_path, *LINES))
     assert code == 1
     host = socket.gethostname()
     assert errors == (
@@ -36,7 +30,7 @@ def test_a_flipped_bit_is_found_before_the_next_checkpoint(corpus, tmp_path):
 @pytest.mark.parametrize("kind", ["sleeps", pytest.param("freezes", marks=pytest.mark.slow)])
 def test_a_rank_that_hangs_ends_the_job_with_every_stack_in_the_logs(kind, corpus, tmp_path):
     process = start_sabotaged(f"{kind}@1", corpus, tmp_path, "watch.hang_seconds=15")
-    code, errors = ended(process)
+    code, errors = end(process)
     assert code > 1
     assert "was ended by SIGALRM" in errors
     logs = tmp_path / "tiny" / "logs"
@@ -53,7 +47,7 @@ def stacks(log: str) -> str:
 
 @pytest.mark.slow
 def test_a_bug_on_one_rank_is_shown_once(corpus, tmp_path):
-    code, errors = ended(start_sabotaged("fails@1", corpus, tmp_path))
+    code, errors = end(start_sabotaged("fails@1", corpus, tmp_path))
     assert code == 1
     assert errors.count("Traceback") == 1
     assert errors.strip().endswith("RuntimeError: a bug of rank 1")
@@ -78,5 +72,5 @@ def test_without_a_launcher_one_rank_speaks_and_all_end(other, corpus, tmp_path)
         )
         for rank in range(2)
     ]
-    outcomes = [ended(rank) for rank in ranks]
+    outcomes = [end(rank) for rank in ranks]
     assert outcomes == [(1, ""), (1, "tandem: rank 1 has no such file\n")]

@@ -185,6 +185,7 @@ def _expire(shelf: Shelf, newest: int) -> None:
         if step <= newest
     }
     for step in shelf.retention.expired(metrics, shelf.pinned | {newest}):
+        shelf.check_attempt()  # a newer one may train on from this checkpoint
         remove(shelf.folder / step_name(step), shelf.number)
 
 

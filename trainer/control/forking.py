@@ -37,7 +37,7 @@ class Fork:
 
 
 def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) -> Fork:
-    """Make the run `name` beside `run`, from its checkpoint of `step` and its config.
+    """Make the run `name` beside `run`, from its checkpoint of `step` and the config in that.
 
     Metrics up to the step are copied, so that curves are whole; Weights & Biases gets a run of its
     own; ``origin.json`` says where the new run comes from.
@@ -46,16 +46,17 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
         TrainingError: there is no such checkpoint, there is such a run already, or the teacher
             would have another shape.
     """
-    before = run.load_config()
-    now = configs.load(str(run.config), JobConfig, "job", [f"name={name}", *overrides])
-    new = RunFolder.of(now)
-    if new.path.exists():
-        raise TrainingError(f"{new.path}: exists; give the fork another name")
     if step not in published(run.checkpoints):
         steps = ", ".join(map(str, published(run.checkpoints))) or "none"
         raise CheckpointError(f"{run.path}: no checkpoint of step {step}; there are: {steps}")
     checkpoint = Checkpoint(run.checkpoints, step)
     checkpoint.verify()
+    text, source = checkpoint.trainer_state["config"], str(checkpoint.path)
+    before = configs.load_text(text, JobConfig, "job", [], source)
+    now = configs.load_text(text, JobConfig, "job", [f"name={name}", *overrides], source)
+    new = RunFolder.of(now)
+    if new.path.exists():
+        raise TrainingError(f"{new.path}: exists; give the fork another name")
     learners = _that_come_along(checkpoint, before, now)
     found = [str(change) for change in changes(before, now)]
     beside = new.path.with_name(f".{name}.forking-{secrets.token_hex(4)}")
@@ -90,7 +91,8 @@ def _fill(
     found: Sequence[str],
 ) -> None:
     counters = {name: of for name, of in state["learners"].items() if name in learners}
-    state = {**state, "learners": counters, "wandb_id": secrets.token_hex(4)}
+    own = {"config": configs.dump(config), "wandb_id": secrets.token_hex(4)}
+    state = {**state, "learners": counters, **own}
     branch(run.checkpoints, step, new.checkpoints, learners, state)
     if run.metrics.exists():
         shutil.copyfile(run.metrics, new.metrics)
@@ -98,4 +100,4 @@ def _fill(
     origin = {"run": str(run.path.resolve()), "step": step, "time": time.time(), "changes": found}
     new.origin.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
     text = f"{REVISION}{run.revision()}\n# forked from {run.path} at step {step}\n"
-    new.config.write_text(text + configs.dump(config), encoding="utf-8")
+    new.config.write_text(text + own["config"], encoding="utf-8")

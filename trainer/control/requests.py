@@ -1,9 +1,9 @@
 """Requests that people leave in the folder of a live run: `tandem stop` and `tandem checkpoint`.
 
 ``requests/KIND.json`` is a request, made by exclusive creation, so that two people who ask at once
-ask for the same thing. Rank 0 looks for them between steps, the ranks agree on them in the one
-small all-reduce of the step, and ``requests/KIND.answer.json`` says what came of it. The run folder
-is all that asker and run need to share: it works from any node.
+ask for the same thing. Rank 0 looks for them in every step, the ranks agree on them in the
+all-reduce of the step's losses, and ``requests/KIND.answer.json`` says what came of it. The run
+folder is all that asker and run need to share: it works from any node.
 
 A stop stays on record until a person starts the run again: a copy that SLURM requeues meanwhile
 finds it and ends too.

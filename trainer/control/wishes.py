@@ -1,4 +1,4 @@
-"""What may be asked of a job between two steps, by signals or by people."""
+"""What may be asked of a job while it makes a step, by signals or by people."""
 
 from __future__ import annotations
 

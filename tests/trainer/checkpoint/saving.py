@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -84,13 +85,16 @@ def newest(run: Path) -> Checkpoint:
     return checkpoint
 
 
-def kill_at(event: int, part: str) -> None:
-    """Kill this process before its n-th opening, making, renaming or removing of ``…part…``."""
+def kill_at(event: int, part: str, acts: tuple[str, ...] = ("open", "os.", "shutil.")) -> None:
+    """Kill this process before its n-th opening, making, renaming or removing of what `part` is in.
+
+    `part` is a regular expression; `acts` are the beginnings of names of Python's audit events.
+    """
     seen = 0
 
     def watch(name: str, arguments: tuple[Any, ...]) -> None:
         nonlocal seen
-        if name.startswith(("open", "os.", "shutil.")) and part in str(arguments[:2]):
+        if name.startswith(acts) and re.search(part, str(arguments[:2])):
             seen += 1
             if seen == event:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -22,6 +22,7 @@ from trainer.checkpoint import (
     CheckpointError,
     CheckpointWriter,
     Retention,
+    StaleAttempt,
     newest_intact,
     publication,
     published,
@@ -79,6 +80,34 @@ def test_killed_at_every_act_on_the_disk(run: tuple[Path, Attempt], step: int) -
         event += 1
     assert event > 30
     assert newest(folder).step == step
+
+
+def test_everything_is_on_the_disk_before_the_one_rename(
+    run: tuple[Path, Attempt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, attempt = run
+    synced: set[int] = set()
+    renamed: list[Path] = []
+    fsync, rename = os.fsync, os.rename
+
+    def note(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def check(source: Path, target: Path) -> None:
+        if ".writing-" in source.name:
+            written = [source, *source.rglob("*")]
+            assert {path.stat().st_ino for path in written} <= synced
+            assert len(written) > 6
+            renamed.append(target)
+            synced.clear()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "rename", check)
+    save(folder, 4, attempt)
+    assert renamed == [folder / "checkpoints" / "step-000000004"]
+    assert (folder / "checkpoints").stat().st_ino in synced
 
 
 def train_and_die(run: Path, rank: int) -> None:
@@ -262,9 +291,45 @@ def fail_and_recover(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_a_failure_on_one_rank_is_reported_once_and_counted_on_all(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    one, two = run_distributed(fail_and_recover, 2, folder)
+def be_overtaken(run: Path) -> str:
+    """A job of two ranks goes on saving after a newer attempt has begun."""
+    begun = [Attempt.begin(run) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(begun)
+    writer = CheckpointWriter(run / "checkpoints", Retention(), begun[0])
+    engines = {"teacher": plain_engine(1.0)}
+    writer.save(1, engines, {}, wait=True)
+    if dist.get_rank() == 0:
+        Attempt.begin(run)
+    dist.barrier()
+    writer.save(2, engines, {})
+    with pytest.raises(StaleAttempt) as caught:
+        writer.save(3, engines, {})
+    return str(caught.value)
+
+
+def fail_in_both_ways(full: Path, stale: Path) -> tuple[dict[str, Any], str]:
+    return fail_and_recover(full / "checkpoints"), be_overtaken(stale)
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[Any]]:
+    """The folders of a run on a full disk and of one that is overtaken; what each rank saw."""
+    full, stale = tmp_path_factory.mktemp("full"), tmp_path_factory.mktemp("stale")
+    return full, stale, run_distributed(fail_in_both_ways, 2, full, stale)
+
+
+def test_every_rank_of_a_stale_attempt_is_told(failed: tuple[Path, Path, list[Any]]) -> None:
+    _, run, outcomes = failed
+    message = f"{run}: attempt 2 of this run has begun; attempt 1 stops without touching it"
+    assert [told for _, told in outcomes] == [message, message]
+    assert os.listdir(run / "checkpoints") == ["step-000000001"]
+
+
+def test_a_failure_on_one_rank_is_reported_once_and_counted_on_all(
+    failed: tuple[Path, Path, list[Any]],
+) -> None:
+    folder = failed[0] / "checkpoints"
+    one, two = (dict(outcome) for outcome, _ in failed[2])
     lines, silent = one.pop("lines"), two.pop("lines")
     assert one == two
     assert one["first"]

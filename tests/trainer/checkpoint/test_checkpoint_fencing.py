@@ -8,15 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
-from tests.distributed import run_distributed
-from tests.trainer.checkpoint.saving import newest, plain_engine, save
+from tests.trainer.checkpoint.saving import newest, save
 from trainer.checkpoint import (
     Attempt,
     CheckpointError,
-    CheckpointWriter,
-    Retention,
     StaleAttempt,
     newest_intact,
     publication,
@@ -62,6 +58,25 @@ def test_one_that_goes_stale_while_writing_does_not_publish(
     with pytest.raises(StaleAttempt):
         save(run, 2, first)
     assert os.listdir(run / "checkpoints") == ["step-000000001"]
+
+
+def test_one_that_goes_stale_once_it_has_published_deletes_nothing(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer attempt may train on from any of them."""
+    first = Attempt.begin(run)
+    for step in (1, 2):
+        save(run, step, first)
+    rename = publication._rename_into_place
+
+    def overtaken(staging: Path, final: Path, number: int) -> None:
+        rename(staging, final, number)
+        Attempt.begin(run)
+
+    monkeypatch.setattr(publication, "_rename_into_place", overtaken)
+    with pytest.raises(StaleAttempt):
+        save(run, 3, first)
+    assert published(run / "checkpoints") == [1, 2, 3]
 
 
 def test_what_it_publishes_in_spite_of_all_is_ignored(
@@ -111,28 +126,6 @@ def test_a_newer_attempts_unfinished_work_is_not_cleared(run: Path) -> None:
     (run / "checkpoints" / "step-000000009.writing-7").mkdir(parents=True)
     assert Attempt.begin(run).number == 1
     assert os.listdir(run / "checkpoints") == ["step-000000009.writing-7"]
-
-
-def be_overtaken(run: Path) -> str:
-    """A job of two ranks goes on saving after a newer attempt has begun."""
-    begun = [Attempt.begin(run) if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(begun)
-    writer = CheckpointWriter(run / "checkpoints", Retention(), begun[0])
-    engines = {"teacher": plain_engine(1.0)}
-    writer.save(1, engines, {}, wait=True)
-    if dist.get_rank() == 0:
-        Attempt.begin(run)
-    dist.barrier()
-    writer.save(2, engines, {})
-    with pytest.raises(StaleAttempt) as caught:
-        writer.save(3, engines, {})
-    return str(caught.value)
-
-
-def test_every_rank_of_a_stale_attempt_is_told(run: Path) -> None:
-    message = f"{run}: attempt 2 of this run has begun; attempt 1 stops without touching it"
-    assert run_distributed(be_overtaken, 2, run) == [message, message]
-    assert os.listdir(run / "checkpoints") == ["step-000000001"]
 
 
 def begin(run: Path) -> tuple[int, int | None]:
