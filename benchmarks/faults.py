@@ -5,7 +5,8 @@
 SIGKILL strikes after exponentially distributed times with a mean of `--mtbf` seconds: one rank, all
 ranks or the launcher. The job is started again at once, and in the end stopped politely. Printed
 are the share of the time whose steps are part of the final run, the steps that were done in vain,
-and where the time between a kill and the next new step goes.
+and where the time between a kill and the next new step goes; beside it, right afterwards, how long
+as many processes take that only import what a rank imports, or only PyTorch and DeepSpeed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from trainer.record import metrics
 
+IMPORTS = {
+    "PyTorch and DeepSpeed": "import torch, deepspeed",
+    "all that a rank imports": "import trainer.run",
+    "all that the launcher imports": "import configs, trainer.config, cluster.local",
+}
 PARTS = re.compile(r"first step ([\d.]+) s after the process began: (.*)")
 
 
@@ -71,6 +77,12 @@ class Victim:
         self.process.wait()
         while any(Path(f"/proc/{pid}/exe").exists() for pid in pids):
             time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Politely, if it runs."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait()
 
     def parts(self) -> dict[str, float]:
         """Where the newest start spent its time, as rank 0 logged it; empty before its step."""
@@ -118,6 +130,21 @@ def recovery(job: Victim, killed: float, started: float, stepped: float) -> dict
     }
 
 
+def import_seconds(statement: str, processes: int) -> float:
+    """From the start of so many processes, which import something and end, to the last one's end.
+
+    The median of three times.
+    """
+    seconds = []
+    for _ in range(3):
+        began = time.monotonic()
+        started = [subprocess.Popen([sys.executable, "-c", statement]) for _ in range(processes)]
+        for process in started:
+            process.wait()
+        seconds.append(time.monotonic() - began)
+    return statistics.median(seconds)
+
+
 def newest_checkpoint(folder: Path) -> int:
     """The step of the newest checkpoint; 0 without one."""
     steps = [int(path.name[5:]) for path in folder.glob("checkpoints/step-*[0-9]")]
@@ -132,14 +159,10 @@ def report(tally: Tally, seconds: float, final: metrics.Row) -> None:
     print(f"time that made lasting progress: {final['seconds'] / seconds:.1%}")
     print(f"steps done in vain: {vain} of {tally.steps_done} ({vain / tally.steps_done:.1%})")
     totals = [sum(one.values()) for one in tally.recoveries]
+    median = statistics.median
     print(f"from a kill to the next new step, median of {len(totals)}: {median(totals):.1f} s")
     for part in tally.recoveries[0]:
         print(f"  {part}: {median([one[part] for one in tally.recoveries]):.2f} s")
-
-
-def median(values: list[float]) -> float:
-    """Of at least one value."""
-    return statistics.median(values)
 
 
 def main() -> None:
@@ -170,10 +193,12 @@ def main() -> None:
         seconds = time.monotonic() - began
         final = [row for row in metrics.read(job.folder / "metrics.jsonl") if "seconds" in row][-1]
         report(tally, seconds, final)
+        job.stop()
+        for name, statement in IMPORTS.items():
+            processes = 1 if "launcher" in name else arguments.nproc
+            print(f"{name}, {processes} at once: {import_seconds(statement, processes):.2f} s")
     finally:
-        if job.process is not None:
-            job.process.send_signal(signal.SIGTERM)
-            job.process.wait()
+        job.stop()
         shutil.rmtree(runs)
 
 
