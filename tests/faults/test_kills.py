@@ -38,7 +38,7 @@ from tests.faults.sabotaged import STEP
 from trainer.checkpoint.folder import all_steps
 
 MANY = (
-    *("steps=240", "checkpoint.every=2", "evaluation.every=60", "batch.micro_batch=4"),
+    *("steps=120", "checkpoint.every=2", "evaluation.every=30", "batch.micro_batch=4"),
     "students.distilbert.zero_stage=0",
 )
 CLEARED = 20.0  # seconds until no process is left; a killed launcher's ranks die at once
@@ -138,7 +138,7 @@ def test_more_than_fifty_kills(undisturbed, corpus, tmp_path, seed):
     killer = Killer(corpus, tmp_path, seed, MANY)
     phases = [*PHASES, *PHASES, *PHASES, *PHASES][6 * seed :]
     for phase in phases[:6]:
-        killer.kill_inside_a_save(phase, saves=8)
+        killer.kill_inside_a_save(phase, saves=4)
         killer.kill_from_outside()
     killer.go_on_to_the_end()
     assert killer.deaths >= 10
