@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.distributed import RankFailed, run_distributed
@@ -200,6 +202,18 @@ def test_damaged_later_checkpoints_do_not_push_out_good_ones(run: tuple[Path, At
     for step in (4, 5):
         save(folder, step, following)
     assert published(folder / "checkpoints") == [4, 5, 12, 13]
+
+
+def test_reading_unpickles_nothing(
+    run: tuple[Path, Attempt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any, **settings: Any) -> None:
+        raise AssertionError("a pickle may run any code")
+
+    monkeypatch.setattr(torch, "load", refuse)
+    for name in ("load", "loads", "Unpickler", "_Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    assert newest(run[0]).step == 3  # every number of it is read
 
 
 def test_nothing_intact_is_nothing(run: tuple[Path, Attempt]) -> None:
