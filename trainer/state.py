@@ -56,7 +56,6 @@ class JobState:
     """A job after `step` steps. JSON in `trainer.json`."""
 
     wandb_id: str
-    config: str = ""  # the job's, resolved, as YAML
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -65,6 +64,7 @@ class JobState:
     recovered: list[dict[str, Any]] = field(default_factory=list)  # entries of `recover`, done
     teacher_held_out: HeldOut | None = None  # the newest evaluation of the teacher
     unreadable: int = 0  # sequences
+    config: str = ""  # the job's, resolved, as YAML
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for the checkpoint."""
