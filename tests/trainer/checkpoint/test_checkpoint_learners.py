@@ -156,7 +156,7 @@ def test_on_one_rank_at_other_stages_they_go_on_alike(
 def test_any_stage_to_any_stage_on_any_number_of_ranks(
     tmp_path: Path, first: int, second: int
 ) -> None:
-    saved = run_distributed(save, first, tmp_path, EVERYTHING, time_limit=900)[0]
+    saved = run_distributed(save, first, tmp_path, EVERYTHING, time_limit=1800)[0]
     moves = [(placed, to) for placed in EVERYTHING for to in range(4)]
-    resumed = run_distributed(resume, second, tmp_path, moves, time_limit=900)[0]
+    resumed = run_distributed(resume, second, tmp_path, moves, time_limit=1800)[0]
     assert_goes_on(saved, moves, resumed)
