@@ -322,7 +322,8 @@ def be_overtaken(run: Path) -> str:
 
 
 def fail_in_both_ways(full: Path, stale: Path) -> tuple[dict[str, Any], str]:
-    return fail_and_recover(full / "checkpoints"), be_overtaken(stale)
+    told = be_overtaken(stale)
+    return fail_and_recover(full / "checkpoints"), told  # the disk is full from then on
 
 
 @pytest.fixture(scope="module")
