@@ -147,7 +147,7 @@ def test_on_the_same_ranks_and_stages_they_are_the_same_to_the_bit(
 def test_on_one_rank_at_other_stages_they_go_on_alike(
     saved: tuple[dict[Placed, Any], list[dict[str, Any]]], folder: Path
 ) -> None:
-    moves = [(placed, (placed[1] + shift) % 4) for placed in QUICK for shift in (1, 2)]
+    moves = [(placed, (placed[1] + 1) % 4) for placed in QUICK]
     assert_goes_on(saved[0], moves, run_distributed(resume, 1, folder, moves)[0])
 
 
