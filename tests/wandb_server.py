@@ -81,6 +81,14 @@ class WandbServer:
 
     _RunHistoryKeys = _Run
 
+    def _ArtifactType(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        return {"project": {"artifact": None}}
+
+    def _CreateArtifact(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        latest = {"latestArtifact": {"id": "a"}}
+        artifact = {"id": "a", "state": "COMMITTED", "artifactSequence": latest}  # nothing to send
+        return {"createArtifact": {"artifact": artifact}}
+
     def _RunParquetHistory(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
         live = [{key: row[key] for key in given["liveKeys"]} for row in self.history(name)]
         return {"project": {"run": {"parquetHistory": {"parquetUrls": [], "liveData": live}}}}

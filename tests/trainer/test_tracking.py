@@ -283,10 +283,10 @@ def test_online_a_requeued_run_goes_on_and_sync_puts_it_right(run, monkeypatch):
     with WandbServer() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
 
-        def attempt(steps, loss, **how):
+        def attempt(steps=(), loss=0.0, completed=False, **how):
             follower = start(run, mode="auto", run_id=current_id(run, "abcd1234"), **how)
             log(run, *[row(step, loss) for step in steps])
-            assert follower.finish(completed=False, seconds=300)
+            assert follower.finish(completed=completed, seconds=300)
 
         def steps_and_losses(name):
             return [(row["_step"], row["teacher/loss"]) for row in server.history(name)]
@@ -295,11 +295,12 @@ def test_online_a_requeued_run_goes_on_and_sync_puts_it_right(run, monkeypatch):
         cut_back(run / "metrics.jsonl", 4)
         attempt(range(5, 12), loss=2.0)
         assert steps_and_losses("abcd1234") == [(i, 1.0 if i <= 8 else 2.0) for i in range(1, 12)]
-        attempt((), loss=0.0, verify=True)
+        attempt(verify=True)
         truth = [(i, 1.0 if i <= 4 else 2.0) for i in range(1, 12)]
         assert steps_and_losses("abcd1234-2") == truth
         assert server.runs["abcd1234"]["tags"] == ["superseded"]
-        attempt((), loss=0.0, verify=True)
+        (run / "evaluation.json").write_text(json.dumps(EVALUATION))
+        attempt(verify=True, completed=True, models=MODELS)
         assert steps_and_losses("abcd1234-2") == truth
         assert len(server.lines) == 2
     assert_key_is_nowhere(run)
