@@ -41,21 +41,28 @@ def tandem(*arguments: object, code: int = 0, **options) -> str:
     return done.stdout + done.stderr
 
 
+def in_process(*arguments: object, code: int = 0) -> str:
+    """The same command line without the start of a process."""
+    done = click.testing.CliRunner().invoke(main, [str(one) for one in arguments])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
 def test_from_text_to_batches(tmp_path: Path) -> None:
     text = tmp_path / "in.txt"
     text.write_text("\n\n".join(make_documents(200)))
-    tandem("tokenizer", "train", text, "--kind", "wordpiece", "--vocab-size", 250,
-           "--out", tmp_path / "tokenizer")  # fmt: skip
+    in_process("tokenizer", "train", text, "--kind", "wordpiece", "--vocab-size", 250,
+               "--out", tmp_path / "tokenizer")  # fmt: skip
     build = ("data", "build", text, "--tokenizer", tmp_path / "tokenizer", "--val-fraction", 0.1)
     out = tandem(*build, "--out", tmp_path / "corpus")
-    assert "200 documents" in out or "documents" in out
+    assert sum(map(int, re.findall(r"(\d+) documents", out))) == 200
     for task in (1, 2):
-        tandem(*build, "--out", tmp_path / "array", "--task", f"{task}/2")
-    tandem("data", "merge", tmp_path / "array")
-    assert "as it was built" in tandem("data", "check", tmp_path / "array")
+        in_process(*build, "--out", tmp_path / "array", "--task", f"{task}/2")
+    in_process("data", "merge", tmp_path / "array")
+    assert "as it was built" in in_process("data", "check", tmp_path / "array")
     dump = ("data", "dump", "roberta", "sequence_length=32", "--steps", "3:5", "--world-size", 4)
     for name in ("corpus", "array"):
-        tandem(*dump, f"path={tmp_path / name}", "--rank", 2, "--out", tmp_path / f"{name}.npz")
+        in_process(*dump, f"path={tmp_path / name}", "--rank", 2, "--out", tmp_path / f"{name}.npz")
     found = np.load(tmp_path / "corpus.npz")
     stream = BatchStream(
         Corpus.open(str(tmp_path / "corpus")).split("train"),
@@ -81,13 +88,6 @@ def corpora(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
     for name in ("corpus", "wiki", "books"):
         shutil.copytree(corpus.folder, folder / name)
     return folder
-
-
-def in_process(*arguments: object, code: int = 0) -> str:
-    """The same command line without the start of a process."""
-    done = click.testing.CliRunner().invoke(main, [str(one) for one in arguments])
-    assert done.exit_code == code, done.output
-    return done.output
 
 
 @pytest.mark.parametrize("name", SHIPPED)

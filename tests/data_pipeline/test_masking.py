@@ -191,9 +191,16 @@ def test_smoothing_prefers_rare_tokens_as_distilbert_does() -> None:
     assert np.abs(table.mean(0) - expected).max() < 5 * (0.25 / rows) ** 0.5
 
 
-@given(st.integers(0, 2**63), st.integers(0, 2**40), st.sampled_from([0, 2, 4, 5]))
+on_a_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_a_gpu)])
+@given(seed=st.integers(0, 2**63), epoch=st.integers(0, 2**40), kind=st.sampled_from([0, 2, 4, 5]))
 @settings(max_examples=30, deadline=None)
-def test_torch_makes_the_same_token_masks(seed: int, epoch: int, kind: int) -> None:
+def test_torch_makes_the_same_token_masks(device: str, seed: int, epoch: int, kind: int) -> None:
     options = KINDS[kind] if kind in (0, 4, 5) else {"rate": 0.4, "random_share": 0.15}
     ids = sequences(9, 50, seed % 100)
     samples = (np.arange(9) << 48) + seed % 2**40
@@ -203,10 +210,11 @@ def test_torch_makes_the_same_token_masks(seed: int, epoch: int, kind: int) -> N
     expected, left = host(ids, epochs, samples, 30), host.leave(ids, 30)
     np.testing.assert_array_equal(left.input_ids, ids)
     np.testing.assert_array_equal(left.to_mask, (expected.labels != -100).sum(1))
-    tensors = [torch.from_numpy(array) for array in (ids, epochs, samples, left.to_mask)]
+    arrays = (ids, epochs, samples, left.to_mask)
+    tensors = [torch.from_numpy(array).to(device) for array in arrays]
     found = TorchMasker(seed, config, VOCABULARY)(*tensors, left.positions.shape[1])
     for name in ("input_ids", "positions", "labels"):
-        np.testing.assert_array_equal(getattr(found, name).numpy(), getattr(expected, name))
+        np.testing.assert_array_equal(getattr(found, name).cpu().numpy(), getattr(expected, name))
 
 
 def test_configs_that_cannot_be() -> None:

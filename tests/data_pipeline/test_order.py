@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,10 +114,9 @@ print(time.perf_counter() - start, memory() - before)
 """
 
 
-@pytest.mark.parametrize("shards", [100_000, 1_000_000])
-def test_seeking_in_huge_indexes_takes_little_memory(shards: int) -> None:
+def test_the_order_of_a_million_shards_takes_little_memory() -> None:
     out = subprocess.run(
-        [sys.executable, "-c", SEEK, str(shards), "64"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", SEEK, "1000000", "64"], capture_output=True, text=True, check=True
     )
     _, kilobytes = map(float, out.stdout.split())
     assert kilobytes < 300_000

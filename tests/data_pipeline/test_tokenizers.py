@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from pydoc_data import topics
 
@@ -33,6 +35,24 @@ DATA = os.environ.get("TANDEM_TEST_DATA", "")
 needs_data = pytest.mark.skipif(
     not DATA, reason="needs TANDEM_TEST_DATA, the folder of real text and tokenizers"
 )
+
+
+Trained = Callable[[str, bool], Path]  # kind, cased
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Tokenizers trained on real prose, each once."""
+    text = tmp_path_factory.mktemp("prose") / "text.txt"
+    text.write_text("\n\n".join([*PROSE[:60], *TEXTS[-3:]]))
+
+    @functools.cache
+    def folder(kind: str, cased: bool) -> Path:
+        out = tmp_path_factory.mktemp("trained")
+        train([str(text)], kind, 400, str(out), cased=cased)
+        return out
+
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +92,9 @@ def ids_of_corpus(tokenizer: Path, folder: Path, texts: list[str]) -> tuple[Corp
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-@pytest.mark.parametrize("cased", [None, True, False])
-def test_trained_here(tmp_path: Path, kind: str, cased: bool | None) -> None:
-    (tmp_path / "text.txt").write_text("\n\n".join([*PROSE[:60], *TEXTS[-3:]]))
-    train([str(tmp_path / "text.txt")], kind, 400, str(tmp_path / "tokenizer"), cased=cased)
-    corpus, found = ids_of_corpus(tmp_path / "tokenizer", tmp_path, TEXTS)
+@pytest.mark.parametrize("cased", [True, False])
+def test_trained_here(tmp_path: Path, trained: Trained, kind: str, cased: bool) -> None:
+    corpus, found = ids_of_corpus(trained(kind, cased), tmp_path, TEXTS)
     tokenizer = transformers.AutoTokenizer.from_pretrained(corpus.tokenizer_dir)
     assert len(tokenizer) == corpus.vocab_size <= 400
     expected = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
@@ -86,9 +104,17 @@ def test_trained_here(tmp_path: Path, kind: str, cased: bool | None) -> None:
     assert [tokenizer.convert_tokens_to_ids(f"[{name.upper()}]") for name in names] == [*range(5)]
     assert tokenizer("a", "b")["input_ids"].count(vocabulary.sep) == 2
     assert tokenizer.mask_token_id == vocabulary.mask
-    lowered = kind == "wordpiece" if cased is None else not cased
     same = tokenizer("The KING")["input_ids"] == tokenizer("the king")["input_ids"]
-    assert same == lowered
+    assert same == (not cased)
+
+
+def test_only_wordpiece_is_uncased_by_default(
+    tokenizer_dir: Path, byte_level: Path, unigram: Path
+) -> None:
+    for path in (tokenizer_dir, byte_level, unigram):
+        tokenizer, _ = load(path)
+        upper, lower = (tokenizer.encode(text).ids for text in ("The KING", "the king"))
+        assert (upper == lower) == (path == tokenizer_dir)
 
 
 def test_unigram_ids_are_those_of_sentencepiece(tmp_path: Path) -> None:
@@ -196,12 +222,10 @@ def plain(document: DocumentIds) -> list[list[int]]:
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 @pytest.mark.parametrize("cased", [True, False])
 def test_words_short_and_long_documents_are_cut_alike(
-    tmp_path: Path, kind: str, cased: bool, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, kind: str, cased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Words are looked up; else sentences are found by lookups, or by all offsets."""
-    (tmp_path / "text.txt").write_text("\n\n".join(PROSE[:60]))
-    train([str(tmp_path / "text.txt")], kind, 400, str(tmp_path), cased=cased)
-    tokenizer, vocabulary = load(tmp_path)
+    tokenizer, vocabulary = load(trained(kind, cased))
     texts = [text.strip() for text in [*PROSE, *TEXTS, *ODD]]
     ends = [sentence_ends(text) for text in texts]
     words = WordEncoder(tokenizer, vocabulary.sep)(texts, ends)
