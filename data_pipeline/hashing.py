@@ -26,15 +26,21 @@ def scalar_key(*parts: int) -> int:
     return key
 
 
-def array_keys(key: int, *parts: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """64-bit keys for arrays of integers: `scalar_key` continued from `key`, element-wise."""
-    with np.errstate(over="ignore"):
-        state = np.full(np.broadcast_shapes(*(part.shape for part in parts)), key, np.uint64)
-        for part in parts:
-            state = (state ^ part.astype(np.uint64)) + np.uint64(GOLDEN64)
-            state = (state ^ (state >> np.uint64(30))) * np.uint64(MIX64[0])
-            state = (state ^ (state >> np.uint64(27))) * np.uint64(MIX64[1])
-            state ^= state >> np.uint64(31)
+def array_keys(key: int | NDArray[np.uint64], *parts: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """64-bit keys for arrays of integers: `scalar_key` continued from `key`, element-wise.
+
+    What is given is broadcast, and has at least one dimension together.
+    """
+    shape = np.broadcast_shapes(np.shape(key), *(part.shape for part in parts))
+    state = np.full(shape, key, np.uint64)
+    for part in parts:
+        state ^= part.astype(np.uint64)
+        state += np.uint64(GOLDEN64)
+        state ^= state >> np.uint64(30)
+        state *= np.uint64(MIX64[0])
+        state ^= state >> np.uint64(27)
+        state *= np.uint64(MIX64[1])
+        state ^= state >> np.uint64(31)
     return state
 
 

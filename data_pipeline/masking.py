@@ -20,6 +20,7 @@ from data_pipeline.tokenization import Vocabulary
 from data_pipeline.word_masking import choose_words
 
 CHOICE, ACTION, REPLACEMENT = 11, 12, 13  # what a hash decides; part of its key
+PURPOSES = np.array([[ACTION], [REPLACEMENT]], np.uint64)
 NEVER = np.uint32(0xFFFFFFFF)
 NO_LABEL = -100
 
@@ -149,8 +150,9 @@ def _replace(
 ) -> Masked:
     """Put mask and random tokens at the chosen positions; the labels are what was there."""
     original = np.take_along_axis(input_ids, positions, axis=1)
-    action = words(array_keys(ACTION, keys.view(np.int64)), positions).astype(np.int64)
-    draw = words(array_keys(REPLACEMENT, keys.view(np.int64)), positions).astype(np.int64)
+    both = array_keys(PURPOSES, keys.view(np.int64)).ravel()  # [2 R]
+    drawn = words(both, np.concatenate([positions, positions])).astype(np.int64)
+    action, draw = drawn[: len(keys)], drawn[len(keys) :]
     random_ids = vocabulary.ordinary[(draw * len(vocabulary.ordinary)) >> 32]
     to_mask = round(config.mask_share * 2**32)
     to_random = round((config.mask_share + config.random_share) * 2**32)
