@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from data_pipeline import BatchStream, Corpus, DataConfig
 from data_pipeline.index import BLOCK, SHARD, write_index
 from data_pipeline.order import EpochOrder, SequenceCounts
 from data_pipeline.slots import BatchSizes, Slots
+from tests.data_pipeline.conftest import make_documents
 
 BLOCKS = 4
 PER_BLOCK = 1000
@@ -63,9 +65,12 @@ def test_seeking_reads_no_shard_and_little_memory(corpus: Corpus, tmp_path: Path
     assert kilobytes < 300_000
 
 
-@pytest.mark.parametrize(("packing", "rows"), [("full_sentences", 16), ("segment_pair", 400)])
-def test_no_growth_over_ten_epochs(corpus: Corpus, packing: str, rows: int) -> None:
-    """Where the rows share the blocks, too."""
+@pytest.mark.parametrize(("packing", "rows"), [("full_sentences", 8), ("segment_pair", 200)])
+def test_no_growth_over_ten_epochs(
+    make_corpus: Callable[..., Corpus], packing: str, rows: int
+) -> None:
+    """With more blocks than rows, and where the rows share the blocks."""
+    corpus = make_corpus(make_documents(150))
     config = DataConfig(path="x", sequence_length=64, packing=packing)
     stream = BatchStream(corpus.split("train"), config, 1, rows)
     steps = -(-stream.samples_per_epoch // rows)
@@ -77,7 +82,7 @@ def test_no_growth_over_ten_epochs(corpus: Corpus, packing: str, rows: int) -> N
         gc.collect()
         sizes.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
-    assert max(sizes[5:]) < 1.1 * max(sizes[:2])
+    assert max(sizes[5:]) < 1.1 * max(sizes[:2]) + 20_000
 
 
 def test_batches_represent_the_corpus_like_a_full_shuffle_s() -> None:
@@ -89,7 +94,7 @@ def test_batches_represent_the_corpus_like_a_full_shuffle_s() -> None:
         np.arange(shards + 1) * blocks,
     )
     means = []
-    for epoch in range(8):
+    for epoch in range(4):
         order = EpochOrder(counts, 3, epoch)
         for step in range(0, counts.total // rows, 25):
             _, positions = Slots(BatchSizes.constant(rows), counts.total).locate(

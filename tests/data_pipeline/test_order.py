@@ -30,9 +30,10 @@ def counts_of(shards: list[list[int]]) -> SequenceCounts:
 
 def samples_of_step(counts, seed, batch_size, step, rows) -> list[tuple[int, int]]:
     epochs, positions = Slots(BatchSizes.constant(batch_size), counts.total).locate(step, rows)
+    orders = {epoch: EpochOrder(counts, seed, epoch) for epoch in np.unique(epochs).tolist()}
     found = []
     for epoch, position in zip(epochs.tolist(), positions.tolist(), strict=True):
-        order = EpochOrder(counts, seed, epoch)
+        order = orders[epoch]
         stretch = order.stretch(position)
         within = order.within_block(stretch)[position - stretch.first_position]
         found.append((epoch, stretch.first_sample + int(within)))

@@ -32,7 +32,8 @@ def epoch_of(corpus: Corpus, epoch: int = 0, split: str = "train", **options):
     stream = BatchStream(corpus.split(split), config, 5, 16)
     total = stream.samples_per_epoch
     steps = range(epoch * total // 16, -(-(epoch + 1) * total // 16))
-    rows = [stream.batch(step).rows(row, row + 1) for step in steps for row in range(16)]
+    batches = [stream.batch(step) for step in steps]
+    rows = [batch.rows(row, row + 1) for batch in batches for row in range(16)]
     rows = [row for row in rows if row.epochs[0] == epoch]
     assert len(rows) == total
     rows.sort(key=lambda batch: int(batch.sample_ids[0]))

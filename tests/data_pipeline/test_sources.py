@@ -177,12 +177,13 @@ def test_mixtures(corpus: Corpus, make_corpus, tmp_path: Path) -> None:
         },
     )
     whole = BatchStream.open(config, "train", 1, 16)
+    ranks = [BatchStream.open(config, "train", 1, 16, rank, 4) for rank in range(4)]
     seen: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
     for step in range(60):
         batch = whole.batch(step)
         source = batch.sample_ids >> 48
         assert (source == 1).sum() == 4
-        parts = [BatchStream.open(config, "train", 1, 16, rank, 4).batch(step) for rank in range(4)]
+        parts = [rank.batch(step) for rank in ranks]
         np.testing.assert_array_equal(
             np.concatenate([part.input_ids for part in parts]), batch.input_ids
         )

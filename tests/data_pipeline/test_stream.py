@@ -56,11 +56,11 @@ def test_every_sample_once_an_epoch(corpus: Corpus, packing: str) -> None:
 
 
 @given(st.integers(0, 2**62), st.integers(0, 10**7), st.sampled_from(PACKINGS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_world_size_changes_nothing(corpus: Corpus, seed: int, step: int, packing: str) -> None:
     split, data = corpus.split("train"), config(packing=packing)
     whole = BatchStream(split, data, seed, 12).batch(step)
-    for world_size in (2, 3, 4, 6, 12):
+    for world_size in (2, 3, 12):
         parts = [
             BatchStream(split, data, seed, 12, rank, world_size).batch(step)
             for rank in range(world_size)
