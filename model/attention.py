@@ -81,7 +81,8 @@ class Attention(nn.Module):
         # The embedding norm stands in for the first pre-norm (ModernBERT).
         skip_norm = config.norm_placement == "pre" and is_first and config.embedding_norm
         self.norm = None if skip_norm else make_norm(config, inner)
-        self.dropout = nn.Dropout(0.0 if config.bottleneck_size else config.dropout)
+        rate = 0.0 if config.bottleneck_size else config.dropout_rate("attention_output")
+        self.dropout = nn.Dropout(rate)
 
     def forward(
         self,
@@ -105,7 +106,7 @@ class Attention(nn.Module):
         v = self._split(self.value(value_input))
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
-        dropout = self.config.attention_dropout if self.training else 0.0
+        dropout = self.config.dropout_rate("attention") if self.training else 0.0
         mixed = attend(q, k, v, reach, dropout).transpose(1, 2).flatten(2)
         if rows is not None:
             mixed, residual = at_rows(mixed, rows), at_rows(residual, rows)

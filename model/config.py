@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _CHOICES = {
     "positions": ("learned", "learned_after_padding", "rotary"),
@@ -18,6 +18,7 @@ _CHOICES = {
     "pooler": ("none", "first", "tanh"),
     "initializer": ("truncated_normal", "normal", "scaled_truncated_normal"),
 }
+DROPOUT_PLACES = ("embedding", "attention", "attention_output", "feed_forward")
 
 
 class ModelError(ValueError):
@@ -82,6 +83,7 @@ class EncoderConfig:
     # Training
     dropout: float = 0.1
     attention_dropout: float = 0.1
+    dropout_at: list[str] = field(default_factory=lambda: [*DROPOUT_PLACES])  # outputs that drop
     initializer: str = "truncated_normal"
     initializer_range: float = 0.02
 
@@ -98,6 +100,9 @@ class EncoderConfig:
         for key in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, key) < 1.0:
                 raise ValueError(f"{key}: must lie in [0, 1), not {getattr(self, key)}")
+        for place in self.dropout_at:
+            if place not in DROPOUT_PLACES:
+                raise ValueError(f"dropout_at: {place!r} is not one of {', '.join(DROPOUT_PLACES)}")
         self._check_fit()
 
     def _check_fit(self) -> None:
@@ -168,7 +173,7 @@ class EncoderConfig:
             "fixed_norm_eps": self.fixed_norm_eps or self.norm_eps,
             "global_every": local,
         }
-        silent = ["dropout", "attention_dropout", "initializer", "initializer_range"]
+        silent = ["dropout", "attention_dropout", "dropout_at", "initializer", "initializer_range"]
         if not local:
             silent += ["local_window", "local_rope_theta"]
         if self.positions != "rotary":
@@ -179,6 +184,15 @@ class EncoderConfig:
             silent.append("groups")
         everything = dataclasses.asdict(self) | implied
         return {key: value for key, value in everything.items() if key not in silent}
+
+    def dropout_rate(self, place: str) -> float:
+        """Probability at one of `DROPOUT_PLACES`, 0 where the architecture drops nothing.
+
+        ``attention`` are the attention weights, the others what comes out of these parts.
+        """
+        if place not in self.dropout_at:
+            return 0.0
+        return self.attention_dropout if place == "attention" else self.dropout
 
     def is_local(self, layer: int) -> bool:
         """Whether the 0-based layer attends to a window only."""

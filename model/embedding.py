@@ -53,7 +53,7 @@ class Embeddings(nn.Module):
         self.norm = (
             make_norm(config, width, config.fixed_norm_eps) if config.embedding_norm else None
         )
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout_rate("embedding"))
         self.projection = None
         if config.embedding_projection != "none":
             fan_in = config.word_size * (3 if config.trigram else 1)

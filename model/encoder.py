@@ -134,7 +134,7 @@ class Encoder(nn.Module):
         """What the global and what the local layers see, and their rotary angles."""
         config, (rows, length, _) = self.config, x.shape
         operands = (x.device, product_dtype(x))
-        dropout = config.attention_dropout if self.training else 0.0
+        dropout = config.dropout_rate("attention") if self.training else 0.0
         contexts = []
         for window, theta in (
             (0, config.global_rope_theta),

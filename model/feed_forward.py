@@ -10,17 +10,21 @@ from model.precision import Dense
 
 
 class FeedForward(nn.Module):
-    """Two dense layers with an activation (or a gated unit), the norm and the residual."""
+    """Two dense layers with an activation (or a gated unit), the norm and the residual.
 
-    def __init__(self, config: EncoderConfig, norm_eps: float = 0.0) -> None:
+    Of several in a layer only the last has dropout, and none within a bottleneck (MobileBERT).
+    """
+
+    def __init__(self, config: EncoderConfig, is_last: bool) -> None:
         super().__init__()
         self.config = config
         self.gated = config.feed_forward == "glu"
         inner = config.inner_size
         self.input = Dense(inner, config.ffn_size * (2 if self.gated else 1), bias=config.ffn_bias)
         self.output = Dense(config.ffn_size, inner, bias=config.ffn_bias)
-        self.norm = make_norm(config, inner, norm_eps)
-        self.dropout = nn.Dropout(0.0 if config.bottleneck_size else config.dropout)
+        self.norm = make_norm(config, inner, config.fixed_norm_eps if is_last else 0.0)
+        drops = is_last and not config.bottleneck_size
+        self.dropout = nn.Dropout(config.dropout_rate("feed_forward") if drops else 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, L, inner] to [B, L, inner]."""
@@ -43,12 +47,12 @@ class FeedForwardStack(nn.Module):
         super().__init__()
         last = config.feed_forwards - 1
         self.stack = nn.ModuleList(
-            FeedForward(config, config.fixed_norm_eps if i == last else 0.0)
-            for i in range(config.feed_forwards)
+            FeedForward(config, is_last=i == last) for i in range(config.feed_forwards)
         )
         self.widen = None
         if config.bottleneck_size:
-            self.widen = DenseNorm(config, config.inner_size, config.hidden_size, config.dropout)
+            rate = config.dropout_rate("feed_forward")
+            self.widen = DenseNorm(config, config.inner_size, config.hidden_size, rate)
 
     def forward(self, x: Tensor, layer_input: Tensor) -> Tensor:
         """Map x [B, L, inner] to [B, L, hidden]; `layer_input` [B, L, hidden] is the residual."""

@@ -66,7 +66,6 @@ class MaskedLanguageModel(nn.Module):
         self.encoder = Encoder(config)
         self.pooler = None if config.pooler == "none" else Pooler(config)
         self.head = MaskedLanguageModelHead(config)
-        self.pair_dropout = nn.Dropout(config.dropout)
         self.pair_head = Dense(config.hidden_size, 2) if config.pair_head else None
 
     def encode(
@@ -140,7 +139,7 @@ class MaskedLanguageModel(nn.Module):
         pooled = self.pooler(last)
         if self.pair_head is None:
             return pooled, None
-        return pooled, self.pair_head(self.pair_dropout(pooled))
+        return pooled, self.pair_head(pooled)
 
     def decoder(self) -> tuple[Tensor, Tensor | None]:
         """Weight [V, E], the word embedding itself, and bias [V] of the vocabulary projection."""

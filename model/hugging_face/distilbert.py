@@ -33,6 +33,7 @@ def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         "pooler": "none",
         "dropout": theirs.get("dropout", 0.1),
         "attention_dropout": theirs.get("attention_dropout", 0.1),
+        "dropout_at": ["embedding", "attention", "feed_forward"],
         "initializer": "normal",
         "initializer_range": theirs.get("initializer_range", 0.02),
     }

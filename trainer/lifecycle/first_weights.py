@@ -18,7 +18,10 @@ from trainer.learner import Learner
 MODEL_PREFIX = "model."
 # What may differ between a model and the folder its weights come from: what has no weights, and
 # parts that the folder may have besides.
-FREE = ("dropout", "attention_dropout", "initializer", "initializer_range", "pooler", "pair_head")
+FREE = (
+    *("dropout", "attention_dropout", "dropout_at", "initializer", "initializer_range"),
+    *("pooler", "pair_head"),
+)
 
 
 def from_folder(section: str, folder: str, config: EncoderConfig) -> Mapping[str, Tensor]:
