@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,19 @@ from model.model_card import model_card
 FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT)
 OWN_TYPE = "tandem"
 _MOST_SHARED_LAYERS = 1024  # more than the tensors can be only in a model that shares layers
+_LAYERS = ("num_hidden_layers", "n_layers", "layers")
+_NETWORKS = ("num_feedforward_networks", "feed_forwards")
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "int": int,
+    "float": (int, float),
+    "bool": bool,
+    "str": str,
+}
+# What comes of values that nobody checks; torch raises RuntimeError for sizes beyond its numbers.
+_WRONG_VALUES = (
+    *(ValueError, TypeError, AttributeError),
+    *(ArithmeticError, LookupError, RuntimeError),
+)
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -142,15 +155,16 @@ def read_folder(folder: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:
     theirs = _read_json(path)
     weights = read_weights(folder)
     try:
+        _refuse_endless(theirs, weights)
         if theirs.get("model_type") == OWN_TYPE:
-            config, state = _read_own(theirs, weights), weights
+            config, state = _read_own(theirs), weights
         else:
             config, state = _from_transformers(theirs, weights)
         return config, _checked(config, state)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error
-    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
-        raise ModelError(f"{path}: {' '.join(str(error).split())}") from error
+    except _WRONG_VALUES as error:
+        raise ModelError(f"{path}: {' '.join(str(error).split())[:300]}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -158,21 +172,28 @@ def _read_json(path: Path) -> dict[str, Any]:
         theirs = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise ModelError(f"{path}: not found; a model folder has a config.json") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not readable as JSON") from error
     if not isinstance(theirs, dict):
         raise ModelError(f"{path}: expected a mapping")
     return theirs
 
 
-def _read_own(theirs: Mapping[str, Any], weights: Mapping[str, Tensor]) -> EncoderConfig:
+def _read_own(theirs: Mapping[str, Any]) -> EncoderConfig:
     fields = {field.name for field in dataclasses.fields(EncoderConfig)}
     unknown = sorted(set(theirs) - fields - {"model_type"})
     if unknown:
         raise ModelError(f"unknown key {unknown[0]}; the folder is from another version")
-    config = EncoderConfig(**{key: theirs[key] for key in theirs if key in fields})
-    _refuse_endless(config, weights)
-    return config
+    return _configuration({key: theirs[key] for key in theirs if key in fields})
+
+
+def _configuration(values: Mapping[str, Any]) -> EncoderConfig:
+    """The configuration of values from a file; ModelError names one of another kind."""
+    for field in dataclasses.fields(EncoderConfig):
+        kind = _KINDS.get(str(field.type))
+        if kind and field.name in values and not isinstance(values[field.name], kind):
+            raise ModelError(f"{field.name}: {values[field.name]!r} is not of type {field.type}")
+    return EncoderConfig(**values)
 
 
 def _from_transformers(
@@ -185,8 +206,7 @@ def _from_transformers(
             f"model_type {theirs.get('model_type')!r} is not one of {', '.join(sorted(known))}"
         )
     tensors = family.split({_modern_name(name): tensor for name, tensor in weights.items()})
-    config = EncoderConfig(**family.read(theirs, tensors))
-    _refuse_endless(config, tensors)
+    config = _configuration(family.read(theirs, tensors))
     names = family.their_names(config, empty_names(config))
     missing = [name for name in names.values() if name not in tensors]
     if missing:
@@ -196,10 +216,19 @@ def _from_transformers(
     return config, {ours: tensors[name] for ours, name in names.items()}
 
 
-def _refuse_endless(config: EncoderConfig, weights: Mapping[str, Tensor]) -> None:
-    """A layer count that no memory holds must not even be tried."""
-    if config.layers > max(len(weights), _MOST_SHARED_LAYERS):
-        raise ModelError(f"the configuration says {config.layers} layers, the weights have fewer")
+def _refuse_endless(theirs: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """More layers than any memory holds must not even be counted."""
+    layers, networks = _largest(theirs, _LAYERS), _largest(theirs, _NETWORKS)
+    if layers * networks > max(len(weights), _MOST_SHARED_LAYERS):
+        raise ModelError(
+            f"the configuration says {layers} layers of {networks} feed-forward networks each, "
+            f"the weights have fewer"
+        )
+
+
+def _largest(theirs: Mapping[str, Any], keys: Sequence[str]) -> float:
+    """The largest number under any of these keys, at least 1."""
+    return max([1, *(theirs[key] for key in keys if isinstance(theirs.get(key), (int, float)))])
 
 
 def _modern_name(name: str) -> str:
@@ -222,11 +251,21 @@ def _checked(config: EncoderConfig, state: Mapping[str, Tensor]) -> dict[str, Te
     for name, tensor in expected.items():
         if name not in state:
             raise ModelError(f"the weights have no {name}")
-        if not state[name].is_floating_point():
-            raise ModelError(f"{name} is {state[name].dtype}; import the weights unquantised")
+        if not _is_plain(state[name]):
+            raise ModelError(
+                f"{name} is {state[name].dtype}, {state[name].layout}; "
+                f"import the weights unquantised and dense"
+            )
+        if not state[name].isfinite().all():
+            raise ModelError(f"{name} holds NaN or infinity; its training or conversion failed")
         if state[name].shape != tensor.shape:
             raise ModelError(
                 f"{name} has shape {tuple(state[name].shape)}, "
                 f"the configuration says {tuple(tensor.shape)}"
             )
     return {name: state[name].to(torch.float32) for name in expected}
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it holds real numbers, each of them, in memory."""
+    return tensor.is_floating_point() and tensor.layout == torch.strided and not tensor.is_meta

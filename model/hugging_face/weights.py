@@ -53,7 +53,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise ModelError(
             f"{path}: refused, it holds more than tensors; convert it to safetensors"
         ) from error
-    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+    if not isinstance(state, dict) or not all(map(_is_entry, state.items())):
         raise ModelError(f"{path}: expected a mapping from names to tensors")
     return state
 
@@ -67,14 +67,26 @@ def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
 def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
     try:
         shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise ModelError(f"{index}: not a weight index") from error
     state: dict[str, Tensor] = {}
     for shard in shards:
-        if Path(shard).name != shard:
+        if not isinstance(shard, str) or Path(shard).name != shard:
             raise ModelError(f"{index}: {shard!r} points outside the folder")
         state.update(read_tensors(folder / shard))
     return state
+
+
+def _is_entry(entry: tuple[object, object]) -> bool:
+    name, tensor = entry
+    return isinstance(name, str) and isinstance(tensor, Tensor)
 
 
 def _first_line(error: Exception) -> str:

@@ -44,6 +44,10 @@ def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], objec
     safetensors.torch.save_file(state, path)
 
 
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
 def to_bin(folder: Path, content: object) -> None:
     (folder / "model.safetensors").unlink()
     torch.save(content, folder / "pytorch_model.bin")
@@ -66,7 +70,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "binary": (lambda f: (f / "config.json").write_bytes(b"\xff\x00"), "not readable"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has neither"),
     "other model": (lambda f: edit_config(f, model_type="gpt2"), "model_type 'gpt2' is not one"),
-    "a name": (lambda f: edit_config(f, hidden_size="wide"), "config.json: "),
+    "a name": (
+        lambda f: edit_config(f, hidden_size="wide"),
+        "hidden_size: 'wide' is not of type int",
+    ),
     "no heads": (lambda f: edit_config(f, num_attention_heads=0), "heads: must be at least 1"),
     "uneven heads": (lambda f: edit_config(f, num_attention_heads=3), "heads: 3 does not divide"),
     "activation": (lambda f: edit_config(f, hidden_act="maxout"), "activation 'maxout'"),
@@ -78,6 +85,20 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "decoder": (lambda f: edit_config(f, is_decoder=True), "is_decoder"),
     "wrong width": (lambda f: edit_config(f, vocab_size=51), "has shape (50, 16)"),
     "endless": (lambda f: edit_config(f, num_hidden_layers=10**9), "1000000000 layers"),
+    "endless, shared": (
+        lambda f: edit_config(f, model_type="albert", num_hidden_layers=10**9),
+        "1000000000 layers",
+    ),
+    "endless networks": (
+        lambda f: edit_config(f, model_type="mobilebert", num_feedforward_networks=10**9),
+        "of 1000000000 feed-forward networks",
+    ),
+    "beyond numbers": (lambda f: edit_config(f, hidden_size=2 * 10**30), "config.json: "),
+    "deep": (lambda f: (f / "config.json").write_text("[" * 10**5), "config.json: not readable"),
+    "layer types": (
+        lambda f: edit_config(f, model_type="modernbert", rope_parameters={"full_attention": 3}),
+        "config.json: ",
+    ),
     "more layers": (lambda f: edit_config(f, num_hidden_layers=3), "the weights have no"),
     "no head": (
         lambda f: edit_weights(f, lambda state: state.pop(BIAS)),
@@ -86,6 +107,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "quantised": (
         lambda f: edit_weights(f, lambda s: s.update({WORD: s[WORD].to(torch.int8)})),
         "import the weights unquantised",
+    ),
+    "not a number": (
+        lambda f: edit_weights(f, lambda s: s.update({WORD: s[WORD] * float("nan")})),
+        "holds NaN or infinity",
     ),
     "cut off": (
         lambda f: (f / "model.safetensors").write_bytes(
@@ -102,6 +127,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
         "model.safetensors: not a readable tensor file",
     ),
     "not tensors": (lambda f: to_bin(f, {"a": "b"}), "expected a mapping from names to tensors"),
+    "no names": (lambda f: to_bin(f, {1: torch.ones(2)}), "expected a mapping from names"),
+    "without values": (
+        lambda f: to_bin(f, weights_of(f) | {WORD: torch.empty(50, 16, device="meta")}),
+        "import the weights unquantised",
+    ),
     "noise in bin": (
         lambda f: (to_bin(f, {}), (f / "pytorch_model.bin").write_bytes(os.urandom(1000))),
         "pytorch_model.bin: ",
@@ -112,6 +142,13 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
             (f / "model.safetensors.index.json").write_text(
                 json.dumps({"weight_map": {"a": "../../etc/passwd"}})
             ),
+        ),
+        "points outside the folder",
+    ),
+    "numbered shards": (
+        lambda f: (
+            (f / "model.safetensors").unlink(),
+            (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": 5}}'),
         ),
         "points outside the folder",
     ),
