@@ -256,14 +256,16 @@ def _checked(config: EncoderConfig, state: Mapping[str, Tensor]) -> dict[str, Te
                 f"{name} is {state[name].dtype}, {state[name].layout}; "
                 f"import the weights unquantised and dense"
             )
-        if not state[name].isfinite().all():
-            raise ModelError(f"{name} holds NaN or infinity; its training or conversion failed")
         if state[name].shape != tensor.shape:
             raise ModelError(
                 f"{name} has shape {tuple(state[name].shape)}, "
                 f"the configuration says {tuple(tensor.shape)}"
             )
-    return {name: state[name].to(torch.float32) for name in expected}
+    checked = {name: state[name].to(torch.float32) for name in expected}
+    for name, tensor in checked.items():
+        if not tensor.isfinite().all():
+            raise ModelError(f"{name} holds NaN or infinity; its training or conversion failed")
+    return checked
 
 
 def _is_plain(tensor: Tensor) -> bool:
