@@ -59,6 +59,19 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
     assert describe(load(name)).parameters == PUBLISHED[name]
 
 
+@pytest.mark.parametrize(
+    ("name", "override", "parameters"),
+    [
+        ("albert_base_e768", "embedding_projection=sum", 31_705_344),
+        ("mobilebert", "pooler=tanh", 24_844_544),
+    ],
+)
+def test_what_only_the_classes_of_transformers_have_is_counted_too(
+    name: str, override: str, parameters: int
+) -> None:
+    assert describe(load(name, override)).parameters == parameters
+
+
 @pytest.mark.parametrize(("sharing", "width"), ROUNDED)
 def test_albert_variants_round_to_the_paper(sharing: str, width: int) -> None:
     # Some of the paper's figures fit the count with the pooler, some the one without.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def scaled(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = Fal
 def in_training(case: str) -> PreTrainedModel:
     """The `transformers` model of a case with dropout, and kernels that do not hide it."""
     theirs = reference(case)
-    config = type(theirs.config)(**theirs.config.to_dict())
+    config = copy.deepcopy(theirs.config)
     for key, rate in RATES.items():
         if hasattr(config, key):
             setattr(config, key, rate)
