@@ -69,7 +69,8 @@ def test_each_dropout_of_transformers_is_one_of_ours(
         got = ours(ids, given.get("token_type_ids"), mask, output_hidden_states=True)
         without = ours.eval()(ids, given.get("token_type_ids"), mask)
     for mine, yours in zip(got.hidden_states, expected.hidden_states, strict=True):
-        torch.testing.assert_close(mine, yours, rtol=1e-4, atol=1e-4)
+        real = mask != 0  # what eager attention gives a row that sees no key means nothing
+        torch.testing.assert_close(mine[real], yours[real], rtol=1e-4, atol=1e-4)
     assert not torch.allclose(got.logits, without.logits, rtol=0.05)
     if got.pair_logits is not None:
         pair = expected.get("seq_relationship_logits", expected.get("sop_logits"))
