@@ -20,7 +20,7 @@ def tandem(*arguments: object, **environment: str) -> subprocess.CompletedProces
         env=command_environment(**environment),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
 
 

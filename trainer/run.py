@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # optimizers and DeepSpeed would, when first called: it counts as an import
 import torch.distributed as dist
 
 from trainer.checkpoint import Owner

@@ -59,7 +59,7 @@ def finish(process: subprocess.Popen[str]) -> str:
     return errors
 
 
-def until(condition: Callable[[], object], seconds: float = 300.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 900.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"

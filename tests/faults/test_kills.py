@@ -108,7 +108,7 @@ def children(process: subprocess.Popen[str]) -> list[int]:
 def test_disturbed_again_and_again_it_is_the_same_run(finished, corpus, tmp_path):
     """Told to stop, killed inside a save, killed with its launcher, and finished by torchrun."""
     stopped = start_sabotaged("SIGTERM@1", corpus, tmp_path)
-    printed, errors = stopped.communicate(timeout=300)
+    printed, errors = stopped.communicate(timeout=900)
     assert stopped.returncode == STOPPED, errors
     assert all_steps(tmp_path / "tiny" / "checkpoints")[-1] == STEP + 1  # within that step
     assert "start it again to go on" in printed
@@ -118,7 +118,7 @@ def test_disturbed_again_and_again_it_is_the_same_run(finished, corpus, tmp_path
     assert killer.deaths == 2
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     last = run([*torchrun, "-m", "tandem", *killer.job])
-    printed, errors = last.communicate(timeout=300)
+    printed, errors = last.communicate(timeout=900)
     assert last.returncode == 0, errors
     assert "going on from step" in printed
     assert len(list((tmp_path / "tiny" / "logs").glob("rank-*.log"))) == 2

@@ -43,7 +43,7 @@ def stopped(corpus, tmp_path_factory):
             "checkpoint": command("checkpoint", folder.path),
             "stop": command("stop", folder.path),
         }
-        said["code"] = process.wait(60)
+        said["code"] = process.wait(300)
     finally:
         process.kill()
     return folder, said
