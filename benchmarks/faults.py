@@ -26,6 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from trainer.checkpoint.folder import all_steps
 from trainer.record import metrics
 
 IMPORTS = {
@@ -147,8 +148,7 @@ def import_seconds(statement: str, processes: int) -> float:
 
 def newest_checkpoint(folder: Path) -> int:
     """The step of the newest checkpoint; 0 without one."""
-    steps = [int(path.name[5:]) for path in folder.glob("checkpoints/step-*[0-9]")]
-    return max((step for step in steps), default=0)
+    return max(all_steps(folder / "checkpoints"), default=0)
 
 
 def report(tally: Tally, seconds: float, final: metrics.Row) -> None:
