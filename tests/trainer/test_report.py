@@ -1,7 +1,12 @@
 import json
 import math
+import os
 import re
+import subprocess
+import sys
+import time
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -380,6 +385,38 @@ def test_a_live_report_is_written_beside_training(make):
     report.refresh()  # a moment later: nothing
     report.close()
     assert "step 200 of 200, at " in (folder / "report.html").read_text()
+
+
+KILLED = """
+import os, pathlib, signal, sys
+from trainer.report.refreshing import LiveReport
+report = LiveReport(pathlib.Path(sys.argv[1]))
+report.refresh()
+print(report._writer.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def is_at_work(process):
+    try:
+        return "(zombie)" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_nothing_writes_a_report_once_its_run_is_killed(make):
+    folder = make(results=False)
+    (folder / "metrics.jsonl").unlink()
+    os.mkfifo(folder / "metrics.jsonl")  # whoever reads it waits for ever
+    command = [sys.executable, "-c", KILLED, str(folder)]
+    run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    writer = int(run.stdout.readline())
+    run.kill()
+    run.wait()
+    end = time.monotonic() + 60
+    while is_at_work(writer):
+        assert time.monotonic() < end, "it goes on"
+        time.sleep(0.05)
 
 
 def test_what_the_data_was(make):

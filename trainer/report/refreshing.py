@@ -9,8 +9,12 @@ import time
 from pathlib import Path
 
 EVERY_SECONDS = 60.0
+# It ends when its rank does, even one that is killed (prctl(2): PR_SET_PDEATHSIG).
 _PROGRAM = """
-import os, pathlib, sys
+import ctypes, os, pathlib, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[3]):
+    sys.exit()
 os.nice(19)
 sys.path.insert(0, sys.argv[2])
 from trainer.report import write_report
@@ -36,7 +40,7 @@ class LiveReport:
         code = str(Path(__file__).parents[2])
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._writer = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(self._folder), code],
+            [sys.executable, "-c", _PROGRAM, str(self._folder), code, str(os.getpid())],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
