@@ -56,12 +56,12 @@ def test_every_sample_of_an_epoch_comes_once_and_epochs_follow_each_other(shards
 
 
 @given(shards, st.integers(0, 2**63), st.integers(0, 2**40), st.integers(1, 6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_ranks_partition_the_same_global_step(shards, seed, step, rows):
     counts = counts_of(shards)
     batch_size = rows * 12
     whole = samples_of_step(counts, seed, batch_size, step, np.arange(batch_size))
-    for world_size in (1, 2, 3, 4, 6, 12):
+    for world_size in (2, 3, 12):
         share = batch_size // world_size
         parts = [
             samples_of_step(
