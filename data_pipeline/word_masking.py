@@ -182,7 +182,7 @@ def _undisturbed(first: NDArray[np.int32], n: NDArray[np.int32], longest: int) -
     `longest`. In every round all go at once that come before whatever else is open and touches
     them. By place only the next few can touch an n-gram.
     """
-    bits = first.shape[1].bit_length()
+    bits = first.shape[1].bit_length()  # 31 with the word: rows have at most 2**15
     by_place = first << bits | np.arange(first.shape[1], dtype=np.int32)
     by_place.sort(axis=1)
     visit, words = by_place & ((1 << bits) - 1), by_place >> bits
