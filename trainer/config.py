@@ -355,7 +355,6 @@ class JobConfig:
             raise ValueError(
                 "teacher.objective: a teacher has nobody to learn from; use mlm, nsp, sop"
             )
-        self._require_objectives()
         if teacher.start != StartConfig() or teacher.stop != StopConfig():
             raise ValueError("teacher.start and teacher.stop are for students; see steps and hours")
         if teacher.init != InitConfig(pretrained=teacher.init.pretrained):
