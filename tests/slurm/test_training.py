@@ -164,7 +164,8 @@ def test_an_array_of_seeds_and_a_chain(
         return slurm.root / "runs" / name
 
     def events(run: Path) -> list[str]:
-        lines = (run / "slurm.jsonl").read_text().splitlines() if run.exists() else []
+        file = run / "slurm.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
         return [json.loads(line)["event"] for line in lines]
 
     def logged(run: Path) -> list[int]:
