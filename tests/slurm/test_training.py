@@ -173,14 +173,14 @@ def test_an_array_of_seeds_and_a_chain(
         return [row["step"] for row in rows if "teacher/loss" in row]
 
     chain = submit_by_hand("chain", "--chain", "2")
-    until(lambda: (chain / "metrics.jsonl").exists() and len(logged(chain)) > 5, "steps", 240)
+    until(lambda: (chain / "metrics.jsonl").exists() and len(logged(chain)) > 5, "steps", 600)
     first = (chain / "submissions/001/jobs").read_text().split()[0]
     slurm.run("scancel", "--batch", "--signal=USR1", first)
-    until(lambda: events(chain)[-1:] == ["done"], "the end of the chain", 240)
+    until(lambda: events(chain)[-1:] == ["done"], "the end of the chain", 600)
     assert events(chain) == ["start", "left", "start", "done"]
     submit_by_hand("seeds", "--seeds", "3,4")
     runs = [slurm.root / f"runs/seeds-seed{seed}" for seed in (3, 4)]
-    until(lambda: all(events(run)[-1:] == ["done"] for run in runs), "both seeds", 300)
+    until(lambda: all(events(run)[-1:] == ["done"] for run in runs), "both seeds", 600)
     assert all(logged(run) == list(range(1, 41)) for run in [chain, *runs])
     assert runs[0].joinpath("config.yaml").read_text().count("seed: 3") == 1
     assert len({(run / "metrics.jsonl").read_text() for run in runs}) == 2
