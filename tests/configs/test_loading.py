@@ -307,15 +307,23 @@ learners = st.builds(
     Learner,
     model=models,
     optimizer=st.builds(
-        Optimizer, st.floats(allow_nan=False), st.lists(st.floats(allow_nan=False)), st.booleans()
+        Optimizer,
+        st.floats(allow_nan=False),
+        st.lists(st.floats(allow_nan=False), max_size=3),
+        st.booleans(),
     ),
-    layers=st.none() | st.lists(st.integers()),
+    layers=st.none() | st.lists(st.integers(), max_size=3),
     swap=st.none() | models,
     ensemble=st.lists(models, max_size=2),
 )
 names = st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True)
 jobs = st.builds(
-    Job, text, st.integers(1, 10**9), learners, st.dictionaries(names, learners), st.none() | text
+    Job,
+    text,
+    st.integers(1, 10**9),
+    learners,
+    st.dictionaries(names, learners, max_size=2),
+    st.none() | text,
 )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,10 +26,19 @@ BATCHES = pytest.mark.parametrize(
 )
 
 
-def pair(case: str, folder: Path) -> tuple[PreTrainedModel, model.MaskedLanguageModel]:
+@functools.cache
+def _pair(case: str) -> tuple[PreTrainedModel, model.MaskedLanguageModel]:
     theirs = reference(case)
-    theirs.save_pretrained(folder)
-    return theirs, model.from_pretrained(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        return theirs, model.from_pretrained(folder)
+
+
+def pair(case: str) -> tuple[PreTrainedModel, model.MaskedLanguageModel]:
+    """The `transformers` model of a case, and ours read from its files: not to be changed."""
+    theirs, ours = _pair(case)
+    ours.zero_grad()
+    return theirs, ours
 
 
 def inputs(
@@ -58,8 +70,8 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 
 @BATCHES
 @pytest.mark.parametrize("case", CASES)
-def test_outputs_equal(case: str, length: int, padded: bool, tmp_path: Path) -> None:
-    theirs, ours = pair(case, tmp_path)
+def test_outputs_equal(case: str, length: int, padded: bool) -> None:
+    theirs, ours = pair(case)
     given = inputs(theirs, length, padded)
     with torch.no_grad():
         expected, got = their_output(theirs, *given), ours(*given, output_hidden_states=True)
@@ -78,15 +90,15 @@ def test_outputs_equal(case: str, length: int, padded: bool, tmp_path: Path) -> 
 
 @BATCHES
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_equal(case: str, length: int, padded: bool, tmp_path: Path) -> None:
-    theirs, ours = pair(case, tmp_path)
+def test_gradients_equal(case: str, length: int, padded: bool) -> None:
+    theirs, ours = pair(case)
+    # In float64: their fused attention alone is off by more than 1e-5 in float32.
+    theirs = copy.deepcopy(theirs).double()
     given = inputs(theirs, length, padded)
     direction = torch.randn(
         (*given[0].shape, theirs.config.vocab_size), generator=torch.Generator().manual_seed(1)
     )
-    # In float64: their fused attention alone is off by more than 1e-5 in float32.
-    expected = their_output(theirs.double(), *given)
-    got = ours.train()(*given)
+    expected, got = their_output(theirs, *given), ours(*given)
     for logits, sequence_pair in (
         (expected["logits"], expected["pair"]),
         (got.logits, got.pair_logits),
@@ -96,9 +108,8 @@ def test_gradients_equal(case: str, length: int, padded: bool, tmp_path: Path) -
             loss = loss + F.cross_entropy(sequence_pair, torch.tensor([0, 1, 1]))
         loss.backward()
 
-    theirs.float()
     family = next(f for f in FAMILIES if f.model_type == theirs.config.model_type)
-    gradients = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
+    gradients = {n: p.grad.float() for n, p in theirs.named_parameters() if p.grad is not None}
     gradients = family.split(gradients)
     names = family.their_names(ours.config, [n for n, _ in ours.named_parameters()])
     compared = 0
@@ -113,15 +124,15 @@ def test_gradients_equal(case: str, length: int, padded: bool, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_attention_scores_give_their_attention(case: str, tmp_path: Path) -> None:
-    theirs, ours = pair(case, tmp_path)
+def test_attention_scores_give_their_attention(case: str) -> None:
+    theirs, ours = pair(case)
+    theirs = copy.deepcopy(theirs)
     theirs.set_attn_implementation("eager")
     ids, segments, mask = inputs(theirs, 23, padded=True)
     extra = {} if segments is None else {"token_type_ids": segments}
     with torch.no_grad():
         expected = theirs(ids, attention_mask=mask, output_attentions=True, **extra).attentions
         got = ours(ids, segments, mask, output_attention_scores=True).attention_scores
-    theirs.set_attn_implementation("sdpa")
     assert len(got) == len(expected) == ours.config.layers
     for scores, attention in zip(got, expected, strict=True):
         attended = mask[:, None, :, None]
@@ -130,7 +141,7 @@ def test_attention_scores_give_their_attention(case: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_round_trip_is_exact_to_the_bit(case: str, tmp_path: Path) -> None:
-    theirs, ours = pair(case, tmp_path / "theirs")
+    theirs, ours = pair(case)
     assert model.save_pretrained(ours, tmp_path / "ours") == ""
     again = model.from_pretrained(tmp_path / "ours")
     assert again.config == ours.config
@@ -145,9 +156,11 @@ def test_the_round_trip_is_exact_to_the_bit(case: str, tmp_path: Path) -> None:
     assert saved["architectures"] == [type(theirs).__name__]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["bert odd", "roberta", "distilbert", "albert groups", "mobilebert", "modernbert"]
+)
 def test_exports_load_as_masked_language_models(case: str, tmp_path: Path) -> None:
-    _, ours = pair(case, tmp_path / "theirs")
+    _, ours = pair(case)
     model.save_pretrained(ours, tmp_path / "ours")
     loaded = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").eval()
     ids = batch(11, padded=False)[0]
