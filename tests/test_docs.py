@@ -140,7 +140,8 @@ class Walk:
         path.write_text(yaml.safe_dump(job, sort_keys=False))
 
     def run(self, command: list[str], behind: bool) -> None:
-        words = [self.fitting(word) for word in command]
+        run = next((word for word in command if word.startswith("runs/")), "")
+        words = [self.last_step(run) if word == "LAST" else fitting(word) for word in command]
         programs = {
             "tandem": ["-m", "tandem"],
             "torchrun": ["-m", "torch.distributed.run"],
@@ -159,14 +160,10 @@ class Walk:
         )
         assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
 
-    def fitting(self, word: str) -> str:
-        """A word of a command, with what a reader would put there or the test can afford."""
-        if word == "LAST":
-            steps = self.folder.glob("runs/first/checkpoints/step-*")
-            return str(max(int(path.name[5:]) for path in steps))
-        small = {"8192": "600", "30522": "600", "steps=2200": "steps=14", "steps=20": "steps=2"}
-        small |= {"steps=12": "steps=12", "text/*.txt": "text/prose.txt"}
-        return small.get(word, word)
+    def last_step(self, run: str) -> str:
+        """What a reader finds in the folder of the run that the command is about."""
+        steps = self.folder.glob(f"{run}/checkpoints/step-*")
+        return str(max(int(path.name[5:]) for path in steps))
 
     def wait_for_steps(self, metrics: Path) -> None:
         end = time.monotonic() + 300
@@ -177,6 +174,13 @@ class Walk:
     def end(self) -> None:
         for process in self.behind:
             assert process.wait(timeout=300) == 75
+
+
+def fitting(word: str) -> str:
+    """A word of a command, or what the test can afford in its place."""
+    small = {"8192": "600", "30522": "600", "steps=2200": "steps=14", "steps=20": "steps=2"}
+    small |= {"text/*.txt": "text/prose.txt"}
+    return small.get(word, word)
 
 
 @pytest.mark.slow
