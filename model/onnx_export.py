@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import warnings
 from pathlib import Path
 
 import torch
@@ -55,7 +56,9 @@ def export_onnx(model: MaskedLanguageModel, path: str | Path) -> None:
     sequence = torch.export.Dim("length", min=2, max=model.config.longest_sequence)
     was_training = model.training
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with contextlib.redirect_stdout(io.StringIO()):  # the exporter prints its progress
+    # The exporter prints its progress, and warns of the names that it gives to axes.
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
         torch.onnx.export(
             _LogitsModel(model).eval(),
             examples,
