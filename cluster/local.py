@@ -166,7 +166,7 @@ class _Launcher:
                 print("stopping after a checkpoint; Ctrl-C again ends it at once", file=sys.stderr)
             self.forwarded.add(number)
             for child in self.running:
-                child.process.send_signal(number)
+                _signal(child, number)
 
     def _reap(self) -> None:
         look = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -184,7 +184,7 @@ class _Launcher:
             self.running.remove(child)
             if child in self.failed:
                 for other in self.running:  # a stopped one could not say where it is
-                    other.process.send_signal(signal.SIGCONT)
+                    _signal(other, signal.SIGCONT)
 
     def _enforce_deadline(self) -> None:
         if self.interrupted or time.monotonic() >= self.deadline:
@@ -243,6 +243,11 @@ def _tie_to(launcher: int) -> collections.abc.Callable[[], None]:
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
 
     return prepare
+
+
+def _signal(child: _Child, number: int) -> None:
+    """Not by `send_signal`, which would collect one that has just ended, unseen by `_reap`."""
+    os.kill(child.process.pid, number)
 
 
 def _hold(child: _Child, data: bytes) -> None:
