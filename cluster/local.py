@@ -169,12 +169,11 @@ class _Launcher:
                 _signal(child, number)
 
     def _reap(self) -> None:
-        look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        looks = [(child, os.waitid(os.P_PID, child.process.pid, look)) for child in self.running]
-        gone = [(child, ended) for child, ended in looks if ended is not None]
-        # Of several at once, one that a signal ended is no echo of another's end.
-        for child, ended in sorted(gone, key=lambda one: one[1].si_code == os.CLD_EXITED):
+        for child in list(self.running):
             pid = child.process.pid
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                continue
             if ended.si_code != os.CLD_EXITED or ended.si_status not in (0, STOPPED):
                 os.killpg(pid, signal.SIGKILL)  # what it left behind; as a zombie it keeps its id
                 if not self.failed:
@@ -206,6 +205,7 @@ class _Launcher:
                 while data := os.read(child.errors.fileno(), 1 << 16):
                     _hold(child, data)
             child.errors.close()
+        self.failed.sort(key=_may_be_an_echo)
         shown = self._to_blame()
         if self.interrupted:
             return 128 + signal.SIGINT
@@ -243,6 +243,14 @@ def _tie_to(launcher: int) -> collections.abc.Callable[[], None]:
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
 
     return prepare
+
+
+def _may_be_an_echo(child: _Child) -> bool:
+    """Whether another rank's end can be why it ended: not if a signal ended it, but for `abort`.
+
+    One that a signal ends loses its connections first, so that others may be gone before it is.
+    """
+    return child.process.returncode >= 0 or child.process.returncode == -signal.SIGABRT
 
 
 def _signal(child: _Child, number: int) -> None:

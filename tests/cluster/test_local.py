@@ -110,6 +110,18 @@ def test_one_error_is_shown_once(capfd):
     assert capfd.readouterr().err == "the cause\n"
 
 
+def test_a_rank_that_a_signal_ended_is_the_one_to_blame(capfd):
+    """Though it is the last to be gone: the others saw its connections close."""
+    script = """
+        import os, signal, sys, time
+        if os.environ["RANK"] == "0": sys.exit("connection lost")
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGALRM)
+    """
+    assert launch(python(script), 2) == 128 + signal.SIGALRM
+    assert "rank 1 was ended by SIGALRM" in capfd.readouterr().err
+
+
 def test_ranks_that_hang_after_a_failure_are_killed(tmp_path, capfd):
     script = """
         import os, signal, subprocess, sys, time
