@@ -50,16 +50,20 @@ class Pulse:
 
     def _run(self) -> None:
         while not self._closed.wait(BEAT_SECONDS):
-            if self._leads:
-                self._beat()
-            if self._first_failure.is_elsewhere():
-                time.sleep(GRACE_SECONDS)
-                if not self._closed.is_set():
-                    _log.info("another rank has failed; this one did not notice, and is ended")
-                    os._exit(FAILED)
+            with contextlib.suppress(OSError):  # a disk that is away for a moment
+                self._look_around()
+
+    def _look_around(self) -> None:
+        if self._leads:
+            self._beat()
+        if self._first_failure.is_elsewhere():
+            time.sleep(GRACE_SECONDS)
+            if not self._closed.is_set():
+                _log.info("another rank has failed; this one did not notice, and is ended")
+                os._exit(FAILED)
 
     def _beat(self) -> None:
-        with contextlib.suppress(OSError):  # a disk that is away for a moment
+        with contextlib.suppress(OSError):  # its record may have gone: the check will say
             beat(self._attempt.record)
         try:
             self._attempt.check()

@@ -35,7 +35,8 @@ class RequestBox:
         """`folder` is ``RUN/requests``; `reads` is true on rank 0 only."""
         self._folder, self._reads = folder, reads
         self._looked = float("-inf")
-        self._seen: dict[str, str] = {}  # kind -> id, until it is answered
+        self._seen: dict[str, str] = {}  # kind -> id, until a save begins that answers it
+        self._begun: set[str] = set()  # ids whose save has begun; their files are still there
 
     def look(self) -> frozenset[str]:
         """The kinds that are asked for; the folder is looked at once in a while."""
@@ -43,7 +44,8 @@ class RequestBox:
         if self._reads and now - self._looked >= LOOK_SECONDS:
             self._looked = now
             for kind in KINDS:
-                if found := _read(self._folder / f"{kind}.json").get("id"):
+                found = _read(self._folder / f"{kind}.json").get("id")
+                if found and found not in self._begun:
                     self._seen[kind] = found
         return frozenset(self._seen)
 
@@ -53,6 +55,7 @@ class RequestBox:
         It answers what is asked for now; from any thread.
         """
         seen, self._seen = self._seen, {}
+        self._begun |= set(seen.values())
 
         def answer(error: Exception | None) -> None:
             for kind, request in seen.items():
@@ -100,9 +103,10 @@ def forget(folder: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Empty where there is none, or none yet; also while the disk is away for a moment."""
     try:
         return dict(json.loads(path.read_text()))
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return {}
 
 

@@ -1,0 +1,61 @@
+"""Requests and the pulse, as one rank sees them, without a job."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainer.checkpoint import Attempt, StaleAttempt
+from trainer.control import pulse, requests
+from trainer.control.requests import CHECKPOINT, RequestBox, answer_to, ask
+from trainer.watch.first_failure import FirstFailure
+
+
+def away(*arguments: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_request_is_followed_once_however_long_its_save_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr(requests, "LOOK_SECONDS", 0.0)
+    box = RequestBox(tmp_path, reads=True)
+    first = ask(tmp_path, CHECKPOINT)
+    assert box.look() == {CHECKPOINT}
+    answer = box.answer_after_save(5)
+    assert box.look() == set(), "it is being saved, and the request is still on the disk"
+    answer(None)
+    assert answer_to(tmp_path, CHECKPOINT, first) == {"id": first, "step": 5, "error": None}
+    assert ask(tmp_path, CHECKPOINT) != first
+    assert box.look() == {CHECKPOINT}
+
+
+def test_a_disk_that_is_away_for_a_moment_asks_for_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(requests, "LOOK_SECONDS", 0.0)
+    box = RequestBox(tmp_path, reads=True)
+    ask(tmp_path, CHECKPOINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", away)
+        assert box.look() == set()
+    assert box.look() == {CHECKPOINT}
+
+
+def test_the_heart_goes_on_after_the_disk_was_away(tmp_path, monkeypatch):
+    """It notices afterwards that it was replaced."""
+    monkeypatch.setattr(pulse, "BEAT_SECONDS", 0.01)
+    attempt = Attempt.begin(tmp_path)
+    with pulse.Pulse(attempt, 0, FirstFailure(attempt, 0)) as heart:
+        with monkeypatch.context() as patch:
+            patch.setattr(Attempt, "check", away)
+            time.sleep(0.1)
+        Attempt.begin(tmp_path)
+        with pytest.raises(StaleAttempt, match="attempt 2 of this run has begun"):
+            for_a_while(heart.check)
+
+
+def for_a_while(action: Callable[[], None]) -> None:
+    for _ in range(1000):
+        action()
+        time.sleep(0.01)
