@@ -14,7 +14,7 @@ from cluster.errors import LaunchError
 from cluster.script import build
 from cluster.slurm import plan_job, queued_jobs
 from cluster.slurm import submit as submit_job
-from cluster.status import read_run, read_runs, to_json
+from cluster.status import is_array, read_array, read_run, read_runs, to_json
 from cluster.status_table import table
 
 
@@ -50,7 +50,10 @@ def submit(
 
 
 def status(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:
-    """``tandem status``: one run (a folder, or a name under `root`), or all of them."""
+    """``tandem status``: one run (a folder, or a name under `root`), or all of them.
+
+    The name of an array of seeds stands for the runs of its seeds.
+    """
     jobs, remark = None, ""
     try:
         jobs = queued_jobs()
@@ -59,7 +62,8 @@ def status(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:
     if run is None:
         runs = read_runs(root, jobs)
     else:
-        runs = [read_run(Path(run) if Path(run).is_dir() else root / run, jobs)]
+        folder = Path(run) if _is_run(Path(run)) else root / run
+        runs = read_array(folder, jobs) if is_array(folder) else [read_run(folder, jobs)]
     if as_json:
         print(to_json(runs))
         return
@@ -67,3 +71,7 @@ def status(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:
     console.print(table(runs) if runs else f"no runs in {root}")
     if remark and list(root.glob("*/submissions")):
         console.print(Text(remark, style="dim"))
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").exists() or (folder / "submissions").exists()

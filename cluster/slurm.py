@@ -122,6 +122,8 @@ def _write_submission(job: Job, text: str, config: str, source: Path) -> None:
         (code / "REVISION").write_text(_revision(source))
         (job.submission / "config.yaml").write_text(config)
         (job.submission / "job.sbatch").write_text(text)
+        if job.seeds:
+            (job.submission / "seeds").write_text("".join(f"{seed}\n" for seed in job.seeds))
     except FileExistsError as error:
         raise LaunchError(f"{job.submission}: made by another submission; try again") from error
     except OSError as error:

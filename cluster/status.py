@@ -7,26 +7,34 @@ first process, and the age of ``metrics.jsonl`` tells a live run from a stalled 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from cluster.errors import LaunchError
+from cluster.run_files import (
+    Row,
+    alerts_of,
+    events_of,
+    json_object,
+    newest_checkpoint,
+    newest_log,
+    newest_rows,
+    slow_ranks,
+)
 from cluster.slurm import QueuedJob, of_run
 
-TAIL_BYTES = 256 * 1024  # of metrics.jsonl: enough for hundreds of rows, whatever its length
 STALLED_AFTER = 300.0  # seconds without a row, or ten times the usual pause if that is longer
 SILENT_AFTER = 60.0  # seconds without a sign of life of a process on another machine
 USUAL_ROWS = 10  # over which speed and the usual pause are measured
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,27 +42,54 @@ class RunStatus:
     """One run. What is not known is None."""
 
     name: str
-    state: str  # new, queued, running, stalled, stopped, failed, finished
-    reason: str  # why it is in that state; may be empty
-    step: int
-    steps: int
-    losses: dict[str, float]  # of each learner, the newest
-    tokens_per_second: float | None
-    seconds_left: float | None
-    checkpoint: int | None  # the newest one's step
-    checkpoint_age: float | None  # seconds
-    attempts: int
-    restarts: list[str]  # why each attempt that SLURM ran before the newest one ended
-    job: str | None  # SLURM's id, while it is queued or runs
-    log: str | None  # the file to open
-    slow_ranks: list[str]  # a line for each rank that holds up the others
-    alerts: list[str]  # the newest ones
+    state: str  # new, queued, running, stalled, stopped, failed, finished, unreadable
+    reason: str = ""  # why it is in that state
+    step: int = 0
+    steps: int = 0
+    losses: dict[str, float] = field(default_factory=dict)  # of each learner, the newest
+    tokens_per_second: float | None = None
+    seconds_left: float | None = None
+    checkpoint: int | None = None  # the newest one's step
+    checkpoint_age: float | None = None  # seconds
+    attempts: int = 0
+    restarts: list[str] = field(default_factory=list)  # why each attempt on SLURM was not the last
+    job: str | None = None  # SLURM's id, while it is queued or runs
+    log: str | None = None  # the file to open
+    slow_ranks: list[str] = field(default_factory=list)  # a line for each that holds up the others
+    alerts: list[str] = field(default_factory=list)  # the newest ones
 
 
 def read_runs(root: Path, jobs: Sequence[QueuedJob] | None) -> list[RunStatus]:
-    """Every run below `root` (the ``runs`` folder), by name; `jobs` as for `read_run`."""
-    folders = sorted({path.parent for path in root.glob("*/config.yaml")} | _submitted(root))
-    return [read_run(folder, jobs) for folder in folders]
+    """Every run below `root` (the ``runs`` folder), by name; `jobs` as for `read_run`.
+
+    A folder that cannot be read is a row that says so: it must not hide the others.
+    """
+    begun = {path.parent for path in root.glob("*/config.yaml")}
+    waiting = {path.parents[2] for path in root.glob("*/submissions/*/config.yaml")} - begun
+    shown = begun | {run for run in waiting if not is_array(run) or _pending(run, jobs)}
+    return [_row(run, jobs) for run in sorted(shown) if not run.name.startswith(".")]
+
+
+def read_array(run: Path, jobs: Sequence[QueuedJob] | None) -> list[RunStatus]:
+    """The runs of an array of seeds that was submitted as `run`, and what of it still waits."""
+    seeds = {path.parent for path in run.parent.glob(f"{run.name}-seed*/config.yaml")}
+    return [_row(one, jobs) for one in sorted(seeds | {run} if _pending(run, jobs) else seeds)]
+
+
+def is_array(run: Path) -> bool:
+    """Whether `run` is only the name under which an array of seeds was submitted."""
+    return not (run / "config.yaml").exists() and any(run.glob("submissions/*/seeds"))
+
+
+def _row(run: Path, jobs: Sequence[QueuedJob] | None) -> RunStatus:
+    try:
+        return read_run(run, _pending(run, jobs) if is_array(run) else jobs)
+    except (LaunchError, OSError) as error:
+        return RunStatus(run.name, "unreadable", " ".join(str(error).split()))
+
+
+def _pending(run: Path, jobs: Sequence[QueuedJob] | None) -> list[QueuedJob]:
+    return [job for job in of_run(jobs or [], run) if job.state == "PENDING"]
 
 
 def read_run(run: Path, jobs: Sequence[QueuedJob] | None) -> RunStatus:
@@ -62,39 +97,37 @@ def read_run(run: Path, jobs: Sequence[QueuedJob] | None) -> RunStatus:
 
     Raises LaunchError where there is no run.
     """
-    config = _config(run)
-    rows = _rows(run / "metrics.jsonl")
-    events = _json_lines(run / "slurm.jsonl")
+    steps, hours = _budget(run)
+    rows = newest_rows(run / "metrics.jsonl")
+    events = events_of(run)
     job = _job(run, events, jobs or [])
-    steps = int(config.get("steps", 0))
-    checkpoint, age = _checkpoint(run)
-    if _finished(run, steps):
+    checkpoint, age = newest_checkpoint(run)
+    attempts = len(list(run.glob("attempts/*.json")))
+    if _finished(run, rows, steps, hours):
         state, reason = "finished", ""
     elif job and job.state == "PENDING":
         state, reason = "queued", job.reason
     elif job or _process_lives(run) or (jobs is None and _started(events)):
         state, reason = _live_state(run, rows)
     else:
-        state, reason = _ended_state(rows, events, checkpoint)
-    step = int(rows[-1]["step"]) if rows else 0
-    speed = _newest(rows, "tokens_per_second")
+        state, reason = _ended_state(rows, events, checkpoint, attempts)
     return RunStatus(
-        name=run.name,
+        name=run.resolve().name,
         state=state,
         reason=reason,
-        step=step,
+        step=rows[-1]["step"] if rows else 0,
         steps=steps,
         losses=_losses(rows),
-        tokens_per_second=speed if state == "running" else None,
+        tokens_per_second=_newest(rows, "tokens_per_second") if state == "running" else None,
         seconds_left=_seconds_left(rows, steps) if state == "running" else None,
         checkpoint=checkpoint,
         checkpoint_age=age,
-        attempts=len(list(run.glob("attempts/*.json"))),
-        restarts=[one["reason"] for one in events if one["event"] in ("requeue", "left", "ended")],
+        attempts=attempts,
+        restarts=_restarts(events),
         job=job.id if job else None,
-        log=_log(run),
-        slow_ranks=_slow_ranks(run) if state == "running" else [],
-        alerts=[f"{one['title']}: {one['text']}" for one in _json_lines(run / "alerts.jsonl")][-3:],
+        log=newest_log(run),
+        slow_ranks=slow_ranks(run) if state == "running" else [],
+        alerts=alerts_of(run)[-3:],
     )
 
 
@@ -106,17 +139,19 @@ def to_json(runs: Sequence[RunStatus]) -> str:
     return json.dumps(plain, indent=2, allow_nan=False)
 
 
-def _submitted(root: Path) -> set[Path]:
-    """Runs that wait for their first start, and so have no config of their own yet."""
-    return {path.parents[2] for path in root.glob("*/submissions/*/config.yaml")}
-
-
-def _config(run: Path) -> dict[str, Any]:
+def _budget(run: Path) -> tuple[int, float | None]:
+    """Steps and hours of the run's config, or of the one that was submitted last."""
     files = [run / "config.yaml", *sorted(run.glob("submissions/*/config.yaml"), reverse=True)]
-    for file in files:
-        if file.is_file():
-            return dict(yaml.safe_load(file.read_text()) or {})
-    raise LaunchError(f"{run}: no run there (it has no config.yaml)")
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        raise LaunchError(f"{run}: no run there (it has no config.yaml)")
+    try:
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise LaunchError(f"{file}: not valid YAML: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("steps"), int):
+        raise LaunchError(f"{file}: not the config of a run, which has steps")
+    return config["steps"], config.get("hours")
 
 
 def _live_state(run: Path, rows: Sequence[Row]) -> tuple[str, str]:
@@ -127,13 +162,13 @@ def _live_state(run: Path, rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _ended_state(
-    rows: Sequence[Row], events: Sequence[dict[str, Any]], checkpoint: int | None
+    rows: Sequence[Row], events: Sequence[dict[str, Any]], checkpoint: int | None, attempts: int
 ) -> tuple[str, str]:
     if events and not _started(events):
-        failed = events[-1]["event"] == "final" and events[-1]["code"] != 75
+        failed = events[-1]["event"] == "final" and events[-1].get("code") != 75
         return "failed" if failed else "stopped", str(events[-1]["reason"])
     if not rows and not events:
-        return "new", ""
+        return ("failed", "it ended before its first row") if attempts else ("new", "")
     if checkpoint is not None and rows and checkpoint >= rows[-1]["step"]:
         return "stopped", ""
     return "failed", "it ended without saving; started again it goes on from its last checkpoint"
@@ -143,9 +178,23 @@ def _started(events: Sequence[dict[str, Any]]) -> bool:
     return bool(events) and events[-1]["event"] == "start"
 
 
-def _finished(run: Path, steps: int) -> bool:
-    file = run / "evaluation.json"
-    return file.is_file() and json.loads(file.read_text())["step"] >= steps
+def _restarts(events: Sequence[dict[str, Any]]) -> list[str]:
+    """Why each attempt but the last ended. One that left no word was taken away with its node."""
+    reasons = [
+        "its node failed, or SLURM requeued it" if before["event"] == "start" else before["reason"]
+        for before, after in itertools.pairwise(events)
+        if after["event"] == "start"
+    ]
+    waits = events[-1:] and events[-1]["event"] in ("requeue", "left")
+    return [str(reason) for reason in [*reasons, *([events[-1]["reason"]] if waits else [])]]
+
+
+def _finished(run: Path, rows: Sequence[Row], steps: int, hours: float | None) -> bool:
+    """Whether there are results of its last step; with `hours` that may come before `steps`."""
+    step = json_object(run / "evaluation.json").get("step")
+    if not isinstance(step, int):
+        return False
+    return step >= steps or (hours is not None and (not rows or step >= rows[-1]["step"]))
 
 
 def _process_lives(run: Path) -> bool:
@@ -154,23 +203,24 @@ def _process_lives(run: Path) -> bool:
     One on another machine touches its record every few seconds.
     """
     records = sorted(run.glob("attempts/*.json"))
-    if not records:
+    record = json_object(records[-1]) if records else {}
+    if not {"host", "process", "time"} <= record.keys() or record.get("ended"):
         return False
     try:
-        record = json.loads(records[-1].read_text())
-        if record.get("ended"):
-            return False
         if record["host"] != socket.gethostname():
             return time.time() - records[-1].stat().st_mtime < SILENT_AFTER
         started = Path(f"/proc/{record['process']}").stat().st_mtime
-    except (OSError, ValueError):
+    except OSError:
         return False
     return bool(started <= record["time"] + 1)
 
 
 def _quiet_too_long(run: Path, rows: Sequence[Row]) -> float | None:
-    """Seconds since the last sign of progress, where that is too long."""
-    signs = [run / "metrics.jsonl", run / "config.yaml", *run.glob("attempts/*.json")]
+    """Seconds since the last sign of progress, where that is too long.
+
+    The attempt's record is no such sign: its heart beats on beside a rank that hangs.
+    """
+    signs = [run / name for name in ("metrics.jsonl", "config.yaml", "slurm.jsonl")]
     newest = max((file.stat().st_mtime for file in signs if file.exists()), default=time.time())
     recent = _training(rows)[-USUAL_ROWS:]
     spent = recent[-1]["seconds"] - recent[0]["seconds"] if len(recent) > 1 else 0.0
@@ -183,38 +233,9 @@ def _job(
     run: Path, events: Sequence[dict[str, Any]], jobs: Sequence[QueuedJob]
 ) -> QueuedJob | None:
     """The job of this run that SLURM has, the running one first."""
-    numbers = {event["job"] for event in events}
+    numbers = {event.get("job") for event in events}
     own = [*of_run(jobs, run), *(job for job in jobs if job.number in numbers)]
     return min(own, key=lambda job: job.state == "PENDING", default=None)
-
-
-def _rows(file: Path) -> list[Row]:
-    """The newest rows; a torn last line, and the first one where the tail begins, are left out."""
-    if not file.is_file():
-        return []
-    with file.open("rb") as stream:
-        stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
-        return [row for row in map(_decoded, stream.read().splitlines()) if "step" in row]
-
-
-def _json_lines(file: Path) -> list[dict[str, Any]]:
-    lines = file.read_bytes().splitlines() if file.is_file() else []
-    return [row for row in map(_decoded, lines) if row]
-
-
-def _decoded(line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return {}
-    return row if isinstance(row, dict) else {}
-
-
-def _slow_ranks(run: Path) -> list[str]:
-    try:
-        return [str(one["says"]) for one in json.loads((run / "slow_ranks.json").read_text())]
-    except (OSError, ValueError):
-        return []
 
 
 def _training(rows: Sequence[Row]) -> list[Row]:
@@ -242,18 +263,3 @@ def _seconds_left(rows: Sequence[Row], steps: int) -> float | None:
         return None
     pace = (recent[-1]["seconds"] - recent[0]["seconds"]) / made
     return float(pace * max(0, steps - recent[-1]["step"]))
-
-
-def _checkpoint(run: Path) -> tuple[int | None, float | None]:
-    folders = [path for path in run.glob("checkpoints/step-*") if path.name[5:].isdigit()]
-    if not folders:
-        return None, None
-    newest = max(folders, key=lambda path: int(path.name[5:]))
-    return int(newest.name[5:]), time.time() - newest.stat().st_mtime
-
-
-def _log(run: Path) -> str | None:
-    logs = [*run.glob("logs/rank-000.log"), *run.glob("logs/slurm-*.log")]
-    if not logs:
-        return None
-    return str(max(logs, key=lambda path: path.stat().st_mtime))

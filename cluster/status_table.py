@@ -10,7 +10,13 @@ from rich.text import Text
 
 from cluster.status import RunStatus
 
-COLOURS = {"running": "green", "finished": "green", "stalled": "yellow", "failed": "red"}
+COLOURS = {
+    "running": "green",
+    "finished": "green",
+    "stalled": "yellow",
+    "failed": "red",
+    "unreadable": "red",
+}
 
 
 def table(runs: Sequence[RunStatus]) -> RenderableType:
@@ -30,7 +36,7 @@ def table(runs: Sequence[RunStatus]) -> RenderableType:
             Text(run.name),
             Text(run.state, style=COLOURS.get(run.state, "")),
             f"{run.step:,} of {run.steps:,}",
-            "\n".join(f"{learner} {loss:.3f}" for learner, loss in run.losses.items()),
+            Text("\n".join(f"{learner} {loss:.3f}" for learner, loss in run.losses.items())),
             "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
             duration(run.seconds_left),
             _checkpoint(run),

@@ -92,11 +92,15 @@ def test_a_recycled_process_id_is_not_the_run(run):
 
 
 def test_stalled(run):
+    """The attempt's heart beats on: a thread of its own, beside ranks that hang."""
     run.log(10, 20, 30)
     run.attempt(os.getpid())
     run.age(1200)
+    os.utime(run.path / "attempts/000001.json")
     status = read_run(run.path, [])
     assert (status.state, status.reason) == ("stalled", "no step for 20 minutes")
+    run.event("start")  # begins anew, after a wait in the queue: not stalled yet
+    assert read_run(run.path, None).state == "running"
 
 
 def test_slow_is_not_stalled(run):
@@ -124,6 +128,22 @@ def test_finished(run):
     assert read_run(run.path, []).state == "finished"
 
 
+def test_finished_when_its_hours_are_used_up(run):
+    run.log(70)
+    run.save(70)
+    (run.path / "evaluation.json").write_text('{"step": 70}')
+    assert read_run(run.path, []).state == "stopped"  # more steps than it was finished with
+    (run.path / "config.yaml").write_text("steps: 100\nhours: 2.5\n")
+    assert read_run(run.path, []).state == "finished"
+
+
+def test_an_attempt_that_made_no_step_has_failed(run):
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    run.attempt(process.pid)
+    assert read_run(run.path, []).state == "failed"
+
+
 @pytest.mark.parametrize(
     ("event", "code", "state"),
     [("final", 1, "failed"), ("final", 75, "stopped"), ("ended", 75, "stopped")],
@@ -145,6 +165,79 @@ def test_queued_and_running_in_slurm(run):
     running = QueuedJob("7", "7", "RUNNING", "None", "n1", "1:00")
     status = read_run(run.path, [running, pending])
     assert (status.state, status.restarts) == ("running", ["the time limit"])
+
+
+def test_why_it_was_restarted(run):
+    """A node that died left no word; and what ended last is no restart."""
+    for event in ("start", "requeue", "start", "start", "ended"):
+        run.event(event, reason="the time limit" if event == "requeue" else "")
+    lost = "its node failed, or SLURM requeued it"
+    assert read_run(run.path, []).restarts == ["the time limit", lost]
+    run.event("start")
+    run.event("requeue", reason="preempted")
+    assert read_run(run.path, []).restarts[2:] == ["", "preempted"]
+
+
+def test_an_array_of_seeds_is_its_runs(run, tmp_path, capsys):
+    """The name that it was submitted under is a row only while some of it waits."""
+    array = tmp_path / "runs/sweep/submissions/001"
+    array.mkdir(parents=True)
+    for name, text in {"config.yaml": "steps: 100\n", "jobs": "12\n", "seeds": "1\n2\n"}.items():
+        (array / name).write_text(text)
+    seed = Folder(tmp_path / "runs", "sweep-seed1")
+    seed.event("start", job="13")
+    running = QueuedJob("12_0", "13", "RUNNING", "None", "n1", "1:00")
+    pending = QueuedJob("12_[1]", "12", "PENDING", "Resources", "", "1:00")
+
+    def shown(*jobs):
+        rows = read_runs(tmp_path / "runs", jobs)
+        return [(one.name, one.state) for one in rows if one.name != "demo"]
+
+    assert shown(running, pending) == [("sweep", "queued"), ("sweep-seed1", "running")]
+    assert shown(running) == [("sweep-seed1", "running")]
+    commands.status("sweep", False, tmp_path / "runs")
+    assert "sweep-seed1" in capsys.readouterr().out
+
+
+BROKEN = {
+    "config.yaml": ["a: [1", "- 1\n- 2\n", "steps: many\n", "\x00", ""],
+    "evaluation.json": ['{"step": 10', "{}", "[]"],
+    "metrics.jsonl": ['{"step": "x"}\n', '{"step": 5, "teacher/loss": "abc"}\n[]\n'],
+    "slurm.jsonl": ['{"a": 1}\n', '{"event": "final"}\n'],
+    "alerts.jsonl": ['{"a": 1}\n'],
+    "slow_ranks.json": ['{"a": 1}'],
+    "attempts/000001.json": ["[]", "{}", "{"],
+}
+
+
+def test_a_folder_that_is_broken_or_no_run_does_not_hide_the_others(run, tmp_path, capsys):
+    cases = [(name, text) for name, texts in BROKEN.items() for text in texts]
+    for number, (name, text) in enumerate(cases):
+        broken = Folder(tmp_path / "runs", f"broken{number:02d}").path / name
+        broken.parent.mkdir(exist_ok=True)
+        broken.write_text(text)
+    (tmp_path / "runs/odd/config.yaml").mkdir(parents=True)
+    Folder(tmp_path / "runs", ".half.forking-1234")
+    rows = read_runs(tmp_path / "runs", [])
+    assert len(rows) == len(cases) + 2  # with `odd` and `run`; one half-made is none yet
+    states = [one.state for one in rows if one.name.startswith("broken")]
+    assert [state == "unreadable" for state in states] == [
+        name == "config.yaml" for name, _ in cases
+    ]
+    for as_json in (False, True):
+        commands.status(None, as_json, tmp_path / "runs")
+    assert "broken01 is unreadable: " in capsys.readouterr().out
+    with pytest.raises(LaunchError, match=r"config\.yaml: not valid YAML"):
+        commands.status("broken00", False, tmp_path / "runs")
+
+
+def test_a_folder_of_the_runs_name_elsewhere_does_not_hide_it(run, tmp_path, monkeypatch, capsys):
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    commands.status("demo", False)
+    monkeypatch.chdir(run.path)
+    commands.status(".", False)
+    assert capsys.readouterr().out.count("demo ") >= 2
 
 
 def test_a_task_of_an_array(run):

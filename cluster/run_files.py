@@ -1,0 +1,92 @@
+"""What `tandem status` reads of a run folder, which a job may be writing meanwhile.
+
+Lines and files that are torn, or are none of ours, are left out: they must not hide the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+TAIL_BYTES = 256 * 1024  # of metrics.jsonl: enough for hundreds of rows, whatever its length
+
+Row = dict[str, Any]
+
+
+def newest_rows(file: Path) -> list[Row]:
+    """The rows at the end of a ``metrics.jsonl``: numbers, among them a step."""
+    if not file.is_file():
+        return []
+    with file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
+        rows = map(_numbers, stream.read().splitlines())
+        return [row for row in rows if "step" in row]
+
+
+def events_of(run: Path) -> list[dict[str, Any]]:
+    """What the batch script noted, oldest first; each has an ``event`` and a ``reason``."""
+    return [{"reason": "", **one} for one in _objects(run / "slurm.jsonl") if "event" in one]
+
+
+def alerts_of(run: Path) -> list[str]:
+    """A line for each alert, oldest first."""
+    alerts = _objects(run / "alerts.jsonl")
+    return [f"{one['title']}: {one['text']}" for one in alerts if {"title", "text"} <= one.keys()]
+
+
+def slow_ranks(run: Path) -> list[str]:
+    """A line for each rank that holds up the others."""
+    try:
+        return [str(one["says"]) for one in json.loads((run / "slow_ranks.json").read_text())]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    """What a file holds; nothing where it cannot be read."""
+    try:
+        return _object(file.read_bytes())
+    except OSError:
+        return {}
+
+
+def newest_checkpoint(run: Path) -> tuple[int | None, float | None]:
+    """The step of the newest checkpoint, and its age in seconds; None where there is none."""
+    folders = [path for path in run.glob("checkpoints/step-*") if path.name[5:].isdigit()]
+    if not folders:
+        return None, None
+    newest = max(folders, key=lambda path: int(path.name[5:]))
+    return int(newest.name[5:]), time.time() - newest.stat().st_mtime
+
+
+def newest_log(run: Path) -> str | None:
+    """The log that was written to last."""
+    logs = [*run.glob("logs/rank-000.log"), *run.glob("logs/slurm-*.log")]
+    if not logs:
+        return None
+    return str(max(logs, key=lambda path: path.stat().st_mtime))
+
+
+def _objects(file: Path) -> list[dict[str, Any]]:
+    lines = file.read_bytes().splitlines() if file.is_file() else []
+    return [row for row in map(_object, lines) if row]
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _numbers(line: bytes) -> Row:
+    """A row, whose values may be the strings "NaN" and "Infinity"; nothing where it is none."""
+    row = _object(line)
+    try:
+        numbers: Row = {key: float(value) for key, value in row.items()}
+    except (TypeError, ValueError):
+        return {}
+    return {**numbers, "step": int(row["step"])} if isinstance(row.get("step"), int) else {}
