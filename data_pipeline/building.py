@@ -16,10 +16,12 @@ and the same command goes on from there after whatever ended it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -72,6 +74,7 @@ class Tally:
     duplicates: int = 0
     problems: int = 0
     characters: int = 0
+    input_crc32: int = 0  # of the text as it was read; Parquet is told by its size alone
     first_problems: list[str] = field(default_factory=list)  # at most PROBLEMS_SHOWN
     # Documents of less than 16, 32, ... 2**20 tokens, and of more.
     tokens_per_document: list[int] = field(
@@ -131,7 +134,11 @@ def build(
         task=number,
         tasks=tasks,
     )
-    folder = Path(out) if tasks == 1 else part_folder(Path(out), number, tasks)
+    folder = Path(out)
+    if tasks > 1:
+        if (folder / "corpus.json").exists():
+            raise DataError(f"{folder}: already holds a corpus; choose another --out or remove it")
+        folder = part_folder(folder, number, tasks)
     return _Build(options, folder).run(workers, on_progress)
 
 
@@ -166,6 +173,7 @@ class _Build:
         for chunk, encoded in encode_all(
             self._remaining(), self.tokenizer, self.vocabulary, self.options.reading, workers
         ):
+            self.tally.input_crc32 = _checksum([chunk], self.tally.input_crc32)
             self._take(encoded)
             if on_progress:
                 on_progress(self._progress(chunk))
@@ -188,11 +196,18 @@ class _Build:
         if not path.exists():
             return None
         tree: dict = json.loads(path.read_text())
-        if tree.get("identity") != self.identity:
+        if tree.get("identity") != self.identity or self._has_other_text(tree["tally"]):
             raise DataError(
                 f"{self.folder}: already holds another corpus; choose another --out or remove it"
             )
         return tree
+
+    def _has_other_text(self, tally: dict) -> bool:
+        """Whether standard input, which is not told by name and size, is not what was built."""
+        if not any(stretch.path == STDIN for stretch in self.share):
+            return False
+        text = raw_chunks(self.share, self.options.reading)
+        return _checksum(text) != tally["input_crc32"]
 
     def _resume(self) -> None:
         loaded = self.journal.load()
@@ -210,9 +225,15 @@ class _Build:
         self.journal.save(asdict(self.tally), states)
 
     def _remaining(self) -> Iterator[RawChunk]:
-        for number, chunk in enumerate(raw_chunks(self.share, self.options.reading)):
-            if number >= self.tally.chunks:
-                yield chunk
+        """What is still to be taken. Raises DataError when the text before it has changed."""
+        chunks = raw_chunks(self.share, self.options.reading)
+        before = itertools.islice(chunks, self.tally.chunks)
+        if _checksum(before) != self.tally.input_crc32:
+            raise DataError(
+                f"{self.folder}: holds an unfinished build of other text than "
+                f"{', '.join(self.options.inputs)} holds now; remove the folder to build anew"
+            )
+        yield from chunks
 
     def _take(self, chunk: EncodedChunk) -> None:
         """Hand each new document of a chunk to the writer of its split."""
@@ -315,8 +336,20 @@ def _identity(options: BuildOptions, fingerprint: str, share: Sequence[Stretch])
     """What must agree for a build to be continued, or to be the same as a finished one."""
     tree = asdict(options)
     del tree["tokenizer_dir"], tree["inputs"]
-    files = [[os.path.abspath(one.path), one.start, _size(one)] for one in share]
+    files = [[_full_path(one.path), one.start, _size(one)] for one in share]
     return {**tree, "files": files, "vocabulary": fingerprint}
+
+
+def _checksum(chunks: Iterable[RawChunk], before: int = 0) -> int:
+    """CRC-32 of text, continued from `before`. Parquet and its like are told by their size."""
+    for chunk in chunks:
+        if isinstance(chunk.data, bytes):
+            before = zlib.crc32(chunk.data, before)
+    return before
+
+
+def _full_path(path: str) -> str:
+    return path if path == STDIN else os.path.abspath(path)
 
 
 def _task(task: tuple[int, int] | None) -> tuple[int, int]:

@@ -75,7 +75,8 @@ class MaskingConfig:
         if self.final_rate is None:
             return self.rate
         progress = min(step / self.final_rate_step, 1.0)
-        return self.rate + progress * (self.final_rate - self.rate)
+        rate = self.rate + progress * (self.final_rate - self.rate)
+        return min(rate, self.highest_rate)  # rounding may go beyond, and there are no slots then
 
     @property
     def highest_rate(self) -> float:

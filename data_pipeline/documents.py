@@ -352,8 +352,10 @@ def _cut(
     """Where the share of a task begins: (file number, byte)."""
     total = ends[-1]
     target = total * task // tasks
-    if task in (0, tasks):
-        return (0, 0) if task == 0 else (len(whole), 0)
+    if task == 0:
+        return 0, 0
+    if target == total:  # behind the last task, or there is nothing
+        return len(whole), 0
     number = bisect.bisect_right(ends, target)
     stretch = whole[number]
     start = ends[number] - os.path.getsize(stretch.path)

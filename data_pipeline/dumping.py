@@ -105,7 +105,9 @@ def _heading(batch: Batch, row: int, config: DataConfig) -> Text:
     used = int(batch.attention_mask[row].sum())
     masked = int((batch.masked_labels[row] != NO_LABEL).sum())
     text = f"sample {batch.sample_ids[row]}: {used} tokens, {masked} to predict"
-    if batch.pair_labels is not None:
+    if batch.readable is not None and not batch.readable[row]:
+        text += ", could not be read"
+    elif batch.pair_labels is not None:
         label = int(batch.pair_labels[row])
         text += f", second segment: {PAIR_NAMES[config.packing][label]}"
     return Text(text, style="bold underline")

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,8 @@ def merge(folder: str) -> dict:
     out = Path(folder)
     parts_folder = out / "parts"
     if (out / "corpus.json").exists():
+        if next(parts_folder.glob("*-of-?????/*/shard-*.tar"), None):  # a merge moves them away
+            raise DataError(f"{out}: holds a corpus besides these parts; move parts elsewhere")
         shutil.rmtree(parts_folder, ignore_errors=True)
         return _tree(out)
     parts = _parts(out)
@@ -103,6 +106,8 @@ def _joined_tally(trees: list[dict]) -> Tally:
         for name in ("documents", "duplicates", "problems", "characters"):
             setattr(tally, name, getattr(tally, name) + getattr(part, name))
         tally.first_problems += part.first_problems
+        crc = part.input_crc32.to_bytes(4, "little")
+        tally.input_crc32 = zlib.crc32(crc, tally.input_crc32)
         tally.tokens_per_document = [
             a + b for a, b in zip(tally.tokens_per_document, part.tokens_per_document, strict=True)
         ]

@@ -71,7 +71,10 @@ def _array(data: memoryview) -> NDArray:
     stream = io.BytesIO(data[:256])
     if np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError("unexpected npy version")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    try:
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    except Exception as error:  # of any kind: it evaluates what is there as Python
+        raise ValueError(f"not an npy header: {error}") from None
     if dtype.kind != "u" or len(shape) != 1:
         raise ValueError(f"unexpected array of {dtype}")
     return np.frombuffer(data, dtype, shape[0], stream.tell())

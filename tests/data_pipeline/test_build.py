@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -159,6 +160,37 @@ def test_the_same_command_on_a_finished_corpus_changes_nothing(
     assert contents(tmp_path / "out") == before
     with pytest.raises(DataError, match="already holds another corpus"):
         build(*arguments, **(OPTIONS | {"val_fraction": 0.2}))
+
+
+def test_a_build_does_not_go_on_with_other_text(
+    tmp_path: Path, text_file: Path, tokenizer_dir: Path, small_chunks, monkeypatch
+) -> None:
+    """Of the same name and size, or from standard input, where neither says anything."""
+    text, take = text_file.read_bytes(), building._Build._take
+
+    def build_of(name: str, text: bytes, stop: int) -> dict:
+        def killed(self, chunk):
+            take(self, chunk)
+            if self.tally.chunks > stop:
+                raise KeyboardInterrupt
+
+        (tmp_path / "in.txt").write_bytes(text)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+        monkeypatch.setattr(building._Build, "_take", killed)
+        return build([name], str(tokenizer_dir), str(tmp_path / name[-1]), **OPTIONS)
+
+    monkeypatch.setattr(building, "JOURNAL_SECONDS", -1.0)
+    other = text.replace(b"river", b"house", 1)
+    for name, others in ((str(tmp_path / "in.txt"), [other]), ("-", [other, text[:99]])):
+        with pytest.raises(KeyboardInterrupt):
+            build_of(name, text, 4)
+        for changed in others:
+            with pytest.raises(DataError, match="holds an unfinished build of other text than"):
+                build_of(name, changed, 10**9)
+        assert build_of(name, text, 10**9)["tally"]["documents"] == 300
+    assert build_of("-", text, 0)["tally"]["documents"] == 300
+    with pytest.raises(DataError, match="already holds another corpus"):
+        build_of("-", other, 0)
 
 
 def test_duplicates_are_dropped_once_and_counted(

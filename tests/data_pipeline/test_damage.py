@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import random
 import shutil
 import tarfile
 import zlib
@@ -14,9 +16,10 @@ import pytest
 
 from data_pipeline import BadShard, BatchStream, Corpus, DataConfig, DataError
 from data_pipeline.checking import check
+from data_pipeline.dumping import show
 from data_pipeline.index import shard_name
 from data_pipeline.packing import PackingRules
-from data_pipeline.shards import decode_block
+from data_pipeline.shards import RECORD, Block, decode_block, encode_block
 
 SHARD = 1
 
@@ -132,6 +135,25 @@ def test_pickles_are_never_read() -> None:
             tar.addfile(header, content)
     with pytest.raises(ValueError, match="unexpected array"):
         decode_block(members.getvalue())
+
+
+def test_whatever_a_block_holds_is_a_block_or_an_error_that_is_expected() -> None:
+    plain = Block(np.arange(50, dtype="<u2"), np.full(2, 25, "<u2"), np.array([2], "<u4"))
+    data = encode_block("block-000000000", plain)
+    draw = random.Random(0)
+    for _ in range(2000):
+        changed = bytearray(data)
+        # The length and text of the first npy header, of which no checksum knows.
+        changed[RECORD + draw.randrange(8, 128)] = draw.randrange(256)
+        with contextlib.suppress(ValueError, tarfile.TarError):
+            decode_block(bytes(changed))
+
+
+def test_a_sample_that_cannot_be_read_is_shown_as_such(copied: Path) -> None:
+    for shard in (copied / "train").glob("shard-*.tar"):
+        shard.unlink()
+    config = DataConfig(path=str(copied), packing="sop", on_bad_shard="skip")
+    assert ", could not be read" in "".join(map(str, show(config, 0, 2)))
 
 
 def test_a_member_that_is_not_ours_is_named_though_its_checksum_is_right(copied: Path) -> None:

@@ -170,3 +170,10 @@ def test_any_slicing_gives_the_same_documents(tmp_path_factory, texts, gaps, tas
             assert parts == whole
             if name:
                 assert whole == texts
+
+
+def test_slices_of_nothing_are_empty(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).touch()
+    for task in range(3):
+        assert not list(raw_chunks(slice_of([str(tmp_path)], READING, task, 3), READING))

@@ -132,6 +132,15 @@ def test_dynamic_static_and_scheduled() -> None:
         assert result.positions.shape[1] == np.rint(0.3 * 62)
 
 
+def test_a_schedule_that_is_rounded_beyond_its_end_keeps_its_slots() -> None:
+    """0.03 + (0.3 - 0.03) is more than 0.3, which decides where 4.5 tokens are the budget."""
+    schedule = {"rate": 0.03, "final_rate": 0.3, "final_rate_step": 10}
+    ids = np.full((1, 17), 7)
+    ids[:, 0], ids[:, -1] = VOCABULARY.cls, VOCABULARY.sep
+    for unit in ("token", "word", "ngram"):
+        assert chosen(masked(ids, step=10, unit=unit, **schedule)).sum() == 4
+
+
 def words_of(ids: np.ndarray) -> list[list[int]]:
     """The columns of each word of one sequence, by a plain loop."""
     found: list[list[int]] = []

@@ -90,3 +90,20 @@ def test_a_merge_that_was_ended_goes_on(
     assert merge(str(out))["tally"]["duplicates"] == whole["tally"]["duplicates"]
     assert texts(out) == texts(tmp_path / "whole")
     assert check(str(out)) == []
+
+
+def test_parts_beside_a_finished_corpus_are_neither_built_nor_lost(
+    tmp_path: Path, inputs: list[str], tokenizer_dir: Path
+) -> None:
+    out, late = tmp_path / "out", tmp_path / "late"
+    arguments = (inputs, str(tokenizer_dir))
+    whole = build(*arguments, str(out), **OPTIONS)
+    with pytest.raises(DataError, match="out: already holds a corpus"):
+        build(*arguments, str(out), task=(0, 2), **OPTIONS)
+    for task in range(2):
+        build(*arguments, str(late), task=(task, 2), **OPTIONS)
+    (late / "parts").rename(out / "parts")
+    with pytest.raises(DataError, match="out: holds a corpus besides these parts"):
+        merge(str(out))
+    (out / "parts").rename(late / "parts")
+    assert merge(str(late))["tally"]["documents"] == whole["tally"]["documents"]
