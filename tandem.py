@@ -155,21 +155,29 @@ def submit(config: str, rest: tuple[str, ...], **options: Any) -> None:
     from cluster.commands import submit as submit_job
     from trainer.control.run_folder import RunFolder
 
-    overrides = tuple(word for word in rest if _is_override(word))
-    sbatch = [word for word in rest if not _is_override(word)]
+    if config.startswith("-"):
+        raise click.UsageError(f"{config}: CONFIG comes before the options of sbatch")
+    pairs = list(zip(rest, ("", *rest), strict=False))
+    overrides = tuple(word for word, before in pairs if _is_override(word, before))
+    sbatch = [word for word, before in pairs if not _is_override(word, before)]
     job = _load_job(config, overrides)
     run = RunFolder.of(job).path
     submit_job(job.name, run, configs.dump(job), options=sbatch, **options)
 
 
-def _is_override(word: str) -> bool:
-    """Whether a word is key=value of a job, and not an option of sbatch or its value."""
+def _is_override(word: str, before: str) -> bool:
+    """Whether a word is key=value of a job, and not an option of sbatch or the value of one."""
     import dataclasses
 
     from trainer.config import JobConfig
 
     key, equals, _ = word.partition("=")
-    return bool(equals) and key.split(".")[0] in {one.name for one in dataclasses.fields(JobConfig)}
+    if not equals or word.startswith("-"):
+        return False
+    may_be_a_value = before.startswith("--") and "=" not in before
+    return not may_be_a_value or key.split(".")[0] in {
+        one.name for one in dataclasses.fields(JobConfig)
+    }
 
 
 @main.command()

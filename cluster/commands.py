@@ -36,6 +36,8 @@ def submit(
     """
     if chain < 1:
         raise LaunchError(f"--chain {chain}: at least one job is needed")
+    if len(set(seeds)) < len(seeds):
+        raise LaunchError(f"--seeds {','.join(map(str, seeds))}: each seed can have one run")
     if seeds and chain > 1:
         raise LaunchError("--chain and --seeds do not go together: submit one chain per seed")
     site = configs.load(cluster, ClusterConfig, "cluster") if cluster else ClusterConfig()
@@ -46,7 +48,8 @@ def submit(
         return
     ids = submit_job(job, site, config, chain)
     print(f"Submitted {name} as job {', '.join(ids)}. See how it goes with: tandem status {run}")
-    print(f"Its log will be in {job.run / 'logs'}, its script is {job.submission / 'job.sbatch'}")
+    logs = f"{job.run}-seedN/logs" if seeds else job.run / "logs"
+    print(f"Its log will be in {logs}, its script is {job.submission / 'job.sbatch'}")
 
 
 def status(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:

@@ -25,7 +25,7 @@ OWN_OPTIONS = {
     "requeue": "requeue",
     "no-requeue": "requeue",
     "array": "--seeds",
-    "dependency": "--chain",
+    "test-only": "--dry-run",
 }
 
 
@@ -33,11 +33,12 @@ OWN_OPTIONS = {
 class ClusterConfig:
     """Everything about a cluster that a job's own config should not need to know.
 
-    ``sbatch`` and ``srun`` hold any option of theirs by its long name; an empty value is a flag.
+    ``sbatch`` and ``srun`` hold any option of theirs by its long name: true, or nothing in quotes,
+    for one that takes no value, false to leave out what a ``base`` has.
     """
 
     nodes: str = "1"  # or the least and the most: 2-4
-    gpus_per_node: int = 0
+    gpus_per_node: str = "0"  # or of one kind: a100:8
     ranks_per_node: int = 1  # where there are no GPUs; otherwise one rank per GPU
     sbatch: dict[str, str] = field(default_factory=dict)
     srun: dict[str, str] = field(default_factory=dict)
@@ -59,8 +60,11 @@ class ClusterConfig:
         """Refuse what cannot work, naming the key."""
         if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)?", self.nodes):
             raise ValueError(f"nodes: {self.nodes!r} is neither a number nor a range such as 2-4")
-        if self.gpus_per_node < 0 or self.ranks_per_node < 1:
-            raise ValueError("gpus_per_node must be at least 0, ranks_per_node at least 1")
+        if not re.fullmatch(r"([A-Za-z][\w.-]*:)?\d+", self.gpus_per_node):
+            kinds = "a number, nor one of a kind such as a100:8"
+            raise ValueError(f"gpus_per_node: {self.gpus_per_node!r} is neither {kinds}")
+        if self.ranks_per_node < 1:
+            raise ValueError("ranks_per_node must be at least 1")
         if self.warning_seconds < 1 or self.fruitless_requeues < 0:
             raise ValueError("warning_seconds must be at least 1, fruitless_requeues at least 0")
         for name in self.variables:
@@ -72,6 +76,8 @@ class ClusterConfig:
                     raise ValueError(f"{section}: {name!r} is not the long name of an option")
         for name in OWN_OPTIONS.keys() & self.sbatch.keys():
             raise ValueError(f"sbatch.{name} is set by {OWN_OPTIONS[name]}")
+        if not re.fullmatch(r"[1-9]\d*", self.sbatch.get("cpus-per-task", "1")):
+            raise ValueError(f"sbatch.cpus-per-task: {self.sbatch['cpus-per-task']} is no number")
         if self.sbatch.get("time", "").isdigit():
             raise ValueError(
                 f"sbatch.time: {self.sbatch['time']} is minutes or seconds (YAML reads 24:00:00 as "
@@ -84,9 +90,14 @@ class ClusterConfig:
         return bool(self.venv or self.conda or self.container or "container-image" in self.srun)
 
     @property
+    def gpus(self) -> int:
+        """GPUs on each node, of whatever kind."""
+        return int(self.gpus_per_node.rpartition(":")[2])
+
+    @property
     def ranks(self) -> int:
         """Ranks on each node: one per GPU where there are GPUs."""
-        return self.gpus_per_node or self.ranks_per_node
+        return self.gpus or self.ranks_per_node
 
 
 def with_options(config: ClusterConfig, arguments: Sequence[str]) -> ClusterConfig:

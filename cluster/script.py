@@ -18,7 +18,8 @@ from cluster.supervisor import SUPERVISOR
 
 BACKSLASH = "\\"
 SECRET = "WANDB_API_KEY"
-FLAG = ("", "True")  # values of an option that has none
+FLAG = ("", "true")  # values of an option that has none
+LEFT_OUT = "false"
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def _options(job: Job, cluster: ClusterConfig) -> str:
         "job-name": job.name,
         "nodes": cluster.nodes,
         **_tasks(cluster),
-        **({"gpus-per-node": str(cluster.gpus_per_node)} if cluster.gpus_per_node else {}),
+        **({"gpus-per-node": cluster.gpus_per_node} if cluster.gpus else {}),
         "chdir": str(job.directory),
         "output": f"{job.run}/logs/slurm-{log}.log",
         "open-mode": "append",
@@ -73,6 +74,7 @@ def _options(job: Job, cluster: ClusterConfig) -> str:
     lines = [
         f"#SBATCH {_option(name, _quote(text.replace(BACKSLASH, BACKSLASH * 2)), text)}"
         for name, text in options.items()
+        if text.lower() != LEFT_OUT
     ]
     head = [
         "#!/bin/bash",
@@ -104,7 +106,7 @@ def _work(job: Job, cluster: ClusterConfig) -> str:
         _array("check", [*cluster.container, python, "-m", "cluster.preflight"]),
         _array("srun", [_option(name, text, text) for name, text in _srun(cluster).items()]),
         f"ranks={cluster.ranks}  # per node",
-        f"gpus={cluster.gpus_per_node}",
+        f"gpus={cluster.gpus}",
         f"min_free_gb={cluster.min_free_gb:g}",
         f"budget={cluster.fruitless_requeues}",
         f"may_requeue={_yes(_may_requeue(job, cluster))}",
@@ -117,6 +119,7 @@ def _work(job: Job, cluster: ClusterConfig) -> str:
             "seed=${seeds[$SLURM_ARRAY_TASK_ID]}",
             "run+=-seed$seed",
             f'train+=("seed=$seed" {_quote(f"name={job.name}-seed")}"$seed")',
+            'mkdir -p "$run/logs" && exec >>"$run/logs/slurm-$SLURM_JOB_ID.log" 2>&1',
         ]
     return "\n".join(lines) + "\n"
 
@@ -152,11 +155,12 @@ def _may_requeue(job: Job, cluster: ClusterConfig) -> bool:
 def _srun(cluster: ClusterConfig) -> dict[str, str]:
     # A rank that fails takes the others with it by itself; this ends those that hang. Killing at
     # the first bad exit instead would hide its code behind those of the killed.
-    return {"wait": "300", **cluster.srun}
+    options = {"wait": "300", **cluster.srun}
+    return {name: text for name, text in options.items() if text.lower() != LEFT_OUT}
 
 
 def _option(name: str, shown: str, text: str) -> str:
-    return f"--{name}" if text in FLAG else f"--{name}={shown}"
+    return f"--{name}" if text.lower() in FLAG else f"--{name}={shown}"
 
 
 def _array(name: str, words: list[str]) -> str:

@@ -9,7 +9,8 @@ is decided by the ranks' exit code and by the signals that the batch shell was s
   after which SLURM requeues by itself; or the time limit, where the warning was too short to save.
 - A preemption with a grace is told to the ranks alone, which save and exit 75; SLURM's own record
   of the job says so, and it is requeued before the grace is over.
-- 0 is the end; 2 is a wrong command line; 75 without a warning is a stop on request.
+- 0 is the end, also of a chain; 2 is a wrong command line; 75 without a warning is a stop on
+  request.
 - ``tandem stop`` leaves a file in the run folder, which is final whatever else happened meanwhile:
   a copy that SLURM has requeued by itself does not start.
 - 1 says that a person must change something, unless the attempt made new steps or a node is bad.
@@ -69,7 +70,7 @@ open_account() { # fails when there is nothing left to try
   if [ -e "$record" ]; then
     read -r best_before fruitless_before state attempt <"$record"
     if [ "$best_before" = final ]; then
-      why="$fruitless_before $state $attempt"
+      why=$(sed 's/^final //' "$record")
       return 1
     fi
     best=$best_before fruitless=$fruitless_before
@@ -231,6 +232,7 @@ judge_failure() {
 mkdir -p "$run/logs"
 if ! open_account; then
   say "not started: $why"
+  [ "$why" != finished ] || exit 0
   note final 1 "$why"
   exit 1
 fi
@@ -247,6 +249,6 @@ after
 [ "$verdict" != requeue ] || requeue
 note "$verdict" "$code" "$why"
 say "$verdict: $why (code $code)"
-[ "$verdict$chained" != finalyes ] || write_record "final $why"
+case $verdict$chained in finalyes | doneyes) write_record "final $why" ;; esac
 exit "$code"
 """

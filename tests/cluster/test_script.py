@@ -34,8 +34,8 @@ def job(**changes) -> Job:
 def test_golden():
     cluster = ClusterConfig(
         nodes="2-4",
-        gpus_per_node=8,
-        sbatch={"time": "24:00:00", "partition": "long", "exclusive": ""},
+        gpus_per_node="8",
+        sbatch={"time": "24:00:00", "partition": "long", "exclusive": "", "overcommit": "false"},
         srun={"cpu-bind": "cores"},
         modules=["cuda/12.4", "nccl"],
         venv="/home/me/venv",
@@ -121,7 +121,8 @@ def test_hostile_values_reach_the_ranks_as_they_are(tmp_path):
         ["bash"], input=text, text=True, capture_output=True, env=env, cwd=tmp_path
     )
     assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
+    (log,) = (tmp_path / f"{run.name}-seed5/logs").iterdir()  # of this seed's own run
+    lines = log.read_text().splitlines()
     assert lines[0] == HOSTILE
     assert f"--comment={HOSTILE}" in lines
     assert lines[lines.index("python") - 1] == f"A={HOSTILE}"
@@ -160,8 +161,25 @@ def test_command_line_options():
     config = with_options(
         ClusterConfig(sbatch={"partition": "old"}), [*arguments, "--preflight", "false"]
     )
-    assert (config.nodes, config.gpus_per_node, config.preflight) == ("4", 8, False)
+    assert (config.nodes, config.gpus_per_node, config.preflight) == ("4", "8", False)
     assert config.sbatch == {"partition": "p", "exclusive": "", "time": "1:00"}
+
+
+def test_gpus_of_one_kind_and_a_job_to_wait_for():
+    options = ["--gpus-per-node", "a100:4", "--dependency", "afterok:12"]
+    text = build(job(), with_options(ClusterConfig(), options))
+    for line in ("gpus-per-node=a100:4", "ntasks-per-node=4", "dependency=afterok:12"):
+        assert f"#SBATCH --{line}\n" in text
+    assert "\ngpus=4\n" in text
+
+
+def test_options_without_a_value_in_a_file(tmp_path):
+    """As YAML has them; false takes back what the base says."""
+    file = tmp_path / "site.yaml"
+    file.write_text("base: gpu\ngpus_per_node: 4\nsbatch: {exclusive: false, contiguous: true}\n")
+    text = build(job(), configs.load(str(file), ClusterConfig, "cluster"))
+    assert "#SBATCH --contiguous\n" in text
+    assert "--exclusive" not in text
 
 
 def test_a_container_image_is_for_the_ranks():
@@ -178,7 +196,9 @@ def test_a_container_image_is_for_the_ranks():
     [
         (["partition"], "'partition' is not an option"),
         (["--nodes", "many"], "nodes: 'many'"),
-        (["--gpus-per-node", "x"], "--gpus-per-node x: a number"),
+        (["--gpus-per-node", "x"], "gpus_per_node: 'x' is neither a number"),
+        (["--warning-seconds", "x"], "--warning-seconds x: a number"),
+        (["--cpus-per-task", "x"], "sbatch.cpus-per-task: x is no number"),
         (["--output", "x"], "sbatch.output is set by nothing"),
         (["--time", "60"], "write '24:00:00'"),
         (["--Bad_name", "x"], "'Bad_name' is not the long name"),

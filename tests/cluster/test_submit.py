@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+import tandem
 from cluster import LaunchError, commands
 
 
@@ -44,6 +46,25 @@ def test_submission_folder(tmp_path, capsys):
     assert (folder.with_name("002") / "config.yaml").read_text() == "steps: 4\n"
 
 
+def test_seeds(tmp_path, capsys):
+    commands.submit("demo", Path("runs/demo"), "", seeds=[3, 4])
+    assert (tmp_path / "runs/demo/submissions/001/seeds").read_text() == "3\n4\n"
+    assert "demo-seedN/logs" in capsys.readouterr().out
+
+
+def test_words_of_the_job_and_words_of_sbatch(capsys):
+    """In any order; what is neither is refused by the nearest key."""
+    words = ["demo", "steps=7", "--export", "A=1", "--exclusive", "seed=3", "--time=1:00:00"]
+    said = CliRunner().invoke(tandem.main, ["submit", *words, "--comment=a=b", "--dry-run"])
+    assert said.exit_code == 0, said.output
+    for option in ("export=A=1", "exclusive", "time=1:00:00", "comment=a=b"):
+        assert f"#SBATCH --{option}\n" in said.output
+    wrong = CliRunner().invoke(tandem.main, ["submit", "demo", "--nodes", "2", "stpes=10"])
+    assert (wrong.exit_code, wrong.output.count("\n")) == (1, 1)
+    assert "did you mean steps" in wrong.output
+    assert CliRunner().invoke(tandem.main, ["submit", "--nodes", "2", "demo"]).exit_code == 2
+
+
 def test_chain(tmp_path):
     commands.submit("demo", Path("runs/demo"), "", chain=3)
     calls = (tmp_path / "bin/sbatch.calls").read_text().splitlines()
@@ -58,7 +79,11 @@ def test_installed_nowhere(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [({"chain": 0}, "--chain 0"), ({"chain": 2, "seeds": [1]}, "do not go together")],
+    [
+        ({"chain": 0}, "--chain 0"),
+        ({"chain": 2, "seeds": [1]}, "do not go together"),
+        ({"seeds": [1, 2, 1]}, "--seeds 1,2,1: each seed"),
+    ],
 )
 def test_refusals(arguments, words):
     with pytest.raises(LaunchError, match=words):

@@ -243,6 +243,13 @@ def test_a_chain_goes_on_after_the_time_limit_but_not_after_a_failure(tmp_path):
     assert run.requeued == 0
 
 
+def test_a_chain_that_is_done_starts_no_more(tmp_path):
+    run = Run(tmp_path, chained=True)
+    assert run.end("exit 0")[0] == "done"
+    assert run.end("touch started") == ("done", 0, "finished")
+    assert not (tmp_path / "run/started").exists()
+
+
 def test_a_bad_node_is_named_and_excluded(tmp_path):
     run = Run(tmp_path, preflight=True)
     words = "echo ok n1; echo 'bad n2: 3 of 4 GPUs found'"

@@ -158,7 +158,7 @@ def test_preflight_names_a_bad_node_and_goes_on_without_it(slurm: RealSlurm, sou
 
 @pytest.mark.parametrize("slurm", [{"nodes": 1, "gpus": 2}], indirect=True)
 def test_one_rank_per_gpu(slurm: RealSlurm, source: Path) -> None:
-    job = Submitted(slurm, source, steps=1, cluster={"nodes": "1", "gpus_per_node": 2})
+    job = Submitted(slurm, source, steps=1, cluster={"nodes": "1", "gpus_per_node": "2"})
     job.end()
     assert [one["local_rank"] for one in job.ranks()] == [0, 1]
     assert {one["gpus"] for one in job.ranks()} == {"0,1"}, "every rank sees all, for NCCL's sake"
