@@ -15,7 +15,7 @@ import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 import configs
-from data_pipeline import BatchSizes, BatchStream, open_corpora
+from data_pipeline import BatchStream, open_corpora
 from data_pipeline.tokenization import load as load_tokenizer
 from data_pipeline.torch_masking import TorchMasker
 from trainer.batch_plan import global_batches
@@ -53,15 +53,8 @@ class Job:
         """
         self.config, self.device, self.surroundings = config, device, surroundings
         self.folder = RunFolder.of(config)
-        rank, world_size = dist.get_rank(), dist.get_world_size()
         _require_fit(config)
-        batches, on_device = global_batches(config), config.data.masking.on_device
-        stream = BatchStream.open(
-            config.data, "train", config.seed, batches, rank, world_size, masks=not on_device
-        )
-        self.masker = (
-            TorchMasker(config.seed, config.data.masking, stream.vocabulary) if on_device else None
-        )
+        stream, self.masker = _open_stream(config)
         self._validation = ValidationSet(config)
         self._unigram = self._validation.unigram()
         surroundings.startup.mark("data")
@@ -70,7 +63,7 @@ class Job:
         surroundings.startup.mark("finding a checkpoint")
         _require_same_tokenizers(config, set(checkpoint.learners) if checkpoint else set())
         self.state = self._state_of(checkpoint)
-        self.cohort = Cohort(config, _workload(config, batches, world_size), self.state, checkpoint)
+        self.cohort = Cohort(config, _workload(config), self.state, checkpoint)
         surroundings.startup.mark("building and loading the learners")
         self._writer = CheckpointWriter(
             self.folder.checkpoints,
@@ -86,20 +79,15 @@ class Job:
         self._seconds = self.state.seconds  # on which all ranks agree
         self._open = ExitStack()
         gauges = Gauges(config, self.folder, surroundings.attempt.number, device)
-        self.recorder = Recorder(config, self.folder, self.state, gauges, speaks=rank == 0)
+        self.recorder = Recorder(
+            config, self.folder, self.state, gauges, speaks=dist.get_rank() == 0
+        )
         self._open.enter_context(self.recorder)
         self.batches = Prefetched(
             lambda step: stream.batch(batch_number(step, config.recover)), self.state.step
         )
         self._open.callback(self.batches.close)
-        if checkpoint is not None:
-            self.recorder.say(f"going on from step {self.state.step:,}")
-        if checkpoint is not newest:
-            self.recorder.say(f"the checkpoints after it count no more: {config.recover[-1]}")
-        for name in sorted(self._dropped(checkpoint)):
-            self.recorder.say(f"{name} goes on no more: it is not in the config")
-        if not config.students:
-            self.recorder.say("no students: plain pre-training of the teacher")
+        self._say_where_it_begins(checkpoint, newest)
 
     @property
     def is_done(self) -> bool:
@@ -209,6 +197,18 @@ class Job:
     def __exit__(self, *exception: Any) -> None:
         self._open.close()
 
+    def _say_where_it_begins(
+        self, checkpoint: Checkpoint | None, newest: Checkpoint | None
+    ) -> None:
+        if checkpoint is not None:
+            self.recorder.say(f"going on from step {self.state.step:,}")
+        if checkpoint is not newest:
+            self.recorder.say(f"the checkpoints after it count no more: {self.config.recover[-1]}")
+        for name in sorted(self._dropped(checkpoint)):
+            self.recorder.say(f"{name} goes on no more: it is not in the config")
+        if not self.config.students:
+            self.recorder.say("no students: plain pre-training of the teacher")
+
     def _count_unreadable(self, sequences: int) -> None:
         if sequences and not self.state.unreadable:
             self.recorder.say(
@@ -284,9 +284,26 @@ def _require_same_tokenizers(config: JobConfig, restored: Set[str]) -> None:
                 corpus.require_vocabulary(learner.model.vocab_size, fingerprint)
 
 
-def _workload(config: JobConfig, batches: BatchSizes, world_size: int) -> Workload:
+def _open_stream(config: JobConfig) -> tuple[BatchStream, TorchMasker | None]:
+    """This rank's batches, and what masks them on the device where they come without masks."""
+    masking = config.data.masking
+    stream = BatchStream.open(
+        config.data,
+        "train",
+        config.seed,
+        global_batches(config),
+        dist.get_rank(),
+        dist.get_world_size(),
+        masks=not masking.on_device,
+    )
+    if not masking.on_device:
+        return stream, None
+    return stream, TorchMasker(config.seed, masking, stream.vocabulary)
+
+
+def _workload(config: JobConfig) -> Workload:
     """How a step is cut up: as few, as large micro-batches as the config allows."""
-    rows = max(batches.sizes) // world_size
+    rows = max(global_batches(config).sizes) // dist.get_world_size()
     micro_batch = min(config.batch.micro_batch, rows)
     accumulation = -(-rows // micro_batch)
     return Workload(config.steps, config.seed, micro_batch, accumulation, _deadline(config))

@@ -10,9 +10,17 @@ import torch.distributed as dist
 
 from data_pipeline import Batch
 from data_pipeline.torch_masking import TorchMasker
-from trainer.batches import count, sum_over_ranks, to_micro_batches, unreadable
+from model import Capture
+from trainer.batches import (
+    Counts,
+    MicroBatch,
+    count,
+    sum_over_ranks,
+    to_micro_batches,
+    unreadable,
+)
 from trainer.control.wishes import NO_WISHES, Wishes
-from trainer.knowledge import detach, union
+from trainer.knowledge import Decoder, Knowledge, detach, union
 from trainer.learner import Learner, Place
 
 
@@ -52,24 +60,15 @@ def train_step(
     clock = seconds if dist.get_rank() == 0 else 0.0
     others = [unreadable(batch), clock]
     totals, summed = sum_over_ranks(count(batch), others, teacher.device)
-    listeners = [(student.objective, student.own_step(step)) for student in students]
-    capture = union(objective.teacher_capture(own) for objective, own in listeners)
-    readers = sum(objective.needs_teacher_logits(own) for objective, own in listeners)
-    decoder = teacher.decoder() if readers else None
-    adviser = next((one for one in students if one.name == teacher.adviser), None)
-    advised_by = adviser.decoder() if adviser else None
     learners = [learner for learner in (teacher, *students) if learner.is_trained]
     rows = batch if learners else batch.rows(0, 0)  # a frozen teacher that nobody listens to
     size = teacher.workload.micro_batch
     passes = -(-len(rows.input_ids) // size)
+    lesson = _Lesson.of(teacher, students, step)
     micro_batches = to_micro_batches(rows, size, teacher.device, masker)
     for number, micro_batch in enumerate(micro_batches):
         place = Place(step, number, is_last=number == passes - 1)
-        advice = adviser.predictions(micro_batch, advised_by) if adviser and advised_by else None
-        features = teacher.accumulate(micro_batch, totals, place, advice, capture)
-        with teacher.autocast():
-            knowledge = detach(features, decoder, readers)
-        del features
+        knowledge = lesson.teach(micro_batch, totals, place)
         for student in students:
             student.accumulate(micro_batch, totals, place, knowledge)
     terms, agreed = _sum_terms(learners, wishes(), teacher.device)
@@ -87,6 +86,38 @@ def train_step(
         wishes=agreed,
         seconds=seconds,
     )
+
+
+@dataclass(frozen=True)
+class _Lesson:
+    """The teacher's side of a step: what its students ask of it, and who of them advises it."""
+
+    teacher: Learner
+    capture: Capture  # what the students' terms need
+    readers: int  # students whose terms need its logits
+    decoder: Decoder | None  # of the teacher, where there are readers
+    adviser: Learner | None
+    advised_by: Decoder | None  # of the adviser
+
+    @classmethod
+    def of(cls, teacher: Learner, students: Sequence[Learner], step: int) -> _Lesson:
+        """The lesson of `step`. Collective at ZeRO 3, which gathers the decoders."""
+        listeners = [(student.objective, student.own_step(step)) for student in students]
+        capture = union(objective.teacher_capture(own) for objective, own in listeners)
+        readers = sum(objective.needs_teacher_logits(own) for objective, own in listeners)
+        decoder = teacher.decoder() if readers else None
+        adviser = next((one for one in students if one.name == teacher.adviser), None)
+        advised_by = adviser.decoder() if adviser else None
+        return cls(teacher, capture, readers, decoder, adviser, advised_by)
+
+    def teach(self, micro_batch: MicroBatch, totals: Counts, place: Place) -> Knowledge:
+        """The one teacher forward of a micro-batch, its backward, and what students take away."""
+        advice = None
+        if self.adviser and self.advised_by:
+            advice = self.adviser.predictions(micro_batch, self.advised_by)
+        features = self.teacher.accumulate(micro_batch, totals, place, advice, self.capture)
+        with self.teacher.autocast():
+            return detach(features, self.decoder, self.readers)
 
 
 def _sum_terms(
