@@ -74,5 +74,10 @@ format: $(READY)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(READY)
-	@for file in benchmarks/[a-z]*.py; do echo "$$file"; $(BIN)/python "$$file" || exit 1; done
+# Takes about an hour. The studies take longer, and go by name: benchmarks/study.py.
+bench: $(DEMO)-data/corpus.json
+	@for command in checkpoint_stall.py cotraining_memory.py cotraining_speed.py \
+	    "data_build.py $(DEMO)-text.txt $(DEMO)-tokenizer" data_shuffle.py "data_speed.py $(DEMO)-data" \
+	    "faults.py configs/job/demo.yaml checkpoint.every=5" model_attention.py model_speed.py \
+	    model_vocabulary_loss.py objective_speed.py; do \
+	    echo "benchmarks/$$command"; $(BIN)/python benchmarks/$$command || exit 1; done
