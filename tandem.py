@@ -410,6 +410,9 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
         )
 
 
+_POSITIVE = click.FloatRange(0, 1e9, min_open=True)
+
+
 @main.command("plan")
 @click.argument("config")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -417,10 +420,10 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
 @click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("--device", default="h100", show_default=True, help="A name or file, configs/device.")
 @click.option("--mfu", type=click.FloatRange(0, 1, min_open=True), default=0.3, show_default=True)
-@click.option("--price", type=float, help="Of an hour of one GPU.")
-@click.option("--node-mtbf-hours", type=float, default=6300.0, show_default=True)
-@click.option("--restart-seconds", type=float, default=600.0, show_default=True)
-@click.option("--store-gbs", type=float, default=2.0, show_default=True, help="Storage, GB/s.")
+@click.option("--price", type=click.FloatRange(0), help="Of an hour of one GPU.")
+@click.option("--node-mtbf-hours", type=_POSITIVE, default=6300.0, show_default=True)
+@click.option("--restart-seconds", type=click.FloatRange(0, 1e9), default=600.0, show_default=True)
+@click.option("--store-gbs", type=_POSITIVE, default=2.0, show_default=True, help="Storage, GB/s.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def make_plan(
     config: str, overrides: tuple[str, ...], device: str, as_json: bool, **machine: Any

@@ -26,8 +26,8 @@ class DeviceConfig:
 
     def __post_init__(self) -> None:
         """Refuse what nothing can be computed from."""
-        if not self.tflops or min(self.tflops.values()) <= 0:
-            raise ValueError("tflops: needs a positive number for at least one precision")
+        if "fp32" not in self.tflops or min(self.tflops.values()) <= 0:
+            raise ValueError("tflops: needs positive numbers, and one for fp32 at least")
         for key in ("memory_gb", "memory_bandwidth", "link_bandwidth", "network_bandwidth"):
             if getattr(self, key) <= 0:
                 raise ValueError(f"{key} must be positive")

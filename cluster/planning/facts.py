@@ -43,7 +43,10 @@ class LearnerFacts:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """A job: `rows` sequences of `length` tokens (on average) a step; the teacher comes first."""
+    """A job: `rows` sequences of `length` tokens (on average) a step; the teacher comes first.
+
+    `assumed` says, a line each, what of the job these numbers simplify.
+    """
 
     name: str
     steps: int
@@ -52,6 +55,7 @@ class JobFacts:
     micro_batch: int
     checkpoint_every: int
     learners: tuple[LearnerFacts, ...]
+    assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

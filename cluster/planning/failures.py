@@ -9,6 +9,10 @@ What is expected comes from simulating the run. Assumed: failures come at random
 per node and end the whole job; a spare node is there; every restart takes the same time, and
 failures in it start it again; what was made since the last checkpoint that had been written is
 lost; nothing else interrupts the job.
+
+Where so many failures are to be expected that each run is like any other, the mean stands for the
+simulation: Daly's complete solution (equation 20), with restarts that may fail and checkpoints that
+count once they are written, ``M exp(R/M) (exp((t + d)/M) - 1) exp(w/M) W/t``.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from dataclasses import dataclass
 
 HOUR = 3600.0
 RUNS = 200
+MANY_FAILURES = 2000  # in a run
 SEED = 1
 
 
@@ -46,22 +51,33 @@ def expect(
     work: float, interval: float, stall: float, write: float, mtbf: float, restart: float
 ) -> Reliability:
     """What becomes of `work` seconds of steps with a checkpoint every `interval` seconds of it."""
-    generator = random.Random(SEED)
-    wall, failures = [], []
-    for _ in range(RUNS):
-        taken, count = simulate(work, interval, stall, write, mtbf, restart, generator)
-        wall.append(taken)
-        failures.append(count)
-    ordered = sorted(wall)
+    attempts = (_exp((interval + stall) / mtbf) - 1) * _exp(write / mtbf) * work / interval
+    starts = attempts * _exp(restart / mtbf)
+    if starts > MANY_FAILURES:
+        failures, mean = attempts, mtbf * starts
+        longest = mean
+    else:
+        generator = random.Random(SEED)
+        runs = [
+            simulate(work, interval, stall, write, mtbf, restart, generator) for _ in range(RUNS)
+        ]
+        failures = statistics.fmean(count for _, count in runs)
+        mean = statistics.fmean(taken for taken, _ in runs)
+        longest = sorted(taken for taken, _ in runs)[int(0.95 * RUNS)]
     return Reliability(
         mtbf=mtbf,
         stall=stall,
         write=write,
         best_interval=best_interval(stall, write, mtbf),
-        failures=statistics.fmean(failures),
-        effective=work / statistics.fmean(wall),
-        usual=work / ordered[int(0.95 * RUNS)],
+        failures=failures,
+        effective=work / mean,
+        usual=work / longest,
     )
+
+
+def _exp(exponent: float) -> float:
+    """Infinity where the power is beyond all numbers."""
+    return math.exp(exponent) if exponent < 700 else math.inf
 
 
 def simulate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,8 +52,17 @@ class Plan:
     scaling: list[Scaling]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return dataclasses.asdict(self)
+        """Plain data; what never ends is None."""
+        plain: dict[str, Any] = _finite(dataclasses.asdict(self))
+        return plain
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def make_plan(job: JobFacts, machine: Machine) -> Plan:
@@ -129,7 +139,7 @@ def _scaling(job: JobFacts, machine: Machine) -> list[Scaling]:
             interval = _reliability(job, other, time.seconds, job.checkpoint_every).best_interval
             every = _steps(interval, time.seconds, job)
             effective = _reliability(job, other, time.seconds, every).effective
-            days = time.seconds * job.steps / HOUR / 24 / effective
+            days = time.seconds * job.steps / HOUR / 24 / effective if effective else math.inf
             rows.append(
                 Scaling(
                     nodes=nodes,

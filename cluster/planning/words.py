@@ -122,9 +122,12 @@ def _time(plan: Plan) -> str:
 def _failures(plan: Plan) -> str:
     now, best, every = plan.reliability, plan.reliability_at_best, plan.best_checkpoint_every
     minutes = every * plan.time.seconds / 60
+    hours = now.mtbf / 3600
+    often = f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
+    count = f"{now.failures:,.1f} in the run" if now.effective else "so that the run never ends"
     return (
-        f"A failure every {now.mtbf / 3600:,.0f} hours is to be expected, {now.failures:.1f} in "
-        f"the run; a checkpoint costs {now.stall:.2g} s and is safe after {now.write:.2g} s.\n"
+        f"A failure every {often} hours is to be expected, {count}; a checkpoint costs "
+        f"{now.stall:.2g} s and is safe after {now.write:.2g} s.\n"
         f"checkpoint.every={plan.job.checkpoint_every}: {_share(now.effective)} of the time "
         f"trains, in 19 of 20 runs {_share(now.usual)} or more.\n"
         f"Best is checkpoint.every={every}, every {minutes:.3g} minutes: {_share(best.effective)}, "
@@ -178,10 +181,10 @@ def assumptions(job: JobFacts, machine: Machine) -> Iterator[str]:
         f"checkpoints: {machine.copy_gbs:g} GB/s from a GPU to its host while training stands "
         f"still, {machine.store_gbs:g} GB/s to storage while it goes on"
     )
-    late = [one.name for one in job.learners if one.active < 1]
-    yield (
-        "students train from their start.step on" if late else "every learner trains in every step"
-    )
+    partly = any(one.active < 1 for one in job.learners)
+    students = "students train from their start.step on, as long as their budget lasts"
+    yield students if partly else "every learner trains in every step"
+    yield from job.assumed
     yield "the input never makes a step wait; held-out evaluation is not counted"
 
 

@@ -8,15 +8,17 @@ import math
 import random
 
 import pytest
+from click.testing import CliRunner
 
 import configs
 from cluster import LaunchError
 from cluster.planning import JobFacts, LearnerFacts, Machine, describe, make_plan
 from cluster.planning.choice import choose
 from cluster.planning.duration import collective, step_time
-from cluster.planning.failures import best_interval, simulate
+from cluster.planning.failures import best_interval, expect, simulate
 from cluster.planning.memory import at_stages, job_memory, learner_memory
 from configs.devices import DeviceConfig, device_named
+from tandem import main
 from tests.conftest import tandem
 
 H100 = configs.load("h100", DeviceConfig, "device")
@@ -115,6 +117,19 @@ def test_simulated_time_is_daly_s_closed_form(mtbf, restart):
     assert sum(runs) / len(runs) == pytest.approx(closed * work / interval, rel=0.02)
 
 
+def test_a_run_that_fails_all_the_time_takes_daly_s_mean_or_never_ends():
+    """No simulation would come to an end. Up to it, both ways of reckoning agree."""
+    common = {"stall": 50.0, "write": 200.0, "mtbf": 5000.0, "restart": 300.0}
+    long, short = (expect(work, 1000.0, **common) for work in (4e7, 6e6))
+    assert long.usual == long.effective == pytest.approx(short.effective, rel=0.02)
+    assert long.failures == pytest.approx(short.failures * 4e7 / 6e6, rel=0.02)
+    for hopeless in ({"restart": 5e6}, {"write": 5e6}, {"mtbf": 1e-3}):
+        assert expect(1e6, 1000.0, **(common | hopeless)).effective == 0
+    plan = make_plan(JOB, Machine(H100, nodes=8, gpus_per_node=1, node_mtbf_hours=1e-9))
+    assert "so that the run never ends" in describe(plan)
+    assert json.loads(json.dumps(plan.to_json(), allow_nan=False))["scaling"][0]["days"] is None
+
+
 def test_meta_s_run_trains_as_much_of_the_time_as_reported():
     """Llama 3: more than 90% effective with 16,384 GPUs, one failure every three hours."""
     work, mtbf = 54 * 86400.0, 54 * 86400 / 419
@@ -155,11 +170,31 @@ def test_a_device_is_known_by_the_name_torch_gives_it():
 
 
 def test_the_command_plans_a_job_and_names_what_is_wrong():
-    done = tandem("plan", "demo", "--nodes", 2, "batch.size=64", "--json")
+    keys = ["batch.size=64", "steps=1000", "batch.growth=[{step: 900, size: 128}]"]
+    budgets = ["students.tinybert.stop.steps=100", "students.distilbert.start.step=850"]
+    done = tandem("plan", "demo", "--nodes", 2, *keys, *budgets, "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert {"teacher", "distilbert", "tinybert"} == plan["by_stage"].keys()
     assert plan["fits"]
+    active = {one["name"]: one["active"] for one in plan["job"]["learners"]}
+    assert active == {"teacher": 1, "distilbert": 0.15, "tinybert": 0.1}
+    assert plan["job"]["assumed"] == [
+        "no student waits for the teacher's quality",
+        "the global batch is that of most steps",
+    ]
     wrong = tandem("plan", "demo", "--device", "h101")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
     assert "did you mean h100" in wrong.stderr or "h100" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    "option", ["--node-mtbf-hours=0", "--restart-seconds=-1", "--store-gbs=0", "--price=-1"]
+)
+def test_machines_that_cannot_be(option):
+    assert CliRunner().invoke(main, ["plan", "demo", option]).exit_code == 2
+
+
+def test_a_device_needs_the_rate_that_every_precision_falls_back_to():
+    with pytest.raises(ValueError, match=r"^tflops: .*fp32"):
+        dataclasses.replace(H100, tflops={"bf16": 100.0})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from trainer.batch_plan import usual_rows
-from trainer.config import JobConfig, LearnerConfig
+from trainer.config import JobConfig, LearnerConfig, StartConfig
 from trainer.engine import bucket_size
 from trainer.learner import TEACHER, student_key
 from trainer.measure.footprint import Footprint, footprints
@@ -15,8 +16,7 @@ def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[d
     """(the job, its learners with the teacher first), as the fields of the cluster's plan.
 
     With phases of several lengths, memory is that of the longest sequences, and FLOPs are the mean
-    over the steps; the global batch is that of most steps. Students that wait for the teacher's
-    quality are taken to train from the start.
+    over the steps. What else is simplified is said by ``assumed``.
     """
     shares = _lengths(job)
     sizes = {length: footprints(job, device, length) for length in shares}
@@ -32,6 +32,7 @@ def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[d
         "length": sum(length * share for length, share in shares.items()),
         "micro_batch": job.batch.micro_batch,
         "checkpoint_every": job.checkpoint.every,
+        "assumed": tuple(line for holds, line in _simplified(job) if holds),
     }
     return facts, learners
 
@@ -64,5 +65,25 @@ def _learner(
         "activations": largest.activations,
         "knowledge": largest.knowledge,
         "decoder": largest.decoder,
-        "active": 1 - min(config.start.step, job.steps) / job.steps,
+        "active": _active_steps(config, job) / job.steps,
     }
+
+
+def _active_steps(config: LearnerConfig, job: JobConfig) -> float:
+    """How many steps a learner takes part in, by its start and its budget."""
+    left = max(0, job.steps - config.start.step)
+    tokens = usual_rows(job) * sum(length * share for length, share in _lengths(job).items())
+    budgets = [config.stop.steps, config.stop.tokens and config.stop.tokens / tokens]
+    return min([left, *(budget for budget in budgets if budget)])
+
+
+def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
+    """Whether each simplification makes a difference to the job, and what it is."""
+    students = job.students.values()
+    waits = any(one.start != StartConfig(step=one.start.step) for one in students)
+    clocks = [job.hours, *(one.stop.hours for one in students)]
+    yield waits, "no student waits for the teacher's quality"
+    yield any(clocks), "budgets of hours are not used up before those of steps"
+    yield bool(job.batch.growth), "the global batch is that of most steps"
+    yield bool(job.teacher.stacking.steps), "the teacher has all of its layers from the start"
+    yield any(one.progressive for one in students), "students learn all of their layers at once"
