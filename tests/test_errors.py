@@ -65,6 +65,11 @@ def test_a_run_that_is_not_there_is_named(tmp_path):
     assert str(tmp_path) in fails("export", tmp_path, "--learner", "x", "--out", tmp_path / "out")
 
 
+def test_a_run_that_was_never_trained_cannot_be_synced(tmp_path):
+    (tmp_path / "config.yaml").write_text(TINY_JOB.read_text())
+    assert "never trained" in fails("sync", tmp_path)
+
+
 def test_wrong_usage_exits_2():
     assert CliRunner().invoke(command_line.main, ["train"]).exit_code == 2
     assert CliRunner().invoke(command_line.main, ["trian"]).exit_code == 2

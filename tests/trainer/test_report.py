@@ -188,6 +188,16 @@ def test_a_run_that_goes_on(make):
     assert "Learners" not in words
 
 
+def test_a_finished_run_that_was_given_more_steps_goes_on(make):
+    folder = make()
+    assert "step 200 of 200, at " in Page(write_report(folder, live=True)).words
+    with MetricsLog(folder / "metrics.jsonl") as log:
+        log.append({"step": 210, "tokens": 210 * 7000})
+    words = Page(write_report(folder)).words
+    assert "finished" not in words
+    assert "Learners" not in words
+
+
 def test_a_run_that_has_logged_nothing_and_one_that_has_logged_once(make):
     assert "Nothing has been logged yet" in Page(write_report(make(results=False, logged=[]))).words
     Page(write_report(make(results=False, logged=[{"step": 10, "teacher/mlm": 9.0}])))

@@ -20,6 +20,8 @@ def sync(folder: RunFolder) -> str:
     """
     if owner := live_owner(folder.path):
         raise TrainingError(f"{folder.path}: at work ({owner}), and sending its metrics by itself")
+    if not any(folder.attempts.glob("*.json")) and not published(folder.checkpoints):
+        raise TrainingError(f"{folder.path}: never trained (no attempts/), so there is no W&B run")
     config = folder.load_config()
     run_id = _run_id(folder)
     following = tracking.start(

@@ -49,7 +49,7 @@ def render(run: RunFiles, live: bool = False) -> str:
 def _head(run: RunFiles, live: bool) -> str:
     students = len(run.learners) - 1
     done, steps = int(run.last["step"]), run.config["steps"]
-    state = "finished" if run.evaluation else f"step {done:,} of {steps:,}"
+    state = "finished" if run.evaluation and not live else f"step {done:,} of {steps:,}"
     if live:
         state += f", at {time.strftime('%H:%M')}"
     what = "A teacher, pre-trained by masked language modelling."

@@ -17,7 +17,7 @@ from trainer.report.scale import Floats
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What is known of a run; `evaluation` is None until it has ended."""
+    """What is known of a run; `evaluation` is None until it is finished, or when it goes on."""
 
     name: str
     config: dict[str, Any]
@@ -33,6 +33,8 @@ class RunFiles:
         results = folder / "evaluation.json"
         evaluation = json.loads(results.read_text(encoding="utf-8")) if results.exists() else None
         rows = metrics.read(folder / "metrics.jsonl")
+        if evaluation and any(row["step"] > evaluation["step"] for row in rows[-1:]):
+            evaluation = None  # the run was given more steps since
         return cls(folder.resolve().name, config, text, rows, evaluation)
 
     @property
