@@ -33,6 +33,7 @@ from cluster.run_files import (
 from cluster.slurm import QueuedJob, of_run
 
 STALLED_AFTER = 300.0  # seconds without a row, or ten times the usual pause if that is longer
+FIRST_ROW_AFTER = 1800.0  # seconds, which a start and the steps before the first row may take
 SILENT_AFTER = 60.0  # seconds without a sign of life of a process on another machine
 USUAL_ROWS = 10  # over which speed and the usual pause are measured
 
@@ -222,11 +223,17 @@ def _quiet_too_long(run: Path, rows: Sequence[Row]) -> float | None:
     """
     signs = [run / name for name in ("metrics.jsonl", "config.yaml", "slurm.jsonl")]
     newest = max((file.stat().st_mtime for file in signs if file.exists()), default=time.time())
-    recent = _training(rows)[-USUAL_ROWS:]
-    spent = recent[-1]["seconds"] - recent[0]["seconds"] if len(recent) > 1 else 0.0
-    usual = spent / max(1, len(recent) - 1)
     quiet = time.time() - newest
-    return quiet if quiet > max(STALLED_AFTER, 10 * usual) else None
+    return quiet if quiet > _patience(_training(rows)[-USUAL_ROWS:]) else None
+
+
+def _patience(recent: Sequence[Row]) -> float:
+    """Seconds without a row that are nothing unusual, after the `recent` ones."""
+    if not recent:
+        return FIRST_ROW_AFTER
+    before = recent[0]["seconds"] if len(recent) > 1 else 0.0
+    usual = (recent[-1]["seconds"] - before) / max(1, len(recent) - 1)
+    return float(max(STALLED_AFTER, 10 * usual))
 
 
 def _job(

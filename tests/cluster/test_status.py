@@ -111,6 +111,17 @@ def test_slow_is_not_stalled(run):
     assert read_run(run.path, []).state == "running"
 
 
+def test_the_first_rows_may_take_their_time(run):
+    run.attempt(os.getpid())
+    run.age(1500)
+    assert read_run(run.path, []).state == "running"
+    run.age(2000)
+    assert read_run(run.path, []).state == "stalled"
+    run.log(20, seconds_each=20)  # 400 s after the start
+    run.age(900)
+    assert read_run(run.path, []).state == "running"
+
+
 def test_stopped_and_failed(run):
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()

@@ -31,6 +31,7 @@ from omegaconf import OmegaConf
 POLL_SECONDS = 1.0
 INIT_SECONDS = 60.0
 USUAL_ROWS = 10  # over which the usual pause between rows is measured
+BEFORE_FIRST_ROW = 6  # times as long as usual may pass while a run starts
 FRUITLESS = 3  # attempts in a row that make a crash loop
 REVISION = "# git revision: "
 
@@ -88,11 +89,18 @@ class Tail:
 class Alerts:
     """What somebody should know at once: a line in ``alerts.jsonl``, and W&B's own alert."""
 
-    def __init__(self, run: Any, folder: Path, stalled_after: float, rollbacks: float = 0) -> None:
-        """`rollbacks` are known already."""
+    def __init__(
+        self,
+        run: Any,
+        folder: Path,
+        stalled_after: float,
+        rollbacks: float = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`rollbacks` are known already. `clock` returns seconds."""
         self._run, self._folder, self._stalled_after = run, folder, stalled_after
         self._pauses: list[float] = []
-        self._last = time.monotonic()
+        self._clock, self._last = clock, clock()
         self._is_stalled = False
         self._rollbacks = rollbacks
 
@@ -104,7 +112,7 @@ class Alerts:
 
     def saw(self, row: Row) -> None:
         """A row was logged now."""
-        now = time.monotonic()
+        now = self._clock()
         self._pauses = [*self._pauses[-USUAL_ROWS + 1 :], now - self._last]
         self._last, self._is_stalled = now, False
         if row.get("rollbacks", 0.0) > self._rollbacks:
@@ -114,8 +122,9 @@ class Alerts:
     def look(self) -> None:
         """Notice when nothing has been logged for too long."""
         usual = sum(self._pauses) / max(1, len(self._pauses))
-        quiet = time.monotonic() - self._last
-        if not self._is_stalled and quiet > max(self._stalled_after, 10 * usual):
+        patience = max(self._stalled_after * (1 if self._pauses else BEFORE_FIRST_ROW), 10 * usual)
+        quiet = self._clock() - self._last
+        if not self._is_stalled and quiet > patience:
             self._is_stalled = True
             self.raise_one("stalled", f"no step was logged for {quiet / 60:.0f} minutes")
 
