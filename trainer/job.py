@@ -117,7 +117,7 @@ class Job:
         self.state.tokens += result.tokens
         self._count_unreadable(result.unreadable)
         self.state.seconds = self.seconds
-        learners = [one for one in self.cohort.learners.values() if one.is_trained]
+        learners = [one for one in self.cohort.learners.values() if one.name in result.losses]
         for learner in learners:
             learner.counters.tokens += result.tokens
         self._seconds = result.seconds
@@ -131,12 +131,13 @@ class Job:
 
         Not while somebody sits out steps: the checkpoint to go back to is the one before them.
         """
-        if any(one.counters.guard.in_a_row for one in self.cohort.learners.values()):
+        at_work = [self.cohort.teacher, *self.cohort.taught]
+        if any(learner.counters.guard.in_a_row for learner in at_work):
             return asked
         every = self.config.checkpoint.every
         return (
             asked
-            or bool(self.cohort.finishing)
+            or self.cohort.has_finished_at(self.state.step)
             or self.state.step // every > self._saved_at // every
         )
 
@@ -156,7 +157,7 @@ class Job:
     def save(self, wait: bool = False) -> None:
         """Checkpoint everyone and everything; training goes on meanwhile unless `wait`.
 
-        Students that are done are let go of, once the checkpoint has them. Raises DivergenceError
+        Students that are done are let go of, once a checkpoint has them. Raises DivergenceError
         when the ranks' replicas differ: what is saved is sound.
         """
         self.verify_replicas()
@@ -170,16 +171,17 @@ class Job:
             self._engines(),
             self.state.to_json(),
             metric=held_out.loss if held_out and self._evaluated_at == self.state.step else None,
-            wait=wait or bool(finishing),
+            wait=wait,
             then=self.surroundings.requests.answer_after_save(self.state.step),
             carried=self.cohort.finished,
         )
         self._saved_at = self.state.step
+        if finishing and self._writer.wait():
+            self.cohort.release_finished()
+            for name in finishing:
+                self.recorder.say(f"step {self.state.step:,}: {name} has used up its budget")
         if not wait:
             self.recorder.stalled(time.monotonic() - began)
-        self.cohort.release_finished()
-        for name in finishing:
-            self.recorder.say(f"step {self.state.step:,}: {name} has used up its budget")
 
     def verify_replicas(self) -> None:
         """Raise DivergenceError unless all ranks hold the same where they should."""

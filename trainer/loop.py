@@ -23,7 +23,7 @@ def train(job: Job) -> Outcome:
         job.recorder.before(job.state.step)
         result = train_step(
             job.cohort.teacher,
-            job.cohort.students,
+            job.cohort.taught,
             job.batches.take(),
             job.state.step,
             job.surroundings.wishes,

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, run, tiny_job, with_students
-from trainer.checkpoint import published
+from trainer.checkpoint import Checkpoint, CheckpointError, published, writer
+from trainer.config import StopConfig
 from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
 from trainer.learner import Learner
@@ -70,13 +71,32 @@ def sabotage(name, steps, factor):
     return lambda: setattr(Learner, "take_shares", take_shares)
 
 
+def full_disk(step):
+    """The save of this step fails on every rank; returns the repair."""
+    publish = writer.publish
+
+    def publish_or_not(unit, *rest):
+        if unit.step == step:
+            raise CheckpointError("the disk is full")
+        publish(unit, *rest)
+
+    writer.publish = publish_or_not
+    return lambda: setattr(writer, "publish", publish)
+
+
 def jobs(corpus, runs):
-    """A student that is hit twice and goes on, interrupted or not, and a teacher hit too often."""
+    """A student that is hit twice and goes on, interrupted or not, and a teacher hit too often.
+
+    Another one is done when the first is hit, or when a save fails.
+    """
     job = tiny_job(corpus, runs, "name=quiet", "steps=10", "evaluation.every=20")
     plain = {"schedule": ScheduleConfig("linear"), "guard": WAVES}
     student = dataclasses.replace(job.students["tinybert"], **plain)
-    job = with_students(job, tinybert=student)
+    brief = dataclasses.replace(student, stop=StopConfig(steps=6))
+    job = with_students(job, tinybert=student, brief=brief)
+    repair = full_disk(6)
     run(job)
+    repair()
     repair = sabotage("students/tinybert", (5, 6), 10.0)
     run(dataclasses.replace(job, name="hit"))
     stopped = dataclasses.replace(job, name="stopped")
@@ -108,6 +128,19 @@ def test_the_one_that_is_hit_sits_out_and_nobody_else_notices(launched):
     own, calm = ({(s, k): v for s, k, v in curve(run, "tinybert/mlm")} for run in (hit, quiet))
     assert own[5, "students/tinybert/mlm"] == calm[5, "students/tinybert/mlm"]
     assert own[10, "students/tinybert/mlm"] != calm[10, "students/tinybert/mlm"]
+
+
+def test_one_that_is_done_waits_as_it_is_for_a_checkpoint(launched):
+    """No longer than another sits out, or until a save succeeds: that one failed ends nothing."""
+    quiet, hit = (RunFolder(launched[0] / name) for name in ("quiet", "hit"))
+    assert curve(hit, "brief") == curve(quiet, "brief")
+    assert max(step for step, _, _ in curve(hit, "brief")) == 6
+    assert published(quiet.checkpoints)[-2:] == [8, 10]
+    then, last = (Checkpoint(hit.checkpoints, step) for step in published(hit.checkpoints)[-2:])
+    for checkpoint in (then, last, Checkpoint(quiet.checkpoints, 8)):
+        for name, tensor in checkpoint.master_weights("students/brief").items():
+            assert (tensor == last.master_weights("students/brief")[name]).all()
+        assert checkpoint.trainer_state["learners"]["students/brief"]["finished_at"] == 6
 
 
 def test_a_restart_between_two_bad_steps_changes_no_bit(launched):

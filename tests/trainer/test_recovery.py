@@ -33,6 +33,9 @@ def test_the_way_out_is_what_the_command_line_takes(corpus, tmp_path):
         "recover=[{checkpoint: 2, skip: [3, 5]}, {checkpoint: 4, skip: null}, "
         "{checkpoint: 6, skip: [9, 11]}]"
     )
+    assert proposal([FIRST, RecoveryConfig(4)], 8, range(7, 9)) == text.replace(
+        "6, skip: [9,", "8, skip: [10,"
+    )
     job = tiny_job(corpus, tmp_path, text)
     assert job.recover == [FIRST, RecoveryConfig(4), RecoveryConfig(6, [9, 11])]
 

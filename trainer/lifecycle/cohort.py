@@ -44,6 +44,11 @@ class Cohort:
         return [self._students[name] for name in self.config.students if name in self._students]
 
     @property
+    def taught(self) -> list[Learner]:
+        """Those of them that are not done: one that is waits, as it is, for its checkpoint."""
+        return [one for one in self.students if one.counters.finished_at is None]
+
+    @property
     def learners(self) -> dict[str, Learner]:
         """Everyone, by the name in metrics and checkpoints; the teacher first."""
         return {learner.name: learner for learner in [self.teacher, *self.students]}
@@ -101,9 +106,13 @@ class Cohort:
 
     def mark_finished(self, step: int, seconds: float) -> None:
         """Note who has used up its budget after so many steps and seconds of the job."""
-        for learner in self.students:
+        for learner in self.taught:
             if is_over(learner.config.stop, learner.counters, step, seconds):
                 learner.counters.finished_at = step
+
+    def has_finished_at(self, step: int) -> bool:
+        """Whether somebody has just used up its budget."""
+        return any(one.counters.finished_at == step for one in self.students)
 
     def release_finished(self) -> None:
         """Free the engines of those that are done, once a checkpoint has them."""

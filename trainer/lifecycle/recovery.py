@@ -57,8 +57,11 @@ def require_order(recoveries: Sequence[RecoveryConfig]) -> None:
 
 
 def proposal(recoveries: Sequence[RecoveryConfig], checkpoint: int, steps: range) -> str:
-    """The override that goes back to a checkpoint and passes over what these steps have read."""
-    numbers = [batch_number(step, recoveries) for step in steps]
+    """The override that goes back to a checkpoint and passes over what these steps have read.
+
+    Of these, those that the checkpoint has not seen: somebody may have asked for it among them.
+    """
+    numbers = [batch_number(step, recoveries) for step in steps if step >= checkpoint]
     new = RecoveryConfig(checkpoint, [min(numbers), max(numbers) + 1])
     entries = [f"{{checkpoint: {one.checkpoint}, skip: {one.skip}}}" for one in [*recoveries, new]]
     return f"recover=[{', '.join(entries)}]".replace("None", "null")
