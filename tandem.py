@@ -41,7 +41,8 @@ def _one_line(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno in (
         errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM
     ):  # fmt: skip
-        return f"{error.filename}: {error.strerror}; make room or choose another folder"
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror}; make room or choose another folder"
     user_errors = [
         getattr(sys.modules[module], name)
         for module, name in [

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 from trainer.control.run_folder import RunFolder
+from trainer.durable import replace
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.final_scores import evaluate_run
 from trainer.evaluation.finished import SavedLearners
@@ -25,8 +25,6 @@ def conclude(folder: RunFolder) -> dict[str, Any]:
         out = folder.exports / name.removeprefix("students/")
         export_learner(saved, name, out)
         facts["export"] = str(out)
-    beside = folder.evaluation.with_name("evaluation.json.new")
-    beside.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    os.replace(beside, folder.evaluation)
+    replace(folder.evaluation, json.dumps(results, indent=2) + "\n")
     write_report(folder.path)
     return results

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.errors import TrainingError
 from trainer.record import metrics
 
 
@@ -69,7 +70,7 @@ def test_a_torn_last_line_is_ignored_and_dropped_before_the_next_row(tmp_path):
 def test_a_damaged_line_in_the_middle_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step"\n{"step": 3}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl: line 2"):
+    with pytest.raises(TrainingError, match=r"metrics\.jsonl: line 2 .*; repair or remove"):
         metrics.read(path)
 
 
@@ -97,8 +98,9 @@ def test_a_cut_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as failed:
         metrics.cut_back(path, 1)
+    assert failed.value.filename == str(path)
     assert path.read_bytes() == before
 
 

@@ -12,7 +12,6 @@ long as the first one lives.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.folder import all_steps, read_trainer_file, tidy
 from trainer.checkpoint.owner import Owner
-from trainer.checkpoint.storage import sync_folder
+from trainer.durable import replace
 
 _FOLDER, _CHECKPOINTS = "attempts", "checkpoints"
 
@@ -46,9 +45,8 @@ class Attempt:
             attempt = cls(run_folder, _claim(run_folder, owner))
             tidy(run_folder / _CHECKPOINTS, attempt.number)
             _record(attempt, owner, published(run_folder / _CHECKPOINTS))
-            sync_folder(run_folder / _FOLDER)
         except OSError as error:
-            raise CheckpointError(f"{error.filename}: {error.strerror}") from None
+            raise CheckpointError(f"{error.filename or run_folder}: {error.strerror}") from None
         return attempt
 
     def end(self) -> None:
@@ -143,12 +141,7 @@ def _record(attempt: Attempt, owner: Owner, checkpoints: list[int]) -> None:
 
 
 def _write(record: Path, content: dict[str, Any]) -> None:
-    beside = record.with_suffix(".new")
-    with open(beside, "w") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, record)
+    replace(record, json.dumps(content))
 
 
 def _numbers(folder: Path) -> list[int]:

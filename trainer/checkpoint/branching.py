@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 
 from trainer.checkpoint.folder import MANIFEST, TRAINER, read_trainer_file, step_name
 from trainer.checkpoint.manifest import LearnerRecord, Manifest, read_manifest
-from trainer.checkpoint.storage import StoredFile, sync_folder, write_json
+from trainer.checkpoint.storage import StoredFile, copy_durably, write_json
+from trainer.durable import sync_folder
 
 
 def branch(
@@ -54,7 +54,7 @@ def _share(file: StoredFile, old: Path, new: Path) -> StoredFile:
     try:
         os.link(old / file.path, new / file.path)
     except OSError:  # another file system, or one without hard links
-        shutil.copyfile(old / file.path, new / file.path)
+        copy_durably(old / file.path, new / file.path)
     return file
 
 

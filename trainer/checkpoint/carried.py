@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trainer.checkpoint.manifest import LearnerRecord, TensorRecord, check_file
 from trainer.checkpoint.reader import Checkpoint
-from trainer.checkpoint.storage import StoredFile
+from trainer.checkpoint.storage import StoredFile, copy_durably
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,7 @@ class Carried:
             CheckpointError: a file is not what was once written.
         """
         for file in self.files[rank::ranks]:
-            shutil.copyfile(self.source / file.path, folder / file.path)
-            descriptor = os.open(folder / file.path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            copy_durably(self.source / file.path, folder / file.path)
             check_file(folder, file)
 
     def records(self, first_file: int) -> dict[str, LearnerRecord]:

@@ -29,10 +29,10 @@ from trainer.checkpoint.storage import (
     StoredFile,
     safetensors_chunks,
     safetensors_header,
-    sync_folder,
     write_durably,
     write_json,
 )
+from trainer.durable import sync_folder
 
 T = TypeVar("T")
 _SPARE = 64 * 2**20  # bytes that must remain free: manifest, logs, metrics

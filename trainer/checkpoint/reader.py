@@ -106,10 +106,13 @@ class Checkpoint:
 def newest_intact(
     folder: Path, report: Callable[[str], None], group: dist.ProcessGroup | None = None
 ) -> Checkpoint | None:
-    """The newest checkpoint whose every file matches its checksum; None where there is none.
+    """The newest checkpoint whose every file matches its checksum; None where there is none at all.
 
     A damaged one is reported by file name, and the one before it is tried. With a process group
     this is collective: the ranks share the reading, and rank 0 reports.
+
+    Raises:
+        CheckpointError: all are damaged. A run that began anew would lose what can be restored.
     """
     rank, size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
     steps: list[Any] = [published(folder)]
@@ -125,6 +128,11 @@ def newest_intact(
             return Checkpoint(folder, step)
         if group is None and not (folder / step_name(step)).exists():
             return newest_intact(folder, report)  # a live run has deleted it meanwhile
+        if step == steps[0][0]:
+            raise CheckpointError(
+                f"{found[0]}, and there is no intact checkpoint before it: restore one, or remove "
+                f"{folder} to begin anew"
+            )
         if rank == 0:
             report(f"{found[0]}: the checkpoint before step {step} is used")
     return None

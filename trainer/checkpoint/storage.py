@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import FileIO
@@ -64,6 +65,13 @@ def _write_all(file: FileIO, data: memoryview) -> int:
     return data.nbytes
 
 
+def copy_durably(source: Path, target: Path) -> None:
+    """Copy a file, and fsync the copy."""
+    shutil.copyfile(source, target)
+    with open(target, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def write_json(folder: Path, path: str, content: Any) -> StoredFile:
     """Write ``content`` as JSON, durably."""
     return write_durably(folder, path, [json.dumps(content).encode()])
@@ -105,12 +113,3 @@ def sha256(path: Path) -> str:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a folder's entries (files created, renamed or removed in it) survive a power loss."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

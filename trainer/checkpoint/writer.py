@@ -22,7 +22,7 @@ from trainer.checkpoint.ranks import Ranks
 from trainer.checkpoint.reader import Checkpoint
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.snapshot import HostBuffer, Sketch, Snapshot, sketch
-from trainer.checkpoint.storage import sync_folder
+from trainer.durable import sync_folder
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -61,7 +61,8 @@ class CheckpointWriter:
             max_failures: so many failed saves in a row are an error.
 
         Raises:
-            CheckpointError: on every rank, when rank 0 cannot make the folder.
+            StaleAttempt, CheckpointError: on every rank, when a newer attempt has begun, or rank 0
+                cannot make the folder.
         """
         self.last_published: int | None = resumed_from
         self.failures = 0
@@ -146,6 +147,7 @@ class CheckpointWriter:
         return self._error is None
 
     def _prepare(self) -> None:
+        self._shelf.check_attempt()  # building the learners may have taken long
         self._shelf.folder.mkdir(parents=True, exist_ok=True)
         sync_folder(self._shelf.folder.parent)
         tidy(self._shelf.folder, self._shelf.number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from trainer.checkpoint import Attempt, Owner, published
 from trainer.config import JobConfig
 from trainer.control.requests import forget
 from trainer.control.run_folder import REVISION, RunFolder
+from trainer.durable import replace
 from trainer.lifecycle.continuity import accepted_changes
 
 
@@ -39,9 +39,7 @@ def begin(config: JobConfig, owner: Owner) -> Beginning:
     if owner.restart == 0:  # a person has started it, whatever was asked of the run before
         forget(folder.requests)
     text = f"{REVISION}{_git_revision()}\n{configs.dump(config)}"
-    beside = folder.config.with_name("config.yaml.new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, folder.config)
+    replace(folder.config, text)
     return Beginning(config, attempt, changes)
 
 

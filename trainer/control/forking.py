@@ -20,6 +20,7 @@ import configs
 from trainer.checkpoint import Checkpoint, CheckpointError, branch, published
 from trainer.config import JobConfig
 from trainer.control.run_folder import REVISION, RunFolder
+from trainer.durable import replace, sync_folder
 from trainer.errors import TrainingError
 from trainer.learner import TEACHER, student_key
 from trainer.lifecycle.continuity import SHAPE, changes
@@ -63,6 +64,11 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
     try:
         _fill(RunFolder(beside), run, step, now, learners, checkpoint.trainer_state, found)
         os.rename(beside, new.path)
+        sync_folder(new.path.parent)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{error.filename} is gone: the run keeps newer checkpoints only; fork one of them"
+        ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return Fork(new, step, found, [one for one in checkpoint.learners if one not in learners])
@@ -98,6 +104,6 @@ def _fill(
         shutil.copyfile(run.metrics, new.metrics)
         metrics.cut_back(new.metrics, step)
     origin = {"run": str(run.path.resolve()), "step": step, "time": time.time(), "changes": found}
-    new.origin.write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+    replace(new.origin, json.dumps(origin, indent=2) + "\n")
     text = f"{REVISION}{run.revision()}\n# forked from {run.path} at step {step}\n"
-    new.config.write_text(text + own["config"], encoding="utf-8")
+    replace(new.config, text + own["config"])

@@ -14,12 +14,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from trainer.durable import replace
 
 STOP, CHECKPOINT = "stop", "checkpoint"
 KINDS = (STOP, CHECKPOINT)
@@ -66,7 +67,7 @@ class RequestBox:
 
     def _answer(self, kind: str, content: dict[str, Any]) -> None:
         try:
-            _write(self._folder / f"{kind}.answer.json", content)
+            replace(self._folder / f"{kind}.answer.json", json.dumps(content))
             if kind != STOP:
                 (self._folder / f"{kind}.json").unlink(missing_ok=True)
         except OSError as error:
@@ -108,9 +109,3 @@ def _read(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError):
         return {}
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    beside = path.with_suffix(".new")
-    beside.write_text(json.dumps(content))
-    os.replace(beside, path)

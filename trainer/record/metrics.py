@@ -43,6 +43,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from trainer.durable import replace
+from trainer.errors import TrainingError
+
 Row = dict[str, float]
 
 # What depends on the machine and the hour, and differs between two equal runs.
@@ -112,7 +115,7 @@ def decode(line: str | bytes) -> Row:
 def read(path: Path) -> list[Row]:
     """All rows in file order; none when there is no file. A torn last line is left out.
 
-    Raises ValueError, naming file and line, when any other line is not a row.
+    Raises TrainingError, naming file and line, when any other line is not a row.
     """
     return [row for row, _ in _rows(path)]
 
@@ -130,7 +133,7 @@ def cut_back(path: Path, step: int) -> int:
         else:
             removed += 1
     if path.exists():
-        _replace(path, b"".join(kept))
+        replace(path, b"".join(kept))
     return removed
 
 
@@ -191,7 +194,9 @@ def _rows(path: Path) -> Iterator[tuple[Row, bytes]]:
             try:
                 yield decode(line), line
             except ValueError as error:
-                raise ValueError(f"{path}: line {number} is not a row of metrics") from error
+                raise TrainingError(
+                    f"{path}: line {number} is not a row of metrics; repair or remove the line"
+                ) from error
 
 
 def _drop_torn_line(path: Path) -> None:
@@ -200,20 +205,6 @@ def _drop_torn_line(path: Path) -> None:
     with path.open("rb+") as file:
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _to_json(value: Any) -> int | float | str:

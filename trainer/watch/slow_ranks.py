@@ -8,10 +8,11 @@ a row, is named with its host: in the log, and in ``slow_ranks.json`` for `tande
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+
+from trainer.durable import replace
 
 RATIO = 1.5
 IN_A_ROW = 3
@@ -51,9 +52,7 @@ class SlowRanks:
             {"rank": rank, "host": self._hosts[rank], "step": step, "says": self._line(rank, busy)}
             for rank in sorted(self._named)
         ]
-        beside = self._file.with_name(f"{self._file.name}.new")
-        beside.write_text(json.dumps(rows))
-        os.replace(beside, self._file)
+        replace(self._file, json.dumps(rows))
 
 
 def slow_among(busy: Sequence[float]) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
@@ -216,14 +217,16 @@ def test_reading_unpickles_nothing(
     assert newest(run[0]).step == 3  # every number of it is read
 
 
-def test_nothing_intact_is_nothing(run: tuple[Path, Attempt]) -> None:
+def test_where_all_are_damaged_nothing_is_begun_anew(run: tuple[Path, Attempt]) -> None:
     folder, _ = run
     lines: list[str] = []
+    assert newest_intact(folder / "elsewhere", lines.append) is None
     for step in (2, 3):
         flip_a_bit(folder / "checkpoints" / f"step-{step:09d}" / FILES[0])
-    assert newest_intact(folder / "checkpoints", lines.append) is None
-    assert len(lines) == 2
-    assert newest_intact(folder / "elsewhere", lines.append) is None
+    oldest = folder / "checkpoints" / "step-000000002" / FILES[0]
+    with pytest.raises(CheckpointError, match=rf"^{oldest} is damaged .*no intact .* before it"):
+        newest_intact(folder / "checkpoints", lines.append)
+    assert len(lines) == 1
 
 
 def test_a_digit_changed_inside_the_manifest_is_noticed(run: tuple[Path, Attempt]) -> None:
@@ -262,6 +265,17 @@ def test_a_disk_that_fills_up_leaves_the_old_checkpoint(
     assert newest(small_disk).step == 1
     save(small_disk, 3, None, size=100)
     assert newest(small_disk).step == 3
+
+
+def test_a_disk_without_room_for_the_record_of_an_attempt_is_named(small_disk: Path) -> None:
+    (small_disk / "attempts").mkdir()
+    (small_disk / "attempts" / "000001.json").touch()
+    with contextlib.suppress(OSError):
+        (small_disk / "ballast").write_bytes(bytes(2 << 20))
+    with pytest.raises(CheckpointError, match=f"^{small_disk}: No space left on device$"):
+        Attempt.begin(small_disk)
+    (small_disk / "ballast").unlink()
+    assert Attempt.begin(small_disk).number > 1
 
 
 def fail_and_recover(folder: Path) -> dict[str, Any]:
@@ -318,6 +332,8 @@ def be_overtaken(run: Path) -> str:
     writer.save(2, engines, {})
     with pytest.raises(StaleAttempt) as caught:
         writer.save(3, engines, {})
+    with pytest.raises(StaleAttempt):  # before it cuts the metrics of the newer one back
+        CheckpointWriter(run / "checkpoints", Retention(), begun[0])
     return str(caught.value)
 
 

@@ -1,0 +1,36 @@
+"""Small files that change at once, and are on the disk before anybody relies on them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def replace(path: Path, content: bytes | str) -> None:
+    """Make `content` (text as UTF-8) the whole of a file.
+
+    Whoever reads it sees what was there before or this, also after a power loss.
+
+    Raises:
+        OSError: with the path in it, whichever call failed; the file is as it was then.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a folder's entries (files created, renamed or removed in it) survive a power loss."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
