@@ -92,7 +92,7 @@ def _check_members(path: Path, first: int, blocks: int) -> Iterator[str]:
     try:
         with tarfile.open(path, "r:") as tar:
             names = tar.getnames()
-    except (tarfile.TarError, OSError, ValueError) as error:
+    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
         yield f"{path}: not a readable tar file: {error}"
         return
     for name in names:

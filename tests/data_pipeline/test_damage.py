@@ -45,12 +45,23 @@ def add_member(path: Path) -> None:
         tar.addfile(tarfile.TarInfo("stranger.pickle"), io.BytesIO(b""))
 
 
+def claim_to_be_huge(path: Path) -> None:
+    """The first member is said to be larger than any file."""
+    data = path.read_bytes()
+    header = bytearray(tarfile.TarInfo("block-000000000.tokens.npy").tobuf())
+    header[124:136] = b"\x80" + b"\xff" * 11
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    path.write_bytes(bytes(header) + data[RECORD:])
+
+
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "truncated": truncate,
     "flipped": flip,
     "missing": Path.unlink,
     "empty": lambda path: path.write_bytes(b""),
     "stranger": add_member,
+    "huge": claim_to_be_huge,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import tandem as command_line
 from tests.conftest import tandem
 from tests.faults.jobs import STOPPED, arguments, reach, start
 from trainer.checkpoint import Checkpoint, published
+from trainer.control import forking
 from trainer.control.run_folder import RunFolder
 from trainer.record import metrics
 
@@ -153,6 +155,18 @@ def test_a_fork_from_a_step_that_is_not_there_lists_those_that_are(stopped):
     assert answer.output == (
         f"tandem: {folder.path}: no checkpoint of step 3; there are: {steps}\n"
     )
+
+
+def test_a_fork_of_what_the_run_deletes_meanwhile_is_one_line(stopped, monkeypatch):
+    def gone(*arguments: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "step/manifest.json")
+
+    folder, _ = stopped
+    monkeypatch.setattr(forking, "branch", gone)
+    step = published(folder.checkpoints)[0]
+    answer = command("fork", folder.path, "--step", step, "--name", "late")
+    assert answer.exit_code == 1
+    assert answer.output.startswith("tandem: step/manifest.json is gone: the run keeps newer")
 
 
 def test_a_fork_does_not_overwrite_a_run(stopped):

@@ -17,6 +17,7 @@ from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.folder import (
     MANIFEST,
     TRAINER,
+    all_steps,
     read_trainer_file,
     remove,
     step_name,
@@ -179,14 +180,27 @@ def _rename_into_place(staging: Path, final: Path, number: int) -> None:
 
 def _expire(shelf: Shelf, newest: int) -> None:
     """Delete what need not be kept. Later steps than ours are damaged: they do not count."""
+    passed_over = _passed_over(shelf, newest)
     metrics = {
         step: read_trainer_file(shelf.folder, step).get("metric")
         for step in published(shelf.folder)
-        if step <= newest
+        if step <= newest and step not in passed_over
     }
-    for step in shelf.retention.expired(metrics, shelf.pinned | {newest}):
+    expired = shelf.retention.expired(metrics, shelf.pinned | {newest})
+    for step in [*passed_over, *expired]:
         shelf.check_attempt()  # a newer one may train on from this checkpoint
         remove(shelf.folder / step_name(step), shelf.number)
+
+
+def _passed_over(shelf: Shelf, newest: int) -> list[int]:
+    """Those between the one that this attempt went on from and its newest that are not its own.
+
+    They were damaged or disowned when it began, or came too late.
+    """
+    since = max(shelf.pinned, default=newest)
+    between = [step for step in all_steps(shelf.folder) if since < step < newest]
+    writers = {step: read_trainer_file(shelf.folder, step).get("attempt") for step in between}
+    return [step for step in between if writers[step] not in (None, shelf.number)]
 
 
 def _without_data(snapshot: Snapshot) -> Snapshot:

@@ -57,9 +57,17 @@ def unit(step: int, size: int = 5) -> Unit:
     return Unit(step, learners, {"step": step, "metric": None, "state": {"step": step}})
 
 
-def save(run: Path, step: int, attempt: Attempt | None, keep: int = 2, size: int = 5) -> None:
+def save(
+    run: Path,
+    step: int,
+    attempt: Attempt | None,
+    keep: int = 2,
+    size: int = 5,
+    resumed_from: int | None = None,
+) -> None:
     """Publish a checkpoint of ``run`` from this process alone."""
-    shelf = Shelf(run / "checkpoints", Retention(last=keep), attempt, frozenset())
+    pinned = frozenset() if resumed_from is None else frozenset([resumed_from])
+    shelf = Shelf(run / "checkpoints", Retention(last=keep), attempt, pinned)
     shelf.folder.mkdir(exist_ok=True)
     publish(unit(step, size), shelf, Alone())  # type: ignore[arg-type]
 

@@ -32,7 +32,7 @@ from trainer.checkpoint import (
     reader,
     storage,
 )
-from trainer.checkpoint.folder import read_trainer_file
+from trainer.checkpoint.folder import all_steps, read_trainer_file
 
 # ---------------------------------------------------------------------------------- SIGKILL
 
@@ -203,6 +203,18 @@ def test_damaged_later_checkpoints_do_not_push_out_good_ones(run: tuple[Path, At
     for step in (4, 5):
         save(folder, step, following)
     assert published(folder / "checkpoints") == [4, 5, 12, 13]
+
+
+def test_what_was_passed_over_makes_room_once_it_is_behind(run: tuple[Path, Attempt]) -> None:
+    """Damaged, or published too late, it neither counts nor stays for ever."""
+    folder, before = run
+    save(folder, 4, before, keep=9)
+    flip_a_bit(folder / "checkpoints" / "step-000000003" / FILES[0])
+    following = Attempt.begin(folder)
+    shutil.copytree(folder / "checkpoints/step-000000004", folder / "checkpoints/step-000000006")
+    for step, left in ((5, [2, 5, 6]), (8, [2, 5, 8]), (9, [2, 8, 9])):
+        save(folder, step, following, resumed_from=2)
+        assert all_steps(folder / "checkpoints") == left
 
 
 def test_reading_unpickles_nothing(
