@@ -163,7 +163,8 @@ def submit(config: str, rest: tuple[str, ...], **options: Any) -> None:
     sbatch = [word for word, before in pairs if not _is_override(word, before)]
     job = _load_job(config, overrides)
     run = RunFolder.of(job).path
-    submit_job(job.name, run, configs.dump(job), options=sbatch, **options)
+    batches = [one.size or job.batch.multiple for one in (job.batch, *job.batch.growth)]
+    submit_job(job.name, run, configs.dump(job), options=sbatch, batches=batches, **options)
 
 
 def _is_override(word: str, before: str) -> bool:

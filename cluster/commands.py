@@ -27,12 +27,14 @@ def submit(
     seeds: Sequence[int] = (),
     chain: int = 1,
     dry_run: bool = False,
+    batches: Sequence[int] = (),
 ) -> None:
     """``tandem submit``: hand a job to SLURM, or with `dry_run` print what would be handed over.
 
     `config` is the text of the resolved job config, `run` the run folder, `cluster` a name or file
     of ``configs/cluster``, `options` the rest of the command line (``--nodes 4 --time 24:00:00``).
-    Each of the `seeds` gets a run of its own, NAME-seedSEED. Raises LaunchError and ConfigError.
+    Each of the `seeds` gets a run of its own, NAME-seedSEED. `batches` are the sizes that all ranks
+    must have equal shares of. Raises LaunchError and ConfigError.
     """
     if chain < 1:
         raise LaunchError(f"--chain {chain}: at least one job is needed")
@@ -42,6 +44,7 @@ def submit(
         raise LaunchError("--chain and --seeds do not go together: submit one chain per seed")
     site = configs.load(cluster, ClusterConfig, "cluster") if cluster else ClusterConfig()
     site = with_options(site, options)
+    _require_equal_shares(batches, site)
     job = plan_job(name, run, site, seeds, chained=chain > 1)
     if dry_run:
         print(build(job, site), end="")
@@ -50,6 +53,17 @@ def submit(
     print(f"Submitted {name} as job {', '.join(ids)}. See how it goes with: tandem status {run}")
     logs = f"{job.run}-seedN/logs" if seeds else job.run / "logs"
     print(f"Its log will be in {logs}, its script is {job.submission / 'job.sbatch'}")
+
+
+def _require_equal_shares(batches: Sequence[int], site: ClusterConfig) -> None:
+    """Said now, and not by a job that has waited in the queue, or was requeued on fewer nodes."""
+    for nodes in site.node_counts:
+        for size in batches:
+            if size % (nodes * site.ranks):
+                raise LaunchError(
+                    f"batch: {size} sequences cannot be dealt out to {nodes} x {site.ranks} ranks; "
+                    f"choose a multiple of {nodes * site.ranks}, or other nodes than {site.nodes}"
+                )
 
 
 def status(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:

@@ -60,6 +60,8 @@ class ClusterConfig:
         """Refuse what cannot work, naming the key."""
         if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)?", self.nodes):
             raise ValueError(f"nodes: {self.nodes!r} is neither a number nor a range such as 2-4")
+        if not self.node_counts:
+            raise ValueError(f"nodes: {self.nodes} is a range from its least to its most: 2-4")
         if not re.fullmatch(r"([A-Za-z][\w.-]*:)?\d+", self.gpus_per_node):
             kinds = "a number, nor one of a kind such as a100:8"
             raise ValueError(f"gpus_per_node: {self.gpus_per_node!r} is neither {kinds}")
@@ -93,6 +95,12 @@ class ClusterConfig:
     def gpus(self) -> int:
         """GPUs on each node, of whatever kind."""
         return int(self.gpus_per_node.rpartition(":")[2])
+
+    @property
+    def node_counts(self) -> range:
+        """The numbers of nodes that the job may get."""
+        least, _, most = self.nodes.partition("-")
+        return range(int(least), int(most or least) + 1)
 
     @property
     def ranks(self) -> int:

@@ -96,7 +96,7 @@ def test_a_page_leads_to_the_next_and_its_links_exist(page):
 
 def shrunk(job: dict[str, Any]) -> dict[str, Any]:
     """The same job with narrow models, short sequences and few steps."""
-    job = {**job, "steps": 12, "batch": {"size": 8, "micro_batch": 4}}
+    job = {**job, "steps": 12, "batch": {"size": 32, "micro_batch": 8}}
     job["data"] = {**job["data"], "sequence_length": 32, "phases": []}
     job["evaluation"] = {"every": 4, "sequences": 16}
     job["checkpoint"] = {"every": 4}

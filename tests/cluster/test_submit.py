@@ -59,6 +59,8 @@ def test_words_of_the_job_and_words_of_sbatch(capsys):
     assert said.exit_code == 0, said.output
     for option in ("export=A=1", "exclusive", "time=1:00:00", "comment=a=b"):
         assert f"#SBATCH --{option}\n" in said.output
+    uneven = CliRunner().invoke(tandem.main, ["submit", "demo", "--nodes", "3", "--dry-run"])
+    assert "16 sequences cannot be dealt out to 3 x 1 ranks" in uneven.output
     wrong = CliRunner().invoke(tandem.main, ["submit", "demo", "--nodes", "2", "stpes=10"])
     assert (wrong.exit_code, wrong.output.count("\n")) == (1, 1)
     assert "did you mean steps" in wrong.output
@@ -83,6 +85,8 @@ def test_installed_nowhere(monkeypatch, tmp_path):
         ({"chain": 0}, "--chain 0"),
         ({"chain": 2, "seeds": [1]}, "do not go together"),
         ({"seeds": [1, 2, 1]}, "--seeds 1,2,1: each seed"),
+        ({"batches": [64, 96], "options": ["--nodes=2-4"]}, "64 sequences .* 3 x 1 ranks; .* 2-4"),
+        ({"options": ["--nodes=4-2"]}, "nodes: 4-2"),
     ],
 )
 def test_refusals(arguments, words):
