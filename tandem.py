@@ -163,7 +163,8 @@ def submit(config: str, rest: tuple[str, ...], **options: Any) -> None:
     sbatch = [word for word, before in pairs if not _is_override(word, before)]
     job = _load_job(config, overrides)
     run = RunFolder.of(job).path
-    batches = [one.size or job.batch.multiple for one in (job.batch, *job.batch.growth)]
+    sizes = [job.batch.size, *(growth.size for growth in job.batch.growth)]
+    batches = [size or job.batch.multiple for size in sizes]  # or stated in tokens
     submit_job(job.name, run, configs.dump(job), options=sbatch, batches=batches, **options)
 
 
