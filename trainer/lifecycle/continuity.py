@@ -32,6 +32,8 @@ POLICY: tuple[tuple[str, str | None], ...] = (
     ("seed", ORDER),
     ("batch.micro_batch", None),
     ("batch.*", ORDER),
+    ("*.model.*dropout*", None),  # neither has a say in the shape, nor has what weights begin as
+    ("*.model.initializer*", None),
     ("teacher.model.*", SHAPE),
     ("students.*.model.*", SHAPE),
 )
