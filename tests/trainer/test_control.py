@@ -32,6 +32,17 @@ def test_a_request_is_followed_once_however_long_its_save_takes(tmp_path, monkey
     assert box.look() == {CHECKPOINT}
 
 
+def test_half_a_request_is_in_nobody_s_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(requests, "LOOK_SECONDS", 0.0)
+    (tmp_path / "checkpoint.json").write_text('{"id": "7a')
+    box = RequestBox(tmp_path, reads=True)
+    assert box.look() == set()
+    request = ask(tmp_path, CHECKPOINT)
+    assert box.look() == {CHECKPOINT}
+    box.answer_after_save(5)(None)
+    assert answer_to(tmp_path, CHECKPOINT, request) is not None
+
+
 def test_a_disk_that_is_away_for_a_moment_asks_for_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(requests, "LOOK_SECONDS", 0.0)
     box = RequestBox(tmp_path, reads=True)

@@ -82,11 +82,14 @@ def ask(folder: Path, kind: str) -> str:
     folder.mkdir(exist_ok=True)
     path = folder / f"{kind}.json"
     request = uuid.uuid4().hex
+    content = json.dumps({"id": request, "time": time.time()})
     try:
         with path.open("x") as file:
-            json.dump({"id": request, "time": time.time()}, file)
+            file.write(content)
     except FileExistsError:
-        return str(_read(path).get("id", request))
+        if there := _read(path).get("id"):
+            return str(there)
+        replace(path, content)  # whoever left it died, or found the disk full, before it was whole
     return request
 
 
