@@ -121,6 +121,24 @@ def partitioned_linear(engine: DeepSpeedEngine) -> Iterator[None]:
         nn.functional.linear = usual
 
 
+def forget_gradients(engine: DeepSpeedEngine) -> None:
+    """Before a step's first backward: let no parameter have the gradient of an earlier step.
+
+    At stage 3, and wherever optimizer states are in host memory, DeepSpeed would go on with the
+    last gradient of a parameter that gets none any more, since a term of the objective is off.
+    """
+    stage, wrapper = engine.zero_optimization_stage(), engine.optimizer
+    if stage == 3:
+        wrapper.grad_partitions_flat_buffer.zero_()
+    if stage:
+        masters = (
+            "fp32_partitioned_groups_flat" if stage == 3 else "single_partition_of_fp32_groups"
+        )
+        for master in getattr(wrapper, masters):
+            if master.grad is not None:  # it is in host memory
+                master.grad.zero_()
+
+
 def backward(engine: DeepSpeedEngine, loss: Tensor, loss_scale: float) -> None:
     """Accumulate the gradients of `loss` (a scalar) summed over the ranks, times a scale.
 
@@ -147,9 +165,13 @@ def _averaged(loss_scale: float) -> float:
 def clip_gradients(engine: DeepSpeedEngine, clipping: float, loss_scale: float) -> Tensor:
     """At stage 0, before the step: divide the gradients by the scale and clip them (0: do not).
 
-    Returns their L2 norm before clipping, a float32 scalar.
+    A parameter without a gradient gets one of zeros, as DeepSpeed has it at the other stages and
+    on several ranks. Returns their L2 norm before clipping, a float32 scalar.
     """
-    parameters = [p for p in engine.module.parameters() if p.grad is not None]
+    parameters = [p for p in engine.module.parameters() if p.requires_grad]
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
     if loss_scale != 1.0:
         torch._foreach_mul_([p.grad for p in parameters], 1 / _averaged(loss_scale))
     return torch.nn.utils.clip_grad_norm_(parameters, clipping or float("inf"))

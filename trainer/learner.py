@@ -21,6 +21,7 @@ from trainer.config import LearnerConfig
 from trainer.engine import (
     backward,
     clip_gradients,
+    forget_gradients,
     gathered,
     gradient_norm,
     partitioned_linear,
@@ -35,7 +36,7 @@ from trainer.loss_scale import LossScale
 from trainer.measure.timing import BACKWARD, FORWARD, STEP, clock
 from trainer.objectives import Lesson, Objective
 from trainer.objectives.progressive import Transfer
-from trainer.optimizers import UNIFORM, Rates, build_optimizer
+from trainer.optimizers import build_optimizer
 from trainer.schedules import factor
 from trainer.seeds import derive
 from trainer.state import LearnerState
@@ -149,11 +150,10 @@ class Learner:
         self.rate = self.gradient_norm = math.nan  # of the last step
         module = build_module(name, config, teacher, workload.seed, weights)
         self.objective: Objective = module.objective
-        self.rates: Rates = self.objective.transfer or UNIFORM
         module.requires_grad_(self.is_trained)
         optimizer = None
         if self.is_trained:
-            optimizer = build_optimizer(module, config.optimizer, self.rates)
+            optimizer = build_optimizer(module, config.optimizer, self.objective)
             optimizer.permitted = self._may_step
         self.engine = start_engine(
             module, optimizer, config, workload.micro_batch, workload.accumulation
@@ -186,6 +186,8 @@ class Learner:
 
         The features come with what `capture` asks for.
         """
+        if place.micro_batch == 0 and self.is_trained:
+            forget_gradients(self.engine)
         self.engine.set_gradient_accumulation_boundary(place.is_last)
         if self.config.dropout:
             parts = (self.workload.seed, self.name, place.step, place.micro_batch, dist.get_rank())
@@ -231,7 +233,7 @@ class Learner:
         self._permitted = None
         self.rate = self.learning_rate(step, seconds)
         for group in self.engine.optimizer.param_groups:
-            group["lr"] = self.rate * self.rates.factor(group["name"], self.own_step(step))
+            group["lr"] = self.rate * self.objective.factor(group["name"], self.own_step(step))
         if self.config.zero_stage == 0:
             clipping, scale = self.config.gradient_clipping, self.loss_scale.value
             self.gradient_norm = float(clip_gradients(self.engine, clipping, scale))

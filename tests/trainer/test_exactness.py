@@ -110,7 +110,7 @@ def plain(optimizer, precision):
 class PlainModel:
     def __init__(self, module, config, steps):
         self.module, self.config, self.steps = module, config, steps
-        self.optimizer = build_optimizer(module, config.optimizer).inner
+        self.optimizer = build_optimizer(module, config.optimizer, module.objective).inner
         self.scaler = torch.amp.GradScaler(
             "cpu",
             init_scale=LOSS_SCALE.initial,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from trainer.optimizers import (
-    UNIFORM,
-    GatedOptimizer,
-    Lamb,
-    OptimizerConfig,
-    build_optimizer,
-)
+from trainer.engine import clip_gradients
+from trainer.optimizers import GatedOptimizer, Lamb, OptimizerConfig, build_optimizer
 from trainer.optimizers.groups import parameter_groups
 
 RATE, BETAS, EPSILON, DECAY = 0.01, (0.9, 0.999), 1e-6, 0.01
@@ -62,6 +59,16 @@ def test_a_weight_without_gradient_keeps_its_trust_ratio_finite():
     assert torch.equal(parameter, torch.ones(2, 2))
 
 
+class Uniform:
+    """Everything learns alike."""
+
+    def group(self, parameter: str) -> str:
+        return "all"
+
+    def factor(self, group: str, step: int) -> float:
+        return 1.0
+
+
 class LayerRates:
     """Layer 0 learns three times as fast from step 2 on, the rest not at all until then."""
 
@@ -75,7 +82,7 @@ class LayerRates:
 def test_groups_are_by_rate_and_by_whether_they_decay():
     module = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 2))
     module[2].bias.requires_grad_(False)
-    uniform = parameter_groups(module, 0.1, UNIFORM)
+    uniform = parameter_groups(module, 0.1, Uniform())
     assert [(len(g["params"]), g["weight_decay"], g["adaptive"]) for g in uniform] == [
         (2, 0.1, True),
         (3, 0.0, False),
@@ -117,14 +124,25 @@ def test_a_group_at_rate_zero_and_a_step_not_permitted_leave_everything_as_it_wa
     assert torch.equal(optimizer.state[module[0].weight]["exp_avg"], moments)
 
 
+def test_at_stage_0_a_parameter_without_gradient_is_stepped_as_at_the_others():
+    """So that it has made as many steps as those with which it may share a partition one day."""
+    module = nn.ModuleDict({"used": nn.Linear(3, 3), "unused": nn.Linear(3, 2)})
+    optimizer = build_optimizer(module, OptimizerConfig(), Uniform())
+    module["used"](torch.ones(4, 3)).sum().backward()
+    clip_gradients(SimpleNamespace(module=module), clipping=1.0, loss_scale=1.0)
+    optimizer.step()
+    assert {state["step"].item() for state in optimizer.state.values()} == {1.0}
+    assert len(optimizer.state) == 4
+
+
 @pytest.mark.parametrize("first", ["adamw", "lamb"])
 def test_the_other_optimizer_can_go_on_from_ones_state(first):
     """Their moments are the same, so that a run may change its kind of optimizer."""
     second = {"adamw": "lamb", "lamb": "adamw"}[first]
     module = nn.Linear(3, 2)
-    one = build_optimizer(module, OptimizerConfig(kind=first))
+    one = build_optimizer(module, OptimizerConfig(kind=first), Uniform())
     step_of(one, module)
-    other = build_optimizer(module, OptimizerConfig(kind=second))
+    other = build_optimizer(module, OptimizerConfig(kind=second), Uniform())
     other.state.update(one.state)
     step_of(other, module)
     assert other.state[module.weight]["step"] == 2

@@ -11,15 +11,19 @@ from torch.nn import functional as F
 
 from tests.distributed import run_distributed
 from tests.trainer import tiny
+from trainer.checkpoint import full_state_dict
 from trainer.config import InitConfig, LearnerConfig
 from trainer.learner import Learner, Workload, student_key
-from trainer.lifecycle.first_weights import from_embeddings
+from trainer.lifecycle.first_weights import from_embeddings, model_state
 from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.progressive import ProgressiveConfig, Transfer
 from trainer.objectives.terms import (
     AttentionTransfer,
     Blended,
+    Embedding,
     FeatureMaps,
+    Hidden,
+    MaskedLanguageModelling,
     MeanTransfer,
     NextSentence,
 )
@@ -122,20 +126,74 @@ def trained(stage):
 
 
 def weights_of(student):
-    from trainer.checkpoint import full_state_dict
-    from trainer.lifecycle.first_weights import model_state
-
     whole = model_state(full_state_dict(student.engine))
     return {name: tensor.clone() for name, tensor in whole.items()}
 
 
-def trained_at_two_stages():
-    return trained(0), trained(2)
+def passing(stage, offload):
+    """Gradient norms and a projection, whose term is off at steps 0 and 1, and from step 4 on."""
+    teacher = tiny.learners((0, 0, 0), 4, 1)[0]
+    weight = {0: 0.0, 1: 0.0, 2: 1.0, 3: 1.0, 4: 0.0}
+    config = LearnerConfig(
+        model=tiny.encoder(layers=LAYERS),
+        objective=ObjectiveConfig(mlm=MaskedLanguageModelling(), hidden=Hidden(weight)),
+        optimizer=OptimizerConfig(kind="lamb", learning_rate=1e-2),
+        zero_stage=stage,
+        offload=offload,
+    )
+    student = Learner(student_key("a"), config, teacher.config.model, Workload(9, tiny.SEED, 4, 1))
+    norms, projections = [], []
+    for step in range(6):
+        projections.append(projection_of(student))
+        train_step(teacher, [student], tiny.my_rows(tiny.random_batch(step)), step)
+        norms.append(student.gradient_norm)
+    return norms, [*projections, projection_of(student)]
+
+
+def projection_of(student):
+    return full_state_dict(student.engine)["objective.terms.hidden.projection.weight"].clone()
+
+
+def all_outcomes():
+    passed = [passing(*one) for one in ((0, "none"), (3, "none"), (1, "optimizer"))]
+    return (trained(0), trained(2)), passed
 
 
 @pytest.fixture(scope="module")
-def outcomes():
-    return run_distributed(trained_at_two_stages, 2)[0]
+def launched():
+    return run_distributed(all_outcomes, 2)[0]
+
+
+@pytest.fixture(scope="module")
+def outcomes(launched):
+    return launched[0]
+
+
+def test_a_terms_parameters_rest_while_it_is_off_and_leave_no_gradient_behind(launched):
+    """At every stage: no decay, and nothing of an earlier step in the norm."""
+    plain, *partitioned = launched[1]
+    moved = [not torch.equal(*pair) for pair in itertools.pairwise(plain[1])]
+    assert moved == [False, False, True, True, False, False]
+    for norms, projections in partitioned:
+        assert norms == pytest.approx(plain[0], rel=1e-5)
+        for ours, theirs in zip(projections, plain[1], strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_a_term_that_comes_or_goes_has_rates_of_its_own():
+    config = ObjectiveConfig(
+        mlm=MaskedLanguageModelling(), hidden=Hidden({0: 0.0, 10: 1.0}), embedding=Embedding()
+    )
+    model, name = tiny.encoder(layers=LAYERS), "objective.terms.{}.projection.weight"
+    objective = Objective(config, model, tiny.encoder(), 0)
+    hidden = objective.group(name.format("hidden"))
+    assert objective.group(name.format("embedding")) == objective.group("model.head.bias") != hidden
+    assert [objective.factor(hidden, step) for step in (0, 1)] == [0.0, 1.0]
+    transfer = Transfer(PROGRESSIVE, LAYERS)
+    objective = Objective(config, model, tiny.encoder(), 0, transfer)
+    groups = [objective.group(name.format(term)) for term in ("hidden", "embedding")]
+    rates = [[objective.factor(group, step) for group in groups] for step in (4, 10)]
+    assert rates == [[transfer.factor("1", 4), 0.0], [0.0, 1.0]]
 
 
 def test_a_layer_learns_from_its_turn_on(outcomes):

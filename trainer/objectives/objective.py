@@ -125,6 +125,7 @@ class ObjectiveConfig:
         }
 
 
+TERMS = "objective.terms."  # how the names of their parameters begin in a learner's module
 # For each pair term the packings whose labels mean something else.
 _OTHERS = {NextSentence: SentenceOrder.packings, SentenceOrder: NextSentence.packings}
 
@@ -134,6 +135,9 @@ class Objective(nn.Module):
 
     What they read and weigh may change with the learner's own step, from 0 at its start. A teacher
     that grows is followed by `follow`: layer maps change, the learnable parts stay.
+
+    It is the `trainer.optimizers.Rates` of its learner: those of a transfer; and the learnable
+    parts of a term that comes or goes learn while it is on, and do not decay while it is off.
     """
 
     def __init__(
@@ -169,6 +173,24 @@ class Objective(nn.Module):
     def weights(self, step: int) -> dict[str, float]:
         """What each term weighs at the learner's `step`."""
         return {name: term.weight.at(step) for name, term in self.by_name.items()}
+
+    def group(self, parameter: str) -> str:
+        """See `Rates.group`; a term that comes or goes is a group by itself."""
+        prefix, _, rest = parameter.partition(TERMS)
+        term = rest.partition(".")[0]
+        if not prefix and term in self._passing():
+            return TERMS + term
+        return self.transfer.group(parameter) if self.transfer else "all"
+
+    def factor(self, group: str, step: int) -> float:
+        """See `Rates.factor`."""
+        is_a_term = group.startswith(TERMS)
+        if is_a_term and group.removeprefix(TERMS) not in self._on(step):
+            return 0.0
+        if self.transfer is None:
+            return 1.0
+        current = str(self.transfer.layer(step))
+        return self.transfer.factor(current if is_a_term else group, step)
 
     def student_capture(self, step: int) -> Capture:
         """What the learner's own forward must hand out at its `step`."""
@@ -229,6 +251,12 @@ class Objective(nn.Module):
                 name: term for name, term in terms.items() if isinstance(term, LayerTerm) == lasts
             }
         return {name: term for name, term in terms.items() if weights[name]} or terms
+
+    def _passing(self) -> set[str]:
+        """The terms that are off at some steps."""
+        if self.transfer is not None:
+            return set(self.terms)
+        return {name for name, term in self.by_name.items() if 0.0 in term.weight.values}
 
     def _initialise(self, standard_deviation: float, seed: int) -> None:
         """Normal weights and zero biases, a pure function of the seed."""

@@ -52,23 +52,19 @@ class Transfer:
         return step // self.config.steps_per_layer + 1 if step < self.steps else None
 
     def group(self, parameter: str) -> str:
-        """A layer by its number, from 1, `objective` for the terms' projections, or `rest`."""
+        """A layer of the model by its number, from 1, or `rest`."""
         match = _LAYER.match(parameter)
-        if match:
-            return str(int(match[1]) + 1)
-        return "objective" if parameter.startswith("objective.") else "rest"
+        return str(int(match[1]) + 1) if match else "rest"
 
     def factor(self, group: str, step: int) -> float:
         """What the learning rate of a group is multiplied by at the learner's `step`."""
         current = self.layer(step)
         if current is None:
             return 1.0
-        if group == "rest":
+        if group == "rest" or int(group) > current:
             return 0.0
-        layer = current if group == "objective" else int(group)
-        if layer > current:
-            return 0.0
-        return self._wave(step) * (self.config.current if layer == current else self.config.earlier)
+        is_current = int(group) == current
+        return self._wave(step) * (self.config.current if is_current else self.config.earlier)
 
     def _wave(self, step: int) -> float:
         """Up from 0 over a tenth of a layer's steps, then down from 1 to 0.9, as in the code."""

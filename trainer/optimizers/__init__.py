@@ -7,12 +7,11 @@ from torch import nn
 
 from trainer.optimizers.config import OptimizerConfig
 from trainer.optimizers.gated import GatedOptimizer
-from trainer.optimizers.groups import UNIFORM, Rates, parameter_groups
+from trainer.optimizers.groups import Rates, parameter_groups
 from trainer.optimizers.lamb import Lamb
 from trainer.optimizers.shards import Shards
 
 __all__ = [
-    "UNIFORM",
     "GatedOptimizer",
     "Lamb",
     "OptimizerConfig",
@@ -22,9 +21,7 @@ __all__ = [
 ]
 
 
-def build_optimizer(
-    module: nn.Module, config: OptimizerConfig, rates: Rates = UNIFORM
-) -> GatedOptimizer:
+def build_optimizer(module: nn.Module, config: OptimizerConfig, rates: Rates) -> GatedOptimizer:
     """The optimizer of `module`, before DeepSpeed partitions its parameters."""
     groups = parameter_groups(module, config.weight_decay, rates)
     betas = (config.betas[0], config.betas[1])

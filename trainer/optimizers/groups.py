@@ -21,17 +21,6 @@ class Rates(Protocol):
         """What the learning rate of a group is multiplied by at the learner's 0-based `step`."""
 
 
-class _Uniform:
-    def group(self, parameter: str) -> str:
-        return "all"
-
-    def factor(self, group: str, step: int) -> float:
-        return 1.0
-
-
-UNIFORM: Rates = _Uniform()
-
-
 def parameter_groups(module: nn.Module, weight_decay: float, rates: Rates) -> list[dict[str, Any]]:
     """The trained parameters by `rates.group`, and within it by whether they are matrices.
 
