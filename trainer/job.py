@@ -117,13 +117,14 @@ class Job:
         self.state.tokens += result.tokens
         self._count_unreadable(result.unreadable)
         self.state.seconds = self.seconds
-        learners = [one for one in self.cohort.learners.values() if one.name in result.losses]
-        for learner in learners:
+        learners = [self.cohort.teacher, *self.cohort.taught]
+        trained = [one for one in learners if one.is_trained]
+        for learner in trained:
             learner.counters.tokens += result.tokens
         self._seconds = result.seconds
         self.cohort.mark_finished(self.state.step, self._seconds)
         self.recorder.step(self.state, result, learners, self.cohort.waiting, self.batches.waited)
-        for learner in learners:
+        for learner in trained:
             self._note_sitting_out(learner, result.losses[learner.name])
 
     def save_is_due(self, asked: bool) -> bool:

@@ -258,9 +258,13 @@ class Learner:
         return step - self.counters.started_at
 
     def _regime(self, step: int, length: int) -> str:
-        """What losses must have in common to be compared: terms, models, sequence length."""
+        """What losses must have in common to be compared: terms, models, sequence length.
+
+        Where a weight or a temperature turns the loss may leap.
+        """
         own, objective = self.own_step(step), self.objective
-        terms = [name for name, weight in objective.weights(own).items() if weight]
+        weights = objective.weights(own)
+        terms = {n: t.stretches(own) for n, t in objective.by_name.items() if weights[n]}
         captures = objective.student_capture(own), objective.teacher_capture(own)
         models = self.config.model.layers, self._teacher_layers, self._is_taught
         return f"{derive(repr((self.config.objective, terms, captures, models, length))):x}"

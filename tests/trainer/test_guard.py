@@ -87,9 +87,11 @@ def full_disk(step):
 def jobs(corpus, runs):
     """A student that is hit twice and goes on, interrupted or not, and a teacher hit too often.
 
-    Another one is done when the first is hit, or when a save fails.
+    Another one is done when the first is hit, or when a save fails. Before them, a weight leaps.
     """
     job = tiny_job(corpus, runs, "name=quiet", "steps=10", "evaluation.every=20")
+    leap = "teacher.objective.mlm.weight={0: 1.0, 5: 1.0, 6: 9.0}"
+    run(tiny_job(corpus, runs, "name=leap", "students=null", leap, "teacher.guard.window=3"))
     plain = {"schedule": ScheduleConfig("linear"), "guard": WAVES}
     student = dataclasses.replace(job.students["tinybert"], **plain)
     brief = dataclasses.replace(student, stop=StopConfig(steps=6))
@@ -141,6 +143,13 @@ def test_one_that_is_done_waits_as_it_is_for_a_checkpoint(launched):
         for name, tensor in checkpoint.master_weights("students/brief").items():
             assert (tensor == last.master_weights("students/brief")[name]).all()
         assert checkpoint.trainer_state["learners"]["students/brief"]["finished_at"] == 6
+
+
+def test_a_weight_may_leap(launched):
+    rows = curve(RunFolder(launched[0] / "leap"), "teacher/")
+    losses = {step: value for step, key, value in rows if key == "teacher/loss"}
+    assert losses[7] > 5 * losses[6]
+    assert not any(value for _, key, value in rows if key == "teacher/skipped_steps")
 
 
 def test_a_restart_between_two_bad_steps_changes_no_bit(launched):

@@ -15,6 +15,7 @@ from tests.trainer.jobs import curve, finish, run, tiny_job, with_students
 from trainer.checkpoint import Checkpoint, full_state_dict
 from trainer.config import InitConfig, StartConfig, StopConfig
 from trainer.control.run_folder import RunFolder
+from trainer.errors import TrainingError
 from trainer.lifecycle.admission import is_over, schedule_steps
 from trainer.lifecycle.cohort import Cohort
 from trainer.lifecycle.first_weights import model_state
@@ -106,6 +107,10 @@ def limited_jobs(corpus, runs):
     run(job, stop_after=6)
     alive = [module for module in modules if module() is not None]
     finish(run(job))
+    late = dataclasses.replace(job.students["late"], stop=StopConfig(steps=4))
+    with pytest.raises(TrainingError) as too_late:
+        run(with_students(job, late=late))
+    assert str(too_late.value).startswith("students.late.stop: a larger budget comes too late")
     joined, count = dict(joined), len(modules)
     for name, student in job.students.items():
         run(with_students(dataclasses.replace(job, name=f"only-{name}"), **{name: student}))

@@ -82,6 +82,7 @@ def test_settings_over_steps():
     assert OverSteps.read(0.5, "weight").at(10**6) == 0.5
     setting = OverSteps.read({100: 1.0, 300: 0.0}, "weight")
     assert [setting.at(step) for step in (0, 100, 150, 300, 400)] == [1.0, 1.0, 0.75, 0.0, 0.0]
+    assert [setting.stretch(step) for step in (0, 99, 100, 299, 300)] == [0, 0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("setting", ["high", {}, {"soon": 1.0}, {-1: 1.0}, float("nan"), [1.0]])

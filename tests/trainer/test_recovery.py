@@ -71,7 +71,8 @@ def jobs(corpus, runs):
     forgotten = failure(job)
     run(recovered)
     run(dataclasses.replace(recovered, name="straight"))
-    return steps, nowhere, forgotten
+    later = failure(dataclasses.replace(recovered, recover=[FIRST, RecoveryConfig(12, [20, 21])]))
+    return steps, [nowhere, later], forgotten
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,8 @@ def test_it_goes_back_once_and_is_as_if_it_had_never_been_elsewhere(launched):
 
 
 def test_what_cannot_be_done_is_one_line(launched):
-    for _, nowhere, forgotten in launched[1]:
+    for _, (nowhere, later), forgotten in launched[1]:
         assert "has no checkpoint of step 3; there are: 2, 4, 6" in nowhere
+        assert "has no checkpoint of step 12; there are: 2, 4, 5, 6, 8" in later
         assert "recover: the run has carried out" in forgotten
-        assert "\n" not in nowhere + forgotten
+        assert "\n" not in nowhere + later + forgotten

@@ -134,6 +134,11 @@ class Cohort:
                 continue
             if is_over(config.stop, counters, state.step, state.seconds):  # it may have been cut
                 counters.finished_at = counters.finished_at or state.step
+            elif counters.finished_at is not None:
+                raise TrainingError(
+                    f"students.{name}.stop: a larger budget comes too late, it was done at step "
+                    f"{counters.finished_at}; put it back, or fork the run from a step before"
+                )
             if counters.finished_at is None:
                 self._students[name] = self._build(student_key(name), config, counters.started_at)
             else:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainer.checkpoint import Attempt, Checkpoint
+from trainer.checkpoint import Attempt, Checkpoint, published
 from trainer.errors import TrainingError
 
 
@@ -77,7 +77,7 @@ def checkpoint_to_go_on_from(
     recoveries: Sequence[RecoveryConfig],
     attempt: Attempt,
 ) -> Checkpoint | None:
-    """The `newest`, or an earlier one that a new entry names: the later ones then count no more.
+    """The `newest` intact, or an earlier one that a new entry names: later ones then count no more.
 
     Collective. Raises TrainingError where an entry that was carried out has gone or has changed,
     and CheckpointError where the checkpoint to go back to is missing or damaged.
@@ -90,9 +90,10 @@ def checkpoint_to_go_on_from(
             f"recover: the run has carried out {done}; leave that in place, and add to it"
         )
     target = min((one.checkpoint for one in recoveries[len(done) :]), default=newest.step)
-    if target >= newest.step:
-        return newest
-    checkpoint = Checkpoint(newest.path.parent, target)
+    folder = newest.path.parent
+    if target == newest.step or (target > newest.step and target in published(folder)):
+        return newest  # the one that is named is damaged
+    checkpoint = Checkpoint(folder, target)
     checkpoint.verify()
     if dist.get_rank() == 0:
         attempt.disown_after(target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,10 @@ class OverSteps:
         if steps[0] < 0 or not np.isfinite(values).all():
             raise ValueError(f"{key}: steps must not be negative, and values must be finite")
         return cls(steps, values)
+
+    def stretch(self, step: int) -> int:
+        """Between which of its points a step lies, by their number."""
+        return bisect_right(self.steps, step)
 
     def at(self, step: int) -> float:
         """The value at a step, on the line between the points around it."""

@@ -83,6 +83,11 @@ class Term(nn.Module, ABC):
     def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
         """The loss of this micro-batch as (sum, count in `unit`), scalars."""
 
+    def stretches(self, step: int) -> list[int]:
+        """Where its settings turn: the same at steps between which they are on one line."""
+        settings = (value for value in vars(self).values() if isinstance(value, OverSteps))
+        return [setting.stretch(step) for setting in settings]
+
     def student_capture(self, step: int) -> Capture:
         """What the learner's own forward must hand out at its `step`."""
         return Capture()
