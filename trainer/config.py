@@ -12,8 +12,8 @@ from trainer.lifecycle.recovery import RecoveryConfig, require_order
 from trainer.lifecycle.stacking import StackingConfig
 from trainer.loss_scale import LossScaleConfig
 from trainer.measure.profiling import ProfileConfig
-from trainer.objectives import ObjectiveConfig
-from trainer.objectives.progressive import ProgressiveConfig
+from trainer.objectives import Objective, ObjectiveConfig
+from trainer.objectives.progressive import ProgressiveConfig, Transfer
 from trainer.optimizers import OptimizerConfig
 from trainer.record import tracking
 from trainer.schedules import ScheduleConfig
@@ -186,6 +186,11 @@ class LearnerConfig:
                 raise ValueError("model.pooler: pairs are read from it; set it to tanh or first")
             self.model = dataclasses.replace(self.model, pair_head=True)
 
+    def build_objective(self, teacher: EncoderConfig, seed: int) -> Objective:
+        """The terms between this model and its `teacher`'s; ValueError where one does not fit."""
+        transfer = Transfer(self.progressive, self.model.layers) if self.progressive else None
+        return Objective(self.objective, self.model, teacher, seed, transfer)
+
     def _require_layers(self) -> None:
         """Progressive transfer is between layers, each with weights of its own."""
         if not self.objective.between_layers() or not self.objective.beyond_layers():
@@ -340,9 +345,21 @@ class JobConfig:
                 raise ValueError(f"{section}.{key} is for the teacher; remove it")
         if config.objective.from_student is not None:
             raise ValueError(f"{section}.objective.from_student is for the teacher; remove it")
-        last = self.teacher.model.layers - 1
-        if not all(0 <= layer <= last for layer in config.init.teacher_layers or []):
-            raise ValueError(f"{section}.init.teacher_layers: the teacher's layers are 0 to {last}")
+        if config.init.teacher_layers is not None:
+            self._require_copies(f"{section}.init.teacher_layers", config.model, config.init)
+
+    def _require_copies(self, section: str, student: EncoderConfig, init: InitConfig) -> None:
+        """Refuse layers that the teacher does not have, or that are not the student's."""
+        teacher, chosen = self.teacher.model, init.teacher_layers or []
+        last = teacher.layers - 1
+        if not all(0 <= layer <= last for layer in chosen):
+            raise ValueError(f"{section}: the teacher's layers are 0 to {last}")
+        if len(chosen) != student.layers:
+            raise ValueError(f"{section}: lists {len(chosen)} for the student's {student.layers}")
+        for key in ("hidden_size", "ffn_size", "vocab_size"):
+            ours, theirs = getattr(student, key), getattr(teacher, key)
+            if ours != theirs:
+                raise ValueError(f"{section}: model.{key} is {ours}, and the teacher's {theirs}")
 
     def _require_teacher(self) -> None:
         """Refuse what only a student can be or do, and a teacher of nobody."""
@@ -376,7 +393,7 @@ class JobConfig:
             raise ValueError(f"{section}: student and teacher must share a vocabulary")
 
     def _require_objectives(self) -> None:
-        """Refuse objectives about what the data does not have or the teacher does not hand out."""
+        """Refuse objectives about what data or teacher do not have; those of late students too."""
         packings = [packing for _, packing in self.data.lengths_and_packings()]
         masked = self.data.masking.highest_rate > 0
         learners = {f"students.{name}": config for name, config in self.students.items()}
@@ -385,5 +402,6 @@ class JobConfig:
                 config.objective.require_data(packings, masked)
                 if self.teacher.masked_only:
                     config.objective.require_predictions_only()
+                config.build_objective(self.teacher.model, self.seed)
             except ValueError as error:
                 raise ValueError(f"{section}.objective.{error}") from error

@@ -35,7 +35,6 @@ from trainer.lifecycle.guard import GRADIENT
 from trainer.loss_scale import LossScale
 from trainer.measure.timing import BACKWARD, FORWARD, STEP, clock
 from trainer.objectives import Lesson, Objective
-from trainer.objectives.progressive import Transfer
 from trainer.optimizers import build_optimizer
 from trainer.schedules import factor
 from trainer.seeds import derive
@@ -142,8 +141,8 @@ class Learner:
     ) -> None:
         """Build the model (from `weights` where given, else at random) and start its engine.
 
-        `started_at` is the job's step at which this learner began. Raises TrainingError when its
-        objective does not fit the `teacher`.
+        `started_at` is the job's step at which this learner began. Raises TrainingError when the
+        `weights` do not fit.
         """
         self.name, self.config, self.workload = name, config, workload
         self.counters = LearnerState(started_at)
@@ -364,7 +363,7 @@ def build_module(
 ) -> LearnerModule:
     """A learner's module: its first weights are `weights`, or a pure function of (seed, name).
 
-    Raises TrainingError, naming the config's section, when something does not fit.
+    Raises TrainingError, naming the config's section, when the weights do not fit.
     """
     module = assemble(name, config, teacher, seed, lambda model: build(model, derive(seed, name)))
     if weights is not None:
@@ -380,14 +379,8 @@ def assemble(
     seed: int,
     make: Callable[[EncoderConfig], MaskedLanguageModel],
 ) -> LearnerModule:
-    """A learner's objective, and its model as `make` makes it; raises as `build_module`."""
-    layers = config.model.layers
-    transfer = Transfer(config.progressive, layers) if config.progressive else None
-    try:
-        seed_of_terms = derive(seed, name, "objective")
-        objective = Objective(config.objective, config.model, teacher, seed_of_terms, transfer)
-    except ValueError as error:
-        raise TrainingError(f"{_section(name)}.objective: {error}") from error
+    """A learner's objective, and its model as `make` makes it."""
+    objective = config.build_objective(teacher, derive(seed, name, "objective"))
     trained = dataclasses.replace(
         config.model, dropout=config.dropout, attention_dropout=config.dropout
     )

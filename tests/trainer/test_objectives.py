@@ -59,8 +59,11 @@ def test_layer_maps(layers, student, teacher, expected):
 
 @pytest.mark.parametrize(
     "layers",
-    [*("uniform", "skip", "middle"), [1, 2], [0, 1, 2, 3, 4], [1, 2, 3, 4, 13], {6: 1}, {}],
-)
+    [
+        *("uniform", "skip", "middle"), [1, 2], [0, 1, 2, 3, 4], [1, 2, 3, 4, 13], {6: 1}, {},
+        *(None, 5, ["one"], {"one": 1}),
+    ],
+)  # fmt: skip
 def test_maps_that_do_not_exist(layers):
     with pytest.raises(ValueError, match="layers"):
         map_layers(layers, 5, 12)
@@ -339,6 +342,23 @@ def test_terms_need_data_with_what_they_are_about(tmp_path, term, data, complain
         configs.ConfigError, match=rf"students\.s\.objective\.{term}: .*{complaint}"
     ):
         configs.load(str(path), JobConfig, "job")
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("objective.hidden.layers=[1]", "objective.hidden: layers lists 1 teacher layers for 4"),
+        ("objective.cosine={}", "objective.cosine: student and teacher must have the same hidden"),
+        ("init.teacher_layers=[0, 9, 1, 1]", "init.teacher_layers: the teacher's layers are 0 to"),
+        ("init.teacher_layers=[0]", "init.teacher_layers: lists 1 for the student's 4"),
+        ("init.teacher_layers=[0, 1, 2, 3]", "init.teacher_layers: model.hidden_size is 128, and"),
+    ],
+)
+def test_what_does_not_fit_a_late_student_is_refused_before_the_job_begins(override, complaint):
+    late = ["students.tinybert.start.step=400", f"students.tinybert.{override}"]
+    with pytest.raises(configs.ConfigError) as refused:
+        configs.load("demo", JobConfig, "job", late)
+    assert f"students.tinybert.{complaint}" in str(refused.value)
 
 
 def test_settings_are_read_from_yaml_and_the_command_line(tmp_path):

@@ -16,7 +16,6 @@ from torch import Size
 
 from trainer.config import JobConfig, LearnerConfig
 from trainer.errors import TrainingError
-from trainer.objectives import Objective
 
 ORDER = "the order of the data would be another from here on"
 SHAPE = "the learner's checkpoint would not fit"
@@ -89,10 +88,7 @@ def _reshaped_objectives(before: JobConfig, now: JobConfig) -> Iterator[str]:
 
 
 def _learnable(student: LearnerConfig, teacher: LearnerConfig) -> dict[str, Size]:
-    try:
-        objective = Objective(student.objective, student.model, teacher.model, seed=0)
-    except ValueError:
-        return {}  # it does not fit its models; building the learner says so
+    objective = student.build_objective(teacher.model, seed=0)
     return {name: parameter.shape for name, parameter in objective.named_parameters()}
 
 
