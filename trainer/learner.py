@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
 from model import Capture, EncoderConfig, Features, MaskedLanguageModel, build
@@ -39,7 +40,7 @@ from trainer.optimizers import build_optimizer
 from trainer.schedules import factor
 from trainer.seeds import derive
 from trainer.state import LearnerState
-from trainer.watch.memory_errors import named_for
+from trainer.watch.memory_errors import BEGINNING, EVALUATION, named_for
 
 TEACHER = "teacher"
 NOTHING = Capture()
@@ -147,16 +148,10 @@ class Learner:
         self.name, self.config, self.workload = name, config, workload
         self.counters = LearnerState(started_at)
         self.rate = self.gradient_norm = math.nan  # of the last step
-        module = build_module(name, config, teacher, workload.seed, weights)
-        self.objective: Objective = module.objective
-        module.requires_grad_(self.is_trained)
-        optimizer = None
-        if self.is_trained:
-            optimizer = build_optimizer(module, config.optimizer, self.objective)
-            optimizer.permitted = self._may_step
-        self.engine = start_engine(
-            module, optimizer, config, workload.micro_batch, workload.accumulation
-        )
+        with named_for(_section(name), config, BEGINNING, workload.micro_batch):
+            module = build_module(name, config, teacher, workload.seed, weights)
+            self.objective: Objective = module.objective
+            self.engine = self._start_engine(module)
         self.engine.train(self.is_trained)
         if config.compile:
             module.model.compile_layers()
@@ -167,6 +162,15 @@ class Learner:
         self._is_taught = False
         self.sat_out: str | None = None  # why, if it sat out the last step
         self._permitted: bool | None = None
+
+    def _start_engine(self, module: LearnerModule) -> DeepSpeedEngine:
+        module.requires_grad_(self.is_trained)
+        optimizer = None
+        if self.is_trained:
+            optimizer = build_optimizer(module, self.config.optimizer, self.objective)
+            optimizer.permitted = self._may_step
+        cut = self.workload.micro_batch, self.workload.accumulation
+        return start_engine(module, optimizer, self.config, *cut)
 
     @property
     def is_trained(self) -> bool:
@@ -322,7 +326,8 @@ class Learner:
     def evaluate(self, batch: MicroBatch) -> Tensor:
         """The sums of `trainer.evaluation.scores.score` over this rank's `batch`."""
         self.engine.eval()
-        sums, _, _ = self.engine(batch)
+        with named_for(_section(self.name), self.config, EVALUATION, self.workload.micro_batch):
+            sums, _, _ = self.engine(batch)
         self.engine.train(self.is_trained)
         return sums
 

@@ -57,3 +57,7 @@ def test_a_model_agrees_with_itself(validation):
     found = agreement(teacher, teacher, validation, 8, CPU)
     assert found.top_1 == 1.0
     assert found.kl == pytest.approx(0.0, abs=1e-6)
+
+
+def test_vocabularies_of_two_sizes_are_not_compared(validation):
+    assert agreement(small(1, vocab_size=608), small(2), validation, 8, CPU) is None

@@ -13,6 +13,7 @@ from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from trainer.config import InitConfig, LearnerConfig
 from trainer.control.run_folder import RunFolder
+from trainer.measure.gauges import Gauges
 
 FROZEN = ["teacher.objective=null", "teacher.optimizer=null", "teacher.schedule=null",
           "teacher.frozen=true", "teacher.zero_stage=0"]  # fmt: skip
@@ -29,7 +30,9 @@ def offline_and_online(corpus, runs):
     pretrained = f"teacher.init.pretrained={teacher}"
     run(tiny_job(corpus, runs, "name=online", pretrained, "teacher.optimizer.learning_rate=1e-30"))
     offline = tiny_job(corpus, runs, "name=offline", pretrained, *FROZEN)
+    counted = counted_in_mfu()
     finish(run(offline))
+    assert counted == {"teacher", *STUDENTS}
     imported = f"teacher.init.pretrained={runs / 'imported'}"
     parts = tiny_job(
         corpus, runs, "name=parts", imported, *FROZEN, "teacher.zero_stage=3",
@@ -40,6 +43,18 @@ def offline_and_online(corpus, runs):
         shutil.rmtree(runs / "imported")
     dist.barrier()
     finish(run(parts))
+
+
+def counted_in_mfu():
+    """The names of all whose work is measured from now on."""
+    names, read = set(), Gauges.read
+
+    def noting(gauges, step, tokens_per_second, learners):
+        names.update(one.name for one in learners)
+        return read(gauges, step, tokens_per_second, learners)
+
+    Gauges.read = noting
+    return names
 
 
 @pytest.fixture(scope="module")

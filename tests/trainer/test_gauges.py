@@ -16,6 +16,7 @@ from data_pipeline import DataConfig
 from model import describe
 from tests.distributed import run_distributed
 from tests.trainer import tiny
+from trainer import learner
 from trainer.config import JobConfig
 from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
@@ -108,6 +109,19 @@ def test_running_out_of_memory_names_the_learner_and_what_to_do(error):
         assert remedy in words
 
 
+def test_a_learner_too_large_to_begin_is_named(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(learner, "start_engine", full)
+    config = tiny.learner_configs((0, 0, 0))["teacher"]
+    workload = learner.Workload(1, seed=0, micro_batch=8, accumulation=1)
+    with pytest.raises(TrainingError) as raised:
+        learner.Learner("students/a", config, config.model, workload)
+    words = "students.a: out of memory in its beginning; try students.a.zero_stage=1, or more GPUs"
+    assert str(raised.value).startswith(words)
+
+
 def test_other_errors_pass():
     config = tiny.learner_configs((0, 0, 0))["teacher"]
     with pytest.raises(RuntimeError, match="shape"), named_for("teacher", config, "forward", 1):
@@ -116,10 +130,10 @@ def test_other_errors_pass():
 
 def test_mfu_is_model_flops_over_the_peak():
     h100 = configs.load("h100", DeviceConfig, "device")
-    learner = tiny.learner_configs((0, 0, 0))["teacher"]
+    teacher = tiny.learner_configs((0, 0, 0))["teacher"]
     data = DataConfig(path="x", sequence_length=16)
-    size = describe(learner.model, 16, 0.15)
-    seconds = utilisation.seconds_at_peak([learner], data, 0, h100)
+    size = describe(teacher.model, 16, 0.15)
+    seconds = utilisation.seconds_at_peak([teacher], data, 0, h100)
     assert seconds == pytest.approx(size.flops_per_token / 66.9e12)
     assert utilisation.known_device(torch.device("cpu")) is None
 

@@ -30,8 +30,13 @@ def agreement(
     validation: ValidationSet,
     micro_batch: int,
     device: torch.device,
-) -> Agreement:
-    """Compare two models of one vocabulary on all of `validation`, in this process."""
+) -> Agreement | None:
+    """Compare two models on all of `validation`, in this process.
+
+    None where the vocabulary of one is padded to more entries than the other's.
+    """
+    if student.config.vocab_size != teacher.config.vocab_size:
+        return None
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for corpus in validation.corpora.values():
         for batch in corpus.batches():

@@ -93,10 +93,10 @@ class _Measurement:
         reference = self.teacher_scores.overall.accuracy
         return accuracy / reference if reference else None
 
-    def _agreement(self, model: MaskedLanguageModel) -> dict[str, float]:
+    def _agreement(self, model: MaskedLanguageModel) -> dict[str, float] | None:
         micro_batch = self.saved.job.batch.micro_batch
         found = agreement(model, self.teacher, self.validation, micro_batch, self.device)
-        return dataclasses.asdict(found)
+        return None if found is None else dataclasses.asdict(found)
 
     def _speed(self, model: MaskedLanguageModel) -> dict[str, float]:
         sample = self.validation.sample()

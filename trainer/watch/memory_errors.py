@@ -9,7 +9,10 @@ import torch
 
 from trainer.config import LearnerConfig
 from trainer.errors import TrainingError
-from trainer.measure.timing import STEP
+from trainer.measure.timing import BACKWARD, FORWARD, STEP
+
+BEGINNING, EVALUATION = "beginning", "evaluation"  # when weights and engine are made, or scored
+IN_MICRO_BATCHES = (FORWARD, BACKWARD, STEP, EVALUATION)
 
 # How torch's CPU allocator says it, in a plain RuntimeError.
 CPU_WORDS = ("DefaultCPUAllocator", "not enough memory")
@@ -17,7 +20,7 @@ CPU_WORDS = ("DefaultCPUAllocator", "not enough memory")
 
 @contextlib.contextmanager
 def named_for(section: str, config: LearnerConfig, part: str, micro_batch: int) -> Iterator[None]:
-    """Turn running out of memory in a `part` of a learner's step into one line that names it.
+    """Turn running out of memory in a `part` of a learner's work into one line that names it.
 
     `section` is the learner's in the job's config. Raises TrainingError.
     """
@@ -33,9 +36,9 @@ def named_for(section: str, config: LearnerConfig, part: str, micro_batch: int) 
 
 def _explained(section: str, config: LearnerConfig, part: str, micro_batch: int) -> TrainingError:
     remedies = []
-    if micro_batch > 1:
+    if micro_batch > 1 and part in IN_MICRO_BATCHES:
         remedies.append(f"batch.micro_batch={micro_batch // 2} (it is {micro_batch})")
-    if not config.checkpoint_activations and part != STEP:
+    if not config.checkpoint_activations and part in (FORWARD, BACKWARD):
         remedies.append(f"{section}.checkpoint_activations=true")
     if config.zero_stage < 2:
         remedies.append(f"{section}.zero_stage={config.zero_stage + 1}")
