@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from data_pipeline import DataConfig
@@ -346,18 +347,25 @@ class JobConfig:
         if config.objective.from_student is not None:
             raise ValueError(f"{section}.objective.from_student is for the teacher; remove it")
         if config.init.teacher_layers is not None:
-            self._require_copies(f"{section}.init.teacher_layers", config.model, config.init)
+            self._require_copied_layers(f"{section}.init.teacher_layers", config)
+        if config.init.teacher_embeddings:
+            sizes = ("vocab_size", "word_size", "hidden_size")
+            self._require_sizes(f"{section}.init.teacher_embeddings", config.model, sizes)
 
-    def _require_copies(self, section: str, student: EncoderConfig, init: InitConfig) -> None:
+    def _require_copied_layers(self, section: str, student: LearnerConfig) -> None:
         """Refuse layers that the teacher does not have, or that are not the student's."""
-        teacher, chosen = self.teacher.model, init.teacher_layers or []
-        last = teacher.layers - 1
+        chosen, last = student.init.teacher_layers or [], self.teacher.model.layers - 1
         if not all(0 <= layer <= last for layer in chosen):
             raise ValueError(f"{section}: the teacher's layers are 0 to {last}")
-        if len(chosen) != student.layers:
-            raise ValueError(f"{section}: lists {len(chosen)} for the student's {student.layers}")
-        for key in ("hidden_size", "ffn_size", "vocab_size"):
-            ours, theirs = getattr(student, key), getattr(teacher, key)
+        layers = student.model.layers
+        if len(chosen) != layers:
+            raise ValueError(f"{section}: lists {len(chosen)} for the student's {layers}")
+        self._require_sizes(section, student.model, ("vocab_size", "hidden_size", "ffn_size"))
+
+    def _require_sizes(self, section: str, student: EncoderConfig, keys: Sequence[str]) -> None:
+        """Refuse a student that is not as wide as the teacher whose weights it is to begin with."""
+        for key in keys:
+            ours, theirs = getattr(student, key), getattr(self.teacher.model, key)
             if ours != theirs:
                 raise ValueError(f"{section}: model.{key} is {ours}, and the teacher's {theirs}")
 
@@ -401,7 +409,7 @@ class JobConfig:
             try:
                 config.objective.require_data(packings, masked)
                 if self.teacher.masked_only:
-                    config.objective.require_predictions_only()
+                    config.objective.require_predictions_only(is_teacher=config is self.teacher)
                 config.build_objective(self.teacher.model, self.seed)
             except ValueError as error:
                 raise ValueError(f"{section}.objective.{error}") from error

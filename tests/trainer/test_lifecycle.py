@@ -12,8 +12,9 @@ import torch
 from model import from_pretrained, select_layers
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job, with_students
-from trainer.checkpoint import Checkpoint, full_state_dict
+from trainer.checkpoint import Checkpoint, full_state_dict, published
 from trainer.config import InitConfig, StartConfig, StopConfig
+from trainer.control.forking import fork
 from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
 from trainer.lifecycle.admission import is_over, schedule_steps
@@ -199,6 +200,16 @@ def test_first_weights_are_the_teachers_of_that_moment_or_the_folders(launched):
     stored = from_pretrained(runs / "edited" / "exports" / "late").state_dict()
     for name, tensor in late.items():
         assert torch.equal(stored[name], tensor), name
+
+
+def test_a_fork_to_other_data_waits_for_scores_on_them(runs):
+    folder = RunFolder(runs / "undisturbed")
+    step = published(folder.checkpoints)[-1]
+    assert state_at(folder, step).teacher_held_out is not None
+    same = fork(folder, step, "same", ["steps=20"])
+    assert state_at(same.folder, step).teacher_held_out == state_at(folder, step).teacher_held_out
+    other = fork(folder, step, "other", ["data.sequence_length=16"])
+    assert state_at(other.folder, step).teacher_held_out is None
 
 
 def test_a_schedule_runs_over_the_budget(runs):

@@ -351,7 +351,8 @@ def test_terms_need_data_with_what_they_are_about(tmp_path, term, data, complain
         ("objective.cosine={}", "objective.cosine: student and teacher must have the same hidden"),
         ("init.teacher_layers=[0, 9, 1, 1]", "init.teacher_layers: the teacher's layers are 0 to"),
         ("init.teacher_layers=[0]", "init.teacher_layers: lists 1 for the student's 4"),
-        ("init.teacher_layers=[0, 1, 2, 3]", "init.teacher_layers: model.hidden_size is 128, and"),
+        ("init.teacher_layers=[0, 1, 2, 3]", "init.teacher_layers: model.hidden_size is 64, and"),
+        ("init.teacher_embeddings=true", "init.teacher_embeddings: model.hidden_size is 64, and"),
     ],
 )
 def test_what_does_not_fit_a_late_student_is_refused_before_the_job_begins(override, complaint):

@@ -144,6 +144,10 @@ def test_the_keys_reach_a_learner_from_the_job():
     assert found.students["tinybert"].checkpoint_activations
     assert found.students["tinybert"].compile
     assert found.teacher.masked_only
+    pairs = ["data.packing=segment_pair", "students.tinybert.model.pooler=tanh"]
+    off = [f"students.{term}=null" for term in off]
+    whole = job("teacher.masked_only=true", *off, *pairs, "students.tinybert.objective.nsp={}")
+    assert whole.students["tinybert"].model.pair_head
 
 
 @pytest.mark.parametrize(

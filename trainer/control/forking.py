@@ -97,7 +97,9 @@ def _fill(
     found: Sequence[str],
 ) -> None:
     counters = {name: of for name, of in state["learners"].items() if name in learners}
-    own = {"config": configs.dump(config), "wandb_id": secrets.token_hex(4)}
+    own: dict[str, Any] = {"config": configs.dump(config), "wandb_id": secrets.token_hex(4)}
+    if any(change.startswith("data.") for change in found):  # its held-out text may be another
+        own["teacher_held_out"] = None
     state = {**state, "learners": counters, **own}
     branch(run.checkpoints, step, new.checkpoints, learners, state)
     if run.metrics.exists():

@@ -79,10 +79,13 @@ class ObjectiveConfig:
         """Whether any term compares with a teacher."""
         return any(section.from_teacher for section in self.terms().values())
 
-    def require_predictions_only(self) -> None:
-        """Raise ValueError, naming the term, if any needs the last layer at every position."""
+    def require_predictions_only(self, is_teacher: bool) -> None:
+        """Raise ValueError, naming the term, if any needs a teacher's states at every position.
+
+        Pairs are read from the states of the learner itself.
+        """
         for name, section in self.terms().items():
-            if section.reads_states or isinstance(section, PairConfig):
+            if section.reads_states or (is_teacher and isinstance(section, PairConfig)):
                 raise ValueError(
                     f"{name}: needs more than predictions at masked positions, so "
                     f"teacher.masked_only must be false"
