@@ -38,6 +38,9 @@ def test_the_way_out_is_what_the_command_line_takes(corpus, tmp_path):
     )
     job = tiny_job(corpus, tmp_path, text)
     assert job.recover == [FIRST, RecoveryConfig(4), RecoveryConfig(6, [9, 11])]
+    around = tiny_job(corpus, tmp_path, proposal([FIRST], 2, range(2, 5)))
+    assert around.recover == [FIRST, RecoveryConfig(2, [2, 3]), RecoveryConfig(2, [5, 7])]
+    assert [batch_number(step, around.recover) for step in range(4)] == [0, 1, 7, 8]
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,14 @@ def proposal(recoveries: Sequence[RecoveryConfig], checkpoint: int, steps: range
 
     Of these, those that the checkpoint has not seen: somebody may have asked for it among them.
     """
-    numbers = [batch_number(step, recoveries) for step in steps if step >= checkpoint]
-    new = RecoveryConfig(checkpoint, [min(numbers), max(numbers) + 1])
-    entries = [f"{{checkpoint: {one.checkpoint}, skip: {one.skip}}}" for one in [*recoveries, new]]
+    skips: list[list[int]] = []  # several, where batches between them are passed over already
+    for number in (batch_number(step, recoveries) for step in steps if step >= checkpoint):
+        if skips and skips[-1][1] == number:
+            skips[-1][1] += 1
+        else:
+            skips.append([number, number + 1])
+    everything = [*recoveries, *(RecoveryConfig(checkpoint, skip) for skip in skips)]
+    entries = [f"{{checkpoint: {one.checkpoint}, skip: {one.skip}}}" for one in everything]
     return f"recover=[{', '.join(entries)}]".replace("None", "null")
 
 
