@@ -64,7 +64,7 @@ def test_a_term_may_come_and_go_but_not_its_projection():
         ("data.sequence_length=16", "data.sequence_length"),
         ("data.masking.rate=0.3", "data.masking.rate"),
         ("data.phases=[{from_step: 4, sequence_length: 16}]", "data.phases"),
-        ("teacher.model.hidden_size=64", "teacher.model.hidden_size"),
+        ("teacher.model.max_positions=64", "teacher.model.max_positions"),
         ("students.tinybert.model.layers=1", "students.tinybert.model.layers"),
     ],
 )

@@ -132,8 +132,9 @@ class Cohort:
             counters = state.learners.get(student_key(name))
             if counters is None:
                 continue
-            if is_over(config.stop, counters, state.step, state.seconds):  # it may have been cut
-                counters.finished_at = counters.finished_at or state.step
+            step = counters.finished_at or state.step
+            if is_over(config.stop, counters, step, state.seconds):
+                counters.finished_at = step  # its budget may have been cut
             elif counters.finished_at is not None:
                 raise TrainingError(
                     f"students.{name}.stop: a larger budget comes too late, it was done at step "
