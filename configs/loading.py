@@ -208,6 +208,8 @@ def _check_keys(tree: Mapping[Any, Any], schema: Any, source: str, prefix: str) 
             raise ConfigError(f"{source}: unknown key {prefix}{key}{_nearest(str(key), names)}")
         if key not in sections or value is None:
             continue
+        if sections[key].container is list and not isinstance(value, list):
+            raise ConfigError(f"{source}: {prefix}{key}: expected a list, not {value}")
         for path, child in sections[key].children(value, f"{prefix}{key}").items():
             if not isinstance(child, Mapping):
                 raise ConfigError(f"{source}: {path}: expected keys and values, not {child}")
