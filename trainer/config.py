@@ -349,7 +349,7 @@ class JobConfig:
         if config.init.teacher_layers is not None:
             self._require_copied_layers(f"{section}.init.teacher_layers", config)
         if config.init.teacher_embeddings:
-            sizes = ("vocab_size", "word_size", "hidden_size")
+            sizes = ("vocab_size", "hidden_size", "word_size")
             self._require_sizes(f"{section}.init.teacher_embeddings", config.model, sizes)
 
     def _require_copied_layers(self, section: str, student: LearnerConfig) -> None:
@@ -367,7 +367,8 @@ class JobConfig:
         for key in keys:
             ours, theirs = getattr(student, key), getattr(self.teacher.model, key)
             if ours != theirs:
-                raise ValueError(f"{section}: model.{key} is {ours}, and the teacher's {theirs}")
+                name = "embedding_size" if key == "word_size" else key  # which may be implied
+                raise ValueError(f"{section}: model.{name} is {ours}, and the teacher's {theirs}")
 
     def _require_teacher(self) -> None:
         """Refuse what only a student can be or do, and a teacher of nobody."""
