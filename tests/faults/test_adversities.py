@@ -100,7 +100,7 @@ def test_a_run_folder_that_cannot_be_written_is_one_line(corpus, tmp_path):
 
 def test_a_shard_that_vanishes_is_one_line_and_comes_back_without_a_trace(calm, corpus, tmp_path):
     """What has been read of it is trained on; a job that must read it names it, and ends."""
-    mine = tmp_path / "corpus"
+    mine = tmp_path / corpus.name  # after which its scores are called
     shutil.copytree(corpus, mine)
     process = start(mine, tmp_path, *LONG)
     reach(process, tmp_path / "tiny", 20)
@@ -156,6 +156,9 @@ def test_a_tracking_server_that_does_not_answer_costs_nothing_but_a_line(
             server.close()
         job = arguments(corpus, tmp_path, *LONG, "log.wandb=auto")
         process = run(tandem_command(*job), WANDB_API_KEY=KEY, WANDB_BASE_URL=address)
-        (line,) = finish(process).strip().splitlines()
-    assert "Weights & Biases did not answer in time; metrics.jsonl has every row" in line
+        said = finish(process).strip().splitlines()
+    # On a busy machine a rank may be slow, which has nothing to do with it.
+    lines = [line for line in said if " is slow: " not in line]
+    assert len(lines) == 1, lines
+    assert "Weights & Biases did not answer in time; metrics.jsonl has every row" in lines[0]
     assert losses(tmp_path / "tiny") == calm
