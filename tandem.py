@@ -7,6 +7,7 @@ request after saving (start it again).
 from __future__ import annotations
 
 import errno
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,21 @@ def _one_line(error: Exception) -> str | None:
     if isinstance(error, tuple(user_errors)):
         return " ".join(str(error).split())
     return None
+
+
+class _Number(click.FloatRange):
+    """A number in a range, of which click takes NaN for a part."""
+
+    name = "number"
+
+    def convert(self, value: Any, *context: Any) -> float:
+        number: float = super().convert(value, *context)
+        if math.isnan(number):
+            self.fail(f"{value} is not a number", *context)
+        return number
+
+
+_POSITIVE = _Number(0, 1e9, min_open=True)
 
 
 @click.group(cls=_OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
@@ -194,7 +210,7 @@ def status(run: str | None, as_json: bool) -> None:
 
 
 _WAIT = click.option(
-    "--wait", type=float, default=60.0, show_default=True, help="Seconds, for its answer."
+    "--wait", type=_Number(), default=60.0, show_default=True, help="Seconds, for its answer."
 )
 
 
@@ -269,7 +285,7 @@ def data() -> None:
 @click.argument("text", nargs=-1, required=True)
 @click.option("--tokenizer", "tokenizer_dir", required=True, help="A tokenizer's folder.")
 @click.option("--out", required=True)
-@click.option("--shard-mb", type=float, default=64.0, show_default=True)
+@click.option("--shard-mb", type=_POSITIVE, default=64.0, show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--val-fraction", type=float, default=0.01, show_default=True)
 @click.option("--task", metavar="I/N", help="Only slice I of N; join them with `data merge`.")
@@ -396,14 +412,14 @@ def _data_section(config: str, overrides: tuple[str, ...]) -> tuple[DataConfig, 
 def describe_models(config: str, length: int | None, as_json: bool) -> None:
     """Count parameters, bytes and FLOPs of a model CONFIG, or of each model of a job."""
     import dataclasses
-    import json
 
+    from configs.strict_json import strict_json
     from model import describe
 
     found = {name: describe(one, length or its) for name, one, its in _models(config)}
     if as_json:
         plain = {name: dataclasses.asdict(size) for name, size in found.items()}
-        click.echo(json.dumps(plain if len(plain) > 1 else next(iter(plain.values())), indent=2))
+        click.echo(strict_json(plain if len(plain) > 1 else next(iter(plain.values()))))
         return
     for name, size in found.items():
         click.echo(
@@ -413,27 +429,22 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
         )
 
 
-_POSITIVE = click.FloatRange(0, 1e9, min_open=True)
-
-
 @main.command("plan")
 @click.argument("config")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("--device", default="h100", show_default=True, help="A name or file, configs/device.")
-@click.option("--mfu", type=click.FloatRange(0, 1, min_open=True), default=0.3, show_default=True)
-@click.option("--price", type=click.FloatRange(0), help="Of an hour of one GPU.")
+@click.option("--mfu", type=_Number(0, 1, min_open=True), default=0.3, show_default=True)
+@click.option("--price", type=_Number(0), help="Of an hour of one GPU.")
 @click.option("--node-mtbf-hours", type=_POSITIVE, default=6300.0, show_default=True)
-@click.option("--restart-seconds", type=click.FloatRange(0, 1e9), default=600.0, show_default=True)
+@click.option("--restart-seconds", type=_Number(0, 1e9), default=600.0, show_default=True)
 @click.option("--store-gbs", type=_POSITIVE, default=2.0, show_default=True, help="Storage, GB/s.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def make_plan(
     config: str, overrides: tuple[str, ...], device: str, as_json: bool, **machine: Any
 ) -> None:
     """Say what the job CONFIG needs and takes on a cluster: memory, time, cost, failures."""
-    import json
-
     import configs
     from cluster.planning import JobFacts, LearnerFacts, Machine, describe, make_plan
     from configs.devices import DeviceConfig
@@ -443,7 +454,7 @@ def make_plan(
     facts, learners = demands(_load_job(config, overrides))
     job = JobFacts(**facts, learners=tuple(LearnerFacts(**one) for one in learners))
     plan = make_plan(job, on)
-    click.echo(json.dumps(plan.to_json(), indent=2) if as_json else describe(plan))
+    click.echo(plan.to_json() if as_json else describe(plan))
 
 
 def _models(config: str) -> list[tuple[str, Any, int | None]]:
@@ -506,15 +517,14 @@ def sync(run: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(run: str, learner: str | None, as_json: bool) -> None:
     """Score the learners of RUN on held-out text."""
-    import json
-
+    from configs.strict_json import strict_json
     from trainer.control.run_folder import RunFolder
     from trainer.evaluation.final_scores import evaluate_run
     from trainer.evaluation.finished import SavedLearners
     from trainer.report import student_table
 
     results = evaluate_run(SavedLearners(RunFolder.existing(run)), learner)
-    click.echo(json.dumps(results, indent=2) if as_json else student_table(results))
+    click.echo(strict_json(results) if as_json else student_table(results))
 
 
 @main.command()

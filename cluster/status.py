@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import math
 import socket
 import time
 from collections.abc import Sequence
@@ -31,6 +29,7 @@ from cluster.run_files import (
     slow_ranks,
 )
 from cluster.slurm import QueuedJob, of_run
+from configs.strict_json import strict_json
 
 STALLED_AFTER = 300.0  # seconds without a row, or ten times the usual pause if that is longer
 FIRST_ROW_AFTER = 1800.0  # seconds, which a start and the steps before the first row may take
@@ -134,10 +133,7 @@ def read_run(run: Path, jobs: Sequence[QueuedJob] | None) -> RunStatus:
 
 def to_json(runs: Sequence[RunStatus]) -> str:
     """The runs as a JSON list; a loss that is not finite is null."""
-    plain = [dataclasses.asdict(run) for run in runs]
-    for run in plain:
-        run["losses"] = {k: v if math.isfinite(v) else None for k, v in run["losses"].items()}
-    return json.dumps(plain, indent=2, allow_nan=False)
+    return strict_json([dataclasses.asdict(run) for run in runs])
 
 
 def _budget(run: Path) -> tuple[int, float | None]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +35,7 @@ from data_pipeline.documents import STDIN, RawChunk, Reading, Stretch, line_of, 
 from data_pipeline.encoding import EncodedChunk, encode_all, held_out
 from data_pipeline.errors import DataError
 from data_pipeline.index import Index
-from data_pipeline.journal import Journal
+from data_pipeline.journal import Journal, alone
 from data_pipeline.shards import BLOCK_BYTES, token_dtype
 from data_pipeline.writing import SplitWriter, disk_errors
 
@@ -160,12 +161,16 @@ class _Build:
         self.seen: set[bytes] = set()
 
     def run(self, workers: int, on_progress: Callable[[Progress], None] | None) -> dict:
-        """Build to the end."""
+        """Build to the end, unless that is done."""
         finished = self._finished()
-        if finished is not None:
-            return finished
-        with disk_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        if finished is None:
+            with alone(self.folder / ".build"):
+                finished = self._finished()  # by another process, meanwhile
+                finished = finished or self._build(workers, on_progress)
+            shutil.rmtree(self.folder / ".build", ignore_errors=True)
+        return finished
+
+    def _build(self, workers: int, on_progress: Callable[[Progress], None] | None) -> dict:
         self.writers = {split: self._writer(split) for split in SPLITS}
         self.journal = Journal(self.folder / ".build", self.identity)
         self._resume()
@@ -281,15 +286,13 @@ class _Build:
             raise DataError(f"{', '.join(self.options.inputs)}: no documents with text there")
         if self.options.tasks > 1:
             self.journal.keep_digests(self.folder / "digests.bin")
-        tree = finish_folder(
+        return finish_folder(
             self.folder,
             self.options.tokenizer_dir,
             self.identity,
             (self.tokenizer, self.vocabulary),
             asdict(self.tally),
         )
-        self.journal.remove()
-        return tree
 
 
 def finish_folder(

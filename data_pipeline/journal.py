@@ -2,14 +2,16 @@
 
 ``state.npz`` holds the tally, the state of each writer and the identity of the build, and is
 replaced as a whole; ``digests.bin`` grows by the digest of each document, and the state says how
-much of it counts.
+much of it counts. ``lock`` is locked by the process that builds.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,15 +32,35 @@ class Saved:
     states: dict[str, State]
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Make `folder` and keep other builds out of it; a process that dies gives it free.
+
+    Raises DataError when another is at work in it.
+    """
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)  # not passed on to children
+    with open(lock, "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(
+                f"{folder.parent}: another build is at work there; wait for its end, or choose "
+                "another --out"
+            ) from None
+        except OSError:
+            pass  # a file system that knows no locks
+        yield
+
+
 class Journal:
-    """Puts down and finds again the state of one build in `folder`."""
+    """Puts down and finds again the state of one build in `folder`, which must exist."""
 
     def __init__(self, folder: Path, identity: dict) -> None:
         self._folder, self._identity = folder, identity
         self._noted: list[bytes] = []
         self._digest_bytes = 0
-        with disk_errors(folder):
-            folder.mkdir(exist_ok=True)
 
     def note(self, digest: bytes) -> None:
         """Remember the digest of a document."""
@@ -86,10 +108,6 @@ class Journal:
         self._write_digests()
         with disk_errors(path):
             self._digests.replace(path)
-
-    def remove(self) -> None:
-        """The build is finished: forget its state."""
-        shutil.rmtree(self._folder)
 
     @property
     def _digests(self) -> Path:

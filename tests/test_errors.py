@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import math
 import os
 import subprocess
 
@@ -73,6 +75,19 @@ def test_a_run_that_was_never_trained_cannot_be_synced(tmp_path):
 def test_wrong_usage_exits_2():
     assert CliRunner().invoke(command_line.main, ["train"]).exit_code == 2
     assert CliRunner().invoke(command_line.main, ["trian"]).exit_code == 2
+    for words in ("plan bert --mfu", "data build x --shard-mb", "stop x --wait"):
+        done = CliRunner().invoke(command_line.main, [*words.split(), "nan"])
+        assert (done.exit_code, "nan is not a number" in done.output) == (2, True), done.output
+
+
+def test_scores_that_are_not_finite_are_null_in_json(tmp_path, monkeypatch):
+    scores = {"learners": {"teacher": {"loss": math.nan, "accuracy": 0.5, "corpora": [math.inf]}}}
+    (tmp_path / "config.yaml").touch()
+    monkeypatch.setattr("trainer.evaluation.finished.SavedLearners", lambda folder: folder)
+    monkeypatch.setattr("trainer.evaluation.final_scores.evaluate_run", lambda *_: scores)
+    done = CliRunner().invoke(command_line.main, ["evaluate", str(tmp_path), "--json"])
+    (found,) = json.loads(done.output, parse_constant=pytest.fail)["learners"].values()
+    assert found == {"loss": None, "accuracy": 0.5, "corpora": [None]}
 
 
 def of_length(length: int) -> list[str]:

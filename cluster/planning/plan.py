@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 from cluster.errors import LaunchError
 from cluster.planning.choice import Choice, Option, choose, options
@@ -13,6 +12,7 @@ from cluster.planning.duration import StepTime, step_time
 from cluster.planning.facts import JobFacts, Machine
 from cluster.planning.failures import HOUR, Reliability, expect
 from cluster.planning.memory import STAGES, JobMemory, LearnerMemory, job_memory, learner_memory
+from configs.strict_json import strict_json
 
 STORED_BYTES = 12  # of a checkpoint per trained parameter: weight and two moments, float32
 LARGEST_JOB = 4096  # GPUs up to which the plan says how the job scales
@@ -51,18 +51,9 @@ class Plan:
     recommended: Choice | None
     scaling: list[Scaling]
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; what never ends is None."""
-        plain: dict[str, Any] = _finite(dataclasses.asdict(self))
-        return plain
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    def to_json(self) -> str:
+        """The plan as JSON; what never ends is null."""
+        return strict_json(dataclasses.asdict(self))
 
 
 def make_plan(job: JobFacts, machine: Machine) -> Plan:

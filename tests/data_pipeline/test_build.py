@@ -103,6 +103,26 @@ def test_an_interrupted_build_goes_on_to_the_same_bytes(
     assert tree[0] == tree[1]
 
 
+def test_two_builds_in_one_folder_are_not_at_work_at_once(
+    tmp_path: Path, text_file: Path, tokenizer_dir: Path, monkeypatch
+) -> None:
+    arguments = ([str(text_file)], str(tokenizer_dir), str(tmp_path / "out"))
+    take, refused = building._Build._take, []
+
+    def second(self, chunk):
+        monkeypatch.setattr(building._Build, "_take", take)
+        with pytest.raises(DataError, match="another build is at work there") as caught:
+            build(*arguments, **OPTIONS)
+        refused.append(str(caught.value))
+        take(self, chunk)
+
+    monkeypatch.setattr(building._Build, "_take", second)
+    build(*arguments, **OPTIONS, workers=2)
+    assert [line.partition(":")[0] for line in refused] == [arguments[-1]]
+    assert build(*arguments, **OPTIONS)["tally"]["documents"] == 300
+    assert not (tmp_path / "out" / ".build").exists()
+
+
 BUILD = """
 import sys, data_pipeline.building as b
 b.JOURNAL_SECONDS = 0.05
