@@ -12,7 +12,7 @@ from data_pipeline.errors import BadShard, DataError
 from data_pipeline.masking import NO_LABEL
 from data_pipeline.padding import padding_share, rows_for_tokens
 from data_pipeline.slots import BatchSizes
-from data_pipeline.stream import BatchStream, open_corpora, open_splits
+from data_pipeline.stream import BatchStream, contents, open_corpora, open_splits
 from data_pipeline.tokenization import Vocabulary
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "SourceConfig",
     "Vocabulary",
     "build",
+    "contents",
     "open_corpora",
     "open_splits",
     "padding_share",

@@ -149,6 +149,18 @@ class Corpus:
         return self.vocabulary.fingerprint
 
     @property
+    def content(self) -> str:
+        """16 hex digits that stand for the texts of both splits, their order and the vocabulary.
+
+        The same wherever the corpus lies: a hash of the SHA-256 of each shard, which the index has.
+        """
+        digest = hashlib.sha256(self.fingerprint.encode())
+        for split in SPLITS:
+            shards = Index.open(self.folder / split).shards["sha256"]
+            digest.update(f"{split} {len(shards)}".encode() + shards.tobytes())
+        return digest.hexdigest()[:16]
+
+    @property
     def token_counts(self) -> NDArray[np.int64]:
         """[vocab_size] how often each id occurs in the training split."""
         return Index.open(self.folder / "train").token_counts

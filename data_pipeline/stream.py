@@ -196,6 +196,13 @@ def open_corpora(config: DataConfig) -> dict[str, Corpus]:
     return {name: Corpus.open(path, config.cache_dir, cache_gb) for name, path in sources.items()}
 
 
+def contents(config: DataConfig) -> dict[str, str]:
+    """What each corpus holds (`Corpus.content`), by the key of the job that says where it lies."""
+    keys = [f"data.mixture.{name}.path" for name in config.mixture] or ["data.path"]
+    corpora = open_corpora(config).values()
+    return {key: corpus.content for key, corpus in zip(keys, corpora, strict=True)}
+
+
 def open_splits(config: DataConfig, split: str) -> CorpusSplit | dict[str, CorpusSplit]:
     """The split called "train" or "val" of the corpus, or of each corpus of the mixture."""
     splits = {name: corpus.split(split) for name, corpus in open_corpora(config).items()}

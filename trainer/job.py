@@ -15,7 +15,7 @@ import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 import configs
-from data_pipeline import BatchStream, open_corpora
+from data_pipeline import BatchStream, contents, open_corpora
 from data_pipeline.tokenization import load as load_tokenizer
 from data_pipeline.torch_masking import TorchMasker
 from trainer.batch_plan import global_batches
@@ -251,6 +251,7 @@ class Job:
         else:
             state = JobState.from_json(checkpoint.trainer_state)
         state.config = configs.dump(self.config)
+        state.corpora = contents(self.config.data)
         state.recovered = done_with(self.config.recover)
         return state
 

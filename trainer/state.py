@@ -64,6 +64,7 @@ class JobState:
     recovered: list[dict[str, Any]] = field(default_factory=list)  # entries of `recover`, done
     teacher_held_out: HeldOut | None = None  # the newest evaluation of the teacher
     unreadable: int = 0  # sequences
+    corpora: dict[str, str] = field(default_factory=dict)  # see `data_pipeline.contents`
     config: str = ""  # the job's, resolved, as YAML
 
     def to_json(self) -> dict[str, Any]:

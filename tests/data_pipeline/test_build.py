@@ -217,8 +217,9 @@ def test_duplicates_are_dropped_once_and_counted(
     make_corpus: Callable[..., Corpus], tokenizer_dir: Path, tmp_path: Path
 ) -> None:
     documents = make_documents(40)
-    corpus = make_corpus(documents + documents[:15])
-    assert documents_of(corpus) == documents_of(make_corpus(documents))
+    corpus, same = make_corpus(documents + documents[:15]), make_corpus(documents)
+    assert documents_of(corpus) == documents_of(same)
+    assert corpus.content == same.content != make_corpus(documents[1:]).content
     (tmp_path / "in.txt").write_text("\n\n".join(documents + documents[:15]))
     for keep in (False, True):
         tree = build(

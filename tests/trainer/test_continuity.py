@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from functools import partial
+
 import pytest
 
 import configs
+from data_pipeline import Corpus, build, contents
 from tests.conftest import TINY_JOB
+from tests.trainer.jobs import tiny_job
+from trainer.checkpoint import Owner
 from trainer.config import JobConfig
+from trainer.control.beginning import begin
+from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
-from trainer.lifecycle.continuity import accepted_changes
+from trainer.lifecycle import continuity
+
+accepted_changes = partial(continuity.accepted_changes, read={}, there={})
 
 
 def job(*overrides: str) -> JobConfig:
@@ -74,3 +85,44 @@ def test_what_breaks_the_order_or_a_shape_is_refused_and_a_fork_offered(override
     line = str(refused.value)
     assert line.startswith(f"{key}: ")
     assert f"tandem fork runs/tiny --step N --name NEW {key}=" in line
+
+
+MIXTURE = ("data.path=''", "data.mixture={a: {path: here}, b: {path: there}}")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "key"),
+    [
+        ((), ("data.path=other",), "data.path"),
+        (MIXTURE, (*MIXTURE, "data.mixture.b.path=other"), "data.mixture.b.path"),
+    ],
+)
+def test_a_corpus_may_move_but_not_become_another(before, now, key):
+    both, elsewhere = job(*before), job(*now)
+    read = {key: "0123"}
+    (line,) = continuity.accepted_changes(both, elsewhere, read, read)
+    assert line.startswith(f"{key}: ")
+    assert line.endswith(" -> other")
+    for job_now in (both, elsewhere):
+        with pytest.raises(TrainingError, match=rf"^{key}: .* tandem fork runs/tiny --step N"):
+            continuity.accepted_changes(both, job_now, read, {key: "4567"})
+
+
+def test_a_run_notices_what_has_become_of_its_corpus(corpus, text, tmp_path):
+    """Moved, then built anew from the same text with another share of it held out."""
+    there = tmp_path / "there"
+    before = tiny_job(corpus, tmp_path)
+    folder, after = RunFolder.of(before), tiny_job(there, tmp_path)
+    begin(before, Owner.here())
+    checkpoint = folder.checkpoints / "step-000000002"
+    checkpoint.mkdir(parents=True)
+    state = {"state": {"corpora": contents(before.data)}}
+    (checkpoint / "trainer.json").write_text(json.dumps(state))
+    shutil.copytree(corpus, there)
+    assert begin(after, Owner.here()).changes == [f"data.path: {corpus} -> {there}"]
+    shutil.rmtree(there)
+    build([str(text)], str(Corpus.open(str(corpus)).tokenizer_dir), str(there), val_fraction=0.3)
+    with pytest.raises(TrainingError, match=r"^data\.path: the corpus there is not what the run"):
+        begin(after, Owner.here())
+    (checkpoint / "trainer.json").write_text(json.dumps({"state": {}}))  # by an older version
+    assert begin(after, Owner.here()).changes == []

@@ -208,6 +208,8 @@ def test_a_fork_to_other_data_waits_for_scores_on_them(runs):
     assert state_at(folder, step).teacher_held_out is not None
     same = fork(folder, step, "same", ["steps=20"])
     assert state_at(same.folder, step).teacher_held_out == state_at(folder, step).teacher_held_out
+    corpora = {state_at(run, step).corpora["data.path"] for run in (folder, same.folder)}
+    assert len(corpora) == 1
     other = fork(folder, step, "other", ["data.sequence_length=16"])
     assert state_at(other.folder, step).teacher_held_out is None
 

@@ -79,6 +79,8 @@ def test_state_survives_its_json():
     learners = {"teacher": LearnerState(0), "students/a": LearnerState(5, 1, 700)}
     state = JobState("id", 7, 1000, 3.5, learners, teacher_held_out=HeldOut(2.0, 0.5))
     assert JobState.from_json(state.to_json()) == state
+    older = {key: value for key, value in state.to_json().items() if key != "corpora"}
+    assert JobState.from_json(older) == state
 
 
 def test_seeds_do_not_collide_by_concatenation():

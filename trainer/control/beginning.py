@@ -1,4 +1,4 @@
-"""The first thing an incarnation of a run does, before it reads any data or builds any model."""
+"""The first thing an incarnation of a run does, before it reads any text or builds any model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import configs
+from data_pipeline import contents
 from trainer.checkpoint import Attempt, Owner, published
+from trainer.checkpoint.folder import read_trainer_file
 from trainer.config import JobConfig
 from trainer.control.requests import forget
 from trainer.control.run_folder import REVISION, RunFolder
@@ -28,19 +30,29 @@ def begin(config: JobConfig, owner: Owner) -> Beginning:
     """Take the run folder over, and write the config into it. On rank 0 only.
 
     Raises CheckpointError where another job is at work in it, TrainingError where the run cannot go
-    on with this config.
+    on with this config or with what its corpora hold now, DataError where one of them is missing.
     """
     folder = RunFolder.of(config)
     folder.path.mkdir(parents=True, exist_ok=True)
     attempt = Attempt.begin(folder.path, owner)
     changes = []
     if folder.config.exists() and published(folder.checkpoints):
-        changes = accepted_changes(folder.load_config(), config)
+        read, there = _corpora_so_far(folder), contents(config.data)
+        changes = accepted_changes(folder.load_config(), config, read, there)
     if owner.restart == 0:  # a person has started it, whatever was asked of the run before
         forget(folder.requests)
     text = f"{REVISION}{_git_revision()}\n{configs.dump(config)}"
     replace(folder.config, text)
     return Beginning(config, attempt, changes)
+
+
+def _corpora_so_far(folder: RunFolder) -> dict[str, str]:
+    """What the run has read, as its newest checkpoint that says so has it; empty in old ones."""
+    for step in reversed(published(folder.checkpoints)):
+        state = read_trainer_file(folder.checkpoints, step).get("state", {})
+        if "corpora" in state:
+            return dict(state["corpora"])
+    return {}
 
 
 def _git_revision() -> str:

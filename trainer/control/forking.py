@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import configs
+from data_pipeline import contents
 from trainer.checkpoint import Checkpoint, CheckpointError, branch, published
 from trainer.config import JobConfig
 from trainer.control.run_folder import REVISION, RunFolder
@@ -46,6 +47,7 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
     Raises:
         TrainingError: there is no such checkpoint, there is such a run already, or the teacher
             would have another shape.
+        DataError: a corpus is missing.
     """
     if step not in published(run.checkpoints):
         steps = ", ".join(map(str, published(run.checkpoints))) or "none"
@@ -97,8 +99,11 @@ def _fill(
     found: Sequence[str],
 ) -> None:
     counters = {name: of for name, of in state["learners"].items() if name in learners}
-    own: dict[str, Any] = {"config": configs.dump(config), "wandb_id": secrets.token_hex(4)}
-    if any(change.startswith("data.") for change in found):  # its held-out text may be another
+    there = contents(config.data)
+    own: dict[str, Any] = {"config": configs.dump(config), "corpora": there}
+    own["wandb_id"] = secrets.token_hex(4)
+    moved = any(change.startswith("data.") for change in found)
+    if moved or state.get("corpora", there) != there:  # its held-out text may be another
         own["teacher_held_out"] = None
     state = {**state, "learners": counters, **own}
     branch(run.checkpoints, step, new.checkpoints, learners, state)

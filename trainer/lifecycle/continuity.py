@@ -1,7 +1,8 @@
 """Which changes of its config a run can go on with.
 
 The steps done already stand: what decides which sequence comes when, or what shape a learner's
-numbers have, must stay. Everything else may change, and is logged.
+numbers have, must stay. Everything else may change, and is logged. Where a corpus lies may change;
+what it holds may not.
 """
 
 from __future__ import annotations
@@ -52,19 +53,32 @@ class Change:
         return f"{self.key}: {self.old} -> {self.new}"
 
 
-def accepted_changes(before: JobConfig, now: JobConfig) -> list[str]:
+def accepted_changes(
+    before: JobConfig, now: JobConfig, read: Mapping[str, str], there: Mapping[str, str]
+) -> list[str]:
     """What has changed, one line ``key: old -> new`` each.
+
+    `read` and `there` are the contents of the corpora (`data_pipeline.contents`) that the run has
+    read and that it would read now; what is not known to have been read is left out.
 
     Raises TrainingError, naming the key, where the run cannot go on with such a change.
     """
     found = list(changes(before, now))
+    same = {key for key, content in read.items() if there.get(key) == content}
+    fork = (
+        "begin another run from a checkpoint of this one: "
+        f"tandem fork {now.runs}/{now.name} --step N --name NEW"
+    )
     for change in found:
-        if change.refusal:
+        if change.refusal and change.key not in same:  # else the corpus has only moved
             raise TrainingError(
-                f"{change}: {change.refusal}; put {change.old} back, or begin another run from a "
-                f"checkpoint of this one: tandem fork {now.runs}/{now.name} --step N --name NEW "
+                f"{change}: {change.refusal}; put {change.old} back, or {fork} "
                 f"{change.key}={change.new}"
             )
+    for key in sorted(read.keys() & there.keys() - same):
+        raise TrainingError(
+            f"{key}: the corpus there is not what the run has read so far; put that back, or {fork}"
+        )
     return [str(change) for change in found]
 
 
