@@ -103,8 +103,8 @@ def test_another_model_than_the_folder_has_is_named(runs, corpus, tmp_path):
 
     teacher = runs / "teacher" / "exports" / "teacher"
     places = [f"data.path={corpus}", f"runs={tmp_path}", f"teacher.init.pretrained={teacher}"]
-    failed = tandem("train", TINY_JOB, *places, *FROZEN, "teacher.model.ffn_size=48")
+    failed = tandem("train", TINY_JOB, *places, *FROZEN, "teacher.model.norm_eps=1e-9")
     assert failed.returncode == 1
-    assert "teacher.model.ffn_size: is 48, but" in one_line(failed.stderr)
+    assert "teacher.model.norm_eps: is 1e-09, but" in one_line(failed.stderr)
     failed = tandem("train", TINY_JOB, *places, *FROZEN, "students=null")
     assert "students: a frozen teacher needs at least one" in one_line(failed.stderr)
