@@ -262,7 +262,8 @@ class WatchConfig:
     """What a job looks out for.
 
     Every `replicas_every` steps, and before every checkpoint, the ranks compare what they hold in
-    common. Without a step for `hang_seconds`, each rank writes its stacks to its log and ends.
+    common. Without a step for `hang_seconds` (when scoring: a batch; at the end: an export), each
+    rank writes its stacks to its log and ends.
     """
 
     replicas_every: int = 100

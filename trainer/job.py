@@ -55,7 +55,7 @@ class Job:
         self.folder = RunFolder.of(config)
         _require_fit(config)
         stream, self.masker = _open_stream(config)
-        self._validation = ValidationSet(config)
+        self._validation = ValidationSet(config, surroundings.hang_watch.beat)
         self._unigram = self._validation.unigram()
         surroundings.startup.mark("data")
         newest = newest_intact(self.folder.checkpoints, _log.warning, dist.group.WORLD)
@@ -147,7 +147,6 @@ class Job:
         where = (self.device, dist.get_rank(), dist.get_world_size())
         scores = {}
         for name, learner in self.cohort.learners.items():
-            self.surroundings.hang_watch.beat()
             scores[name] = self._validation.evaluate(
                 learner.evaluate, self.config.batch.micro_batch, *where
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from trainer.engine import join_process_group
 from trainer.job import Job
 from trainer.loop import Outcome, train
 from trainer.measure.startup import Startup
+from trainer.watch.company import Beat, let_rank_0_work
 from trainer.watch.first_failure import FAILED, explained, on_rank_0
 
 _log = logging.getLogger(__name__)
@@ -70,18 +70,21 @@ def run_job(
 def _train_and_conclude(
     beginning: Beginning, device: torch.device, surroundings: Surroundings, announce: Announce
 ) -> Outcome:
-    with surroundings.hang_watch, Job(beginning.config, device, surroundings) as job:
-        for change in beginning.changes:
-            _log.info("since the run was last started: %s", change)
-            job.recorder.say(f"since the run was last started: {change}")
-        outcome = train(job)
-    # Launchers take a rank that ends early for one that died, so the others wait for rank 0, which
-    # may take longer over the results of large models than a collective usually may.
-    patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
-    if outcome is Outcome.FINISHED and dist.get_rank() == 0:
-        announce(job.folder, conclude(job.folder))
-    job.recorder.finish(completed=outcome is Outcome.FINISHED)
-    dist.barrier(patient)
+    watch = surroundings.hang_watch
+    with watch:
+        with Job(beginning.config, device, surroundings) as job:
+            for change in beginning.changes:
+                _log.info("since the run was last started: %s", change)
+                job.recorder.say(f"since the run was last started: {change}")
+            outcome = train(job)
+
+        def give_results(beat: Beat) -> None:
+            if outcome is Outcome.FINISHED:
+                announce(job.folder, conclude(job.folder, beat))
+            beat()
+            job.recorder.finish(completed=outcome is Outcome.FINISHED)
+
+        let_rank_0_work(give_results, watch)
     return outcome
 
 

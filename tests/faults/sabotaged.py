@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import tandem
-from trainer import loop
+from trainer import conclusion, loop
 from trainer.errors import TrainingError
 
 STEP = 3
@@ -42,9 +42,18 @@ def send(number: signal.Signals, learner: Any) -> None:
     os.kill(os.getpid(), number)
 
 
+def sleep(*_: Any) -> None:
+    time.sleep(1000)
+
+
+def sleep_in_an_export(learner: Any) -> None:
+    conclusion.export_learner = sleep
+
+
 SABOTAGE: dict[str, Callable[[Any], None]] = {
     "flips": flip_a_bit,
-    "sleeps": lambda learner: time.sleep(1000),
+    "sleeps": sleep,
+    "sleeps in an export": sleep_in_an_export,
     "freezes": lambda learner: os.kill(os.getpid(), signal.SIGSTOP),
     "fails": lambda learner: fail(RuntimeError("a bug of rank 1")),
     "jumps": lambda learner: jump(365.0),

@@ -27,16 +27,25 @@ def test_a_flipped_bit_is_found_before_the_next_checkpoint(corpus, tmp_path):
     assert all_steps(tmp_path / "tiny" / "checkpoints") == [2]
 
 
-@pytest.mark.parametrize("kind", ["sleeps", pytest.param("freezes", marks=pytest.mark.slow)])
-def test_a_rank_that_hangs_ends_the_job_with_every_stack_in_the_logs(kind, corpus, tmp_path):
-    process = start_sabotaged(f"{kind}@1", corpus, tmp_path, "watch.hang_seconds=15")
+@pytest.mark.parametrize(
+    ("kind", "rank", "others_wait_in"),
+    [
+        ("sleeps", 1, "step.py"),
+        pytest.param("freezes", 1, "step.py", marks=pytest.mark.slow),
+        pytest.param("sleeps in an export", 0, "company.py", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_hangs_ends_the_job_with_every_stack_in_the_logs(
+    kind, rank, others_wait_in, corpus, tmp_path
+):
+    process = start_sabotaged(f"{kind}@{rank}", corpus, tmp_path, "watch.hang_seconds=15")
     code, errors = end(process)
     assert code > 1
     assert "was ended by SIGALRM" in errors
     logs = tmp_path / "tiny" / "logs"
-    assert "sabotaged.py" in stacks((logs / "rank-001.log").read_text())
-    waiting = (logs / "rank-000.log").read_text()
-    assert "step.py" in stacks(waiting) or "Traceback" in waiting
+    assert "sabotaged.py" in stacks((logs / f"rank-00{rank}.log").read_text())
+    waiting = (logs / f"rank-00{1 - rank}.log").read_text()
+    assert others_wait_in in stacks(waiting) or "Traceback" in waiting
     assert not processes_of(tmp_path)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,9 @@ from trainer.job import Job
 from trainer.loop import Outcome, train
 from trainer.measure.startup import Startup
 from trainer.record import metrics
+from trainer.watch.company import let_rank_0_work
 from trainer.watch.first_failure import on_rank_0
+from trainer.watch.hang_watch import HangWatch
 
 
 def tiny_job(corpus: Path, runs: Path, *overrides: str) -> JobConfig:
@@ -50,12 +52,22 @@ def run(config: JobConfig, stop_after: int | None = None) -> RunFolder:
     return RunFolder.of(config)
 
 
-def finish(folder: RunFolder) -> dict[str, Any] | None:
-    """Scores, exports and report, on rank 0; collective."""
+class CountingWatch(HangWatch):
+    """A hang watch that knows how often there was progress."""
+
+    beats = 0
+
+    def beat(self) -> None:
+        self.beats += 1
+        super().beat()
+
+
+def finish(folder: RunFolder) -> int:
+    """Scores, exports and report, on rank 0; how often this rank's watch beat. Collective."""
     evaluation.SPEED_SECONDS = 0.0
-    results = conclude(folder) if dist.get_rank() == 0 else None
-    dist.barrier()
-    return results
+    watch = CountingWatch(folder.rank_log(dist.get_rank()), seconds=600.0)
+    let_rank_0_work(partial(conclude, folder), watch)
+    return watch.beats
 
 
 def curve(folder: RunFolder, learner: str = "") -> list[tuple[float, str, float]]:

@@ -107,7 +107,7 @@ def limited_jobs(corpus, runs):
     modules, joined = let_go(), first_weights()
     run(job, stop_after=6)
     alive = [module for module in modules if module() is not None]
-    finish(run(job))
+    beats = finish(run(job))
     late = dataclasses.replace(job.students["late"], stop=StopConfig(steps=4))
     with pytest.raises(TrainingError) as too_late:
         run(with_students(job, late=late))
@@ -116,7 +116,7 @@ def limited_jobs(corpus, runs):
     for name, student in job.students.items():
         run(with_students(dataclasses.replace(job, name=f"only-{name}"), **{name: student}))
     run(dataclasses.replace(job, name="nobody", students={}))
-    return count, len(alive), joined
+    return count, len(alive), joined, beats
 
 
 def all_jobs(corpus, runs):
@@ -157,7 +157,7 @@ def test_a_student_that_was_dropped_stays_in_old_checkpoints_only(runs):
 
 def test_a_finished_student_costs_nothing_and_stays_in_every_checkpoint(launched):
     runs, results = launched
-    for let_go_of, alive, _ in results:
+    for let_go_of, alive, *_ in results:
         assert (let_go_of, alive) == (2, 0)
     folder = RunFolder(runs / "limited")
     names = ("teacher", "students/tinybert", "students/late")
@@ -173,6 +173,12 @@ def test_a_finished_student_costs_nothing_and_stays_in_every_checkpoint(launched
     results = json.loads(folder.evaluation.read_text())["learners"]
     assert [results[name]["finished_at"] for name in names] == [None, 4, 5]
     assert "Optimizer steps: 2" in (folder.exports / "late" / "README.md").read_text()
+
+
+def test_while_rank_0_ends_the_run_the_others_hear_that_it_gets_on(launched):
+    """At least with the scores, the comparison and the export of each of three students."""
+    first, second = (beats for *_, beats in launched[1])
+    assert first == second > 9
 
 
 @pytest.mark.parametrize("name", ["tinybert", "late", "copy"])

@@ -28,6 +28,7 @@ from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
 from trainer.evaluation.scores import SUMS
 from trainer.state import HeldOut
+from trainer.watch.company import Beat
 
 # The masks of held-out text do not depend on the job's seed, so that jobs can be compared.
 SEED = 0
@@ -48,8 +49,11 @@ class Scores:
 class ValidationSet:
     """The held-out sequences of a job, as any number of ranks share them."""
 
-    def __init__(self, config: JobConfig) -> None:
-        """Raise DataError when a corpus of the job has no validation split."""
+    def __init__(self, config: JobConfig, beat: Beat = lambda: None) -> None:
+        """Raise DataError when a corpus of the job has no validation split.
+
+        `beat` is called before every batch that is read.
+        """
         # Held-out scores are to be compared over time: one length, one packing, one rate, also for
         # learners that read text which is not masked.
         rate = config.data.masking.rate or MaskingConfig().rate
@@ -58,7 +62,7 @@ class ValidationSet:
         wanted = config.evaluation.sequences
         self._opened = open_corpora(config.data)
         self.corpora = {
-            name: _HeldOutCorpus.open(corpus.split("val"), data, wanted)
+            name: _HeldOutCorpus.open(corpus.split("val"), data, wanted, beat)
             for name, corpus in self._opened.items()
         }
 
@@ -104,17 +108,19 @@ class ValidationSet:
 class _HeldOutCorpus:
     stream: BatchStream
     steps: int
+    beat: Beat
 
     @classmethod
-    def open(cls, split: CorpusSplit, data: DataConfig, wanted: int) -> _HeldOutCorpus:
+    def open(cls, split: CorpusSplit, data: DataConfig, wanted: int, beat: Beat) -> _HeldOutCorpus:
         total = BatchStream(split, data, SEED, 1).samples_per_epoch
         rows = min(ROWS, total, wanted)
-        return cls(BatchStream(split, data, SEED, rows), min(wanted, total) // rows)
+        return cls(BatchStream(split, data, SEED, rows), min(wanted, total) // rows, beat)
 
     def batches(self, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
         """This rank's share. Over all ranks each sequence is scored once; all ranks get as many
         rows, since their forward passes are collective."""
         for step in range(self.steps):
+            self.beat()
             yield _share(self.stream.batch(step), rank, world_size)
 
 
