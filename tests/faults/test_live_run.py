@@ -180,7 +180,7 @@ def test_a_fork_does_not_overwrite_a_run(stopped):
 def test_a_fork_keeps_its_teacher(stopped):
     folder, _ = stopped
     step = published(folder.checkpoints)[0]
-    other = "teacher.model.ffn_size=48"
+    other = "teacher.model.norm_eps=1e-9"
     answer = command("fork", folder.path, "--step", step, "--name", "narrow", other)
     assert answer.exit_code == 1
     assert "teacher.model: a fork goes on with its teacher" in answer.output
