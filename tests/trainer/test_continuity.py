@@ -108,6 +108,13 @@ def test_a_corpus_may_move_but_not_become_another(before, now, key):
             continuity.accepted_changes(both, job_now, read, {key: "4567"})
 
 
+def test_the_corpora_of_a_mixture_keep_their_places():
+    mixed, read = job(*MIXTURE), {"data.mixture.a.path": "0", "data.mixture.b.path": "1"}
+    assert continuity.accepted_changes(mixed, mixed, read, read) == []
+    with pytest.raises(TrainingError, match=r"^data\.mixture: the order of the data would be"):
+        continuity.accepted_changes(mixed, mixed, read, dict(reversed(read.items())))
+
+
 def test_a_run_notices_what_has_become_of_its_corpus(corpus, text, tmp_path):
     """Moved, then built anew from the same text with another share of it held out."""
     there = tmp_path / "there"

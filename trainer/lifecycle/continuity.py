@@ -75,6 +75,8 @@ def accepted_changes(
                 f"{change}: {change.refusal}; put {change.old} back, or {fork} "
                 f"{change.key}={change.new}"
             )
+    if read.keys() == there.keys() and [*read] != [*there]:  # rows go to corpora in turn
+        raise TrainingError(f"data.mixture: {ORDER}; put its entries back in order, or {fork}")
     for key in sorted(read.keys() & there.keys() - same):
         raise TrainingError(
             f"{key}: the corpus there is not what the run has read so far; put that back, or {fork}"
