@@ -16,6 +16,7 @@ import argparse
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,10 @@ def measure(parameters: int, stage: int, saves: int, folder: str) -> dict[str, f
     engine = start(parameters, stage)
     step(engine)
     writer = CheckpointWriter(Path(folder) / f"stage-{stage}", Retention(last=1))
-    save = {"learners": {"teacher": engine}, "trainer_state": {}}
+    save: dict[str, Any] = {"learners": {"teacher": engine}, "trainer_state": {}}
     first, _ = stalled(writer, engine, 0, save)
     synchronous = [
-        timed(lambda number=number: writer.save(1 + number, **save, wait=True))  # type: ignore[misc]
-        for number in range(saves)
+        timed(partial(writer.save, 1 + number, wait=True, **save)) for number in range(saves)
     ]
     stalls, meanwhile = [], []
     for number in range(saves):

@@ -10,16 +10,27 @@ states, which stay, are not among them.
 from __future__ import annotations
 
 import argparse
+import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from cotraining_speed import COUNTS, Cast, alone_in_the_world, forward, learn, random_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.cotraining_speed import (
+    COUNTS,
+    Cast,
+    alone_in_the_world,
+    forward,
+    learn,
+    random_batch,
+)
 from trainer.knowledge import detach
 from trainer.learner import Learner
 from trainer.step import train_step

@@ -17,7 +17,6 @@ import importlib
 import os
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -48,6 +47,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     megabytes = os.path.getsize(options.text) / 1e6
+    contestants: dict[str, Callable[..., Took]]
     contestants = {"tokenizers alone": tokenizers_alone, "tandem data build": whole_build}
     if options.tokenizer.endswith(".model"):
         contestants = {"sentencepiece alone": sentencepiece_alone, **contestants}
@@ -111,7 +111,7 @@ def whole_build(text: str, tokenizer_dir: str, cores: int) -> Took:
     def whole() -> None:
         build([text], tokenizer_dir, f"{folder}/corpus", workers=cores)
         # What the server of the processes and these have used is known once it has ended.
-        forkserver._forkserver._stop()
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
     with tempfile.TemporaryDirectory() as folder:
         return clocked(whole)
@@ -148,4 +148,4 @@ def cpu_seconds() -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -22,6 +22,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def rate(batches: Batches, tokens: int) -> float:
 
 def ours(split: CorpusSplit, length: int, rows: int) -> dict[str, Callable[[], Batches]]:
     """Batches of this project, by packing and masking."""
-    kinds = {
+    kinds: dict[str, dict[str, Any]] = {
         "tandem: full_sentences, tokens": {},
         "tandem: contiguous, tokens": {"packing": "contiguous"},
         "tandem: segment_pair, tokens": {"packing": "segment_pair"},
@@ -96,7 +97,7 @@ def ours(split: CorpusSplit, length: int, rows: int) -> dict[str, Callable[[], B
         "tandem: full_sentences, smoothed": {"masking": MaskingConfig(smoothing=0.7)},
     }
 
-    def stream(options: dict) -> Batches:
+    def stream(options: dict[str, Any]) -> Batches:
         config = DataConfig(path="unused", sequence_length=length, **options)
         found = BatchStream(split, config, 1, rows)
         step = 0
@@ -104,7 +105,7 @@ def ours(split: CorpusSplit, length: int, rows: int) -> dict[str, Callable[[], B
             yield found.batch(step).input_ids.size
             step += 1
 
-    return {name: lambda options=options: stream(options) for name, options in kinds.items()}
+    return {name: partial(stream, options) for name, options in kinds.items()}
 
 
 def slices(split: CorpusSplit, length: int, tokens: int) -> np.ndarray:
@@ -189,4 +190,4 @@ def both(tar: str, rows: int, collator: Callable) -> Batches:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

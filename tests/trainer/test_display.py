@@ -99,9 +99,11 @@ def test_on_a_terminal_the_last_state_stays_and_messages_go_above(clock, width):
     assert "tiny 2.000" in text
 
 
+# A shell lets what it starts in the background ignore SIGINT.
 PROGRAM = """
-import time
+import signal, time
 from trainer.record.display import Display
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with Display("demo", 10**6) as display:
     for step in range(10**6):
         display.update(step, {"teacher/loss": 1.0})
