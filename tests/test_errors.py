@@ -90,10 +90,12 @@ def test_scores_that_are_not_finite_are_null_in_json(tmp_path, monkeypatch):
     assert found == {"loss": None, "accuracy": 0.5, "corpora": [None]}
 
 
+LEARNERS = ("teacher", "students.distilbert", "students.tinybert")
+
+
 def of_length(length: int) -> list[str]:
     """Overrides for sequences of this length, which the models have room for."""
-    learners = ("teacher", "students.distilbert", "students.tinybert")
-    rooms = [f"{learner}.model.max_positions={length}" for learner in learners]
+    rooms = [f"{learner}.model.max_positions={length}" for learner in LEARNERS]
     return [f"data.sequence_length={length}", *rooms]
 
 
@@ -101,10 +103,13 @@ JOBS = {
     "no corpus": (["data.path=nowhere"], "nowhere"),
     "not one full sequence": (of_length(32768), "single full sequence"),
     "too few positions": (["data.sequence_length=64"], "teacher.model.max_positions"),
-    "another vocabulary": (["teacher.model.vocab_size=100"], "vocab_size 100"),
+    "another vocabulary": (
+        [f"{learner}.model.vocab_size=100" for learner in LEARNERS],
+        "vocab_size 100",
+    ),
     "an objective that does not fit": (
         ["students.tinybert.model.heads=2"],
-        "students.tinybert.objective: attention",
+        "students.tinybert.objective.attention: ",
     ),
     "layers that are not there": (
         ["students.distilbert.init.teacher_layers=[0,9]", "students.distilbert.start=null"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,7 +120,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
         "model.safetensors: not a readable tensor file",
     ),
     "noise": (
-        lambda f: (f / "model.safetensors").write_bytes(os.urandom(1000)),
+        lambda f: (f / "model.safetensors").write_bytes(random.Random(0).randbytes(1000)),
         "model.safetensors: not a readable tensor file",
     ),
     "empty": (
@@ -133,8 +134,15 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
         "import the weights unquantised",
     ),
     "noise in bin": (
-        lambda f: (to_bin(f, {}), (f / "pytorch_model.bin").write_bytes(os.urandom(1000))),
+        lambda f: (
+            to_bin(f, {}),
+            (f / "pytorch_model.bin").write_bytes(random.Random(0).randbytes(1000)),
+        ),
         "pytorch_model.bin: ",
+    ),
+    "a pickle that takes from an empty stack": (
+        lambda f: (to_bin(f, {}), (f / "pytorch_model.bin").write_bytes(b"\x80\x02q\x00.")),
+        "pytorch_model.bin: not a readable tensor file",
     ),
     "outside": (
         lambda f: (
