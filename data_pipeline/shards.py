@@ -73,7 +73,7 @@ def _array(data: memoryview) -> NDArray:
         raise ValueError("unexpected npy version")
     try:
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    except Exception as error:  # of any kind: it evaluates what is there as Python
+    except Exception as error:  # of any kind: it parses a Python literal
         raise ValueError(f"not an npy header: {error}") from None
     if dtype.kind != "u" or len(shape) != 1:
         raise ValueError(f"unexpected array of {dtype}")

@@ -75,7 +75,6 @@ def test_a_term_may_come_and_go_but_not_its_projection():
         ("data.sequence_length=16", "data.sequence_length"),
         ("data.masking.rate=0.3", "data.masking.rate"),
         ("data.phases=[{from_step: 4, sequence_length: 16}]", "data.phases"),
-        ("teacher.model.max_positions=64", "teacher.model.max_positions"),
         ("students.tinybert.model.layers=1", "students.tinybert.model.layers"),
     ],
 )
@@ -85,6 +84,11 @@ def test_what_breaks_the_order_or_a_shape_is_refused_and_a_fork_offered(override
     line = str(refused.value)
     assert line.startswith(f"{key}: ")
     assert f"tandem fork runs/tiny --step N --name NEW {key}=" in line
+
+
+def test_another_shape_of_the_teacher_is_another_run():
+    with pytest.raises(TrainingError, match=r"^teacher\.model\.max_positions: .* name=NEW"):
+        accepted_changes(job(), job("teacher.model.max_positions=64"))
 
 
 MIXTURE = ("data.path=''", "data.mixture={a: {path: here}, b: {path: there}}")

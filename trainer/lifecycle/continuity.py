@@ -71,10 +71,10 @@ def accepted_changes(
     )
     for change in found:
         if change.refusal and change.key not in same:  # else the corpus has only moved
-            raise TrainingError(
-                f"{change}: {change.refusal}; put {change.old} back, or {fork} "
-                f"{change.key}={change.new}"
-            )
+            way_out = f"{fork} {change.key}={change.new}"
+            if change.key.startswith("teacher."):
+                way_out = "begin another run: name=NEW (a fork would keep its teacher)"
+            raise TrainingError(f"{change}: {change.refusal}; put {change.old} back, or {way_out}")
     if read.keys() == there.keys() and [*read] != [*there]:  # rows go to corpora in turn
         raise TrainingError(f"data.mixture: {ORDER}; put its entries back in order, or {fork}")
     for key in sorted(read.keys() & there.keys() - same):
