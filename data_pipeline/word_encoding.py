@@ -2,44 +2,30 @@
 
 In 10 MB of text nine of ten words occurred before, and looking one up is much cheaper than
 encoding it. The ids are those of the whole text: it is cut only where white space begins, with
-tokenizers of which it is known what that changes (`rule_of`), and a document whose tokens it could
-change is left to be encoded whole.
+tokenizers of which it is known what that changes (`data_pipeline.word_rules`), and a document whose
+tokens it could change is left to be encoded whole.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tokenizers
 from numpy.typing import ArrayLike, NDArray
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, models
 
-TABLE_WORDS = 1 << 18  # about 40 MB
+from data_pipeline.unigram import plain_words_of
+from data_pipeline.word_rules import ASCII_SPACE, rule_of
+from data_pipeline.word_table import STEP, WordTable
+
+TABLE_WORDS = 1 << 19  # about 30 MB
 LEARNED_AT_ONCE = 1 << 12  # words; what the tokenizer returns is large
-# Unicode's White_Space; Python's \s has four control characters more.
-_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-# What follows the map of characters in a SentencePiece normalizer; see `vocabularies`.
-_EVENED_OUT = [str(normalizers.Replace(Regex(" {2,}"), " ")), str(normalizers.Strip())]
-
-
-@dataclass(frozen=True)
-class WordRule:
-    """Where text may be cut before white space without changing its tokens.
-
-    `sentence_end`, matched from a sentence's last character on, says whether it may be cut there;
-    `stands_alone` whether a word's tokens are the same with and without the words around it. Where
-    white space comes in runs that must not be cut, `runs` finds the words, each after its own.
-    Where line feeds are no white space, what begins with one is encoded after `lead`.
-    """
-
-    sentence_end: re.Pattern[str]
-    stands_alone: Callable[[str], bool] = lambda word: True
-    runs: re.Pattern[str] | None = None
-    lead: str = ""
+# Unicode's White_Space beyond ASCII; Python's \s has four control characters more.
+_OTHER_SPACE = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 
 
 @dataclass(frozen=True)
@@ -48,70 +34,6 @@ class DocumentIds:
 
     tokens: NDArray[np.integer]  # [tokens]
     sentences: NDArray[np.integer]  # [sentences] tokens of each
-
-
-def rule_of(tokenizer: tokenizers.Tokenizer) -> WordRule | None:
-    """Where text without added tokens may be cut for a tokenizer, None where that is not known."""
-    normalizer, splitter = tokenizer.normalizer, tokenizer.pre_tokenizer
-    added = tokenizer.get_added_tokens_decoder().values()
-    if normalizer is not None and any(token.normalized for token in added):
-        return None  # they may occur in normalized text only
-    kinds = (type(tokenizer.model), type(normalizer), type(splitter))
-    if kinds == (models.WordPiece, normalizers.BertNormalizer, pre_tokenizers.BertPreTokenizer):
-        return BERT_RULE
-    if kinds[0] is models.BPE and isinstance(splitter, pre_tokenizers.ByteLevel):
-        known = kinds[1] in (type(None), normalizers.Lowercase)
-        plain = splitter.use_regex and not splitter.add_prefix_space
-        return BYTE_LEVEL_RULE if known and plain else None
-    if kinds[0] is models.Unigram and isinstance(splitter, pre_tokenizers.Metaspace):
-        marked = splitter.prepend_scheme == "always" and splitter.split
-        return unigram_rule(normalizer, tokenizer.get_vocab()) if marked else None
-    return None
-
-
-# BERT's normalizer maps characters one by one, combining marks aside, which white space does not
-# take up; its splitting drops white space.
-BERT_RULE = WordRule(re.compile(r".[ \n]", re.DOTALL))
-# No match of GPT-2's pattern goes on from other characters to white space, and what it looks ahead
-# for is the end of a run of white space, which must not be cut.
-BYTE_LEVEL_RULE = WordRule(
-    re.compile(rf"[^{_SPACE}][{_SPACE}]"),
-    lambda word: word != "" and not word[-1].isspace(),
-    re.compile(rf"[{_SPACE}]*[^{_SPACE}]+"),
-)
-
-
-def unigram_rule(
-    normalizer: normalizers.Normalizer | None, pieces: Mapping[str, int]
-) -> WordRule | None:
-    """The rule for SentencePiece's normalization, after which one space begins each word.
-
-    It maps clusters of characters, and a combining mark may take up the space before it: of words
-    that are not plain it is tried out. A line feed that is not mapped to a space is a character
-    that no piece has: whatever is around it is cut alike, and known characters stay apart from it.
-    """
-    if not isinstance(normalizer, normalizers.Sequence):
-        return None
-    steps = [normalizer[number] for number in range(len(normalizer))]
-    if steps and isinstance(steps[0], normalizers.Precompiled):
-        del steps[0]
-    if [str(step) for step in steps] != _EVENED_OUT:
-        return None
-    normalize = normalizer.normalize_str
-    # The one cluster with white space at its end is a line feed after a carriage return.
-    ends, lead = r"[^\r][ \n]", ""
-    if normalize("a\nb") != "a b":
-        known = [one for one in map(chr, range(33, 127)) if one in pieces and normalize(one) == one]
-        if not known or any("\n" in piece for piece in pieces):
-            return None
-        ends, lead = rf".[ ]|[{re.escape(''.join(known))}]\n", known[-1]
-
-    def stands_alone(word: str) -> bool:
-        text = lead + word[1:] if word[:2] == " \n" else word
-        plain = text.isascii() and text.isprintable()
-        return plain or normalize(f"x {text} x") == normalize(f"x {normalize(text)} x")
-
-    return WordRule(re.compile(ends, re.DOTALL), stands_alone, lead=lead)
 
 
 class WordEncoder:
@@ -124,8 +46,10 @@ class WordEncoder:
         self._added = [token.content for token in added.values()]
         self._mark = tokenizer.id_to_token(separator) or ""
         self._rule = rule_of(tokenizer) if _separates(added, separator) else None
-        self._table = _Table({})
-        self._words = _Words.none()
+        unigram = isinstance(tokenizer.model, models.Unigram)
+        self._plain = plain_words_of(tokenizer) if self._rule and unigram else None
+        self._table = WordTable()
+        self._tokens = _WordTokens()
 
     def __call__(
         self, documents: Sequence[str], ends: Sequence[Sequence[int]]
@@ -134,60 +58,84 @@ class WordEncoder:
 
         `ends` says where the sentences of each document end, in characters.
         """
-        may_cut = [self._may_cut(text, stops) for text, stops in zip(documents, ends, strict=True)]
-        words: list[str] = []
-        counts: list[int] = []  # words of each sentence
-        for text, stops, may in zip(documents, ends, may_cut, strict=True):
-            for start, end in itertools.pairwise([0, *stops]) if may else ():
-                found = self._cut(text[start:end])
-                counts.append(len(found))
-                words += found
-        sentences = [len(stops) for stops, may in zip(ends, may_cut, strict=True) if may]
-        numbers = self._numbers(words)
-        encoded = self._words.documents(numbers, counts, sentences)
-        return [next(encoded) if may else None for may in may_cut]
-
-    def _may_cut(self, text: str, ends: Sequence[int]) -> bool:
-        if self._rule is None or any(token in text for token in self._added):
-            return False
-        may_end = self._rule.sentence_end.match
-        return all(may_end(text, end - 1) for end in ends[:-1])
-
-    def _cut(self, sentence: str) -> list[str]:
-        """The words of a sentence, without the space that was before each.
-
-        Where it was none, or more, this stands before the word, and a space to tell it by.
-        """
-        assert self._rule is not None
-        if self._rule.runs and ("  " in sentence or "\n " in sentence):
-            return [" " + word for word in self._rule.runs.findall(sentence)]
-        words = sentence.split(" ")
-        if sentence[0] == " ":
-            del words[0]  # what was before that space
-        else:
-            words[0] = " " + words[0]
-        return words
-
-    def _numbers(self, words: list[str]) -> NDArray[np.int32]:
-        """The number in the table of each word; new ones are learnt."""
-        if len(self._table) > TABLE_WORDS:  # the later half, the rarer words, goes
-            self._table = _Table(itertools.islice(self._table.items(), TABLE_WORDS // 2))
-            self._words = self._words.first(len(self._table))
-        numbers = np.fromiter(map(self._table.__getitem__, words), np.int32, len(words))
-        fresh = [*itertools.islice(self._table, len(self._words.sizes), None)]
-        parts = [
-            self._learn(fresh[first : first + LEARNED_AT_ONCE])
-            for first in range(0, len(fresh), LEARNED_AT_ONCE)
+        if self._rule is None:
+            return [None] * len(documents)
+        text = _Text.of(documents, ends, self._rule.line_feeds)
+        whole = self._whole(text, documents)
+        starts, stops = self._cut(text, whole)
+        numbers = self._table.numbers(text.data, starts, stops)
+        self._learn(text, numbers, starts, stops)
+        ids, sizes, alone = self._tokens.of(numbers)
+        words = np.searchsorted(starts, text.sentences)  # before each sentence, and of all
+        tokens = _edges(sizes)[words]
+        in_context = np.diff(_edges(~alone)[words[text.documents]])
+        found = itertools.starmap(slice, itertools.pairwise(text.documents.tolist()))
+        encoded = [
+            None if must else _document(ids, tokens, sentences)
+            for must, sentences in zip(whole | (in_context > 0), found, strict=True)
         ]
-        self._words = self._words.joined(parts)
-        return numbers
+        self._forget()
+        return encoded
 
-    def _learn(self, words: list[str]) -> _Words:
-        """Words of the table, encoded."""
+    def _whole(self, text: _Text, documents: Sequence[str]) -> NDArray[np.bool_]:
+        """[documents] which of them must not be cut."""
+        assert self._rule is not None
+        may_end = np.ones(len(text.sentences), bool)  # so may what ends with its document
+        inner = np.ones(len(text.sentences), bool)
+        inner[text.documents] = False
+        ends = text.sentences[inner]
+        may_end[inner] = self._rule.sentence_may_end(text.data, text.white, ends)
+        whole = np.diff(_edges(~may_end)[text.documents]) > 0
+        marks = [*self._added, *self._rule.never]
+        if found := [mark for mark in marks if mark in text.characters]:
+            whole |= [any(mark in one for mark in found) for one in documents]
+        return whole
+
+    def _cut(
+        self, text: _Text, whole: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the words of documents that may be cut start and end."""
+        assert self._rule is not None
+        begins = self._rule.word_starts(text.data, text.white)
+        begins[text.sentences] = True
+        starts = np.flatnonzero(begins)  # and the end of the text
+        words = np.diff(np.searchsorted(starts, text.sentences[text.documents]))
+        cut = np.repeat(~whole, words)
+        return starts[:-1][cut], starts[1:][cut]
+
+    def _learn(
+        self,
+        text: _Text,
+        numbers: NDArray[np.int32],
+        starts: NDArray[np.int64],
+        stops: NDArray[np.int64],
+    ) -> None:
+        """Encode the words that are new."""
+        assert self._rule is not None
+        new = self._tokens.unknown(numbers, len(self._table))
+        number, start, stop = numbers[new], starts[new], stops[new]
+        if self._plain:
+            plain, ids, sizes = self._plain(text.data, start, stop)
+            self._tokens.add(number[plain], ids, sizes, np.ones(len(sizes), bool))
+            number, start, stop = number[~plain], start[~plain], stop[~plain]
+        words = [
+            text.data[first:last].tobytes().decode()
+            for first, last in zip(start.tolist(), stop.tolist(), strict=True)
+        ]
+        alone = np.fromiter(map(self._rule.stands_alone, words), bool, len(words))
+        if self._rule.keeps_runs:
+            alone &= ~text.white[stop - 1]
+        for first in range(0, len(words), LEARNED_AT_ONCE):
+            part = slice(first, first + LEARNED_AT_ONCE)
+            self._tokens.add(number[part], *self._encode(words[part]), alone[part])
+
+    def _encode(self, words: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The ids of words, end to end, and how many each has."""
         assert self._rule is not None
         lead = self._rule.lead
-        led = np.array([lead != "" and word[:2] == " \n" for word in words], bool)
-        text = self._mark.join([lead, *map(self._text_of, words)])
+        led = np.array([lead != "" and word[:1] == "\n" for word in words], bool)
+        texts = [lead + word if leads else word for word, leads in zip(words, led, strict=True)]
+        text = self._mark.join([lead, *texts])
         (one,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         ids = np.array(one.ids, np.int32)
         is_separator = ids == self._separator
@@ -197,68 +145,100 @@ class WordEncoder:
         keep = ~is_separator
         for start in [0, *(edges[1:-1][led] + 1).tolist()]:
             keep[start : start + lead_size] = False
-        alone = np.fromiter(map(self._rule.stands_alone, words), bool, len(words))
-        return _Words(ids[keep], sizes - lead_size * led, alone)
+        return ids[keep], sizes - lead_size * led
 
-    def _text_of(self, word: str) -> str:
-        """What is encoded for a word of the table."""
-        assert self._rule is not None
-        if word[:1] != " ":
-            return " " + word
-        return self._rule.lead + word[1:] if word[1:2] == "\n" else word[1:]
-
-
-class _Table(dict[str, int]):
-    """The number of each word; a new one takes the next number."""
-
-    def __missing__(self, word: str) -> int:
-        number = self[word] = len(self)
-        return number
+    def _forget(self) -> None:
+        """Of a full table the later half, the rarer words, goes."""
+        if len(self._table) > TABLE_WORDS:
+            self._table.forget_after(TABLE_WORDS // 2)
+            self._tokens = self._tokens.first(len(self._table))
 
 
 @dataclass(frozen=True)
-class _Words:
-    """The tokens of words, by number."""
+class _Text:
+    """Documents end to end."""
 
-    ids: NDArray[np.int32]  # [tokens of all words]
-    sizes: NDArray[np.int64]  # [words] tokens of each
-    alone: NDArray[np.bool_]  # [words] whether these are its tokens wherever it stands
+    characters: str
+    data: NDArray[np.uint8]  # [bytes + STEP] in UTF-8, perhaps without line feeds; zeros behind
+    white: NDArray[np.bool_]  # [bytes + STEP] where a character of white space ends
+    sentences: NDArray[np.int64]  # [sentences + 1] bytes before each, and all
+    documents: NDArray[np.int64]  # [documents + 1] sentences before each, and all
 
     @classmethod
-    def none(cls) -> _Words:
-        return cls(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, bool))
+    def of(
+        cls, documents: Sequence[str], ends: Sequence[Sequence[int]], line_feeds: bool
+    ) -> _Text:
+        """`ends` are those of the sentences of each document, in characters; `line_feeds` says
+        whether these are spaces."""
+        text = "".join(documents)
+        encoded = text.replace("\n", " " if line_feeds else "\n").encode()
+        data = np.frombuffer(encoded + bytes(STEP), np.uint8)
+        sentences = _edges([len(stops) for stops in ends])
+        before = _edges([len(document) for document in documents])[:-1]
+        inside = np.fromiter(itertools.chain.from_iterable(ends), np.int64, sentences[-1])
+        stops = np.concatenate([[0], inside + np.repeat(before, np.diff(sentences))])
+        white = ASCII_SPACE[data]
+        if not text.isascii():
+            places = np.flatnonzero((data & 0xC0) != 0x80)  # the first byte of each character
+            stops = places[stops]
+            white[[places[one.end()] - 1 for one in _OTHER_SPACE.finditer(text)]] = True
+        return cls(text, data, white, stops, sentences)
 
-    def first(self, count: int) -> _Words:
-        sizes = self.sizes[:count]
-        return _Words(self.ids[: sizes.sum()], sizes, self.alone[:count])
 
-    def joined(self, others: Sequence[_Words]) -> _Words:
-        every = [self, *others]
-        return _Words(
-            np.concatenate([one.ids for one in every]),
-            np.concatenate([one.sizes for one in every]),
-            np.concatenate([one.alone for one in every]),
-        )
+class _WordTokens:
+    """The tokens of words, by number."""
 
-    def documents(
-        self, numbers: NDArray[np.int32], words: Sequence[int], sentences: Sequence[int]
-    ) -> Iterator[DocumentIds | None]:
-        """Documents out of the numbers of their words, so many `words` in each sentence and so many
-        `sentences` in each document; None for one that must be encoded whole."""
-        sizes = self.sizes[numbers]
-        token_edges = _edges(sizes)
-        starts = (np.cumsum(self.sizes) - self.sizes)[numbers]
-        tokens = self.ids[np.repeat(starts - token_edges[:-1], sizes) + np.arange(token_edges[-1])]
-        word_edges = _edges(words)
-        sentence_sizes = np.diff(token_edges[word_edges])
-        bad = _edges(~self.alone[numbers])
-        for first, last in itertools.pairwise(_edges(sentences).tolist()):
-            start, end = word_edges[first], word_edges[last]
-            if bad[start] < bad[end]:
-                yield None
-            else:
-                part = slice(token_edges[start], token_edges[end])
-                yield DocumentIds(tokens[part], sentence_sizes[first:last])
+    def __init__(self) -> None:
+        self._ids = np.zeros(0, np.int32)  # [tokens of all words]
+        self._starts = np.zeros(0, np.int64)  # [words] where those of each begin
+        self._sizes = np.zeros(0, np.int64)  # [words] how many they are; -1: not known
+        self._alone = np.zeros(0, bool)  # [words] whether these are they wherever the word stands
+
+    def unknown(self, numbers: NDArray[np.int32], count: int) -> NDArray[np.int64]:
+        """Where in `numbers` each that is not known is first seen; there are `count` in all."""
+        more = max(0, count - len(self._sizes))
+        self._starts = np.pad(self._starts, (0, more))
+        self._sizes = np.pad(self._sizes, (0, more), constant_values=-1)
+        self._alone = np.pad(self._alone, (0, more))
+        places = np.flatnonzero(self._sizes[numbers] < 0)
+        return places[np.unique(numbers[places], return_index=True)[1]]
+
+    def add(
+        self,
+        numbers: NDArray[np.int32],
+        ids: NDArray[np.int32],
+        sizes: NDArray[np.int64],
+        alone: NDArray[np.bool_],
+    ) -> None:
+        """Take up words: their ids end to end, how many each has, whether it stands alone."""
+        self._starts[numbers] = len(self._ids) + _edges(sizes)[:-1]
+        self._sizes[numbers], self._alone[numbers] = sizes, alone
+        self._ids = np.concatenate([self._ids, ids])
+
+    def of(
+        self, numbers: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
+        """What was taken up for words."""
+        sizes = self._sizes[numbers]
+        edges = _edges(sizes)
+        shifts = np.repeat(self._starts[numbers] - edges[:-1], sizes)
+        return self._ids[shifts + np.arange(edges[-1])], sizes, self._alone[numbers]
+
+    def first(self, count: int) -> _WordTokens:
+        """Those of the first `count` words."""
+        kept = _WordTokens()
+        known = np.flatnonzero(self._sizes[:count] >= 0).astype(np.int32)
+        kept.unknown(known[:0], count)
+        kept.add(known, *self.of(known))
+        return kept
+
+
+def _document(
+    ids: NDArray[np.int32], tokens: NDArray[np.int64], sentences: slice
+) -> DocumentIds:
+    """Some sentences of the text with these ids, so many `tokens` before each."""
+    edges = tokens[sentences.start : sentences.stop + 1]
+    return DocumentIds(ids[edges[0] : edges[-1]], np.diff(edges))
 
 
 def _edges(sizes: ArrayLike) -> NDArray[np.int64]:
