@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.documents import Problem, RawChunk, Reading, parse
 from data_pipeline.errors import DataError
+from data_pipeline.joined_text import edges
 from data_pipeline.sentences import sentence_ends
 from data_pipeline.shards import token_dtype
 from data_pipeline.tokenization import Vocabulary
@@ -68,11 +69,13 @@ class Encoder:
             for position, has in zip(parsed.positions, has_tokens, strict=True)
             if not has
         ]
-        sentences = [one.sentences[one.sentences > 0] for one in documents]
+        sentences = _joined([one.sentences for one in documents], np.dtype(np.uint16))
+        full = sentences > 0
+        before = edges([len(one.sentences) for one in documents])
         return EncodedChunk(
             tokens=_joined([one.tokens for one in documents], self._dtype),
-            sentences=_joined(sentences, np.dtype(np.uint16)),
-            documents=np.fromiter(map(len, sentences), np.uint32, len(sentences)),
+            sentences=sentences[full],
+            documents=np.diff(edges(full)[before]).astype(np.uint32),
             digests=[digest(text) for text in texts],
             problems=sorted([*parsed.problems, *empty], key=attrgetter("position")),
             characters=sum(map(len, texts)),

@@ -12,6 +12,7 @@ byte-level tokenizers give the same ids for the parts as for the whole.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 MAX_CHARACTERS = 1000
 
@@ -56,17 +57,22 @@ def sentence_ends(text: str) -> list[int]:
         elif text[end - 1] == "." and not _ends_sentence(text, start, match.start()):
             continue
         if end > start:
-            _append(ends, text, start, end)
+            if end - start > MAX_CHARACTERS:
+                ends += _cuts(text, start, end)
+            ends.append(end)
             start = end
     if text[start:].isspace() and ends:
         ends[-1] = len(text)
     elif start < len(text):
-        _append(ends, text, start, len(text))
+        ends += _cuts(text, start, len(text))
+        ends.append(len(text))
     return ends
 
 
 def _ends_sentence(text: str, start: int, stop: int) -> bool:
     """Whether the full stop at `stop` ends a sentence rather than an abbreviation."""
+    if stop - start > _LONGEST and text[stop - _LONGEST - 1 : stop].isalpha():
+        return True  # most are found so
     word = text[
         max(text.rfind(" ", start, stop), text.rfind("\n", start, stop), start - 1) + 1 : stop
     ]
@@ -90,12 +96,11 @@ def _continues(text: str, line_end: int) -> bool:
     return after.islower() and text[line_end - 1 : line_end] not in ".!?:\u2026"
 
 
-def _append(ends: list[int], text: str, start: int, end: int) -> None:
-    """Append the end of a sentence, after cuts inside it where it is too long."""
+def _cuts(text: str, start: int, end: int) -> Iterator[int]:
+    """Where a sentence is cut that is too long."""
     while end - start > MAX_CHARACTERS:
         start = _cut(text, start)
-        ends.append(start)
-    ends.append(end)
+        yield start
 
 
 def _cut(text: str, start: int) -> int:

@@ -1,4 +1,4 @@
-"""Unigram segmentation of plain words, thousands at a time.
+"""Unigram segmentation of ordinary words, thousands at a time.
 
 The same search as in `tokenizers`, by the same sums in double precision, so that ties fall alike:
 of all ways to cut a word into pieces the one with the highest sum of scores (Kudo 2018,
@@ -8,6 +8,7 @@ first. It is done for all words together in numpy, ten times as fast as one by o
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 
@@ -16,89 +17,134 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import models, pre_tokenizers
 
+SPACE = ord(" ")
 LONGEST = 32  # bytes of a word, the space before it included
-_PRINTABLE = range(33, 127)
+# Printable ASCII, Latin, Greek, Cyrillic, dashes and quotes: each is a cluster of its own.
+_RANGES = ((0x21, 0x7E), (0xC0, 0x24F), (0x391, 0x3C9), (0x400, 0x481), (0x2010, 0x2027))
 
 
-class PlainWords:
-    """Cuts words of a space and printable ASCII characters into pieces."""
+def ordinary_characters(normalize: Callable[[str], str]) -> frozenset[str]:
+    """Characters of which words can be made whose normalization knows no context: they are clusters
+    of their own, and there is no white space in what they are mapped to."""
+    ranges = (range(first, last + 1) for first, last in _RANGES)
+    characters = map(chr, itertools.chain.from_iterable(ranges))
+    return frozenset(one for one in characters if normalize(f"x{one}x").count(" ") == 0)
+
+
+class OrdinaryWords:
+    """Cuts words of a space and ordinary characters into pieces."""
 
     def __init__(
         self, pieces: Sequence[tuple[str, float]], mark: str, normalize: Callable[[str], str]
     ) -> None:
         """`pieces` are those of the vocabulary in the order of their ids, with their scores; `mark`
-        stands for the space in them; `normalize` is asked of single characters."""
+        stands for the space in them."""
+        singles = {piece for piece, _ in pieces if len(piece) == 1}
+        # A character that is no piece by itself would be an unknown token.
+        self._known = frozenset(
+            one for one in ordinary_characters(normalize) & singles if normalize(one) == one
+        )
         plain = {
-            " " + piece[1:] if piece[:1] == mark else piece: number
+            (" " + text if text != piece else text).encode(): number
             for number, (piece, _) in enumerate(pieces)
-            if piece and all(ord(one) in _PRINTABLE for one in piece.removeprefix(mark))
+            if piece and self._known.issuperset(text := piece.removeprefix(mark))
         }
-        numbers: dict[tuple[int, str], int] = {}  # of the node that a character leads to
-        ends = {_node(numbers, piece): number for piece, number in plain.items()}
-        # Node 0 leads nowhere, node 1 is the beginning of a piece.
-        self._ids = np.zeros(len(numbers) + 2, np.int32)
-        self._ids[[*ends]] = [*ends.values()]
-        self._scores = np.full(len(numbers) + 2, -np.inf)
-        self._scores[[*ends]] = [pieces[number][1] for number in ends.values()]
-        columns = {one: number + 1 for number, one in enumerate(sorted({*"".join(plain)}))}
-        self._next = np.zeros((len(numbers) + 2, len(columns) + 1), np.int32)
-        for (node, one), number in numbers.items():
-            self._next[node, columns[one]] = number
-        # A character that is no piece by itself would be an unknown token: column 0 is for those.
+        used = np.unique([*b"".join(plain)])
         self._columns = np.zeros(256, np.int32)
-        for byte in (32, *_PRINTABLE):
-            one = " " if byte == 32 else normalize(chr(byte))
-            self._columns[byte] = columns[one] if one in plain else 0
+        self._columns[used] = np.arange(1, len(used) + 1)
+        self._columns[SPACE] *= b" " in plain
+        # Node 0 leads nowhere, node 1 is the beginning of a piece, the others those of pieces.
+        beginnings = {piece[:size] for piece in plain for size in range(1, len(piece) + 1)}
+        nodes = {b"": 1, **{one: number for number, one in enumerate(beginnings, 2)}}
+        self._next = np.zeros((len(nodes) + 1, len(used) + 1), np.int32)
+        parents = [nodes[one[:-1]] for one in beginnings]
+        self._next[parents, self._columns[[one[-1] for one in beginnings]]] = (
+            np.arange(len(beginnings)) + 2
+        )
+        ends, ids = [nodes[piece] for piece in plain], [*plain.values()]
+        self._ids = np.zeros(len(nodes) + 1, np.int32)
+        self._ids[ends] = ids
+        self._scores = np.full(len(nodes) + 1, -np.inf)
+        self._scores[ends] = [pieces[number][1] for number in ids]
 
     def __call__(
         self, text: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int64]]:
-        """Which of the words `text[start:end]` are plain and known, and for these the ids, end to
-        end, and how many each has."""
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int32]]:
+        """Which of the words `text[start:end]` these are, and for them the ids, end to end, and how
+        many each has."""
         sizes = ends - starts
-        place = np.arange(LONGEST)[:, None]
-        within = place < sizes
-        # [LONGEST, words]
-        columns = np.where(within, self._columns[text[np.minimum(starts + place, len(text) - 1)]], 0)
-        known = (sizes > 1) & (sizes <= LONGEST) & (text[starts] == 32) & ((columns > 0) == within).all(0)
-        ids, counts = self._cut(columns[:, known], sizes[known])
-        return known, ids, counts
+        fits = np.flatnonzero((sizes > 1) & (sizes <= LONGEST) & (text[starts] == SPACE))
+        size = sizes[fits]
+        places = np.arange(size.max(initial=0))[:, None]
+        data = np.where(places < size, text[np.minimum(starts[fits] + places, len(text) - 1)], 0)
+        columns = self._columns[data]  # [bytes, words]
+        known = ((columns > 0) == (data > 0)).all(0)
+        for word in np.flatnonzero((data > 127).any(0) & known):
+            letters = data[1 : size[word], word].astype(np.uint8).tobytes().decode()
+            known[word] = self._known.issuperset(letters)
+        these = np.zeros(len(starts), bool)
+        these[fits[known]] = True
+        return these, *self._cut(columns[:, known], size[known])
 
     def _cut(
         self, columns: NDArray[np.int32], sizes: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The best pieces of each word, of [LONGEST, words] columns."""
-        words, width = len(sizes), int(sizes.max(initial=0))
-        best = np.full((width + 1, words), -np.inf)  # of the words so far
-        best[0] = 0.0
-        nodes = np.zeros((width + 1, words), np.int32)  # of the last piece
-        begins = np.zeros((width + 1, words), np.int32)
-        for start in range(width):
-            alive, node = np.flatnonzero(sizes > start), 1
-            for end in range(start + 1, width + 1):
-                node = self._next[node, columns[end - 1, alive]]
-                alive, node = alive[node > 0], node[node > 0]
-                if not len(alive):
-                    break
-                score = best[start, alive] + self._scores[node]
-                better = score > best[end, alive]
-                chosen = alive[better]
-                best[end, chosen] = score[better]
-                nodes[end, chosen], begins[end, chosen] = node[better], start
-        return self._read_back(nodes, begins, sizes)
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The best pieces of each word, of [bytes, words] columns.
+
+        Places are those in `columns`, row after row.
+        """
+        width, words = columns.shape
+        starts, ends, nodes = self._pieces_in(columns)
+        rows = np.searchsorted(starts, np.arange(width + 1) * words)
+        best = np.full((width + 1) * words, -np.inf)  # of the word up to each place
+        best[:words] = 0.0
+        last = np.zeros(len(best), np.int32)  # the piece that ends there
+        for row in itertools.starmap(slice, itertools.pairwise(rows.tolist())):
+            scores = best[starts[row]] + self._scores[nodes[row]]
+            better = np.flatnonzero(scores > best[ends[row]])
+            best[ends[row][better]] = scores[better]
+            last[ends[row][better]] = row.start + better
+        return self._read_back(starts, nodes, last, sizes)
+
+    def _pieces_in(
+        self, columns: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """Where each piece found in the words starts and ends, and its node, by row."""
+        _, words = columns.shape
+        data = np.append(columns.ravel(), np.zeros(words, np.int32))
+        following, width = self._next.ravel(), self._next.shape[1]
+        place = np.flatnonzero(data).astype(np.int32)
+        start, node = place, np.ones(len(place), np.int32)
+        found = [(start[:0], place[:0], node[:0])]
+        while len(place):
+            node = following[node * width + data[place]]
+            goes_on = node > 0
+            start, node, place = start[goes_on], node[goes_on], place[goes_on] + words
+            piece = self._scores[node] > -np.inf
+            found.append((start[piece], place[piece], node[piece]))
+        starts, ends, nodes = map(np.concatenate, zip(*found, strict=True))
+        order = np.argsort(starts // words, kind="stable")
+        return starts[order], ends[order], nodes[order]
 
     def _read_back(
-        self, nodes: NDArray[np.int32], begins: NDArray[np.int32], sizes: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        self,
+        starts: NDArray[np.int32],
+        nodes: NDArray[np.int32],
+        last: NDArray[np.int32],
+        sizes: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """The ids of the pieces, found from the end of each word on."""
-        counts = np.zeros(len(sizes), np.int64)
+        words = len(sizes)
+        counts = np.zeros(words, np.int32)
         rounds = []
-        left, end = np.arange(len(sizes)), sizes
-        while len(left):
-            counts[left] += 1
-            rounds.append((left, self._ids[nodes[end, left]]))
-            end = begins[end, left]
-            left, end = left[end > 0], end[end > 0]
+        place = sizes * words + np.arange(words)
+        while len(place):
+            piece = last[place]
+            word = place % words
+            counts[word] += 1
+            rounds.append((word, self._ids[nodes[piece]]))
+            place = starts[piece]
+            place = place[place >= words]
         after = np.cumsum(counts)
         ids = np.zeros(counts.sum(), np.int32)
         for number, (those, found) in enumerate(rounds):
@@ -106,20 +152,12 @@ class PlainWords:
         return ids, counts
 
 
-def plain_words_of(tokenizer: tokenizers.Tokenizer) -> PlainWords:
-    """The plain words of a unigram tokenizer whose pre-tokenizer marks each word."""
+def ordinary_words_of(tokenizer: tokenizers.Tokenizer) -> OrdinaryWords:
+    """The ordinary words of a unigram tokenizer whose pre-tokenizer marks each word."""
     assert isinstance(tokenizer.model, models.Unigram)
     assert isinstance(tokenizer.pre_tokenizer, pre_tokenizers.Metaspace)
     vocabulary = json.loads(tokenizer.to_str())["model"]["vocab"]
     assert tokenizer.normalizer is not None
-    return PlainWords(
+    return OrdinaryWords(
         vocabulary, tokenizer.pre_tokenizer.replacement, tokenizer.normalizer.normalize_str
     )
-
-
-def _node(numbers: dict[tuple[int, str], int], piece: str) -> int:
-    """The node at which a piece ends; the way there is made."""
-    node = 1
-    for one in piece:
-        node = numbers.setdefault((node, one), len(numbers) + 2)
-    return node

@@ -9,23 +9,21 @@ tokens it could change is left to be encoded whole.
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tokenizers
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from tokenizers import AddedToken, models
 
-from data_pipeline.unigram import plain_words_of
-from data_pipeline.word_rules import ASCII_SPACE, rule_of
-from data_pipeline.word_table import STEP, WordTable
+from data_pipeline.joined_text import JoinedText, edges
+from data_pipeline.unigram import ordinary_words_of
+from data_pipeline.word_rules import rule_of
+from data_pipeline.word_table import WordTable
 
 TABLE_WORDS = 1 << 19  # about 30 MB
 LEARNED_AT_ONCE = 1 << 12  # words; what the tokenizer returns is large
-# Unicode's White_Space beyond ASCII; Python's \s has four control characters more.
-_OTHER_SPACE = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class WordEncoder:
         self._mark = tokenizer.id_to_token(separator) or ""
         self._rule = rule_of(tokenizer) if _separates(added, separator) else None
         unigram = isinstance(tokenizer.model, models.Unigram)
-        self._plain = plain_words_of(tokenizer) if self._rule and unigram else None
+        self._ordinary = ordinary_words_of(tokenizer) if self._rule and unigram else None
         self._table = WordTable()
         self._tokens = _WordTokens()
 
@@ -60,43 +58,40 @@ class WordEncoder:
         """
         if self._rule is None:
             return [None] * len(documents)
-        text = _Text.of(documents, ends, self._rule.line_feeds)
+        text = JoinedText.of(documents, ends, self._rule.line_feeds)
         whole = self._whole(text, documents)
         starts, stops = self._cut(text, whole)
         numbers = self._table.numbers(text.data, starts, stops)
         self._learn(text, numbers, starts, stops)
         ids, sizes, alone = self._tokens.of(numbers)
         words = np.searchsorted(starts, text.sentences)  # before each sentence, and of all
-        tokens = _edges(sizes)[words]
-        in_context = np.diff(_edges(~alone)[words[text.documents]])
-        found = itertools.starmap(slice, itertools.pairwise(text.documents.tolist()))
-        encoded = [
-            None if must else _document(ids, tokens, sentences)
-            for must, sentences in zip(whole | (in_context > 0), found, strict=True)
-        ]
+        tokens = edges(sizes)[words]
+        in_context = np.diff(edges(~alone)[words[text.documents]])
+        must = (whole | (in_context > 0)).tolist()
+        encoded = _documents(ids, tokens, text.documents, must)
         self._forget()
         return encoded
 
-    def _whole(self, text: _Text, documents: Sequence[str]) -> NDArray[np.bool_]:
+    def _whole(self, text: JoinedText, documents: Sequence[str]) -> NDArray[np.bool_]:
         """[documents] which of them must not be cut."""
         assert self._rule is not None
         may_end = np.ones(len(text.sentences), bool)  # so may what ends with its document
         inner = np.ones(len(text.sentences), bool)
         inner[text.documents] = False
         ends = text.sentences[inner]
-        may_end[inner] = self._rule.sentence_may_end(text.data, text.white, ends)
-        whole = np.diff(_edges(~may_end)[text.documents]) > 0
+        may_end[inner] = self._rule.sentence_may_end(text, ends)
+        whole = np.diff(edges(~may_end)[text.documents]) > 0
         marks = [*self._added, *self._rule.never]
         if found := [mark for mark in marks if mark in text.characters]:
             whole |= [any(mark in one for mark in found) for one in documents]
         return whole
 
     def _cut(
-        self, text: _Text, whole: NDArray[np.bool_]
+        self, text: JoinedText, whole: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where the words of documents that may be cut start and end."""
         assert self._rule is not None
-        begins = self._rule.word_starts(text.data, text.white)
+        begins = self._rule.word_starts(text)
         begins[text.sentences] = True
         starts = np.flatnonzero(begins)  # and the end of the text
         words = np.diff(np.searchsorted(starts, text.sentences[text.documents]))
@@ -105,7 +100,7 @@ class WordEncoder:
 
     def _learn(
         self,
-        text: _Text,
+        text: JoinedText,
         numbers: NDArray[np.int32],
         starts: NDArray[np.int64],
         stops: NDArray[np.int64],
@@ -114,10 +109,10 @@ class WordEncoder:
         assert self._rule is not None
         new = self._tokens.unknown(numbers, len(self._table))
         number, start, stop = numbers[new], starts[new], stops[new]
-        if self._plain:
-            plain, ids, sizes = self._plain(text.data, start, stop)
-            self._tokens.add(number[plain], ids, sizes, np.ones(len(sizes), bool))
-            number, start, stop = number[~plain], start[~plain], stop[~plain]
+        if self._ordinary:
+            those, ids, sizes = self._ordinary(text.data, start, stop)
+            self._tokens.add(number[those], ids, sizes, np.ones(len(sizes), bool))
+            number, start, stop = number[~those], start[~those], stop[~those]
         words = [
             text.data[first:last].tobytes().decode()
             for first, last in zip(start.tolist(), stop.tolist(), strict=True)
@@ -129,7 +124,7 @@ class WordEncoder:
             part = slice(first, first + LEARNED_AT_ONCE)
             self._tokens.add(number[part], *self._encode(words[part]), alone[part])
 
-    def _encode(self, words: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _encode(self, words: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """The ids of words, end to end, and how many each has."""
         assert self._rule is not None
         lead = self._rule.lead
@@ -139,13 +134,13 @@ class WordEncoder:
         (one,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         ids = np.array(one.ids, np.int32)
         is_separator = ids == self._separator
-        edges = np.concatenate([[-1], np.flatnonzero(is_separator), [len(ids)]])
-        assert len(edges) == len(words) + 2, "a word with a special token in it"
-        lead_size, sizes = int(edges[1]), np.diff(edges)[1:] - 1
+        marks = np.concatenate([[-1], np.flatnonzero(is_separator), [len(ids)]])
+        assert len(marks) == len(words) + 2, "a word with a special token in it"
+        lead_size, sizes = int(marks[1]), np.diff(marks)[1:] - 1
         keep = ~is_separator
-        for start in [0, *(edges[1:-1][led] + 1).tolist()]:
+        for start in [0, *(marks[1:-1][led] + 1).tolist()]:
             keep[start : start + lead_size] = False
-        return ids[keep], sizes - lead_size * led
+        return ids[keep], (sizes - lead_size * led).astype(np.int32)
 
     def _forget(self) -> None:
         """Of a full table the later half, the rarer words, goes."""
@@ -154,44 +149,13 @@ class WordEncoder:
             self._tokens = self._tokens.first(len(self._table))
 
 
-@dataclass(frozen=True)
-class _Text:
-    """Documents end to end."""
-
-    characters: str
-    data: NDArray[np.uint8]  # [bytes + STEP] in UTF-8, perhaps without line feeds; zeros behind
-    white: NDArray[np.bool_]  # [bytes + STEP] where a character of white space ends
-    sentences: NDArray[np.int64]  # [sentences + 1] bytes before each, and all
-    documents: NDArray[np.int64]  # [documents + 1] sentences before each, and all
-
-    @classmethod
-    def of(
-        cls, documents: Sequence[str], ends: Sequence[Sequence[int]], line_feeds: bool
-    ) -> _Text:
-        """`ends` are those of the sentences of each document, in characters; `line_feeds` says
-        whether these are spaces."""
-        text = "".join(documents)
-        encoded = text.replace("\n", " " if line_feeds else "\n").encode()
-        data = np.frombuffer(encoded + bytes(STEP), np.uint8)
-        sentences = _edges([len(stops) for stops in ends])
-        before = _edges([len(document) for document in documents])[:-1]
-        inside = np.fromiter(itertools.chain.from_iterable(ends), np.int64, sentences[-1])
-        stops = np.concatenate([[0], inside + np.repeat(before, np.diff(sentences))])
-        white = ASCII_SPACE[data]
-        if not text.isascii():
-            places = np.flatnonzero((data & 0xC0) != 0x80)  # the first byte of each character
-            stops = places[stops]
-            white[[places[one.end()] - 1 for one in _OTHER_SPACE.finditer(text)]] = True
-        return cls(text, data, white, stops, sentences)
-
-
 class _WordTokens:
     """The tokens of words, by number."""
 
     def __init__(self) -> None:
         self._ids = np.zeros(0, np.int32)  # [tokens of all words]
-        self._starts = np.zeros(0, np.int64)  # [words] where those of each begin
-        self._sizes = np.zeros(0, np.int64)  # [words] how many they are; -1: not known
+        self._starts = np.zeros(0, np.int32)  # [words] where those of each begin
+        self._sizes = np.zeros(0, np.int32)  # [words] how many they are; -1: not known
         self._alone = np.zeros(0, bool)  # [words] whether these are they wherever the word stands
 
     def unknown(self, numbers: NDArray[np.int32], count: int) -> NDArray[np.int64]:
@@ -207,22 +171,23 @@ class _WordTokens:
         self,
         numbers: NDArray[np.int32],
         ids: NDArray[np.int32],
-        sizes: NDArray[np.int64],
+        sizes: NDArray[np.int32],
         alone: NDArray[np.bool_],
     ) -> None:
         """Take up words: their ids end to end, how many each has, whether it stands alone."""
-        self._starts[numbers] = len(self._ids) + _edges(sizes)[:-1]
+        self._starts[numbers] = len(self._ids) + edges(sizes)[:-1]
         self._sizes[numbers], self._alone[numbers] = sizes, alone
         self._ids = np.concatenate([self._ids, ids])
 
     def of(
         self, numbers: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
         """What was taken up for words."""
         sizes = self._sizes[numbers]
-        edges = _edges(sizes)
-        shifts = np.repeat(self._starts[numbers] - edges[:-1], sizes)
-        return self._ids[shifts + np.arange(edges[-1])], sizes, self._alone[numbers]
+        shifts = self._starts[numbers] - edges(sizes)[:-1].astype(np.int32)
+        places = np.repeat(shifts, sizes)
+        places += np.arange(len(places), dtype=np.int32)
+        return self._ids[places], sizes, self._alone[numbers]
 
     def first(self, count: int) -> _WordTokens:
         """Those of the first `count` words."""
@@ -233,17 +198,25 @@ class _WordTokens:
         return kept
 
 
-def _document(
-    ids: NDArray[np.int32], tokens: NDArray[np.int64], sentences: slice
-) -> DocumentIds:
-    """Some sentences of the text with these ids, so many `tokens` before each."""
-    edges = tokens[sentences.start : sentences.stop + 1]
-    return DocumentIds(ids[edges[0] : edges[-1]], np.diff(edges))
-
-
-def _edges(sizes: ArrayLike) -> NDArray[np.int64]:
-    """Where parts of these sizes, end to end, begin and end: [parts + 1]."""
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+def _documents(
+    ids: NDArray[np.int32],
+    tokens: NDArray[np.int64],
+    documents: NDArray[np.int64],
+    passed_over: Sequence[bool],
+) -> list[DocumentIds | None]:
+    """Documents of a text with these ids; so many `tokens` are before each of its sentences, so
+    many sentences before each of its `documents`."""
+    sizes = np.diff(tokens)
+    parts = zip(
+        itertools.pairwise(documents.tolist()),
+        itertools.pairwise(tokens[documents].tolist()),
+        passed_over,
+        strict=True,
+    )
+    return [
+        None if one_passed_over else DocumentIds(ids[slice(*place)], sizes[slice(*sentences)])
+        for sentences, place, one_passed_over in parts
+    ]
 
 
 def _separates(added: dict[int, AddedToken], separator: int) -> bool:

@@ -10,8 +10,10 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
+from data_pipeline.joined_text import ASCII_SPACE, JoinedText
+from data_pipeline.unigram import ordinary_characters
+
 SPACE, LINE_FEED = b" \n"
-ASCII_SPACE = np.isin(np.arange(256), [*b"\t\n\v\f\r "])
 # What follows the map of characters in a SentencePiece normalizer; see `vocabularies`.
 _EVENED_OUT = [str(normalizers.Replace(Regex(" {2,}"), " ")), str(normalizers.Strip())]
 
@@ -23,8 +25,8 @@ class WordRule:
     With `keeps_runs`, not inside a run of white space, and a word must not end with any. With
     `line_feeds` these are spaces and are given as such; else they are part of words, and a sentence
     may end before one only after a byte of `before_line_feed`; a word that begins with one is
-    encoded after `lead`. Documents with a character of `never` must not be cut at all. `stands_alone` says whether
-    the tokens of a word that is not plain ASCII are the same with and without the words around it.
+    encoded after `lead`. Documents with a character of `never` must not be cut at all.
+    `stands_alone` says whether the tokens of a word are the same with and without others around it.
     """
 
     keeps_runs: bool = False
@@ -34,20 +36,18 @@ class WordRule:
     never: str = "\0"
     stands_alone: Callable[[str], bool] = lambda word: True
 
-    def word_starts(self, data: NDArray[np.uint8], white: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """[bytes] where a word begins in UTF-8; `white` is where a white-space character ends."""
-        starts = data == SPACE
+    def word_starts(self, text: JoinedText) -> NDArray[np.bool_]:
+        """[bytes] where a word begins."""
+        starts = text.data == SPACE
         if self.keeps_runs:
-            starts[1:] &= ~white[:-1]
+            starts[1:] &= ~text.white[:-1]
         return starts
 
-    def sentence_may_end(
-        self, data: NDArray[np.uint8], white: NDArray[np.bool_], ends: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
+    def sentence_may_end(self, text: JoinedText, ends: NDArray[np.int64]) -> NDArray[np.bool_]:
         """[ends] whether a sentence may end at these bytes."""
-        before, after = data[ends - 1], data[ends]
+        before, after = text.data[ends - 1], text.data[ends]
         if self.keeps_runs:
-            return ~white[ends - 1] & ASCII_SPACE[after]
+            return ~text.white[ends - 1] & ASCII_SPACE[after]
         fitting = np.isin(before, np.frombuffer(self.before_line_feed, np.uint8))
         return (after == SPACE) | ((after == LINE_FEED) & fitting)
 
@@ -112,10 +112,11 @@ def unigram_rule(
 
 def _apart(normalize: Callable[[str], str], spaces: str, lead: str) -> Callable[[str], bool]:
     """Whether a word is normalized alike by itself and between others, whatever the space."""
+    ordinary = ordinary_characters(normalize)
 
     def stands_alone(word: str) -> bool:
         text = lead + word if word.startswith("\n") else word.removeprefix(" ")
-        if text.isascii() and text.isprintable():
+        if ordinary.issuperset(text):
             return True
         alone = normalize(f"x {normalize(text)} x")
         return all(
