@@ -29,7 +29,7 @@ TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
 KINDS = {".txt": TEXT, ".text": TEXT, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET}
 COMPRESSED = (".gz", ".xz", ".zst")
 STDIN = "-"
-CHUNK_BYTES = 1 << 19
+CHUNK_BYTES = 1 << 20
 BLANK_LINES = rb"\n(?:[ \t\r]*\n)+"
 
 

@@ -81,8 +81,8 @@ class WordEncoder:
         ends = text.sentences[inner]
         may_end[inner] = self._rule.sentence_may_end(text, ends)
         whole = np.diff(edges(~may_end)[text.documents]) > 0
-        marks = [*self._added, *self._rule.never]
-        if found := [mark for mark in marks if mark in text.characters]:
+        encoded, marks = text.characters.encode(), [*self._added, *self._rule.never]
+        if found := [mark for mark in marks if mark.encode() in encoded]:
             whole |= [any(mark in one for mark in found) for one in documents]
         return whole
 
