@@ -8,15 +8,23 @@ weight itself is not needed there (under ZeRO-3 it has been released by then).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from model.vocabulary_projection import Distribution, Projection, blocks, chunks, subtract_largest
+from model.row_losses import (
+    IGNORED,
+    RowLoss,
+    RowLosses,
+    blended_cross_entropy_rows,
+    cross_entropy_rows,
+    kl_divergence_rows,
+    soft_cross_entropy_rows,
+)
+from model.vocabulary_projection import Distribution, Projection, blocks, chunks
 
-IGNORED = -100
 # The gradient of a logit is the difference of two probabilities, most of them so small that
 # float16 would round them off, and the loss scale comes too late: it is applied in the backward
 # pass. So they are multiplied by this beforehand, and by less in the product with x, where sums
@@ -24,9 +32,6 @@ IGNORED = -100
 HALF_SCALE, HALF_SCALE_OF_SUMS = 64.0, 4.0
 
 Decoder = tuple[Tensor, Tensor | None]
-# Float logits [C, V] of some rows -> (their loss [C], its gradient with respect to them [C, V]).
-# The gradient takes the place of the logits.
-RowLoss = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
 
 
 def project_and_sum(
@@ -113,74 +118,8 @@ def chunked_blended_cross_entropy(
     return total, (labels != IGNORED).to(torch.float32).sum()
 
 
-def cross_entropy_rows(labels: Tensor) -> RowLoss:
-    """The loss of `chunked_cross_entropy`, for `project_and_sum`."""
-    weights = (labels != IGNORED).to(torch.float32)
-    targets = labels.clamp_min(0)[:, None]
-
-    def row_loss(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        subtract_largest(logits)
-        picked = logits.gather(1, targets[rows])
-        total = logits.exp_().sum(dim=-1, keepdim=True)
-        loss = (total.log() - picked) * weights[rows, None]
-        gradient = logits.mul_(weights[rows, None] / total)
-        gradient.scatter_add_(1, targets[rows], -weights[rows, None].to(gradient.dtype))
-        return loss, gradient
-
-    return row_loss
-
-
-def kl_divergence_rows(teacher: Distribution, temperature: float, weights: Tensor) -> RowLoss:
-    """The loss of `chunked_kl_divergence`, for `project_and_sum`; weights float [P]."""
-    return _distil(teacher, temperature, weights, subtract_entropy=True)
-
-
-def soft_cross_entropy_rows(teacher: Distribution, temperature: float, weights: Tensor) -> RowLoss:
-    """The loss of `chunked_soft_cross_entropy`, for `project_and_sum`; weights float [P]."""
-    return _distil(teacher, temperature, weights, subtract_entropy=False)
-
-
-def blended_cross_entropy_rows(
-    teacher: Distribution, labels: Tensor, teacher_share: float
-) -> RowLoss:
-    """The loss of `chunked_blended_cross_entropy`, for `project_and_sum`."""
-    weights = (labels != IGNORED).to(torch.float32)
-    targets = labels.clamp_min(0)[:, None]
-
-    def row_loss(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        blend = teacher.at(rows, 1.0)[0] * teacher_share
-        share = torch.full_like(targets[rows], 1 - teacher_share, dtype=blend.dtype)
-        blend.scatter_add_(1, targets[rows], share)
-        loss, q = _cross_entropy_with(blend, subtract_largest(logits))
-        return loss * weights[rows], q.sub_(blend).mul_(weights[rows, None])
-
-    return row_loss
-
-
 def _row_weights(weights: Tensor | None, rows: Tensor) -> Tensor:
     return torch.ones(len(rows), device=rows.device) if weights is None else weights.float()
-
-
-def _distil(
-    teacher: Distribution, temperature: float, weights: Tensor, subtract_entropy: bool
-) -> RowLoss:
-    weights = weights.detach().to(torch.float32)
-
-    def row_loss(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        p, negative_entropy = teacher.at(rows, temperature)
-        loss, q = _cross_entropy_with(p, subtract_largest(logits.div_(temperature)))
-        if subtract_entropy:
-            loss = loss + negative_entropy
-        return loss * weights[rows], q.sub_(p).mul_(weights[rows, None] / temperature)
-
-    return row_loss
-
-
-def _cross_entropy_with(p: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """``-p . log q`` [C] with q = softmax(logits) [C, V], and q in the place of the logits."""
-    dot = torch.linalg.vecdot(p, logits)
-    total = logits.exp_().sum(dim=-1, keepdim=True)
-    return total.log().squeeze(-1) - dot, logits.div_(total)
 
 
 class _ProjectAndSum(torch.autograd.Function):
@@ -198,16 +137,17 @@ class _ProjectAndSum(torch.autograd.Function):
         projection = Projection(x, weight, bias)
         wanted = ctx.needs_input_grad[:3]
         gradients = _Gradients(projection, wanted)
-        losses_together = _Together(losses, weights, projection)
-        buffer = None
+        sums = torch.zeros(len(losses), dtype=projection.wide, device=x.device)
+        row_losses, buffer = RowLosses(losses, weights), None
         for rows in chunks(len(x), len(weight)):
             buffer = projection.buffer(rows) if buffer is None else buffer
             logits = projection.logits(rows, buffer)
-            losses_together.differentiate(logits, rows)
+            for block in blocks(rows, logits):
+                some = logits[block.start - rows.start : block.stop - rows.start]
+                sums += row_losses.differentiate(some, block)
             if any(wanted):
                 gradients.add(logits, rows)
         ctx.gradients, ctx.scale = gradients.cast(x, weight, bias), gradients.scale
-        sums = losses_together.sums
         ctx.mark_non_differentiable(sums)
         weighted = [one * weight for one, weight in zip(sums.unbind(), weights, strict=True)]
         return torch.stack(weighted).sum(), sums
@@ -221,32 +161,6 @@ class _ProjectAndSum(torch.autograd.Function):
         if x is not None:  # narrow: only the product is rounded, not the factor
             x = (x.to(factor.dtype) * (factor / ctx.scale)).to(x.dtype)
         return x, *(None if g is None else g.mul_(factor) for g in (weight, bias)), None, None
-
-
-class _Together:
-    """Several row losses of the same logits: the sum of each, the gradient of all weighted."""
-
-    def __init__(
-        self, losses: Sequence[RowLoss], weights: Sequence[float], projection: Projection
-    ) -> None:
-        self.losses = list(zip(losses, weights, strict=True))
-        self.sums = torch.zeros(len(self.losses), dtype=projection.wide, device=projection.x.device)
-
-    def differentiate(self, logits: Tensor, rows: slice) -> None:
-        """Count these rows in, and put the gradient [C, V] in the place of their logits."""
-        for block in blocks(rows, logits):
-            self._differentiate(logits[block.start - rows.start : block.stop - rows.start], block)
-
-    def _differentiate(self, logits: Tensor, rows: slice) -> None:
-        # Each loss overwrites the logits that it is given.
-        own = [logits, *(logits.clone() for _ in self.losses[1:])]
-        for number, (loss, weight) in enumerate(self.losses):
-            values, gradient = loss(own[number], rows)
-            self.sums[number] += values.sum()
-            if weight != 1.0:
-                gradient.mul_(weight)
-            if number:
-                logits.add_(gradient)
 
 
 class _Gradients:

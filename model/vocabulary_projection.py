@@ -9,8 +9,8 @@ from torch import Tensor
 
 from model.precision import is_native, kernel_device, product_dtype
 
-# Elements of one chunk of logits, 64 MiB in float32. A loss alone holds at most two such arrays,
-# each distribution that it learns from two more.
+# Elements of one chunk of logits, 64 MiB in float32. Losses hold two such arrays, one more for
+# each temperature beyond the first, and for each distribution that they learn from two more.
 CHUNK_ELEMENTS = 1 << 24
 # 2 MiB in float32.
 BLOCK_ELEMENTS = 1 << 19

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from model import Capture, EncoderConfig, Features
-from model.vocabulary_loss import RowLoss, project_and_sum
+from model.row_losses import RowLoss
+from model.vocabulary_loss import project_and_sum
 from trainer.batches import ATTENDED, MASKED, MicroBatch
 from trainer.knowledge import Decoder, Knowledge
 from trainer.objectives.layer_maps import at_depth, map_layers

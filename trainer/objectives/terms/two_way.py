@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from model import EncoderConfig
-from model.vocabulary_loss import RowLoss, kl_divergence_rows
+from model.row_losses import RowLoss, kl_divergence_rows
 from trainer.objectives.over_steps import OverSteps
 from trainer.objectives.term import MASKED, Lesson, VocabularyTerm, weigh_positions
 from trainer.objectives.terms.vocabulary import VocabularyTermConfig, require_positive

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from model import EncoderConfig
-from model.vocabulary_loss import (
+from model.row_losses import (
     RowLoss,
     blended_cross_entropy_rows,
     cross_entropy_rows,
