@@ -83,14 +83,9 @@ class Encoder:
 
     def _encode(self, documents: list[str]) -> Iterator[DocumentIds]:
         """The ids of each document."""
-        ends = [sentence_ends(text) for text in documents]
-        found = self._words(documents, ends)
-        rest = [number for number, one in enumerate(found) if one is None]
-        whole = encode_whole(
-            self._tokenizer,
-            [documents[number] for number in rest],
-            [ends[number] for number in rest],
-        )
+        found = self._words(documents)
+        rest = [text for text, one in zip(documents, found, strict=True) if one is None]
+        whole = encode_whole(self._tokenizer, rest, [sentence_ends(text) for text in rest])
         for one in found:
             yield next(whole) if one is None else one
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 PADDING = 8  # bytes
+SPACE, LINE_FEED = b" \n"
 ASCII_SPACE = np.isin(np.arange(256), [*b"\t\n\v\f\r "])
 # Unicode's White_Space beyond ASCII; Python's \s has four control characters more.
 _OTHER_SPACE = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
@@ -22,25 +22,25 @@ class JoinedText:
     """Documents end to end."""
 
     characters: str
-    data: NDArray[np.uint8]  # [bytes + PADDING] in UTF-8, perhaps without line feeds; zeros behind
-    sentences: NDArray[np.int64]  # [sentences + 1] bytes before each, and all
-    documents: NDArray[np.int64]  # [documents + 1] sentences before each, and all
+    data: NDArray[np.uint8]  # [bytes + PADDING] in UTF-8, with zeros behind
+    documents: NDArray[np.int64]  # [documents + 1] bytes before each, and all
 
     @classmethod
-    def of(
-        cls, documents: Sequence[str], ends: Sequence[Sequence[int]], line_feeds: bool
-    ) -> JoinedText:
-        """`ends` are those of the sentences of each document, in characters; `line_feeds` says
-        whether these are spaces."""
+    def of(cls, documents: Sequence[str]) -> JoinedText:
+        """These documents."""
         text = "".join(documents)
-        encoded = text.replace("\n", " " if line_feeds else "\n").encode()
-        data = np.frombuffer(encoded + bytes(PADDING), np.uint8)
-        sentences = edges([len(stops) for stops in ends])
-        before = edges([len(document) for document in documents])[:-1]
-        inside = np.fromiter(itertools.chain.from_iterable(ends), np.int64, sentences[-1])
-        stops = np.concatenate([[0], inside + np.repeat(before, np.diff(sentences))])
-        stops = _byte_places(data, stops)
-        return cls(text, data, stops, sentences)
+        data = np.frombuffer(text.encode() + bytes(PADDING), np.uint8)
+        joined = cls(text, data, edges([len(document) for document in documents]))
+        return replace(joined, documents=joined.byte_places(joined.documents))
+
+    def with_spaces(self) -> JoinedText:
+        """The same with spaces for line feeds among its bytes."""
+        return replace(self, data=np.where(self.data == LINE_FEED, np.uint8(SPACE), self.data))
+
+    @cached_property
+    def windows(self) -> NDArray[np.uint64]:
+        """[bytes + 1] each byte and the seven behind it as one number; nothing is copied."""
+        return np.ndarray((len(self.data) - 7,), "<u8", self.data, strides=(1,))
 
     @cached_property
     def white(self) -> NDArray[np.bool_]:
@@ -48,14 +48,22 @@ class JoinedText:
         white = ASCII_SPACE[self.data]
         if not self.characters.isascii():
             ends = [match.end() for match in _OTHER_SPACE.finditer(self.characters)]
-            white[_byte_places(self.data, np.array(ends, np.int64)) - 1] = True
+            white[self.byte_places(np.array(ends, np.int64)) - 1] = True
         return white
 
+    def byte_places(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Places between characters, in bytes."""
+        shifted = self._continuations - np.arange(len(self._continuations))
+        return places + np.searchsorted(shifted, places, "right")
 
-def _byte_places(data: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places between characters, in bytes of UTF-8."""
-    more = np.flatnonzero(data.view(np.int8) < -64)  # all but the first byte of each character
-    return places + np.searchsorted(more - np.arange(len(more)), places, "right")
+    def character_places(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The reverse of `byte_places`."""
+        return places - np.searchsorted(self._continuations, places)
+
+    @cached_property
+    def _continuations(self) -> NDArray[np.int64]:
+        """All bytes but the first of each character."""
+        return np.flatnonzero(self.data.view(np.int8) < -64)
 
 
 def edges(sizes: ArrayLike) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 MAX_CHARACTERS = 1000
 
 # A class of characters comes first, which lets the engine skip all others quickly.
-_BREAK = re.compile(
+BREAK = re.compile(
     r"[.!?\u2026\n\u3002\uff01\uff1f](?:"
     r"(?<=\n)"
     r"|(?<=[.!?\u2026])[.!?\u2026]*[\"'\u201d\u2019)\]\u00bb]*"
@@ -32,9 +32,9 @@ pres supt insp vs cf viz eg ie al esp approx dept univ assn bros ave blvd mt ft
 jan feb mar apr jun jul aug sept oct nov dec ltd inc corp co
 """
 _NUMBERED = "no nos p pp vol vols fig figs eq eqs sec ch chap art c ca ver v b d"
-_ABBREVIATIONS = frozenset(_TITLES_AND_SUCH.split())
-_BEFORE_NUMBER = frozenset(_NUMBERED.split())
-_LONGEST = max(map(len, _ABBREVIATIONS))
+ABBREVIATIONS = frozenset(_TITLES_AND_SUCH.split())
+BEFORE_NUMBER = frozenset(_NUMBERED.split())
+LONGEST = max(map(len, ABBREVIATIONS))
 _QUOTES = "\"'\u201c\u2018(["
 _DOTTED = re.compile(r"(?:[A-Za-z]\.)+[A-Za-z]")
 _WEAK_BREAKS = (re.compile(r"[.!?;:\u2026][\"')\u201d\u2019]*(?=\s)"), re.compile(r",(?=\s)"))
@@ -48,43 +48,43 @@ def sentence_ends(text: str) -> list[int]:
     """
     ends: list[int] = []
     start = 0
-    for match in _BREAK.finditer(text):
-        end = match.end()
-        if text[end - 1] == "\n":
-            end -= 1
-            if _continues(text, end) or text[start:end].isspace():
-                continue
-        elif text[end - 1] == "." and not _ends_sentence(text, start, match.start()):
-            continue
-        if end > start:
-            if end - start > MAX_CHARACTERS:
-                ends += _cuts(text, start, end)
-            ends.append(end)
+    for match in BREAK.finditer(text):
+        end = end_at(text, start, match)
+        if end is not None:
+            ends += [*cuts(text, start, end), end]
             start = end
     if text[start:].isspace() and ends:
         ends[-1] = len(text)
     elif start < len(text):
-        ends += _cuts(text, start, len(text))
-        ends.append(len(text))
+        ends += [*cuts(text, start, len(text)), len(text)]
     return ends
+
+
+def end_at(text: str, start: int, match: re.Match[str]) -> int | None:
+    """Where the sentence that begins at `start` ends by a match of `BREAK`; None: it goes on."""
+    end = match.end()
+    if text[end - 1] == "\n":
+        end -= 1
+        goes_on = _continues(text, end) or text[start:end].isspace()
+    else:
+        goes_on = text[end - 1] == "." and not _ends_sentence(text, start, match.start())
+    return None if goes_on or end == start else end
 
 
 def _ends_sentence(text: str, start: int, stop: int) -> bool:
     """Whether the full stop at `stop` ends a sentence rather than an abbreviation."""
-    if stop - start > _LONGEST and text[stop - _LONGEST - 1 : stop].isalpha():
-        return True  # most are found so
     word = text[
         max(text.rfind(" ", start, stop), text.rfind("\n", start, stop), start - 1) + 1 : stop
     ]
-    if len(word) > _LONGEST and "." not in word:
+    if len(word) > LONGEST and "." not in word:
         return True
     word = word.lstrip(_QUOTES)
     if len(word) == 1 and word.isupper() and word != "I":
         return False  # an initial
     lowered = word.lower()
-    if lowered in _ABBREVIATIONS:
+    if lowered in ABBREVIATIONS:
         return False
-    if lowered in _BEFORE_NUMBER:
+    if lowered in BEFORE_NUMBER:
         return not text[stop + 1 : stop + 3].strip().isdigit()
     # "U.S. Army" goes on, but so may "in the U.S. The": the safe side is to join.
     return "." not in word or not _DOTTED.fullmatch(word)
@@ -96,7 +96,7 @@ def _continues(text: str, line_end: int) -> bool:
     return after.islower() and text[line_end - 1 : line_end] not in ".!?:\u2026"
 
 
-def _cuts(text: str, start: int, end: int) -> Iterator[int]:
+def cuts(text: str, start: int, end: int) -> Iterator[int]:
     """Where a sentence is cut that is too long."""
     while end - start > MAX_CHARACTERS:
         start = _cut(text, start)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, models
 
 from data_pipeline.joined_text import JoinedText, edges
+from data_pipeline.sentence_search import find_sentences
 from data_pipeline.unigram import ordinary_words_of
 from data_pipeline.word_rules import rule_of
 from data_pipeline.word_table import WordTable
@@ -49,52 +50,53 @@ class WordEncoder:
         self._table = WordTable()
         self._tokens = _WordTokens()
 
-    def __call__(
-        self, documents: Sequence[str], ends: Sequence[Sequence[int]]
-    ) -> list[DocumentIds | None]:
+    def __call__(self, documents: Sequence[str]) -> list[DocumentIds | None]:
         """The ids of each document; None for one that must be encoded whole.
 
-        `ends` says where the sentences of each document end, in characters.
+        No document may begin or end with white space.
         """
         if self._rule is None:
             return [None] * len(documents)
-        text = JoinedText.of(documents, ends, self._rule.line_feeds)
-        whole = self._whole(text, documents)
-        starts, stops = self._cut(text, whole)
-        numbers = self._table.numbers(text.data, starts, stops)
+        text = JoinedText.of(documents)
+        sentences, before = find_sentences(text)
+        if self._rule.line_feeds:
+            text = text.with_spaces()
+        whole = self._whole(text, documents, sentences, before)
+        starts, stops = self._cut(text, whole, sentences)
+        numbers = self._table.numbers(text.windows, starts, stops)
         self._learn(text, numbers, starts, stops)
         ids, sizes, alone = self._tokens.of(numbers)
-        words = np.searchsorted(starts, text.sentences)  # before each sentence, and of all
-        tokens = edges(sizes)[words]
-        in_context = np.diff(edges(~alone)[words[text.documents]])
-        must = (whole | (in_context > 0)).tolist()
-        encoded = _documents(ids, tokens, text.documents, must)
         self._forget()
-        return encoded
+        words = np.searchsorted(starts, sentences)  # before each sentence, and of all
+        in_context = np.diff(edges(~alone)[words[before]]) > 0
+        return _documents(ids, edges(sizes)[words], before, whole | in_context)
 
-    def _whole(self, text: JoinedText, documents: Sequence[str]) -> NDArray[np.bool_]:
+    def _whole(
+        self,
+        text: JoinedText,
+        documents: Sequence[str],
+        sentences: NDArray[np.int64],
+        before: NDArray[np.int64],
+    ) -> NDArray[np.bool_]:
         """[documents] which of them must not be cut."""
         assert self._rule is not None
-        may_end = np.ones(len(text.sentences), bool)  # so may what ends with its document
-        inner = np.ones(len(text.sentences), bool)
-        inner[text.documents] = False
-        ends = text.sentences[inner]
-        may_end[inner] = self._rule.sentence_may_end(text, ends)
-        whole = np.diff(edges(~may_end)[text.documents]) > 0
+        may_end = self._rule.sentence_may_end(text, sentences)
+        may_end[before] = True  # as a document does
+        whole = np.diff(edges(~may_end)[before]) > 0
         encoded, marks = text.characters.encode(), [*self._added, *self._rule.never]
         if found := [mark for mark in marks if mark.encode() in encoded]:
             whole |= [any(mark in one for mark in found) for one in documents]
         return whole
 
     def _cut(
-        self, text: JoinedText, whole: NDArray[np.bool_]
+        self, text: JoinedText, whole: NDArray[np.bool_], sentences: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where the words of documents that may be cut start and end."""
         assert self._rule is not None
         begins = self._rule.word_starts(text)
-        begins[text.sentences] = True
+        begins[sentences] = True
         starts = np.flatnonzero(begins)  # and the end of the text
-        words = np.diff(np.searchsorted(starts, text.sentences[text.documents]))
+        words = np.diff(np.searchsorted(starts, text.documents))
         cut = np.repeat(~whole, words)
         return starts[:-1][cut], starts[1:][cut]
 
@@ -201,21 +203,21 @@ class _WordTokens:
 def _documents(
     ids: NDArray[np.int32],
     tokens: NDArray[np.int64],
-    documents: NDArray[np.int64],
-    passed_over: Sequence[bool],
+    sentences: NDArray[np.int64],
+    passed_over: NDArray[np.bool_],
 ) -> list[DocumentIds | None]:
-    """Documents of a text with these ids; so many `tokens` are before each of its sentences, so
-    many sentences before each of its `documents`."""
+    """Documents of a text with these ids: so many `tokens` are before each of its sentences, so
+    many `sentences` before each of its documents."""
     sizes = np.diff(tokens)
     parts = zip(
-        itertools.pairwise(documents.tolist()),
-        itertools.pairwise(tokens[documents].tolist()),
-        passed_over,
+        itertools.pairwise(sentences.tolist()),
+        itertools.pairwise(tokens[sentences].tolist()),
+        passed_over.tolist(),
         strict=True,
     )
     return [
-        None if one_passed_over else DocumentIds(ids[slice(*place)], sizes[slice(*sentences)])
-        for sentences, place, one_passed_over in parts
+        None if is_passed_over else DocumentIds(ids[slice(*place)], sizes[slice(*part)])
+        for part, place, is_passed_over in parts
     ]
 
 

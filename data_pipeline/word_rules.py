@@ -10,10 +10,9 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
-from data_pipeline.joined_text import ASCII_SPACE, JoinedText
+from data_pipeline.joined_text import ASCII_SPACE, LINE_FEED, SPACE, JoinedText
 from data_pipeline.unigram import ordinary_characters
 
-SPACE, LINE_FEED = b" \n"
 # What follows the map of characters in a SentencePiece normalizer; see `vocabularies`.
 _EVENED_OUT = [str(normalizers.Replace(Regex(" {2,}"), " ")), str(normalizers.Strip())]
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.joined_text import PADDING
-
-STEP = PADDING  # bytes
+STEP = 8  # bytes
 FIRST_SLOTS = 1 << 16
 _KEPT = np.array([(1 << 8 * size) - 1 for size in range(STEP + 1)], "<u8")  # by bytes kept
 _MIX = np.array([0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93], np.uint64)
@@ -33,14 +31,12 @@ class WordTable:
         return self._count
 
     def numbers(
-        self, text: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+        self, windows: NDArray[np.uint64], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> NDArray[np.int32]:
-        """The number of each word `text[start:end]`, [words]; new ones are taken up.
+        """The number of each word, [words], from byte `start` to `end`; new ones are taken up.
 
-        No byte of a word may be zero, and `PADDING` bytes must follow the last word.
+        `windows` are those of `JoinedText`. No byte of a word may be zero.
         """
-        # Every eight neighbouring bytes as one number; nothing is copied.
-        windows = np.ndarray((len(text) - STEP + 1,), "<u8", text, strides=(1,))
         sizes = ends - starts
         numbers = self._follow(np.int32(0), windows[starts] & _KEPT[np.minimum(sizes, STEP)])
         longer = np.flatnonzero(sizes > STEP)

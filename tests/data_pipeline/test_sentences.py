@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_pipeline.joined_text import JoinedText
+from data_pipeline.sentence_search import find_sentences
 from data_pipeline.sentences import MAX_CHARACTERS, sentence_ends
 
 
@@ -61,3 +63,28 @@ def test_whatever_the_text(text: str) -> None:
     assert max(sizes, default=0) <= MAX_CHARACTERS or text.isspace()
     if not text.isspace():
         assert all(one for one in split(text))
+
+
+PARTS = st.sampled_from(
+    [
+        *" \n\t.!?aBé1\"'(-)…。」“”\u2028",
+        *[" The", " it", "Mr", " no", " No", " Fig", "3.5", " U.S", "I", " Messrs", " sentence"],
+        *[" A sentence of some words. ", "...", "?!", ". ", '." ', "\n\n", " etc. ", "1990). "],
+        "x" * (MAX_CHARACTERS + 1),
+    ]
+)
+TEXTS = st.lists(PARTS, max_size=40).map("".join) | st.text(max_size=200)
+
+
+@given(st.lists(TEXTS.map(str.strip).filter(bool), max_size=6))
+@settings(max_examples=500, deadline=None)
+def test_documents_together_have_the_sentences_of_each(documents: list[str]) -> None:
+    text = JoinedText.of(documents)
+    found, before = find_sentences(text)
+    assert before.tolist() == sorted(before.tolist())
+    expected = [0]
+    for document in documents:
+        start = expected[-1]
+        expected += [start + len(document[:end].encode()) for end in sentence_ends(document)]
+    assert found.tolist() == expected
+    assert found[before].tolist() == text.documents.tolist()

@@ -228,7 +228,7 @@ def test_words_short_and_long_documents_are_cut_alike(
     tokenizer, vocabulary = load(trained(kind, cased))
     texts = [text.strip() for text in [*PROSE[::3], *TEXTS, *ODD]]
     ends = [sentence_ends(text) for text in texts]
-    words = WordEncoder(tokenizer, vocabulary.sep)(texts, ends)
+    words = WordEncoder(tokenizer, vocabulary.sep)(texts)
     assert sum(one is not None for one in words) >= len(texts) - 8
     short = list(encode_whole(tokenizer, texts, ends))
     monkeypatch.setattr("data_pipeline.encoding.LOOKUP_TOKENS", 0)
@@ -252,7 +252,7 @@ def test_words_make_the_text(
         tokenizer, vocabulary = load(path)
         whole = list(encode_whole(tokenizer, texts, ends))
         encoder = WordEncoder(tokenizer, vocabulary.sep)
-        for found, expected in zip(encoder(texts, ends), whole, strict=True):
+        for found, expected in zip(encoder(texts), whole, strict=True):
             assert found is None or plain(found) == plain(expected)
 
 
@@ -263,6 +263,6 @@ def test_a_full_table_forgets_the_rarer_words(
     tokenizer, vocabulary = load(tokenizer_dir)
     encoder = WordEncoder(tokenizer, vocabulary.sep)
     for text in TEXTS[:5]:
-        (found,) = encoder([text], [[len(text)]])
+        (found,) = encoder([text.strip()])
         assert found is not None
         assert found.tokens.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
