@@ -22,6 +22,7 @@ import os
 import shutil
 import time
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -85,7 +86,7 @@ class Tally:
     def count(self, tokens: int) -> None:
         """Count one document of so many tokens."""
         self.documents += 1
-        self.tokens_per_document[int(np.searchsorted(HISTOGRAM_LIMITS, tokens, "right"))] += 1
+        self.tokens_per_document[bisect_right(HISTOGRAM_LIMITS, tokens)] += 1
 
 
 @dataclass(frozen=True)

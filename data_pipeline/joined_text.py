@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 PADDING = 8  # bytes
+FIRST_BYTES = np.array([(1 << 8 * size) - 1 for size in range(9)], "<u8")  # masks, by how many
 SPACE, LINE_FEED = b" \n"
 ASCII_SPACE = np.isin(np.arange(256), [*b"\t\n\v\f\r "])
 # Unicode's White_Space beyond ASCII; Python's \s has four control characters more.
@@ -22,19 +23,21 @@ class JoinedText:
     """Documents end to end."""
 
     characters: str
-    data: NDArray[np.uint8]  # [bytes + PADDING] in UTF-8, with zeros behind
+    encoded: bytes  # in UTF-8
+    data: NDArray[np.uint8]  # [bytes + PADDING] the same with zeros behind
     documents: NDArray[np.int64]  # [documents + 1] bytes before each, and all
 
     @classmethod
     def of(cls, documents: Sequence[str]) -> JoinedText:
         """These documents."""
         text = "".join(documents)
-        data = np.frombuffer(text.encode() + bytes(PADDING), np.uint8)
-        joined = cls(text, data, edges([len(document) for document in documents]))
+        encoded = text.encode()
+        data = np.frombuffer(encoded + bytes(PADDING), np.uint8)
+        joined = cls(text, encoded, data, edges([len(document) for document in documents]))
         return replace(joined, documents=joined.byte_places(joined.documents))
 
     def with_spaces(self) -> JoinedText:
-        """The same with spaces for line feeds among its bytes."""
+        """The same with spaces for line feeds in `data`."""
         return replace(self, data=np.where(self.data == LINE_FEED, np.uint8(SPACE), self.data))
 
     @cached_property

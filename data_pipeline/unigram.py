@@ -17,7 +17,8 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import models, pre_tokenizers
 
-SPACE = ord(" ")
+from data_pipeline.joined_text import FIRST_BYTES, SPACE
+
 LONGEST = 32  # bytes of a word, the space before it included
 # Printable ASCII, Latin, Greek, Cyrillic, dashes and quotes: each is a cluster of its own.
 _RANGES = ((0x21, 0x7E), (0xC0, 0x24F), (0x391, 0x3C9), (0x400, 0x481), (0x2010, 0x2027))
@@ -68,19 +69,20 @@ class OrdinaryWords:
         self._scores[ends] = [pieces[number][1] for number in ids]
 
     def __call__(
-        self, text: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+        self, windows: NDArray[np.uint64], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int32]]:
-        """Which of the words `text[start:end]` these are, and for them the ids, end to end, and how
-        many each has."""
+        """Which of the words from byte `start` to `end` these are, and for them the ids, end to
+        end, and how many each has. `windows` are those of `JoinedText`."""
         sizes = ends - starts
-        fits = np.flatnonzero((sizes > 1) & (sizes <= LONGEST) & (text[starts] == SPACE))
+        fits = np.flatnonzero(
+            (sizes > 1) & (sizes <= LONGEST) & ((windows[starts] & FIRST_BYTES[1]) == SPACE)
+        )
         size = sizes[fits]
-        places = np.arange(size.max(initial=0))[:, None]
-        data = np.where(places < size, text[np.minimum(starts[fits] + places, len(text) - 1)], 0)
+        data = _bytes_of(windows, starts[fits], size)
         columns = self._columns[data]  # [bytes, words]
         known = ((columns > 0) == (data > 0)).all(0)
         for word in np.flatnonzero((data > 127).any(0) & known):
-            letters = data[1 : size[word], word].astype(np.uint8).tobytes().decode()
+            letters = data[1 : size[word], word].tobytes().decode()
             known[word] = self._known.issuperset(letters)
         these = np.zeros(len(starts), bool)
         these[fits[known]] = True
@@ -150,6 +152,17 @@ class OrdinaryWords:
         for number, (those, found) in enumerate(rounds):
             ids[after[those] - 1 - number] = found
         return ids, counts
+
+
+def _bytes_of(
+    windows: NDArray[np.uint64], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    """The bytes of words of at most `LONGEST`, [bytes, words], with zeros behind each."""
+    done = np.arange(0, LONGEST, 8)
+    places = np.minimum(starts[:, None] + done, len(windows) - 1)
+    kept = FIRST_BYTES[np.clip(sizes[:, None] - done, 0, 8)]
+    data = (windows[places] & kept).view(np.uint8).T
+    return np.ascontiguousarray(data[: sizes.max(initial=0)])
 
 
 def ordinary_words_of(tokenizer: tokenizers.Tokenizer) -> OrdinaryWords:

@@ -83,8 +83,8 @@ class WordEncoder:
         may_end = self._rule.sentence_may_end(text, sentences)
         may_end[before] = True  # as a document does
         whole = np.diff(edges(~may_end)[before]) > 0
-        encoded, marks = text.characters.encode(), [*self._added, *self._rule.never]
-        if found := [mark for mark in marks if mark.encode() in encoded]:
+        marks = [*self._added, *self._rule.never]
+        if found := [mark for mark in marks if mark.encode() in text.encoded]:
             whole |= [any(mark in one for mark in found) for one in documents]
         return whole
 
@@ -112,7 +112,7 @@ class WordEncoder:
         new = self._tokens.unknown(numbers, len(self._table))
         number, start, stop = numbers[new], starts[new], stops[new]
         if self._ordinary:
-            those, ids, sizes = self._ordinary(text.data, start, stop)
+            those, ids, sizes = self._ordinary(text.windows, start, stop)
             self._tokens.add(number[those], ids, sizes, np.ones(len(sizes), bool))
             number, start, stop = number[~those], start[~those], stop[~those]
         words = [
@@ -152,21 +152,20 @@ class WordEncoder:
 
 
 class _WordTokens:
-    """The tokens of words, by number."""
+    """The tokens of words, by number. Arrays have room for more."""
 
     def __init__(self) -> None:
         self._ids = np.zeros(0, np.int32)  # [tokens of all words]
+        self._count = 0  # of those
         self._starts = np.zeros(0, np.int32)  # [words] where those of each begin
-        self._sizes = np.zeros(0, np.int32)  # [words] how many they are; -1: not known
+        self._sizes = np.zeros(0, np.int32)  # [words] how many they are, and one; 0: not known
         self._alone = np.zeros(0, bool)  # [words] whether these are they wherever the word stands
 
     def unknown(self, numbers: NDArray[np.int32], count: int) -> NDArray[np.int64]:
         """Where in `numbers` each that is not known is first seen; there are `count` in all."""
-        more = max(0, count - len(self._sizes))
-        self._starts = np.pad(self._starts, (0, more))
-        self._sizes = np.pad(self._sizes, (0, more), constant_values=-1)
-        self._alone = np.pad(self._alone, (0, more))
-        places = np.flatnonzero(self._sizes[numbers] < 0)
+        self._starts, self._sizes = _with_room(self._starts, count), _with_room(self._sizes, count)
+        self._alone = _with_room(self._alone, count)
+        places = np.flatnonzero(self._sizes[numbers] == 0)
         return places[np.unique(numbers[places], return_index=True)[1]]
 
     def add(
@@ -177,15 +176,17 @@ class _WordTokens:
         alone: NDArray[np.bool_],
     ) -> None:
         """Take up words: their ids end to end, how many each has, whether it stands alone."""
-        self._starts[numbers] = len(self._ids) + edges(sizes)[:-1]
-        self._sizes[numbers], self._alone[numbers] = sizes, alone
-        self._ids = np.concatenate([self._ids, ids])
+        self._starts[numbers] = self._count + edges(sizes)[:-1]
+        self._sizes[numbers], self._alone[numbers] = sizes + 1, alone
+        self._ids = _with_room(self._ids, self._count + len(ids))
+        self._ids[self._count : self._count + len(ids)] = ids
+        self._count += len(ids)
 
     def of(
         self, numbers: NDArray[np.int32]
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
         """What was taken up for words."""
-        sizes = self._sizes[numbers]
+        sizes = self._sizes[numbers] - 1
         shifts = self._starts[numbers] - edges(sizes)[:-1].astype(np.int32)
         places = np.repeat(shifts, sizes)
         places += np.arange(len(places), dtype=np.int32)
@@ -194,10 +195,15 @@ class _WordTokens:
     def first(self, count: int) -> _WordTokens:
         """Those of the first `count` words."""
         kept = _WordTokens()
-        known = np.flatnonzero(self._sizes[:count] >= 0).astype(np.int32)
+        known = np.flatnonzero(self._sizes[:count]).astype(np.int32)
         kept.unknown(known[:0], count)
         kept.add(known, *self.of(known))
         return kept
+
+
+def _with_room(array: NDArray, size: int) -> NDArray:
+    """The array, or twice as much and zeros where it lacks room."""
+    return array if size <= len(array) else np.pad(array, (0, max(size, 2 * len(array))))
 
 
 def _documents(

@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.joined_text import FIRST_BYTES
+
 STEP = 8  # bytes
-FIRST_SLOTS = 1 << 16
-_KEPT = np.array([(1 << 8 * size) - 1 for size in range(STEP + 1)], "<u8")  # by bytes kept
+FIRST_SLOTS = 1 << 18
 _MIX = np.array([0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93], np.uint64)
 
 
@@ -38,11 +39,13 @@ class WordTable:
         `windows` are those of `JoinedText`. No byte of a word may be zero.
         """
         sizes = ends - starts
-        numbers = self._follow(np.int32(0), windows[starts] & _KEPT[np.minimum(sizes, STEP)])
+        numbers = self._follow(np.int32(0), windows[starts] & FIRST_BYTES[np.minimum(sizes, STEP)])
         longer = np.flatnonzero(sizes > STEP)
         done = STEP
         while len(longer):
-            steps = windows[starts[longer] + done] & _KEPT[np.minimum(sizes[longer] - done, STEP)]
+            steps = (
+                windows[starts[longer] + done] & FIRST_BYTES[np.minimum(sizes[longer] - done, STEP)]
+            )
             numbers[longer] = self._follow(numbers[longer], steps)
             done += STEP
             longer = longer[sizes[longer] > done]
@@ -58,7 +61,7 @@ class WordTable:
     ) -> NDArray[np.int32]:
         """The number that a step leads to from each parent."""
         while 2 * (self._count + len(steps)) > len(self._slots):
-            self._hash_again(2 * len(self._slots))
+            self._hash_again(4 * len(self._slots))
         slots = self._first_slots(parents, steps)
         found = self._look(slots, parents, steps)
         left = np.flatnonzero(found < 0)

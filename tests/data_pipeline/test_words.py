@@ -10,24 +10,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import models, normalizers, pre_tokenizers
 
-from data_pipeline.joined_text import PADDING
+from data_pipeline.joined_text import PADDING, edges
 from data_pipeline.unigram import LONGEST, ordinary_words_of
 from data_pipeline.word_table import WordTable
-
-
-def joined(words: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Words end to end, and where each starts and ends."""
-    ends = np.cumsum([len(word) for word in words], dtype=np.int64)
-    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64) if words else ends
-    return np.frombuffer(b"".join(words) + bytes(PADDING), np.uint8), starts, ends
 
 
 def in_windows(
     words: list[bytes],
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-    """The same with eight bytes at each place."""
-    data, starts, ends = joined(words)
-    return np.lib.stride_tricks.sliding_window_view(data, 8).copy().view("<u8")[:, 0], starts, ends
+    """Words end to end, eight bytes from each place on, and where each starts and ends."""
+    data = np.frombuffer(b"".join(words) + bytes(PADDING), np.uint8)
+    windows = np.lib.stride_tricks.sliding_window_view(data, 8).copy().view("<u8")[:, 0]
+    found = edges([len(word) for word in words])
+    return windows, found[:-1], found[1:]
 
 
 WORDS = st.lists(
@@ -82,7 +77,7 @@ PIECES = st.dictionaries(
 def test_words_are_cut_as_tokenizers_cuts_them(pieces: dict[str, float], words: list[str]) -> None:
     tokenizer = unigram([*{"\u2581": -4.0, "a": -5.0, "b": -5.0, **pieces}.items()])
     these, ids, sizes = ordinary_words_of(tokenizer)(
-        *joined([f" {word}".encode() for word in words])
+        *in_windows([f" {word}".encode() for word in words])
     )
     vocabulary = tokenizer.get_vocab()
     possible = [
@@ -96,6 +91,6 @@ def test_words_are_cut_as_tokenizers_cuts_them(pieces: dict[str, float], words: 
 
 def test_a_vocabulary_without_the_mark_leaves_all_words_to_the_library() -> None:
     tokenizer = unigram([("a", -1.0), ("\u2581a", -1.5)])
-    these, ids, _ = ordinary_words_of(tokenizer)(*joined([b" a", b" aa", b" "]))
+    these, ids, _ = ordinary_words_of(tokenizer)(*in_windows([b" a", b" aa", b" "]))
     assert not these.any()
     assert not len(ids)
