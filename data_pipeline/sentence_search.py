@@ -42,17 +42,17 @@ def _answers(yes: bytes, ask: bytes) -> NDArray[np.uint8]:
 
 _CAPITALS_AND_DIGITS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz"
-_AFTER_STOP = _answers(b" ", b"\t.!?\"')]")  # yes: if what comes then can begin a sentence
+_SPACE_AFTER = _answers(b" ", b"\t.!?\"')]")  # yes: if what comes then can begin a sentence
 _CAN_BEGIN = _answers(_CAPITALS_AND_DIGITS, b" \t\"'([-")
 _MAY_END = _among(b"\n.!?")
 _IN_WORD = _among(_CAPITALS_AND_DIGITS + _LETTERS)
 _IS_LOWER = _among(_LETTERS)
 _IS_INITIAL = _among(b"ABCDEFGHJKLMNOPQRSTUVWXYZ")  # "I" is a word
-_CLOSES = _among(b"\"')]%")
+_ENDS_OTHER = _among(b"\"')]%")  # what ends with these is no abbreviation
+_CLOSES, _OPENS = _among(b"\"')]"), _among(b"\"'([-")
+_NONE = _among(b"")
 _UNFINISHED = ~_among(b".!?:")
 _SOLID = _among(range(33, 127))
-# The other characters that may end a sentence; see `BREAK`.
-_RARE_STOPS = "\u2026\u3002\uff01\uff1f"
 
 
 def _keys(words: Iterable[str]) -> NDArray[np.uint64]:
@@ -60,7 +60,10 @@ def _keys(words: Iterable[str]) -> NDArray[np.uint64]:
 
 
 _ABBREVIATIONS, _BEFORE_NUMBER = _keys(ABBREVIATIONS), _keys(BEFORE_NUMBER)
-_RARE = _keys(_RARE_STOPS)
+# Characters of three bytes; see `BREAK`.
+_RARE_STOPS = _keys("\u2026\u3002\uff01\uff1f")
+_CLOSES_TOO, _OPENS_TOO = _keys("\u201d\u2019"), _keys("\u201c\u2018\u2014\u2013")
+_THREE_BYTES = np.uint64(0xFFFFFF)
 
 
 def find_sentences(text: JoinedText) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -72,8 +75,8 @@ def find_sentences(text: JoinedText) -> tuple[NDArray[np.int64], NDArray[np.int6
     places = np.flatnonzero(_MAY_END[text.data])
     is_stop = text.data[places] != LINE_FEED
     stops, line_feeds = places[is_stop], places[~is_stop]
-    of_stops, of_line_feeds = _at_stops(text, stops), _at_line_feeds(text, line_feeds)
-    sure = [stops[of_stops == YES] + 1, line_feeds[of_line_feeds == YES], text.documents]
+    (of_stops, ends), of_line_feeds = _at_stops(text, stops), _at_line_feeds(text, line_feeds)
+    sure = [ends[of_stops == YES], line_feeds[of_line_feeds == YES], text.documents]
     asked = [stops[of_stops == ASK], line_feeds[of_line_feeds == ASK], _rare_stops(text)]
     found = _sorted(*sure)
     more = np.fromiter(_ask(text, _sorted(*asked), found), np.int64)
@@ -85,21 +88,40 @@ def _at_line_feeds(text: JoinedText, at: NDArray[np.int64]) -> NDArray[np.uint8]
     """Whether a sentence ends before the line feeds at these bytes."""
     before, after = text.data[at - 1], text.data[at + 1]
     goes_on = _IS_LOWER[after] & _UNFINISHED[before]
-    return np.where(_SOLID[before] & (after < 128), np.where(goes_on, NO, YES), ASK)
+    behind_text = _SOLID[before] | (_width(text, np.maximum(at - 3, 0), _NONE, _CLOSES_TOO) > 0)
+    is_known = (after < 128) | (_width(text, at + 1, _NONE, _OPENS_TOO) > 0)
+    return np.where(behind_text & is_known, np.where(goes_on, NO, YES), ASK)
 
 
-def _at_stops(text: JoinedText, at: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Whether a sentence ends behind the stops at these bytes."""
-    after = _AFTER_STOP[text.data[at + 1]]
-    after = np.where(after == YES, _CAN_BEGIN[text.data[at + 2]], after)
-    ends = np.flatnonzero(after == YES)
-    after[ends] = _behind_word(text, at[ends])
-    return after
+def _at_stops(
+    text: JoinedText, at: NDArray[np.int64]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Whether a sentence ends with the stops at these bytes, and where."""
+    document = np.searchsorted(text.documents, at, "right")
+    closed = _width(text, at + 1, _CLOSES, _CLOSES_TOO)
+    ends = at + 1 + closed
+    begins = ends + 1 + _width(text, ends + 1, _OPENS, _OPENS_TOO)
+    answers = _SPACE_AFTER[text.data[ends]]
+    answers = np.where(answers == YES, _CAN_BEGIN[text.data[begins]], answers)
+    answers[(at + 1 == text.documents[document]) | (begins >= text.documents[document])] = NO
+    words = np.flatnonzero((answers == YES) & (closed == 0))
+    answers[words] = _behind_word(text, at[words], (at - text.documents[document - 1])[words])
+    return answers, ends
 
 
-def _behind_word(text: JoinedText, at: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The same, by the word before, where what follows can begin a sentence."""
-    room = at - text.documents[np.searchsorted(text.documents, at, "right") - 1]
+def _width(
+    text: JoinedText, at: NDArray[np.int64], which: NDArray[np.bool_], longer: NDArray[np.uint64]
+) -> NDArray[np.int64]:
+    """How many bytes a character has that is one of `which`, or of `longer`; 0 if it is none."""
+    is_longer = np.isin(text.windows[np.minimum(at, len(text.windows) - 1)] & _THREE_BYTES, longer)
+    return np.where(is_longer, 3, which[text.data[at]])
+
+
+def _behind_word(
+    text: JoinedText, at: NDArray[np.int64], room: NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    """The same, by the word before, where what follows can begin a sentence; `room` are the bytes
+    of the document before."""
     size, inside = np.zeros(len(at), np.int64), np.ones(len(at), bool)
     for back in range(1, LONGEST + 2):
         inside &= (room >= back) & _IN_WORD[text.data[at - back]]
@@ -113,7 +135,7 @@ def _behind_word(text: JoinedText, at: NDArray[np.int64]) -> NDArray[np.uint8]:
     known[np.isin(key, _BEFORE_NUMBER) | (size == 0) | ~is_whole | (at < 8)] = ASK
     known[(size == 1) & is_whole & _IS_INITIAL[text.data[at - 1]]] = NO
     known[size > LONGEST] = YES
-    known[(size == 0) & _CLOSES[before]] = YES
+    known[(size == 0) & _ENDS_OTHER[before]] = YES
     known[(text.data[at] != _DOT) & (size > 0)] = YES  # no abbreviations end so
     return known
 
@@ -122,7 +144,7 @@ def _rare_stops(text: JoinedText) -> NDArray[np.int64]:
     """The first bytes of stops beyond ASCII."""
     first = np.flatnonzero(text.data >= 0xE2)
     # Three bytes, the first lowest.
-    return first[np.isin(text.windows[first] & np.uint64(0xFFFFFF), _RARE)]
+    return first[np.isin(text.windows[first] & _THREE_BYTES, _RARE_STOPS)]
 
 
 def _ask(text: JoinedText, at: NDArray[np.int64], sure: NDArray[np.int64]) -> Iterator[int]:

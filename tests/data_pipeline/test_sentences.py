@@ -67,9 +67,10 @@ def test_whatever_the_text(text: str) -> None:
 
 PARTS = st.sampled_from(
     [
-        *" \n\t.!?aBé1\"'(-)…。」“”\u2028",
+        *" \n\t.!?aBé1\"'(-)…。」“”\u2018\u2019—\u2028\xa0",
         *[" The", " it", "Mr", " no", " No", " Fig", "3.5", " U.S", "I", " Messrs", " sentence"],
         *[" A sentence of some words. ", "...", "?!", ". ", '." ', "\n\n", " etc. ", "1990). "],
+        *[".” “The", "!\u2019 \u2018", "? —It", ". [", "”\n“", "…\nit", ".\nit", ":\nit"],
         "x" * (MAX_CHARACTERS + 1),
     ]
 )
