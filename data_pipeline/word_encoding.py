@@ -23,7 +23,7 @@ from data_pipeline.unigram import ordinary_words_of
 from data_pipeline.word_rules import rule_of
 from data_pipeline.word_table import WordTable
 
-TABLE_WORDS = 1 << 19  # about 30 MB
+TABLE_WORDS = 1 << 20  # about 60 MB
 LEARNED_AT_ONCE = 1 << 12  # words; what the tokenizer returns is large
 
 
