@@ -4,8 +4,11 @@ What a global step contains is a pure function of (index, seed, epoch, sequence 
 it depends on no world size and on no restart, and any step can be had at any time.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from data_pipeline.batches import Batch
-from data_pipeline.building import build
 from data_pipeline.config import DataConfig, MaskingConfig, PhaseConfig, SourceConfig
 from data_pipeline.corpus import Corpus, CorpusSplit
 from data_pipeline.errors import BadShard, DataError
@@ -14,6 +17,9 @@ from data_pipeline.padding import padding_share, rows_for_tokens
 from data_pipeline.slots import BatchSizes
 from data_pipeline.stream import BatchStream, contents, open_corpora, open_splits
 from data_pipeline.tokenization import Vocabulary
+
+if TYPE_CHECKING:
+    from data_pipeline.building import build
 
 __all__ = [
     "NO_LABEL",
@@ -36,3 +42,12 @@ __all__ = [
     "padding_share",
     "rows_for_tokens",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`build` is loaded when it is used: it brings a compiler, which training has no use for."""
+    if name == "build":
+        from data_pipeline.building import build
+
+        return build
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

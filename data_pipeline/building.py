@@ -33,10 +33,11 @@ import tokenizers
 from data_pipeline import tokenization
 from data_pipeline.corpus import FORMAT, SPLITS
 from data_pipeline.documents import STDIN, RawChunk, Reading, Stretch, line_of, raw_chunks, slice_of
-from data_pipeline.encoding import EncodedChunk, encode_all, held_out
+from data_pipeline.encoding import EncodedChunk, held_out
 from data_pipeline.errors import DataError
 from data_pipeline.index import Index
 from data_pipeline.journal import Journal, alone
+from data_pipeline.parallel_encoding import encode_all
 from data_pipeline.shards import BLOCK_BYTES, token_dtype
 from data_pipeline.writing import SplitWriter, disk_errors
 

@@ -200,6 +200,9 @@ def _parse_part(parsed: Parsed, chunk: RawChunk, at: int, part: bytes, reading: 
             reason = f"no field {reading.field!r}" if missing else "not valid JSON"
             parsed.problems.append(Problem(chunk.stretch.path, position, reason))
             return
+        if isinstance(text, str):
+            # Lone surrogates come out of JSON escapes and cannot be encoded again.
+            text = text.encode("utf-8", "replace").decode()
     _add(parsed, chunk, position, text)
 
 
@@ -209,8 +212,7 @@ def _add(parsed: Parsed, chunk: RawChunk, position: int, text: object) -> None:
     elif not (stripped := text.replace("\r\n", "\n").strip()):
         parsed.problems.append(Problem(chunk.stretch.path, position, "empty document"))
     else:
-        # Lone surrogates come out of JSON escapes and cannot be encoded again.
-        parsed.documents.append(stripped.encode("utf-8", "replace").decode())
+        parsed.documents.append(stripped)
         parsed.positions.append(position)
 
 

@@ -1,18 +1,12 @@
-"""From raw text to token ids with boundaries: what a build's worker process does."""
+"""From raw text to token ids with boundaries: what the processes of a build do."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import os
-import threading
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
 from operator import attrgetter
 
 import numpy as np
@@ -20,7 +14,6 @@ import tokenizers
 from numpy.typing import NDArray
 
 from data_pipeline.documents import Problem, RawChunk, Reading, parse
-from data_pipeline.errors import DataError
 from data_pipeline.joined_text import edges
 from data_pipeline.sentences import sentence_ends
 from data_pipeline.shards import token_dtype
@@ -28,10 +21,7 @@ from data_pipeline.tokenization import Vocabulary
 from data_pipeline.word_encoding import DocumentIds, WordEncoder
 
 DIGEST_BYTES = 16
-QUEUED_PER_WORKER = 3
 LOOKUP_TOKENS = 4096
-
-EncoderArguments = tuple[tokenizers.Tokenizer, Vocabulary, Reading]
 
 
 @dataclass(frozen=True)
@@ -131,73 +121,6 @@ def digest(document: str) -> bytes:
 def held_out(document_digest: bytes, val_fraction: float) -> bool:
     """Whether a document belongs to the validation split: the same in every rebuild."""
     return int.from_bytes(document_digest[:8], "little") < val_fraction * 2.0**64
-
-
-def encode_all(
-    chunks: Iterable[RawChunk],
-    tokenizer: tokenizers.Tokenizer,
-    vocabulary: Vocabulary,
-    reading: Reading,
-    workers: int,
-) -> Iterator[tuple[RawChunk, EncodedChunk]]:
-    """Each chunk with its encoding, in order, by `workers` processes (1: this one)."""
-    if workers > 1:
-        yield from _in_processes(chunks, (tokenizer, vocabulary, reading), workers)
-        return
-    encoder = Encoder(tokenizer, vocabulary, reading)
-    for chunk in chunks:
-        yield chunk, encoder(chunk)
-
-
-def _in_processes(
-    chunks: Iterable[RawChunk], encoder: EncoderArguments, workers: int
-) -> Iterator[tuple[RawChunk, EncodedChunk]]:
-    # Forked from a process that has imported what they need and nothing more: this one may have
-    # threads of the tokenizer library, which do not survive a fork.
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(workers, context, _start_worker, encoder) as pool:
-        queue: deque[tuple[RawChunk, Future[EncodedChunk]]] = deque()
-        try:
-            for chunk in chunks:
-                queue.append((chunk, pool.submit(_work, chunk)))
-                if len(queue) > workers * QUEUED_PER_WORKER:
-                    done, future = queue.popleft()
-                    yield done, future.result()
-            for done, future in queue:
-                yield done, future.result()
-        except BrokenProcessPool:
-            raise DataError(
-                "a tokenizing process died, perhaps out of memory; run the same command again "
-                "with fewer --workers"
-            ) from None
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-_encoder: Encoder | None = None  # of a worker process
-
-
-def _start_worker(
-    tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, reading: Reading
-) -> None:
-    global _encoder
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
-    _encoder = Encoder(tokenizer, vocabulary, reading)
-
-
-def _end_with_the_parent() -> None:
-    """A worker waits for work for ever; that its parent was killed it must find out itself."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _work(chunk: RawChunk) -> EncodedChunk:
-    assert _encoder is not None
-    return _encoder(chunk)
 
 
 def _joined(arrays: list[NDArray], dtype: np.dtype) -> NDArray:

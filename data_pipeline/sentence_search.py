@@ -1,8 +1,8 @@
 """The sentences of many documents at once, as `data_pipeline.sentences` finds them.
 
-What ends a sentence for certain, and what does not, is told by the bytes around it, for all
-documents together in numpy. That is nine cases in ten; of the others the rules themselves are
-asked.
+What ends a sentence for certain, and what does not, is told by the bytes around it, in compiled
+loops over all documents together. That is nine cases in ten; of the others the rules themselves
+are asked.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.compiled import compiled
 from data_pipeline.joined_text import LINE_FEED, JoinedText
 from data_pipeline.sentences import (
     ABBREVIATIONS,
@@ -44,15 +45,15 @@ _CAPITALS_AND_DIGITS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 _SPACE_AFTER = _answers(b" ", b"\t.!?\"')]")  # yes: if what comes then can begin a sentence
 _CAN_BEGIN = _answers(_CAPITALS_AND_DIGITS, b" \t\"'([-")
-_MAY_END = _among(b"\n.!?")
+_MAY_END = _among(b"\n.!?\xe2\xe3\xef")  # the last are the first bytes of rare stops
 _IN_WORD = _among(_CAPITALS_AND_DIGITS + _LETTERS)
 _IS_LOWER = _among(_LETTERS)
 _IS_INITIAL = _among(b"ABCDEFGHJKLMNOPQRSTUVWXYZ")  # "I" is a word
 _ENDS_OTHER = _among(b"\"')]%")  # what ends with these is no abbreviation
 _CLOSES, _OPENS = _among(b"\"')]"), _among(b"\"'([-")
-_NONE = _among(b"")
 _UNFINISHED = ~_among(b".!?:")
 _SOLID = _among(range(33, 127))
+_SPACES = _among(b" \n")
 
 
 def _keys(words: Iterable[str]) -> NDArray[np.uint64]:
@@ -63,7 +64,7 @@ _ABBREVIATIONS, _BEFORE_NUMBER = _keys(ABBREVIATIONS), _keys(BEFORE_NUMBER)
 # Characters of three bytes; see `BREAK`.
 _RARE_STOPS = _keys("\u2026\u3002\uff01\uff1f")
 _CLOSES_TOO, _OPENS_TOO = _keys("\u201d\u2019"), _keys("\u201c\u2018\u2014\u2013")
-_THREE_BYTES = np.uint64(0xFFFFFF)
+_LOWER_CASE = np.uint64(0x2020202020202020)
 
 
 def find_sentences(text: JoinedText) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -72,79 +73,111 @@ def find_sentences(text: JoinedText) -> tuple[NDArray[np.int64], NDArray[np.int6
 
     No document may begin or end with white space.
     """
-    places = np.flatnonzero(_MAY_END[text.data])
-    is_stop = text.data[places] != LINE_FEED
-    stops, line_feeds = places[is_stop], places[~is_stop]
-    (of_stops, ends), of_line_feeds = _at_stops(text, stops), _at_line_feeds(text, line_feeds)
-    sure = [ends[of_stops == YES], line_feeds[of_line_feeds == YES], text.documents]
-    asked = [stops[of_stops == ASK], line_feeds[of_line_feeds == ASK], _rare_stops(text)]
-    found = _sorted(*sure)
-    more = np.fromiter(_ask(text, _sorted(*asked), found), np.int64)
+    ends, asked = _survey(text.data, text.windows, text.documents)
+    found = _sorted(ends, text.documents)
+    more = np.fromiter(_ask(text, asked, found), np.int64)
     found = _shortened(text, _sorted(found, text.byte_places(more)))
     return found, np.searchsorted(found, text.documents)
 
 
-def _at_line_feeds(text: JoinedText, at: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Whether a sentence ends before the line feeds at these bytes."""
-    before, after = text.data[at - 1], text.data[at + 1]
-    goes_on = _IS_LOWER[after] & _UNFINISHED[before]
-    behind_text = _SOLID[before] | (_width(text, np.maximum(at - 3, 0), _NONE, _CLOSES_TOO) > 0)
-    is_known = (after < 128) | (_width(text, at + 1, _NONE, _OPENS_TOO) > 0)
-    return np.where(behind_text & is_known, np.where(goes_on, NO, YES), ASK)
+@compiled
+def _survey(
+    data: NDArray[np.uint8], windows: NDArray[np.uint64], documents: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Before which bytes a sentence ends for certain, and the bytes at which it must be asked."""
+    ends, asked = np.empty(len(data), np.int64), np.empty(len(data), np.int64)
+    found = unclear = document = 0
+    for at in range(documents[-1]):
+        if not _MAY_END[data[at]]:
+            continue
+        while documents[document + 1] <= at:
+            document += 1
+        answer, end = _at(data, windows, at, documents[document], documents[document + 1])
+        if answer == YES:
+            ends[found] = end
+            found += 1
+        elif answer == ASK:
+            asked[unclear] = at
+            unclear += 1
+    return ends[:found].copy(), asked[:unclear].copy()
 
 
-def _at_stops(
-    text: JoinedText, at: NDArray[np.int64]
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Whether a sentence ends with the stops at these bytes, and where."""
-    document = np.searchsorted(text.documents, at, "right")
-    closed = _width(text, at + 1, _CLOSES, _CLOSES_TOO)
-    ends = at + 1 + closed
-    begins = ends + 1 + _width(text, ends + 1, _OPENS, _OPENS_TOO)
-    answers = _SPACE_AFTER[text.data[ends]]
-    answers = np.where(answers == YES, _CAN_BEGIN[text.data[begins]], answers)
-    answers[(at + 1 == text.documents[document]) | (begins >= text.documents[document])] = NO
-    words = np.flatnonzero((answers == YES) & (closed == 0))
-    answers[words] = _behind_word(text, at[words], (at - text.documents[document - 1])[words])
-    return answers, ends
+@compiled
+def _at(
+    data: NDArray[np.uint8], windows: NDArray[np.uint64], at: int, first: int, last: int
+) -> tuple[int, int]:
+    """Whether a sentence ends at byte `at` of a document from `first` to `last`, and where."""
+    if data[at] >= 128:
+        return (ASK if _is_among(_three_bytes(data, at), _RARE_STOPS) else NO), at
+    if data[at] == LINE_FEED:
+        return _at_line_feed(data, at), at
+    closed = _width(data, at + 1, _CLOSES, _CLOSES_TOO)
+    end = at + 1 + closed
+    begin = end + 1 + _width(data, end + 1, _OPENS, _OPENS_TOO)
+    if at + 1 == last or begin >= last:
+        return NO, end
+    answer = _SPACE_AFTER[data[end]]
+    if answer == YES:
+        answer = _CAN_BEGIN[data[begin]]
+    if answer == YES and not closed:
+        answer = _behind_word(data, windows, at, first)
+    return answer, end
 
 
-def _width(
-    text: JoinedText, at: NDArray[np.int64], which: NDArray[np.bool_], longer: NDArray[np.uint64]
-) -> NDArray[np.int64]:
-    """How many bytes a character has that is one of `which`, or of `longer`; 0 if it is none."""
-    is_longer = np.isin(text.windows[np.minimum(at, len(text.windows) - 1)] & _THREE_BYTES, longer)
-    return np.where(is_longer, 3, which[text.data[at]])
+@compiled
+def _at_line_feed(data: NDArray[np.uint8], at: int) -> int:
+    before, after = data[at - 1], data[at + 1]
+    behind_text = _SOLID[before] or (at >= 3 and _is_among(_three_bytes(data, at - 3), _CLOSES_TOO))
+    is_known = after < 128 or _is_among(_three_bytes(data, at + 1), _OPENS_TOO)
+    if not (behind_text and is_known):
+        return ASK
+    return NO if _IS_LOWER[after] and _UNFINISHED[before] else YES
 
 
-def _behind_word(
-    text: JoinedText, at: NDArray[np.int64], room: NDArray[np.int64]
-) -> NDArray[np.uint8]:
-    """The same, by the word before, where what follows can begin a sentence; `room` are the bytes
-    of the document before."""
-    size, inside = np.zeros(len(at), np.int64), np.ones(len(at), bool)
-    for back in range(1, LONGEST + 2):
-        inside &= (room >= back) & _IN_WORD[text.data[at - back]]
-        size += inside
-    before = text.data[at - size - 1]
-    is_whole = (size == room) | np.isin(before, [*b" \n"])
+@compiled
+def _behind_word(data: NDArray[np.uint8], windows: NDArray[np.uint64], at: int, first: int) -> int:
+    """Whether the word before a stop lets it end a sentence, where what follows can begin one."""
+    size = 0
+    while size <= LONGEST and first < at - size and _IN_WORD[data[at - size - 1]]:
+        size += 1
+    is_whole = at - size == first or _SPACES[data[at - size - 1]]
+    if size == 0:
+        return YES if at > first and _ENDS_OTHER[data[at - 1]] else ASK
+    if data[at] != _DOT or size > LONGEST:  # no abbreviations
+        return YES
+    if size == 1 and is_whole and _IS_INITIAL[data[at - 1]]:
+        return NO
+    if not is_whole or at < 8:
+        return ASK
     # The word in lower case as a number, its first letter lowest.
-    letters = text.windows[np.maximum(at - 8, 0)] | np.uint64(0x2020202020202020)
-    key = letters >> (8 * (8 - np.minimum(size, 7))).astype(np.uint64)
-    known = np.where(np.isin(key, _ABBREVIATIONS), NO, YES)
-    known[np.isin(key, _BEFORE_NUMBER) | (size == 0) | ~is_whole | (at < 8)] = ASK
-    known[(size == 1) & is_whole & _IS_INITIAL[text.data[at - 1]]] = NO
-    known[size > LONGEST] = YES
-    known[(size == 0) & _ENDS_OTHER[before]] = YES
-    known[(text.data[at] != _DOT) & (size > 0)] = YES  # no abbreviations end so
-    return known
+    key = (windows[at - 8] | _LOWER_CASE) >> np.uint64(8 * (8 - size))
+    if _is_among(key, _BEFORE_NUMBER):
+        return ASK
+    return NO if _is_among(key, _ABBREVIATIONS) else YES
 
 
-def _rare_stops(text: JoinedText) -> NDArray[np.int64]:
-    """The first bytes of stops beyond ASCII."""
-    first = np.flatnonzero(text.data >= 0xE2)
-    # Three bytes, the first lowest.
-    return first[np.isin(text.windows[first] & _THREE_BYTES, _RARE_STOPS)]
+@compiled
+def _width(
+    data: NDArray[np.uint8], at: int, which: NDArray[np.bool_], longer: NDArray[np.uint64]
+) -> int:
+    """How many bytes a character has that is one of `which`, or of `longer`; 0 if it is none."""
+    if _is_among(_three_bytes(data, at), longer):
+        return 3
+    return 1 if which[data[at]] else 0
+
+
+@compiled
+def _three_bytes(data: NDArray[np.uint8], at: int) -> np.uint64:
+    """As a number, the first lowest."""
+    return np.uint64(data[at] | np.uint64(data[at + 1]) << 8 | np.uint64(data[at + 2]) << 16)
+
+
+@compiled
+def _is_among(key: np.uint64, keys: NDArray[np.uint64]) -> bool:
+    for one in keys:  # noqa: SIM110
+        if one == key:
+            return True
+    return False
 
 
 def _ask(text: JoinedText, at: NDArray[np.int64], sure: NDArray[np.int64]) -> Iterator[int]:

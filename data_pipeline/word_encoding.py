@@ -17,6 +17,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken, models
 
+from data_pipeline.compiled import compiled
 from data_pipeline.joined_text import JoinedText, edges
 from data_pipeline.sentence_search import find_sentences
 from data_pipeline.unigram import ordinary_words_of
@@ -25,6 +26,8 @@ from data_pipeline.word_table import WordTable
 
 TABLE_WORDS = 1 << 20  # about 60 MB
 LEARNED_AT_ONCE = 1 << 12  # words; what the tokenizer returns is large
+# Where the ids of a word start, how many they are, and whether they are these wherever it stands.
+WORD = np.dtype([("start", "<i4"), ("size", "<i4"), ("alone", "?")])
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,8 @@ class WordEncoder:
             text = text.with_spaces()
         whole = self._whole(text, documents, sentences, before)
         starts, stops = self._cut(text, whole, sentences)
-        numbers = self._table.numbers(text.windows, starts, stops)
-        self._learn(text, numbers, starts, stops)
+        numbers, new = self._table.numbers(text.windows, starts, stops)
+        self._learn(text, numbers[new], starts[new], stops[new])
         ids, sizes, alone = self._tokens.of(numbers)
         self._forget()
         words = np.searchsorted(starts, sentences)  # before each sentence, and of all
@@ -84,7 +87,7 @@ class WordEncoder:
         may_end[before] = True  # as a document does
         whole = np.diff(edges(~may_end)[before]) > 0
         marks = [*self._added, *self._rule.never]
-        if found := [mark for mark in marks if mark.encode() in text.encoded]:
+        if found := [mark for mark in marks if _holds(text.encoded, mark.encode())]:
             whole |= [any(mark in one for mark in found) for one in documents]
         return whole
 
@@ -103,16 +106,14 @@ class WordEncoder:
     def _learn(
         self,
         text: JoinedText,
-        numbers: NDArray[np.int32],
-        starts: NDArray[np.int64],
-        stops: NDArray[np.int64],
+        number: NDArray[np.int32],
+        start: NDArray[np.int64],
+        stop: NDArray[np.int64],
     ) -> None:
-        """Encode the words that are new."""
+        """Encode new words."""
         assert self._rule is not None
-        new = self._tokens.unknown(numbers, len(self._table))
-        number, start, stop = numbers[new], starts[new], stops[new]
         if self._ordinary:
-            those, ids, sizes = self._ordinary(text.windows, start, stop)
+            those, ids, sizes = self._ordinary(text.data, start, stop)
             self._tokens.add(number[those], ids, sizes, np.ones(len(sizes), bool))
             number, start, stop = number[~those], start[~those], stop[~those]
         words = [
@@ -155,18 +156,9 @@ class _WordTokens:
     """The tokens of words, by number. Arrays have room for more."""
 
     def __init__(self) -> None:
+        self._words = np.zeros(0, WORD)
         self._ids = np.zeros(0, np.int32)  # [tokens of all words]
         self._count = 0  # of those
-        self._starts = np.zeros(0, np.int32)  # [words] where those of each begin
-        self._sizes = np.zeros(0, np.int32)  # [words] how many they are, and one; 0: not known
-        self._alone = np.zeros(0, bool)  # [words] whether these are they wherever the word stands
-
-    def unknown(self, numbers: NDArray[np.int32], count: int) -> NDArray[np.int64]:
-        """Where in `numbers` each that is not known is first seen; there are `count` in all."""
-        self._starts, self._sizes = _with_room(self._starts, count), _with_room(self._sizes, count)
-        self._alone = _with_room(self._alone, count)
-        places = np.flatnonzero(self._sizes[numbers] == 0)
-        return places[np.unique(numbers[places], return_index=True)[1]]
 
     def add(
         self,
@@ -176,8 +168,9 @@ class _WordTokens:
         alone: NDArray[np.bool_],
     ) -> None:
         """Take up words: their ids end to end, how many each has, whether it stands alone."""
-        self._starts[numbers] = self._count + edges(sizes)[:-1]
-        self._sizes[numbers], self._alone[numbers] = sizes + 1, alone
+        self._words = _with_room(self._words, numbers.max(initial=-1) + 1)
+        self._words["start"][numbers] = self._count + edges(sizes)[:-1]
+        self._words["size"][numbers], self._words["alone"][numbers] = sizes, alone
         self._ids = _with_room(self._ids, self._count + len(ids))
         self._ids[self._count : self._count + len(ids)] = ids
         self._count += len(ids)
@@ -186,19 +179,32 @@ class _WordTokens:
         self, numbers: NDArray[np.int32]
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
         """What was taken up for words."""
-        sizes = self._sizes[numbers] - 1
-        shifts = self._starts[numbers] - edges(sizes)[:-1].astype(np.int32)
-        places = np.repeat(shifts, sizes)
-        places += np.arange(len(places), dtype=np.int32)
-        return self._ids[places], sizes, self._alone[numbers]
+        return _tokens_of(numbers, self._words, self._ids)
 
     def first(self, count: int) -> _WordTokens:
         """Those of the first `count` words."""
         kept = _WordTokens()
-        known = np.flatnonzero(self._sizes[:count]).astype(np.int32)
-        kept.unknown(known[:0], count)
-        kept.add(known, *self.of(known))
+        numbers = np.arange(count, dtype=np.int32)
+        kept.add(numbers, *self.of(numbers))
         return kept
+
+
+@compiled
+def _tokens_of(
+    numbers: NDArray[np.int32], words: NDArray[np.void], ids: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
+    sizes, alone = np.empty(len(numbers), np.int32), np.empty(len(numbers), np.bool_)
+    for place in range(len(numbers)):
+        word = words[numbers[place]]
+        sizes[place], alone[place] = word.size, word.alone
+    joined = np.empty(sizes.sum(), np.int32)
+    done = 0
+    for place in range(len(numbers)):
+        start = words[numbers[place]].start
+        for token in range(sizes[place]):
+            joined[done] = ids[start + token]
+            done += 1
+    return joined, sizes, alone
 
 
 def _with_room(array: NDArray, size: int) -> NDArray:
@@ -225,6 +231,11 @@ def _documents(
         None if is_passed_over else DocumentIds(ids[slice(*place)], sizes[slice(*part)])
         for part, place, is_passed_over in parts
     ]
+
+
+def _holds(text: bytes, mark: bytes) -> bool:
+    """Whether a mark occurs; its first byte alone is found much more quickly."""
+    return mark[:1] in text and mark in text
 
 
 def _separates(added: dict[int, AddedToken], separator: int) -> bool:

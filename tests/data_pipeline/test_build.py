@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import Corpus, DataError, build, building
-from data_pipeline.encoding import digest
+from data_pipeline import Corpus, DataError, build, building, encoding, parallel_encoding
+from data_pipeline.documents import RawChunk
+from data_pipeline.encoding import EncodedChunk, digest
 from tests.data_pipeline.conftest import make_documents
 
 OPTIONS: dict = {"shard_mb": 0.02, "block_bytes": 4000, "val_fraction": 0.1}
@@ -53,19 +55,38 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_workers_change_no_byte(
-    tmp_path: Path, text_file: Path, tokenizer_dir: Path, small_chunks
+    tmp_path: Path, text_file: Path, tokenizer_dir: Path, small_chunks, monkeypatch
 ) -> None:
+    own: list[EncodedChunk] = []
+
+    class Encoder(encoding.Encoder):
+        """Of this process."""
+
+        def __call__(self, chunk: RawChunk) -> EncodedChunk:
+            own.append(super().__call__(chunk))
+            return own[-1]
+
+    monkeypatch.setattr(parallel_encoding, "Encoder", Encoder)
     for workers in (1, 2):
         seen: list[building.Progress] = []
+
+        def on_progress(progress: building.Progress, workers=workers, seen=seen) -> None:
+            seen.append(progress)
+            while len(multiprocessing.active_children()) < workers - 1:
+                time.sleep(0.01)
+            time.sleep(0.05 * (workers - 1))  # in which the other one has time for a chunk
+
+        own.clear()
         build(
             [str(text_file)], str(tokenizer_dir), str(tmp_path / str(workers)),
-            workers=workers, on_progress=seen.append, **OPTIONS,
+            workers=workers, on_progress=on_progress, **OPTIONS,
         )  # fmt: skip
         done = [one.bytes_done for one in seen]
         assert len(done) > 3
         assert done == sorted(done)
         assert done[-1] == seen[-1].bytes_total == text_file.stat().st_size
         assert seen[-1].documents == 300
+        assert (len(own) < len(seen)) == (workers > 1)
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 

@@ -10,19 +10,23 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import models, normalizers, pre_tokenizers
 
-from data_pipeline.joined_text import PADDING, edges
-from data_pipeline.unigram import LONGEST, ordinary_words_of
+from data_pipeline.joined_text import PADDING, JoinedText, edges
+from data_pipeline.unigram import ordinary_words_of
 from data_pipeline.word_table import WordTable
+
+
+def joined(words: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """Words end to end, with padding, and where each starts and ends."""
+    found = edges([len(word) for word in words])
+    return np.frombuffer(b"".join(words) + bytes(PADDING), np.uint8), found[:-1], found[1:]
 
 
 def in_windows(
     words: list[bytes],
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-    """Words end to end, eight bytes from each place on, and where each starts and ends."""
-    data = np.frombuffer(b"".join(words) + bytes(PADDING), np.uint8)
-    windows = np.lib.stride_tricks.sliding_window_view(data, 8).copy().view("<u8")[:, 0]
-    found = edges([len(word) for word in words])
-    return windows, found[:-1], found[1:]
+    """The same, with eight bytes from each place on as a number."""
+    data, starts, ends = joined(words)
+    return JoinedText("", b"", data, starts).windows, starts, ends
 
 
 WORDS = st.lists(
@@ -40,16 +44,18 @@ def test_words_have_the_same_number_exactly_when_they_are_equal(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("data_pipeline.word_table.FIRST_SLOTS", 4)  # it grows, and slots collide
         table = WordTable()
-    numbers: dict[bytes, int] = {}
+    seen: list[bytes] = []
     for words in calls:
-        for word, number in zip(words, table.numbers(*in_windows(words)).tolist(), strict=True):
-            assert numbers.setdefault(word, number) == number
-    assert len({*numbers.values()}) == len(numbers)
-    assert all(0 < number < len(table) for number in numbers.values())
+        numbers, new = table.numbers(*in_windows(words))
+        seen += [words[place] for place in new.tolist()]
+        assert [seen[number] for number in numbers.tolist()] == words
+    assert len({*seen}) == len(seen) == len(table)
     table.forget_after(kept)
-    assert len(table) <= max(1, kept)
-    left = [word for word, number in numbers.items() if number < kept]
-    assert table.numbers(*in_windows(left)).tolist() == [numbers[word] for word in left]
+    assert len(table) == min(kept, len(seen))
+    numbers, new = table.numbers(*in_windows(seen[::-1]))
+    assert sorted(numbers.tolist()) == [*range(len(seen))]
+    assert [seen[number] for number in numbers[::-1][:kept].tolist()] == seen[:kept]
+    assert len(new) == max(0, len(seen) - kept)
 
 
 def unigram(pieces: list[tuple[str, float]]) -> tokenizers.Tokenizer:
@@ -72,17 +78,15 @@ PIECES = st.dictionaries(
 )
 
 
-@given(PIECES, st.lists(st.text(LETTERS, min_size=1, max_size=LONGEST), min_size=1, max_size=20))
+@given(PIECES, st.lists(st.text(LETTERS, min_size=1, max_size=40), min_size=1, max_size=20))
 @settings(max_examples=200, deadline=None)
 def test_words_are_cut_as_tokenizers_cuts_them(pieces: dict[str, float], words: list[str]) -> None:
     tokenizer = unigram([*{"\u2581": -4.0, "a": -5.0, "b": -5.0, **pieces}.items()])
     these, ids, sizes = ordinary_words_of(tokenizer)(
-        *in_windows([f" {word}".encode() for word in words])
+        *joined([f" {word}".encode() for word in words])
     )
     vocabulary = tokenizer.get_vocab()
-    possible = [
-        vocabulary.keys() >= {*word} and len(f" {word}".encode()) <= LONGEST for word in words
-    ]
+    possible = [vocabulary.keys() >= {*word} for word in words]
     assert these.tolist() == possible
     found = np.split(ids, np.cumsum(sizes))[:-1]
     taken = [word for word, is_taken in zip(words, possible, strict=True) if is_taken]
@@ -91,6 +95,6 @@ def test_words_are_cut_as_tokenizers_cuts_them(pieces: dict[str, float], words: 
 
 def test_a_vocabulary_without_the_mark_leaves_all_words_to_the_library() -> None:
     tokenizer = unigram([("a", -1.0), ("\u2581a", -1.5)])
-    these, ids, _ = ordinary_words_of(tokenizer)(*in_windows([b" a", b" aa", b" "]))
+    these, ids, _ = ordinary_words_of(tokenizer)(*joined([b" a", b" aa", b" "]))
     assert not these.any()
     assert not len(ids)
