@@ -24,7 +24,8 @@ from data_pipeline.unigram import ordinary_words_of
 from data_pipeline.word_rules import rule_of
 from data_pipeline.word_table import WordTable
 
-TABLE_WORDS = 1 << 20  # about 60 MB
+TABLE_WORDS = 7 << 17  # about 80 MB; an eighth less than would double the table of slots
+TABLE_STEPS = 1 << 22  # 32 MB more, for text without spaces
 LEARNED_AT_ONCE = 1 << 12  # words; what the tokenizer returns is large
 # Where the ids of a word start, how many they are, and whether they are these wherever it stands.
 WORD = np.dtype([("start", "<i4"), ("size", "<i4"), ("alone", "?")])
@@ -147,8 +148,8 @@ class WordEncoder:
 
     def _forget(self) -> None:
         """Of a full table the later half, the rarer words, goes."""
-        if len(self._table) > TABLE_WORDS:
-            self._table.forget_after(TABLE_WORDS // 2)
+        if len(self._table) > TABLE_WORDS or self._table.steps > TABLE_STEPS:
+            self._table.forget_after(len(self._table) // 2)
             self._tokens = self._tokens.first(len(self._table))
 
 

@@ -34,6 +34,11 @@ class WordTable:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def steps(self) -> int:
+        """The steps behind the first ones of all words."""
+        return int(self._edges[self._count])
+
     def numbers(
         self, windows: NDArray[np.uint64], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
