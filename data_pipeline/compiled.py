@@ -14,7 +14,8 @@ def compiled(function: Function) -> Function:
     """A function of numbers and arrays as machine code.
 
     It is kept on disk, which makes the first call of later processes quick, beside the module or,
-    where that folder is not writable, in the user's cache.
+    where that folder is not writable, in the user's cache. It is made again when its own module
+    changes, not when others do: what may change there must be an argument.
     """
     try:
         return cast(Function, numba.njit(cache=True)(function))

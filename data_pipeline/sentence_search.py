@@ -8,6 +8,7 @@ are asked.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +61,15 @@ def _keys(words: Iterable[str]) -> NDArray[np.uint64]:
     return np.array([int.from_bytes(word.encode(), "little") for word in words], np.uint64)
 
 
-_ABBREVIATIONS, _BEFORE_NUMBER = _keys(ABBREVIATIONS), _keys(BEFORE_NUMBER)
+class _Known(NamedTuple):
+    """Words before a full stop that does not, or need not, end a sentence."""
+
+    abbreviations: NDArray[np.uint64]
+    before_number: NDArray[np.uint64]
+    longest: int
+
+
+_KNOWN = _Known(_keys(ABBREVIATIONS), _keys(BEFORE_NUMBER), LONGEST)
 # Characters of three bytes; see `BREAK`.
 _RARE_STOPS = _keys("\u2026\u3002\uff01\uff1f")
 _CLOSES_TOO, _OPENS_TOO = _keys("\u201d\u2019"), _keys("\u201c\u2018\u2014\u2013")
@@ -73,7 +82,7 @@ def find_sentences(text: JoinedText) -> tuple[NDArray[np.int64], NDArray[np.int6
 
     No document may begin or end with white space.
     """
-    ends, asked = _survey(text.data, text.windows, text.documents)
+    ends, asked = _survey(text.data, text.windows, text.documents, _KNOWN)
     found = _sorted(ends, text.documents)
     more = np.fromiter(_ask(text, asked, found), np.int64)
     found = _shortened(text, _sorted(found, text.byte_places(more)))
@@ -82,7 +91,10 @@ def find_sentences(text: JoinedText) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 @compiled
 def _survey(
-    data: NDArray[np.uint8], windows: NDArray[np.uint64], documents: NDArray[np.int64]
+    data: NDArray[np.uint8],
+    windows: NDArray[np.uint64],
+    documents: NDArray[np.int64],
+    known: _Known,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Before which bytes a sentence ends for certain, and the bytes at which it must be asked."""
     ends, asked = np.empty(len(data), np.int64), np.empty(len(data), np.int64)
@@ -92,7 +104,7 @@ def _survey(
             continue
         while documents[document + 1] <= at:
             document += 1
-        answer, end = _at(data, windows, at, documents[document], documents[document + 1])
+        answer, end = _at(data, windows, at, documents[document], documents[document + 1], known)
         if answer == YES:
             ends[found] = end
             found += 1
@@ -104,7 +116,12 @@ def _survey(
 
 @compiled
 def _at(
-    data: NDArray[np.uint8], windows: NDArray[np.uint64], at: int, first: int, last: int
+    data: NDArray[np.uint8],
+    windows: NDArray[np.uint64],
+    at: int,
+    first: int,
+    last: int,
+    known: _Known,
 ) -> tuple[int, int]:
     """Whether a sentence ends at byte `at` of a document from `first` to `last`, and where."""
     if data[at] >= 128:
@@ -120,7 +137,7 @@ def _at(
     if answer == YES:
         answer = _CAN_BEGIN[data[begin]]
     if answer == YES and not closed:
-        answer = _behind_word(data, windows, at, first)
+        answer = _behind_word(data, windows, at, first, known)
     return answer, end
 
 
@@ -135,15 +152,17 @@ def _at_line_feed(data: NDArray[np.uint8], at: int) -> int:
 
 
 @compiled
-def _behind_word(data: NDArray[np.uint8], windows: NDArray[np.uint64], at: int, first: int) -> int:
+def _behind_word(
+    data: NDArray[np.uint8], windows: NDArray[np.uint64], at: int, first: int, known: _Known
+) -> int:
     """Whether the word before a stop lets it end a sentence, where what follows can begin one."""
     size = 0
-    while size <= LONGEST and first < at - size and _IN_WORD[data[at - size - 1]]:
+    while size <= known.longest and first < at - size and _IN_WORD[data[at - size - 1]]:
         size += 1
     is_whole = at - size == first or _SPACES[data[at - size - 1]]
     if size == 0:
         return YES if at > first and _ENDS_OTHER[data[at - 1]] else ASK
-    if data[at] != _DOT or size > LONGEST:  # no abbreviations
+    if data[at] != _DOT or size > known.longest:  # no abbreviations
         return YES
     if size == 1 and is_whole and _IS_INITIAL[data[at - 1]]:
         return NO
@@ -151,9 +170,9 @@ def _behind_word(data: NDArray[np.uint8], windows: NDArray[np.uint64], at: int, 
         return ASK
     # The word in lower case as a number, its first letter lowest.
     key = (windows[at - 8] | _LOWER_CASE) >> np.uint64(8 * (8 - size))
-    if _is_among(key, _BEFORE_NUMBER):
+    if _is_among(key, known.before_number):
         return ASK
-    return NO if _is_among(key, _ABBREVIATIONS) else YES
+    return NO if _is_among(key, known.abbreviations) else YES
 
 
 @compiled
