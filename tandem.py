@@ -6,79 +6,30 @@ request after saving (start it again).
 
 from __future__ import annotations
 
-import errno
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from commands import data
+from commands.errors import OneLineErrors
+from commands.job_configs import load_job, models
+from commands.options import POSITIVE, Number
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from data_pipeline import BatchSizes, DataConfig
     from trainer.config import JobConfig
 
-FAILED = 1
 
-
-class _OneLineErrors(click.Group):
-    """Turns what a user can fix into one line and exit code 1; anything else is a bug and shows."""
-
-    def invoke(self, context: click.Context) -> Any:
-        try:
-            return super().invoke(context)
-        except Exception as error:
-            message = _one_line(error)
-            if message is None:
-                raise
-            click.echo(f"tandem: {message}", err=True)
-            context.exit(FAILED)
-
-
-def _one_line(error: Exception) -> str | None:
-    """The message for an error that is the user's to fix, None for a bug of ours."""
-    if isinstance(error, OSError) and error.errno in (
-        errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM
-    ):  # fmt: skip
-        place = f"{error.filename}: " if error.filename else ""
-        return f"{place}{error.strerror}; make room or choose another folder"
-    user_errors = [
-        getattr(sys.modules[module], name)
-        for module, name in [
-            ("configs", "ConfigError"),
-            ("data_pipeline", "DataError"),
-            ("model", "ModelError"),
-            ("cluster", "LaunchError"),
-            ("trainer.errors", "TrainingError"),
-            ("trainer.checkpoint.errors", "CheckpointError"),
-        ]
-        if module in sys.modules
-    ]
-    if isinstance(error, tuple(user_errors)):
-        return " ".join(str(error).split())
-    return None
-
-
-class _Number(click.FloatRange):
-    """A number in a range, of which click takes NaN for a part."""
-
-    name = "number"
-
-    def convert(self, value: Any, *context: Any) -> float:
-        number: float = super().convert(value, *context)
-        if math.isnan(number):
-            self.fail(f"{value} is not a number", *context)
-        return number
-
-
-_POSITIVE = _Number(0, 1e9, min_open=True)
-
-
-@click.group(cls=_OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Pre-train a BERT-family teacher and distil students from it, in one job."""
+
+
+main.add_command(data.tokenizer)
+main.add_command(data.data)
 
 
 @main.command()
@@ -93,19 +44,12 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     if is_launched():
         if nproc is not None:
             raise click.UsageError("--nproc: srun or torchrun has started the processes already")
-        sys.exit(_train_as_rank(lambda: _load_job(config, overrides)))
-    job = _load_job(config, overrides)
+        sys.exit(_train_as_rank(lambda: load_job(config, overrides)))
+    job = load_job(config, overrides)
     if _announce_if_finished(job):
         return
     argv = [sys.executable, "-m", "tandem", "train", config, *overrides]
     sys.exit(launch(argv, nproc or _default_processes()))
-
-
-def _load_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
-    import configs
-    from trainer.config import JobConfig
-
-    return configs.load(config, JobConfig, "job", overrides)
 
 
 def _train_as_rank(load: Callable[[], JobConfig]) -> int:
@@ -177,7 +121,7 @@ def submit(config: str, rest: tuple[str, ...], **options: Any) -> None:
     pairs = list(zip(rest, ("", *rest), strict=False))
     overrides = tuple(word for word, before in pairs if _is_override(word, before))
     sbatch = [word for word, before in pairs if not _is_override(word, before)]
-    job = _load_job(config, overrides)
+    job = load_job(config, overrides)
     run = RunFolder.of(job).path
     sizes = [job.batch.size, *(growth.size for growth in job.batch.growth)]
     batches = [size or job.batch.multiple for size in sizes]  # or stated in tokens
@@ -210,7 +154,7 @@ def status(run: str | None, as_json: bool) -> None:
 
 
 _WAIT = click.option(
-    "--wait", type=_Number(), default=60.0, show_default=True, help="Seconds, for its answer."
+    "--wait", type=Number(), default=60.0, show_default=True, help="Seconds, for its answer."
 )
 
 
@@ -255,168 +199,18 @@ def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None
     click.echo(f"Go on with it: tandem train {made.folder.config}")
 
 
-@main.group()
-def tokenizer() -> None:
-    """Train tokenizers."""
-
-
-@tokenizer.command("train")
-@click.argument("text", nargs=-1, required=True)
-@click.option("--kind", type=click.Choice(["wordpiece", "bpe", "unigram"]), required=True)
-@click.option("--vocab-size", type=click.IntRange(min=1), required=True)
-@click.option("--out", required=True)
-@click.option("--cased/--uncased", default=None, help="Default: wordpiece uncased, others cased.")
-def tokenizer_train(
-    text: tuple[str, ...], kind: str, vocab_size: int, out: str, cased: bool | None
-) -> None:
-    """Train a tokenizer on TEXT files."""
-    from data_pipeline.tokenizer_training import train
-
-    train(text, kind, vocab_size, out, cased=cased)
-    click.echo(f"The tokenizer is in {out}")
-
-
-@main.group()
-def data() -> None:
-    """Build corpora and look into them."""
-
-
-@data.command("build")
-@click.argument("text", nargs=-1, required=True)
-@click.option("--tokenizer", "tokenizer_dir", required=True, help="A tokenizer's folder.")
-@click.option("--out", required=True)
-@click.option("--shard-mb", type=_POSITIVE, default=64.0, show_default=True)
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--val-fraction", type=float, default=0.01, show_default=True)
-@click.option("--task", metavar="I/N", help="Only slice I of N; join them with `data merge`.")
-@click.option("--separator", help="A line between documents; default: blank lines.")
-@click.option(
-    "--field", "text_field", default="text", show_default=True, help="JSON key or column."
-)
-@click.option("--keep-duplicates", is_flag=True, help="Keep documents that repeat exactly.")
-@click.option("--strict", is_flag=True, help="Stop at the first bad document.")
-def data_build(
-    text: tuple[str, ...],
-    tokenizer_dir: str,
-    task: str | None,
-    keep_duplicates: bool,
-    strict: bool,
-    **options: Any,
-) -> None:
-    """Turn TEXT (files, folders, globs, - for standard input) into WebDataset shards.
-
-    The same command goes on with a build that was ended.
-    """
-    from rich.console import Console
-
-    from data_pipeline import build
-    from data_pipeline.reporting import progress_bar, summary
-
-    with progress_bar(Console(stderr=True)) as show:
-        tree = build(
-            text,
-            tokenizer_dir,
-            task=_slice(task, "/", "--task") if task else None,
-            drop_duplicates=not keep_duplicates,
-            skip_problems=not strict,
-            on_progress=show,
-            **options,
-        )
-    place = f"The corpus is in {options['out']}"
-    if task:
-        place = f"Slice {task} is ready; when all are, run `tandem data merge {options['out']}`"
-    click.echo(f"{summary(tree)}\n{place}")
-
-
-@data.command("merge")
-@click.argument("folder", metavar="DIR")
-def data_merge(folder: str) -> None:
-    """Join the slices that `data build --task` made in DIR."""
-    from data_pipeline.merging import merge
-    from data_pipeline.reporting import summary
-
-    click.echo(f"{summary(merge(folder))}\nThe corpus is in {folder}")
-
-
-@data.command("check")
-@click.argument("folder", metavar="DIR")
-def data_check(folder: str) -> None:
-    """Verify every shard of the corpus in DIR."""
-    from data_pipeline.checking import check
-
-    found = check(folder)
-    for line in found:
-        click.echo(line)
-    if found:
-        sys.exit(FAILED)
-    click.echo(f"{folder}: every shard is as it was built")
-
-
-@data.command("show")
-@click.argument("config")
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True)
-def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
-    """Show the share of padding and a few masked, packed samples of the job or data CONFIG."""
-    from rich.console import Console
-
-    from data_pipeline.dumping import show
-
-    section, seed, _ = _data_section(config, overrides)
-    console = Console()
-    for text in show(section, seed, samples):
-        console.print(text)
-
-
-@data.command("dump")
-@click.argument("config")
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--steps", metavar="A:B", required=True, help="From step A up to step B.")
-@click.option("--world-size", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--split", type=click.Choice(["train", "val"]), default="train", show_default=True)
-@click.option("--out", required=True, help="The .npz file to write.")
-def data_dump(config: str, overrides: tuple[str, ...], steps: str, **options: Any) -> None:
-    """Write exactly what a rank of the job CONFIG trains on."""
-    from data_pipeline.dumping import dump
-
-    section, seed, batch_sizes = _data_section(config, overrides)
-    rows = dump(section, seed, batch_sizes, _slice(steps, ":", "--steps"), **options)
-    click.echo(f"{rows} sequences are in {options['out']}")
-
-
-def _slice(text: str, separator: str, option: str) -> tuple[int, int]:
-    first, _, last = text.partition(separator)
-    if not (first.isdecimal() and last.isdecimal()):
-        raise click.UsageError(f"{option} {text}: must be two numbers, as in 0{separator}4")
-    return int(first), int(last)
-
-
-def _data_section(config: str, overrides: tuple[str, ...]) -> tuple[DataConfig, int, BatchSizes]:
-    """(data, seed, global batch sizes) of a job, or of a data config with a job's defaults."""
-    import configs
-    from data_pipeline import BatchSizes, DataConfig
-
-    if not _is_job(config, "data"):
-        return configs.load(config, DataConfig, "data", overrides), 0, BatchSizes.constant(64)
-    from trainer.batch_plan import global_batches
-
-    job = _load_job(config, overrides)
-    return job.data, job.seed, global_batches(job)
-
-
 @main.command("model")
 @click.argument("config")
 @click.option("--length", type=click.IntRange(min=1), help="Tokens of a sequence, for the FLOPs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def describe_models(config: str, length: int | None, as_json: bool) -> None:
+def describemodels(config: str, length: int | None, as_json: bool) -> None:
     """Count parameters, bytes and FLOPs of a model CONFIG, or of each model of a job."""
     import dataclasses
 
     from configs.strict_json import strict_json
     from model import describe
 
-    found = {name: describe(one, length or its) for name, one, its in _models(config)}
+    found = {name: describe(one, length or its) for name, one, its in models(config)}
     if as_json:
         plain = {name: dataclasses.asdict(size) for name, size in found.items()}
         click.echo(strict_json(plain if len(plain) > 1 else next(iter(plain.values()))))
@@ -435,11 +229,11 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("--device", default="h100", show_default=True, help="A name or file, configs/device.")
-@click.option("--mfu", type=_Number(0, 1, min_open=True), default=0.3, show_default=True)
-@click.option("--price", type=_Number(0), help="Of an hour of one GPU.")
-@click.option("--node-mtbf-hours", type=_POSITIVE, default=6300.0, show_default=True)
-@click.option("--restart-seconds", type=_Number(0, 1e9), default=600.0, show_default=True)
-@click.option("--store-gbs", type=_POSITIVE, default=2.0, show_default=True, help="Storage, GB/s.")
+@click.option("--mfu", type=Number(0, 1, min_open=True), default=0.3, show_default=True)
+@click.option("--price", type=Number(0), help="Of an hour of one GPU.")
+@click.option("--node-mtbf-hours", type=POSITIVE, default=6300.0, show_default=True)
+@click.option("--restart-seconds", type=Number(0, 1e9), default=600.0, show_default=True)
+@click.option("--store-gbs", type=POSITIVE, default=2.0, show_default=True, help="Storage, GB/s.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def make_plan(
     config: str, overrides: tuple[str, ...], device: str, as_json: bool, **machine: Any
@@ -451,43 +245,10 @@ def make_plan(
     from trainer.measure.demands import demands
 
     on = Machine(configs.load(device, DeviceConfig, "device"), **machine)
-    facts, learners = demands(_load_job(config, overrides))
+    facts, learners = demands(load_job(config, overrides))
     job = JobFacts(**facts, learners=tuple(LearnerFacts(**one) for one in learners))
     plan = make_plan(job, on)
     click.echo(plan.to_json() if as_json else describe(plan))
-
-
-def _models(config: str) -> list[tuple[str, Any, int | None]]:
-    """Name, configuration and sequence length of each model in a model or job file."""
-    import configs
-    from model import EncoderConfig
-
-    if not _is_job(config, "model"):
-        name = configs.find(config, "model").stem
-        return [(name, configs.load(config, EncoderConfig, "model"), None)]
-    job = _load_job(config, ())
-    learners = {"teacher": job.teacher, **job.students}
-    return [(name, one.model, job.data.sequence_length) for name, one in learners.items()]
-
-
-def _is_job(config: str, kind: str) -> bool:
-    """Whether a name means a job: `kind` has no such config, or its file has a job's keys."""
-    import dataclasses
-
-    import configs
-    from trainer.config import JobConfig
-
-    try:
-        path = configs.find(config, kind)
-    except configs.ConfigError:
-        try:
-            configs.find(config, "job")
-        except configs.ConfigError:
-            return False
-        return True
-    keys = {field.name for field in dataclasses.fields(JobConfig)}
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return any(line.partition(":")[0] in keys for line in lines)
 
 
 @main.command("import")

@@ -19,7 +19,7 @@ from cluster.errors import LaunchError
 from cluster.script import Job, build
 
 SOURCE = Path(__file__).parent.parent  # a checkout, or site-packages
-PACKAGES = ("cluster", "configs", "data_pipeline", "model", "trainer", "tandem.py")
+PACKAGES = ("cluster", "commands", "configs", "data_pipeline", "model", "trainer", "tandem.py")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,6 +81,7 @@ def validate(tree: Mapping[str, Any], schema: type[T], source: str) -> T:
         missing = sorted(OmegaConf.missing_keys(config))
         if missing:
             raise ConfigError(f"{source}: {missing[0]} must be set")
+        _refuse_infinite(OmegaConf.to_container(config), source, path="")
         return typing.cast(T, _instantiate(config, source))
 
 
@@ -217,6 +219,18 @@ def _check_keys(tree: Mapping[Any, Any], schema: Any, source: str, prefix: str) 
             if sections[key].container is list:  # OmegaConf names only the end of such a key
                 with _named_keys(source, f"{path}."):
                     OmegaConf.merge(OmegaConf.structured(sections[key].schema), child)
+
+
+def _refuse_infinite(tree: Any, source: str, path: str) -> None:
+    """Refuse NaN and infinity: no key has a use for them, and NaN passes comparisons."""
+    if isinstance(tree, float) and not math.isfinite(tree):
+        raise ConfigError(f"{source}: {path}: must be a finite number, not {tree}")
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            _refuse_infinite(value, source, f"{path}.{key}" if path else str(key))
+    if isinstance(tree, list):
+        for number, value in enumerate(tree):
+            _refuse_infinite(value, source, f"{path}[{number}]")
 
 
 @contextlib.contextmanager

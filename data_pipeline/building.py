@@ -9,9 +9,9 @@ What a corpus folder looks like::
     train/{shards,blocks,token_counts}.npy, sentences.u16, documents.u32   see `data_pipeline.index`
     val/                   the same, for the documents held out by their hash
 
-The parent process reads and writes, workers tokenize; chunks come back in order, so the bytes do
-not depend on the number of workers. Every `JOURNAL_SECONDS` the state is put down in ``.build/``,
-and the same command goes on from there after whatever ended it.
+This process reads, tokenizes and writes, other workers only tokenize; chunks come back in order, so
+the bytes do not depend on the number of workers. Every `JOURNAL_SECONDS` the state is put down in
+``.build/``, and the same command goes on from there after whatever ended it.
 """
 
 from __future__ import annotations
@@ -322,8 +322,21 @@ def finish_folder(
         tree["tokenizer_files"] = names
         part = folder / ".corpus.json.part"
         part.write_text(json.dumps(tree, indent=2) + "\n")
+        for path in (folder, *folder.rglob("*")):
+            if path.suffix != ".tar":  # shards are on disk since they have their names
+                _to_disk(path)
         os.replace(part, folder / "corpus.json")
+        _to_disk(folder)
     return tree
+
+
+def _to_disk(path: Path) -> None:
+    """Make a file's contents, or a folder's list of files, outlast a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _describe(index: Index) -> dict:

@@ -293,15 +293,24 @@ def test_a_file_that_is_its_own_base_is_refused():
     assert message("loop", schema=Model, kind="model").endswith("loop.yaml: is its own base")
 
 
+@pytest.mark.parametrize("number", ["nan", ".nan", "inf", "-.inf", "1e999"])
+def test_numbers_that_are_not_finite_are_refused(number: str):
+    key = "teacher.optimizer.learning_rate"
+    assert f"{key}: must be a finite number" in message("demo", f"{key}={number}")
+    key = "students.tiny.optimizer.betas"
+    assert f"{key}[1]: must be a finite number" in message("demo", f"{key}=[0.9,{number}]")
+
+
 # Round trip
 
 text = st.text(st.characters(blacklist_categories=("Cs",), min_codepoint=32), max_size=20).filter(
     lambda value: "${" not in value and "???" not in value and "\\" not in value
 )
+finite = st.floats(allow_nan=False, allow_infinity=False)
 models = st.builds(
     Model,
     layers=st.integers(1, 10**12),
-    dropout=st.floats(allow_nan=False),
+    dropout=finite,
     kind=st.one_of(text, st.sampled_from(["1e-4", "true", "null", "007", "~", "1_0", "no"])),
 )
 learners = st.builds(
@@ -309,8 +318,8 @@ learners = st.builds(
     model=models,
     optimizer=st.builds(
         Optimizer,
-        st.floats(allow_nan=False),
-        st.lists(st.floats(allow_nan=False), max_size=3),
+        finite,
+        st.lists(finite, max_size=3),
         st.booleans(),
     ),
     layers=st.none() | st.lists(st.integers(), max_size=3),

@@ -1,0 +1,1 @@
+"""What the command line consists of. Modules are imported when a command needs them."""

@@ -1,0 +1,142 @@
+"""Commands of tokenizers and corpora."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from commands.errors import FAILED
+from commands.job_configs import data_section
+from commands.options import POSITIVE, slice_of
+
+
+@click.group()
+def tokenizer() -> None:
+    """Train tokenizers."""
+
+
+@tokenizer.command("train")
+@click.argument("text", nargs=-1, required=True)
+@click.option("--kind", type=click.Choice(["wordpiece", "bpe", "unigram"]), required=True)
+@click.option("--vocab-size", type=click.IntRange(min=1), required=True)
+@click.option("--out", required=True)
+@click.option("--cased/--uncased", default=None, help="Default: wordpiece uncased, others cased.")
+def tokenizer_train(
+    text: tuple[str, ...], kind: str, vocab_size: int, out: str, cased: bool | None
+) -> None:
+    """Train a tokenizer on TEXT files."""
+    from data_pipeline.tokenizer_training import train
+
+    train(text, kind, vocab_size, out, cased=cased)
+    click.echo(f"The tokenizer is in {out}")
+
+
+@click.group()
+def data() -> None:
+    """Build corpora and look into them."""
+
+
+@data.command("build")
+@click.argument("text", nargs=-1, required=True)
+@click.option("--tokenizer", "tokenizer_dir", required=True, help="A tokenizer's folder.")
+@click.option("--out", required=True)
+@click.option("--shard-mb", type=POSITIVE, default=64.0, show_default=True)
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--val-fraction", type=float, default=0.01, show_default=True)
+@click.option("--task", metavar="I/N", help="Only slice I of N; join them with `data merge`.")
+@click.option("--separator", help="A line between documents; default: blank lines.")
+@click.option(
+    "--field", "text_field", default="text", show_default=True, help="JSON key or column."
+)
+@click.option("--keep-duplicates", is_flag=True, help="Keep documents that repeat exactly.")
+@click.option("--strict", is_flag=True, help="Stop at the first bad document.")
+def data_build(
+    text: tuple[str, ...],
+    tokenizer_dir: str,
+    task: str | None,
+    keep_duplicates: bool,
+    strict: bool,
+    **options: Any,
+) -> None:
+    """Turn TEXT (files, folders, globs, - for standard input) into WebDataset shards.
+
+    The same command goes on with a build that was ended.
+    """
+    from rich.console import Console
+
+    from data_pipeline import build
+    from data_pipeline.reporting import progress_bar, summary
+
+    with progress_bar(Console(stderr=True)) as show:
+        tree = build(
+            text,
+            tokenizer_dir,
+            task=slice_of(task, "/", "--task") if task else None,
+            drop_duplicates=not keep_duplicates,
+            skip_problems=not strict,
+            on_progress=show,
+            **options,
+        )
+    place = f"The corpus is in {options['out']}"
+    if task:
+        place = f"Slice {task} is ready; when all are, run `tandem data merge {options['out']}`"
+    click.echo(f"{summary(tree)}\n{place}")
+
+
+@data.command("merge")
+@click.argument("folder", metavar="DIR")
+def data_merge(folder: str) -> None:
+    """Join the slices that `data build --task` made in DIR."""
+    from data_pipeline.merging import merge
+    from data_pipeline.reporting import summary
+
+    click.echo(f"{summary(merge(folder))}\nThe corpus is in {folder}")
+
+
+@data.command("check")
+@click.argument("folder", metavar="DIR")
+def data_check(folder: str) -> None:
+    """Verify every shard of the corpus in DIR."""
+    from data_pipeline.checking import check
+
+    found = check(folder)
+    for line in found:
+        click.echo(line)
+    if found:
+        sys.exit(FAILED)
+    click.echo(f"{folder}: every shard is as it was built")
+
+
+@data.command("show")
+@click.argument("config")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True)
+def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
+    """Show the share of padding and a few masked, packed samples of the job or data CONFIG."""
+    from rich.console import Console
+
+    from data_pipeline.dumping import show
+
+    section, seed, _ = data_section(config, overrides)
+    console = Console()
+    for text in show(section, seed, samples):
+        console.print(text)
+
+
+@data.command("dump")
+@click.argument("config")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--steps", metavar="A:B", required=True, help="From step A up to step B.")
+@click.option("--world-size", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--split", type=click.Choice(["train", "val"]), default="train", show_default=True)
+@click.option("--out", required=True, help="The .npz file to write.")
+def data_dump(config: str, overrides: tuple[str, ...], steps: str, **options: Any) -> None:
+    """Write exactly what a rank of the job CONFIG trains on."""
+    from data_pipeline.dumping import dump
+
+    section, seed, batch_sizes = data_section(config, overrides)
+    rows = dump(section, seed, batch_sizes, slice_of(steps, ":", "--steps"), **options)
+    click.echo(f"{rows} sequences are in {options['out']}")

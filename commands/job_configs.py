@@ -1,0 +1,63 @@
+"""The configs that commands are about: of a job, or of one section of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from data_pipeline import BatchSizes, DataConfig
+    from trainer.config import JobConfig
+
+
+def load_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
+    """The job of a name or file."""
+    import configs
+    from trainer.config import JobConfig
+
+    return configs.load(config, JobConfig, "job", overrides)
+
+
+def data_section(config: str, overrides: tuple[str, ...]) -> tuple[DataConfig, int, BatchSizes]:
+    """(data, seed, global batch sizes) of a job, or of a data config with a job's defaults."""
+    import configs
+    from data_pipeline import BatchSizes, DataConfig
+
+    if not _is_job(config, "data"):
+        return configs.load(config, DataConfig, "data", overrides), 0, BatchSizes.constant(64)
+    from trainer.batch_plan import global_batches
+
+    job = load_job(config, overrides)
+    return job.data, job.seed, global_batches(job)
+
+
+def models(config: str) -> list[tuple[str, Any, int | None]]:
+    """Name, configuration and sequence length of each model in a model or job file."""
+    import configs
+    from model import EncoderConfig
+
+    if not _is_job(config, "model"):
+        name = configs.find(config, "model").stem
+        return [(name, configs.load(config, EncoderConfig, "model"), None)]
+    job = load_job(config, ())
+    learners = {"teacher": job.teacher, **job.students}
+    return [(name, one.model, job.data.sequence_length) for name, one in learners.items()]
+
+
+def _is_job(config: str, kind: str) -> bool:
+    """Whether a name means a job: `kind` has no such config, or its file has a job's keys."""
+    import dataclasses
+
+    import configs
+    from trainer.config import JobConfig
+
+    try:
+        path = configs.find(config, kind)
+    except configs.ConfigError:
+        try:
+            configs.find(config, "job")
+        except configs.ConfigError:
+            return False
+        return True
+    keys = {field.name for field in dataclasses.fields(JobConfig)}
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return any(line.partition(":")[0] in keys for line in lines)
