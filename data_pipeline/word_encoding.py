@@ -24,7 +24,7 @@ from data_pipeline.unigram import ordinary_words_of
 from data_pipeline.word_rules import rule_of
 from data_pipeline.word_table import WordTable
 
-TABLE_WORDS = 7 << 17  # about 80 MB; an eighth less than would double the table of slots
+TABLE_WORDS = 7 << 16  # about 40 MB; an eighth less than would double the table of slots
 TABLE_STEPS = 1 << 22  # 32 MB more, for text without spaces
 LEARNED_AT_ONCE = 1 << 12  # words; what the tokenizer returns is large
 # Where the ids of a word start, how many they are, and whether they are these wherever it stands.
