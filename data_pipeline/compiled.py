@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar, cast
 
 import numba
@@ -21,3 +22,16 @@ def compiled(function: Function) -> Function:
         return cast(Function, numba.njit(cache=True)(function))
     except RuntimeError:  # none of these can be written to
         return cast(Function, numba.njit(function))
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raises KeyboardInterrupt for one within a call, of which `numba` makes a SystemError."""
+    try:
+        yield
+    except SystemError as error:
+        cause: BaseException | None = error
+        while cause := cause and cause.__cause__:
+            if isinstance(cause, KeyboardInterrupt):
+                raise cause from None
+        raise

@@ -13,6 +13,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from data_pipeline.compiled import interruptible
 from data_pipeline.documents import Problem, RawChunk, Reading, parse
 from data_pipeline.joined_text import edges
 from data_pipeline.sentences import sentence_ends
@@ -50,7 +51,8 @@ class Encoder:
     def __call__(self, chunk: RawChunk) -> EncodedChunk:
         """The documents of a chunk as ids; sentences without tokens vanish."""
         parsed = parse(chunk, self._reading)
-        encoded = list(self._encode(parsed.documents))
+        with interruptible():
+            encoded = list(self._encode(parsed.documents))
         has_tokens = [len(one.tokens) > 0 for one in encoded]
         documents = [*itertools.compress(encoded, has_tokens)]
         texts = [*itertools.compress(parsed.documents, has_tokens)]

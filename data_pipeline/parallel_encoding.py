@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -72,7 +73,9 @@ def _with_others(
 
 
 def _start(pool: ProcessPoolExecutor, processes: int) -> None:
-    """Start the processes of a pool. The call returns when they exist."""
+    """Start the processes of a pool, from a thread of its own. The call returns when they exist."""
+    # These inherit that an interrupt is not for them: they end with the one that they work for.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     for _ in range(processes):
         pool.submit(os.getpid)
 

@@ -1,0 +1,59 @@
+"""Compiled loops: where they cannot be kept, and interrupts in the middle of one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.compiled import compiled, interruptible
+from tests.data_pipeline.conftest import make_documents
+
+
+def test_what_cannot_be_kept_on_disk_is_compiled_all_the_same() -> None:
+    module: dict = {}
+    exec("def double(number): return 2 * number", module)  # in no file, so beside none
+    assert compiled(module["double"])(21) == 42
+
+
+def test_an_interrupt_that_became_a_system_error_is_one_again() -> None:
+    def interrupted(by: BaseException) -> None:
+        try:
+            try:
+                raise by
+            except BaseException as error:
+                raise SystemError("returned a result with an exception set") from error
+        except SystemError as error:
+            raise SystemError("returned a result with an exception set") from error
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        interrupted(KeyboardInterrupt())
+    with pytest.raises(SystemError), interruptible():
+        interrupted(ValueError())
+
+
+def test_ctrl_c_ends_a_build_with_one_word(tmp_path: Path, tokenizer_dir: Path) -> None:
+    """All processes get it at once, as from a terminal."""
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("\n\n".join(make_documents(40000, 7)))
+    command = [sys.executable, "-m", "tandem", "data", "build", text]
+    process = subprocess.Popen(
+        [*command, "--tokenizer", tokenizer_dir, "--out", out, "--workers", "2"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    while not (out / "train").exists():
+        time.sleep(0.01)
+    time.sleep(0.7)  # others are at work
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert (process.returncode, said.split()[-1]) == (1, "Aborted!")
+    assert "Traceback" not in said
+    assert not (out / "corpus.json").exists()
