@@ -43,7 +43,9 @@ def data() -> None:
 @click.option("--tokenizer", "tokenizer_dir", required=True, help="A tokenizer's folder.")
 @click.option("--out", required=True)
 @click.option("--shard-mb", type=POSITIVE, default=64.0, show_default=True)
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes in all."
+)
 @click.option("--val-fraction", type=float, default=0.01, show_default=True)
 @click.option("--task", metavar="I/N", help="Only slice I of N; join them with `data merge`.")
 @click.option("--separator", help="A line between documents; default: blank lines.")

@@ -54,6 +54,7 @@ class OrdinaryWords:
         used = np.unique([*b"".join(plain)])
         self._columns = np.zeros(256, np.int32)
         self._columns[used] = np.arange(1, len(used) + 1)
+        # Where the mark is no piece by itself, words that need it so are not for these.
         self._columns[SPACE] *= b" " in plain
         # Node 0 leads nowhere, node 1 is the beginning of a piece, the others those of pieces.
         beginnings = {piece[:size] for piece in plain for size in range(1, len(piece) + 1)}
