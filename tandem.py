@@ -203,7 +203,7 @@ def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None
 @click.argument("config")
 @click.option("--length", type=click.IntRange(min=1), help="Tokens of a sequence, for the FLOPs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def describemodels(config: str, length: int | None, as_json: bool) -> None:
+def describe_models(config: str, length: int | None, as_json: bool) -> None:
     """Count parameters, bytes and FLOPs of a model CONFIG, or of each model of a job."""
     import dataclasses
 

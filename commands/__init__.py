@@ -1,1 +1,1 @@
-"""What the command line consists of. Modules are imported when a command needs them."""
+"""Parts of the command line. What is large is imported when a command needs it."""

@@ -39,7 +39,7 @@ from data_pipeline.index import Index
 from data_pipeline.journal import Journal, alone
 from data_pipeline.parallel_encoding import encode_all
 from data_pipeline.shards import BLOCK_BYTES, token_dtype
-from data_pipeline.writing import SplitWriter, disk_errors
+from data_pipeline.writing import SplitWriter, disk_errors, to_disk
 
 JOURNAL_SECONDS = 20.0
 PROBLEMS_SHOWN = 20
@@ -324,19 +324,10 @@ def finish_folder(
         part.write_text(json.dumps(tree, indent=2) + "\n")
         for path in (folder, *folder.rglob("*")):
             if path.suffix != ".tar":  # shards are on disk since they have their names
-                _to_disk(path)
+                to_disk(path)
         os.replace(part, folder / "corpus.json")
-        _to_disk(folder)
+        to_disk(folder)
     return tree
-
-
-def _to_disk(path: Path) -> None:
-    """Make a file's contents, or a folder's list of files, outlast a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _describe(index: Index) -> dict:

@@ -89,8 +89,8 @@ class SplitWriter:
         """Everything that `restore` needs; the files it speaks of are on disk."""
         for path in (self._open_path, *(self.folder / name for name in self._boundaries)):
             if path.exists():
-                with disk_errors(path), open(path, "rb") as file:
-                    os.fsync(file.fileno())
+                with disk_errors(path):
+                    to_disk(path)
         numbers = [self._block_count, self._written, self._pending_tokens, self._continues]
         return {
             "numbers": np.array([*numbers, *self._boundaries.values()], np.int64),
@@ -193,6 +193,15 @@ def publish(part: Path, number: int) -> bytes:
         os.fsync(file.fileno())
         part.rename(part.with_name(shard_name(number)))
     return digest.digest()
+
+
+def to_disk(path: Path) -> None:
+    """Make a file's contents, or a folder's list of files, outlast a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -90,6 +90,22 @@ def test_workers_change_no_byte(
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
+def test_a_worker_that_dies_is_one_line(
+    tmp_path: Path, text_file: Path, tokenizer_dir: Path, small_chunks
+) -> None:
+    def kill_it(_: building.Progress) -> None:
+        while not (others := multiprocessing.active_children()):
+            time.sleep(0.01)
+        others[0].kill()
+        others[0].join()
+
+    with pytest.raises(DataError, match=r"a tokenizing process died.* fewer --workers"):
+        build(
+            [str(text_file)], str(tokenizer_dir), str(tmp_path / "out"),
+            workers=2, on_progress=kill_it, **OPTIONS,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("stops", [(1,), (3, 4), (2, 5, 11)])
 def test_an_interrupted_build_goes_on_to_the_same_bytes(
     tmp_path: Path, text_file: Path, tokenizer_dir: Path, small_chunks, monkeypatch, stops
