@@ -2,7 +2,7 @@
 #   make demo      trains a teacher and two students in one job, and reports
 #   make test      lint and the quick tests (with SLURM's where it may be installed)
 #   make test-all  the slow tests too
-#   make lint      ruff and mypy;  make format;  make bench;  make setup
+#   make lint      ruff, mypy and shellcheck;  make format;  make bench;  make setup
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -69,6 +69,7 @@ lint: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/shellcheck --shell=bash --severity=warning cluster/supervisor.sh tests/cluster/golden/job.sbatch .ci/run
 
 format: $(READY)
 	@$(BIN)/ruff check --fix .

@@ -14,8 +14,8 @@ from pathlib import Path
 from cluster.config import ClusterConfig
 from cluster.errors import LaunchError
 from cluster.ranks import EXPORTED
-from cluster.supervisor import SUPERVISOR
 
+SUPERVISOR = Path(__file__).with_name("supervisor.sh")
 BACKSLASH = "\\"
 SECRET = "WANDB_API_KEY"
 FLAG = ("", "true")  # values of an option that has none
@@ -45,7 +45,12 @@ def build(job: Job, cluster: ClusterConfig) -> str:
     _refuse_unprintable(job, cluster)
     if set(str(job.run)) & {"%", BACKSLASH}:
         raise LaunchError(f"{job.run}: SLURM cannot log to a path with % or {BACKSLASH} in it")
-    parts = [_options(job, cluster), _work(job, cluster), _environment(cluster), SUPERVISOR]
+    parts = [
+        _options(job, cluster),
+        _work(job, cluster),
+        _environment(cluster),
+        SUPERVISOR.read_text(encoding="utf-8"),
+    ]
     text = "\n".join(parts)
     if f"{SECRET}=" in text:
         raise LaunchError(

@@ -1,31 +1,30 @@
-"""The part of every sbatch script that starts the ranks and decides what happens when they end.
-
-It is bash, not Python, so that it works where Python exists only inside a container. What it does
-is decided by the ranks' exit code and by the signals that the batch shell was sent:
-
-- SLURM's warning before the time limit (USR1) is passed on to the ranks, which save and exit 75;
-  the job is then requeued.
-- TERM means that SLURM itself ends the job: ``scancel``, which is final; a preemption at once,
-  after which SLURM requeues by itself; or the time limit, where the warning was too short to save.
-- A preemption with a grace is told to the ranks alone, which save and exit 75; SLURM's own record
-  of the job says so, and it is requeued before the grace is over.
-- 0 is the end, also of a chain; 2 is a wrong command line; 75 without a warning is a stop on
-  request.
-- ``tandem stop`` leaves a file in the run folder, which is final whatever else happened meanwhile:
-  a copy that SLURM has requeued by itself does not start.
-- 1 says that a person must change something, unless the attempt made new steps or a node is bad.
-  Steps do not count where another job is at work in the run, which is why this one was refused.
-- Anything else (a killed rank, a crash, a hang that was noticed) is requeued.
-
-An attempt is fruitful when the newest step in ``metrics.jsonl`` or among the checkpoints is higher
-than ever before. More fruitless ones in a row than the budget end the job. The account is opened
-at the start of an attempt and closed at its end, so that one which never reached its end (a dead
-node) is counted at the start of the next. It also carries the number of the attempt, by which a
-batch shell that was cut off from SLURM learns that it has been replaced.
-"""
-
-SUPERVISOR = r"""
+# shellcheck disable=SC2154 # what is not assigned here, the lines above it in a script assign
 # ---- From here on, the text is the same in every script ------------------------------------------
+# It starts the ranks and decides what happens when they end.
+#
+# It is bash, not Python, so that it works where Python exists only inside a container. What it does
+# is decided by the ranks' exit code and by the signals that the batch shell was sent:
+#
+# - SLURM's warning before the time limit (USR1) is passed on to the ranks, which save and exit 75;
+#   the job is then requeued.
+# - TERM means that SLURM itself ends the job: `scancel`, which is final; a preemption at once,
+#   after which SLURM requeues by itself; or the time limit, where the warning was too short to save.
+# - A preemption with a grace is told to the ranks alone, which save and exit 75; SLURM's own record
+#   of the job says so, and it is requeued before the grace is over.
+# - 0 is the end, also of a chain; 2 is a wrong command line; 75 without a warning is a stop on
+#   request.
+# - `tandem stop` leaves a file in the run folder, which is final whatever else happened meanwhile:
+#   a copy that SLURM has requeued by itself does not start.
+# - 1 says that a person must change something, unless the attempt made new steps or a node is bad.
+#   Steps do not count where another job is at work in the run, which is why this one was refused.
+# - Anything else (a killed rank, a crash, a hang that was noticed) is requeued.
+#
+# An attempt is fruitful when the newest step in `metrics.jsonl` or among the checkpoints is higher
+# than ever before. More fruitless ones in a row than the budget end the job. The account is opened
+# at the start of an attempt and closed at its end, so that one which never reached its end (a dead
+# node) is counted at the start of the next. It also carries the number of the attempt, by which a
+# batch shell that was cut off from SLURM learns that it has been replaced.
+
 record=$submission/progress${seed:+-$seed} # "best fruitless open|closed attempt", or "final REASON"
 me=$SLURM_JOB_ID/${SLURM_RESTART_COUNT:-0}
 # One task of an array has the array's own number, which for scontrol means them all.
@@ -251,4 +250,3 @@ note "$verdict" "$code" "$why"
 say "$verdict: $why (code $code)"
 case $verdict$chained in finalyes | doneyes) write_record "final $why" ;; esac
 exit "$code"
-"""
