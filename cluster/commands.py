@@ -11,10 +11,11 @@ from rich.text import Text
 import configs
 from cluster.config import ClusterConfig, with_options
 from cluster.errors import LaunchError
+from cluster.scheduler import queued_jobs
 from cluster.script import build
-from cluster.slurm import plan_job, queued_jobs
+from cluster.slurm import plan_job
 from cluster.slurm import submit as submit_job
-from cluster.status import is_array, read_array, read_run, read_runs, to_json
+from cluster.status import is_array, read_array, read_one, read_runs, to_json
 from cluster.status_table import table
 
 
@@ -80,7 +81,7 @@ def status(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:
         runs = read_runs(root, jobs)
     else:
         folder = Path(run) if _is_run(Path(run)) else root / run
-        runs = read_array(folder, jobs) if is_array(folder) else [read_run(folder, jobs)]
+        runs = read_array(folder, jobs) if is_array(folder) else [read_one(folder, jobs)]
     if as_json:
         print(to_json(runs))
         return

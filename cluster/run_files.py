@@ -52,6 +52,12 @@ def json_object(file: Path) -> dict[str, Any]:
         return {}
 
 
+def newest_attempt(run: Path) -> tuple[dict[str, Any], float]:
+    """The newest attempt's record, and when it was touched last (seconds since 1970)."""
+    records = sorted(run.glob("attempts/*.json"))
+    return (json_object(records[-1]), records[-1].stat().st_mtime) if records else ({}, 0.0)
+
+
 def newest_checkpoint(run: Path) -> tuple[int | None, float | None]:
     """The step of the newest checkpoint, and its age in seconds; None where there is none."""
     folders = [path for path in run.glob("checkpoints/step-*") if path.name[5:].isdigit()]

@@ -1,4 +1,4 @@
-"""Submitting a job to SLURM, and asking SLURM about jobs.
+"""Submitting a job to SLURM.
 
 A submission is a folder in the run folder, made once and never changed: the script, the resolved
 config and a copy of the code. Editing the checkout or the YAML leaves a queued job as it was.
@@ -6,32 +6,19 @@ config and a copy of the code. Editing the checkout or the YAML leaves a queued 
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.config import ClusterConfig
 from cluster.errors import LaunchError
+from cluster.scheduler import of_run, queued_jobs, slurm_command
 from cluster.script import Job, build
 
 SOURCE = Path(__file__).parent.parent  # a checkout, or site-packages
 PACKAGES = ("cluster", "commands", "configs", "data_pipeline", "model", "trainer", "tandem.py")
-
-
-@dataclass(frozen=True)
-class QueuedJob:
-    """A job that SLURM has not finished with."""
-
-    id: str  # as scancel takes it; ID_INDEX for a task of an array
-    number: str  # SLURM_JOB_ID, which is unique to a task of an array
-    state: str  # PENDING, RUNNING, COMPLETING, ...
-    reason: str  # why it is pending
-    nodes: str
-    time_left: str
 
 
 def plan_job(
@@ -71,7 +58,7 @@ def submit(
         for _ in range(length):
             after = [f"--dependency=afterany:{ids[-1]}"] if ids else []
             script = str(job.submission / "job.sbatch")
-            ids.append(_command("sbatch", "--parsable", *after, script).strip().split(";")[0])
+            ids.append(slurm_command("sbatch", "--parsable", *after, script).strip().split(";")[0])
     except LaunchError:
         if not ids:
             shutil.rmtree(job.submission)
@@ -82,32 +69,11 @@ def submit(
     return ids
 
 
-def job_ids(run: Path) -> list[str]:
-    """The ids of all jobs ever submitted for a run, oldest first."""
-    files = sorted(run.glob("submissions/*/jobs"))
-    return [job_id for file in files for job_id in file.read_text().split()]
-
-
-def queued_jobs() -> list[QueuedJob]:
-    """This user's jobs that are pending or running; none where there is no SLURM."""
-    if not shutil.which("squeue"):
-        return []
-    form = "%i|%A|%T|%r|%N|%L"
-    lines = _command("squeue", "-h", "-u", str(os.getuid()), "-o", form).splitlines()
-    return [QueuedJob(*line.split("|")) for line in lines]
-
-
-def of_run(jobs: Iterable[QueuedJob], run: Path) -> list[QueuedJob]:
-    """Those of the jobs that were submitted for this run."""
-    ids = set(job_ids(run))
-    return [job for job in jobs if job.id.split("_")[0] in ids]
-
-
 def _refuse_second(job: Job) -> None:
-    for other in of_run(queued_jobs(), job.run):
+    for other in of_run(queued_jobs() or [], job.run):
         raise LaunchError(
             f"{job.name}: job {other.id} of this run is {other.state.lower()}; "
-            f"wait for it, or end it with: scancel {other.id.split('_')[0]}"
+            f"wait for it, or end it with: scancel {other.array}"
         )
 
 
@@ -143,15 +109,3 @@ def _revision(source: Path) -> str:
     if not (source / ".git").exists() or not shutil.which("git"):
         return ""
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
-
-
-def _command(*argv: str) -> str:
-    """The output of a SLURM command; its own words in one line where it fails."""
-    try:
-        result = subprocess.run(argv, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise LaunchError(f"{argv[0]} is not installed here: submit from a login node") from None
-    if result.returncode:
-        words = [line.removeprefix(f"{argv[0]}: error: ") for line in result.stderr.splitlines()]
-        raise LaunchError(f"{argv[0]}: {'; '.join(filter(None, words))}")
-    return result.stdout

@@ -1,4 +1,4 @@
-"""What a run is doing, read from its folder and from SLURM's queue; nothing is asked of the job.
+"""What a run is doing, read from its folder and from SLURM; nothing is asked of the job.
 
 The folder alone answers for a run that no scheduler started: the newest attempt's record names its
 first process, and the age of ``metrics.jsonl`` tells a live run from a stalled one.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import socket
-import time
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,20 @@ from cluster.run_files import (
     alerts_of,
     events_of,
     json_object,
+    newest_attempt,
     newest_checkpoint,
     newest_log,
     newest_rows,
     slow_ranks,
 )
-from cluster.slurm import QueuedJob, of_run
+from cluster.run_state import USUAL_ROWS, Evidence, state_of, training_rows
+from cluster.scheduler import QueuedJob, of_run, recorded_ends
 from configs.strict_json import strict_json
 
-STALLED_AFTER = 300.0  # seconds without a row, or ten times the usual pause if that is longer
-FIRST_ROW_AFTER = 1800.0  # seconds, which a start and the steps before the first row may take
-SILENT_AFTER = 60.0  # seconds without a sign of life of a process on another machine
-USUAL_ROWS = 10  # over which speed and the usual pause are measured
+BEGUN = ("config.yaml", "slurm.jsonl")  # a run that a job has begun has one of these
+
+Ends = Mapping[str, str]  # how accounting says that jobs ended, by SLURM_JOB_ID
+Ask = Callable[[Sequence[str]], Ends]
 
 
 @dataclass(frozen=True)
@@ -59,21 +61,32 @@ class RunStatus:
     alerts: list[str] = field(default_factory=list)  # the newest ones
 
 
-def read_runs(root: Path, jobs: Sequence[QueuedJob] | None) -> list[RunStatus]:
-    """Every run below `root` (the ``runs`` folder), by name; `jobs` as for `read_run`.
+def read_runs(
+    root: Path, jobs: Sequence[QueuedJob] | None, ask: Ask = recorded_ends
+) -> list[RunStatus]:
+    """Every run below `root` (the ``runs`` folder), by name.
 
-    A folder that cannot be read is a row that says so: it must not hide the others.
+    `jobs` are those in SLURM's queue, or None where it cannot be read; `ask` says how jobs ended
+    that are not there any more. A folder that cannot be read is a row that says so: it must not
+    hide the others.
     """
-    begun = {path.parent for path in root.glob("*/config.yaml")}
+    begun = {path.parent for name in BEGUN for path in root.glob(f"*/{name}")}
     waiting = {path.parents[2] for path in root.glob("*/submissions/*/config.yaml")} - begun
-    shown = begun | {run for run in waiting if not is_array(run) or _pending(run, jobs)}
-    return [_row(run, jobs) for run in sorted(shown) if not run.name.startswith(".")]
+    shown = begun | {run for run in waiting if not is_array(run) or _seeds_to_come(run)}
+    return _rows([run for run in shown if not run.name.startswith(".")], jobs, ask)
 
 
-def read_array(run: Path, jobs: Sequence[QueuedJob] | None) -> list[RunStatus]:
-    """The runs of an array of seeds that was submitted as `run`, and what of it still waits."""
-    seeds = {path.parent for path in run.parent.glob(f"{run.name}-seed*/config.yaml")}
-    return [_row(one, jobs) for one in sorted(seeds | {run} if _pending(run, jobs) else seeds)]
+def read_array(
+    run: Path, jobs: Sequence[QueuedJob] | None, ask: Ask = recorded_ends
+) -> list[RunStatus]:
+    """The runs of an array of seeds that was submitted as `run`, and what of it has not begun."""
+    seeds = {path.parent for name in BEGUN for path in run.parent.glob(f"{run.name}-seed*/{name}")}
+    return _rows(seeds | {run} if _seeds_to_come(run) else seeds, jobs, ask)
+
+
+def read_one(run: Path, jobs: Sequence[QueuedJob] | None, ask: Ask = recorded_ends) -> RunStatus:
+    """The run in a folder. Raises LaunchError where there is no run."""
+    return read_run(run, jobs, ask(_unexplained([run], jobs)))
 
 
 def is_array(run: Path) -> bool:
@@ -81,36 +94,40 @@ def is_array(run: Path) -> bool:
     return not (run / "config.yaml").exists() and any(run.glob("submissions/*/seeds"))
 
 
-def _row(run: Path, jobs: Sequence[QueuedJob] | None) -> RunStatus:
+def _seeds_to_come(array: Path) -> dict[str, str]:
+    """Of the array that was submitted last, the seeds whose run has not begun, by their index."""
+    newest = max(array.glob("submissions/*/seeds"))
+    seeds = newest.read_text(encoding="utf-8").split()
+    runs = [array.with_name(f"{array.name}-seed{seed}") for seed in seeds]
+    return {
+        str(index): seed
+        for index, (seed, run) in enumerate(zip(seeds, runs, strict=True))
+        if not any((run / name).exists() for name in BEGUN)
+    }
+
+
+def _rows(runs: Collection[Path], jobs: Sequence[QueuedJob] | None, ask: Ask) -> list[RunStatus]:
+    ends = ask(_unexplained(runs, jobs))
+    return [_row(run, jobs, ends) for run in sorted(runs)]
+
+
+def _row(run: Path, jobs: Sequence[QueuedJob] | None, ends: Ends) -> RunStatus:
     try:
-        return read_run(run, _pending(run, jobs) if is_array(run) else jobs)
+        return read_run(run, jobs, ends)
     except (LaunchError, OSError) as error:
         return RunStatus(run.name, "unreadable", " ".join(str(error).split()))
 
 
-def _pending(run: Path, jobs: Sequence[QueuedJob] | None) -> list[QueuedJob]:
-    return [job for job in of_run(jobs or [], run) if job.state == "PENDING"]
-
-
-def read_run(run: Path, jobs: Sequence[QueuedJob] | None) -> RunStatus:
-    """The run in a folder, given SLURM's queue, or None where that cannot be read.
+def read_run(run: Path, jobs: Sequence[QueuedJob] | None, ends: Ends | None = None) -> RunStatus:
+    """The run in a folder, given SLURM's queue (None where it cannot be read) and accounting.
 
     Raises LaunchError where there is no run.
     """
     steps, hours = _budget(run)
-    rows = newest_rows(run / "metrics.jsonl")
-    events = events_of(run)
-    job = _job(run, events, jobs or [])
+    known = _evidence(run, jobs, ends or {})
+    rows, job = known.rows, known.job
     checkpoint, age = newest_checkpoint(run)
-    attempts = len(list(run.glob("attempts/*.json")))
-    if _finished(run, rows, steps, hours):
-        state, reason = "finished", ""
-    elif job and job.state == "PENDING":
-        state, reason = "queued", job.reason
-    elif job or _process_lives(run) or (jobs is None and _started(events)):
-        state, reason = _live_state(run, rows)
-    else:
-        state, reason = _ended_state(rows, events, checkpoint, attempts)
+    state, reason = state_of(known, _finished(run, rows, steps, hours))
     return RunStatus(
         name=run.resolve().name,
         state=state,
@@ -122,13 +139,45 @@ def read_run(run: Path, jobs: Sequence[QueuedJob] | None) -> RunStatus:
         seconds_left=_seconds_left(rows, steps) if state == "running" else None,
         checkpoint=checkpoint,
         checkpoint_age=age,
-        attempts=attempts,
-        restarts=_restarts(events),
+        attempts=len(list(run.glob("attempts/*.json"))),
+        restarts=_restarts(known.events),
         job=job.id if job else None,
         log=newest_log(run),
         slow_ranks=slow_ranks(run) if state == "running" else [],
         alerts=alerts_of(run)[-3:],
     )
+
+
+def _evidence(run: Path, jobs: Sequence[QueuedJob] | None, ends: Ends) -> Evidence:
+    record, touched = newest_attempt(run)
+    return Evidence(
+        run,
+        newest_rows(run / "metrics.jsonl"),
+        events_of(run),
+        record,
+        touched,
+        _jobs_to_come(run, jobs) if is_array(run) else _own_view(run, jobs),
+        ends,
+    )
+
+
+def _own_view(run: Path, jobs: Sequence[QueuedJob] | None) -> Sequence[QueuedJob] | None:
+    """The queue shows this user's jobs: of another's run it says nothing."""
+    return jobs if run.exists() and run.stat().st_uid == os.getuid() else None
+
+
+def _jobs_to_come(array: Path, jobs: Sequence[QueuedJob] | None) -> list[QueuedJob] | None:
+    """Those of an array's jobs that are about to begin a run, or wait to."""
+    indices = _seeds_to_come(array)
+    own = of_run(jobs or [], array)
+    coming = [job for job in own if job.state == "PENDING" or job.index in indices]
+    return None if jobs is None else coming
+
+
+def _unexplained(runs: Iterable[Path], jobs: Sequence[QueuedJob] | None) -> list[str]:
+    """The last jobs of runs that neither have results nor a job in the queue."""
+    silent = [_evidence(run, jobs, {}) for run in runs if not (run / "evaluation.json").exists()]
+    return [known.last_job for known in silent if known.job is None and known.last_job]
 
 
 def to_json(runs: Sequence[RunStatus]) -> str:
@@ -138,7 +187,9 @@ def to_json(runs: Sequence[RunStatus]) -> str:
 
 def _budget(run: Path) -> tuple[int, float | None]:
     """Steps and hours of the run's config, or of the one that was submitted last."""
-    files = [run / "config.yaml", *sorted(run.glob("submissions/*/config.yaml"), reverse=True)]
+    array = run.resolve().with_name(re.sub(r"-seed\d+$", "", run.resolve().name))
+    submitted = [*run.glob("submissions/*/config.yaml"), *array.glob("submissions/*/config.yaml")]
+    files = [run / "config.yaml", *sorted(submitted, reverse=True)]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         raise LaunchError(f"{run}: no run there (it has no config.yaml)")
@@ -149,30 +200,6 @@ def _budget(run: Path) -> tuple[int, float | None]:
     if not isinstance(config, dict) or not isinstance(config.get("steps"), int):
         raise LaunchError(f"{file}: not the config of a run, which has steps")
     return config["steps"], config.get("hours")
-
-
-def _live_state(run: Path, rows: Sequence[Row]) -> tuple[str, str]:
-    quiet = _quiet_too_long(run, rows)
-    if quiet is None:
-        return "running", ""
-    return "stalled", f"no step for {quiet / 60:.0f} minutes"
-
-
-def _ended_state(
-    rows: Sequence[Row], events: Sequence[dict[str, Any]], checkpoint: int | None, attempts: int
-) -> tuple[str, str]:
-    if events and not _started(events):
-        failed = events[-1]["event"] == "final" and events[-1].get("code") != 75
-        return "failed" if failed else "stopped", str(events[-1]["reason"])
-    if not rows and not events:
-        return ("failed", "it ended before its first row") if attempts else ("new", "")
-    if checkpoint is not None and rows and checkpoint >= rows[-1]["step"]:
-        return "stopped", ""
-    return "failed", "it ended without saving; started again it goes on from its last checkpoint"
-
-
-def _started(events: Sequence[dict[str, Any]]) -> bool:
-    return bool(events) and events[-1]["event"] == "start"
 
 
 def _restarts(events: Sequence[dict[str, Any]]) -> list[str]:
@@ -194,57 +221,6 @@ def _finished(run: Path, rows: Sequence[Row], steps: int, hours: float | None) -
     return step >= steps or (hours is not None and (not rows or step >= rows[-1]["step"]))
 
 
-def _process_lives(run: Path) -> bool:
-    """Whether the newest attempt's first process is alive, as far as this machine can tell.
-
-    One on another machine touches its record every few seconds.
-    """
-    records = sorted(run.glob("attempts/*.json"))
-    record = json_object(records[-1]) if records else {}
-    if not {"host", "process", "time"} <= record.keys() or record.get("ended"):
-        return False
-    try:
-        if record["host"] != socket.gethostname():
-            return time.time() - records[-1].stat().st_mtime < SILENT_AFTER
-        started = Path(f"/proc/{record['process']}").stat().st_mtime
-    except OSError:
-        return False
-    return bool(started <= record["time"] + 1)
-
-
-def _quiet_too_long(run: Path, rows: Sequence[Row]) -> float | None:
-    """Seconds since the last sign of progress, where that is too long.
-
-    The attempt's record is no such sign: its heart beats on beside a rank that hangs.
-    """
-    signs = [run / name for name in ("metrics.jsonl", "config.yaml", "slurm.jsonl")]
-    newest = max((file.stat().st_mtime for file in signs if file.exists()), default=time.time())
-    quiet = time.time() - newest
-    return quiet if quiet > _patience(_training(rows)[-USUAL_ROWS:]) else None
-
-
-def _patience(recent: Sequence[Row]) -> float:
-    """Seconds without a row that are nothing unusual, after the `recent` ones."""
-    if not recent:
-        return FIRST_ROW_AFTER
-    before = recent[0]["seconds"] if len(recent) > 1 else 0.0
-    usual = (recent[-1]["seconds"] - before) / max(1, len(recent) - 1)
-    return float(max(STALLED_AFTER, 10 * usual))
-
-
-def _job(
-    run: Path, events: Sequence[dict[str, Any]], jobs: Sequence[QueuedJob]
-) -> QueuedJob | None:
-    """The job of this run that SLURM has, the running one first."""
-    numbers = {event.get("job") for event in events}
-    own = [*of_run(jobs, run), *(job for job in jobs if job.number in numbers)]
-    return min(own, key=lambda job: job.state == "PENDING", default=None)
-
-
-def _training(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if "seconds" in row]
-
-
 def _newest(rows: Sequence[Row], key: str) -> float | None:
     return next((float(row[key]) for row in reversed(rows) if key in row), None)
 
@@ -260,7 +236,7 @@ def _losses(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _seconds_left(rows: Sequence[Row], steps: int) -> float | None:
-    recent = _training(rows)[-USUAL_ROWS:]
+    recent = training_rows(rows)[-USUAL_ROWS:]
     made = recent[-1]["step"] - recent[0]["step"] if recent else 0
     if made <= 0:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -70,10 +71,18 @@ def _remarks(run: RunStatus) -> list[str]:
     if run.reason:
         remarks.append(f"{run.name} is {run.state}: {run.reason}")
     if run.restarts:
-        remarks.append(f"{run.name} was restarted: {'; '.join(run.restarts[-3:])}")
+        remarks.append(f"{run.name} was restarted: {_counted(run.restarts)}")
     remarks += [f"{run.name}: {line}" for line in run.slow_ranks]
     if run.alerts and run.state in ("running", "stalled", "failed"):
         remarks.append(f"{run.name} alerted: {'; '.join(run.alerts)}")
     if run.log and run.state in ("running", "stalled", "failed"):
         remarks.append(f"{run.name} logs to {run.log}")
     return remarks
+
+
+def _counted(reasons: Sequence[str]) -> str:
+    """Each reason once, with how often it came: "the time limit (8 times); preempted"."""
+    counts = Counter(reason or "no reason given" for reason in reasons)
+    return "; ".join(
+        reason if count == 1 else f"{reason} ({count} times)" for reason, count in counts.items()
+    )

@@ -2,60 +2,16 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from cluster import LaunchError, commands
-from cluster.slurm import QueuedJob
-from cluster.status import read_run, read_runs, to_json
+from cluster.scheduler import QueuedJob
+from cluster.status import read_array, read_run, read_runs, to_json
 from cluster.status_table import duration
-
-
-class Folder:
-    def __init__(self, root: Path, name: str = "demo", steps: int = 100) -> None:
-        self.path = root / name
-        self.path.mkdir(parents=True)
-        (self.path / "config.yaml").write_text(
-            f"# git revision: abc\nname: {name}\nsteps: {steps}\n"
-        )
-
-    def log(self, *steps: int, seconds_each: float = 2.0) -> None:
-        with (self.path / "metrics.jsonl").open("a") as file:
-            for step in steps:
-                row = {"step": step, "seconds": step * seconds_each, "tokens_per_second": 500.0}
-                row |= {"teacher/loss": 8.0 - step / 100, "students/tiny/loss": "NaN"}
-                file.write(json.dumps(row) + "\n")
-                file.write(json.dumps({"step": step, "val/teacher/loss": 1.0}) + "\n")
-
-    def attempt(
-        self, process: int, number: int = 1, started: float | None = None, **more: object
-    ) -> None:
-        (self.path / "attempts").mkdir(exist_ok=True)
-        record = {"host": socket.gethostname(), "process": process, "time": started or time.time()}
-        record |= more
-        (self.path / f"attempts/{number:06d}.json").write_text(json.dumps(record))
-
-    def save(self, step: int) -> None:
-        (self.path / f"checkpoints/step-{step:09d}").mkdir(parents=True)
-
-    def event(self, event: str, code: int = 0, reason: str = "", job: str = "7") -> None:
-        with (self.path / "slurm.jsonl").open("a") as file:
-            file.write(
-                json.dumps({"event": event, "code": code, "reason": reason, "job": job}) + "\n"
-            )
-
-    def submit(self, *jobs: str) -> None:
-        (self.path / "submissions/001").mkdir(parents=True)
-        (self.path / "submissions/001/jobs").write_text("\n".join(jobs))
-
-    def age(self, seconds: float) -> None:
-        for file in self.path.rglob("*"):
-            os.utime(file, (time.time() - seconds,) * 2)
+from tests.cluster.folders import Folder
 
 
 @pytest.fixture
@@ -190,7 +146,7 @@ def test_why_it_was_restarted(run):
 
 
 def test_an_array_of_seeds_is_its_runs(run, tmp_path, capsys):
-    """The name that it was submitted under is a row only while some of it waits."""
+    """The name that it was submitted under is a row while some of it has not begun."""
     array = tmp_path / "runs/sweep/submissions/001"
     array.mkdir(parents=True)
     for name, text in {"config.yaml": "steps: 100\n", "jobs": "12\n", "seeds": "1\n2\n"}.items():
@@ -201,13 +157,32 @@ def test_an_array_of_seeds_is_its_runs(run, tmp_path, capsys):
     pending = QueuedJob("12_[1]", "12", "PENDING", "Resources", "", "1:00")
 
     def shown(*jobs):
-        rows = read_runs(tmp_path / "runs", jobs)
-        return [(one.name, one.state) for one in rows if one.name != "demo"]
+        rows = read_runs(tmp_path / "runs", jobs, lambda ids: {"12": "CANCELLED"})
+        return [(one.name, one.state, one.reason) for one in rows if one.name != "demo"]
 
-    assert shown(running, pending) == [("sweep", "queued"), ("sweep-seed1", "running")]
-    assert shown(running) == [("sweep-seed1", "running")]
+    one = ("sweep-seed1", "running", "")
+    assert shown(running, pending) == [("sweep", "queued", "Resources"), one]
+    starting = QueuedJob("12_1", "12", "RUNNING", "None", "n1", "1:00")
+    assert shown(running, starting) == [("sweep", "running", ""), one]
+    cancelled = ("sweep", "stopped", "job 12 was cancelled before it started")
+    assert shown(running) == [cancelled, one]
+    Folder(tmp_path / "runs", "sweep-seed2").event("final", 1, "bad node n1", job="12")
+    assert shown(running) == [one, ("sweep-seed2", "failed", "bad node n1")]
+    (tmp_path / "runs/sweep-seed2/config.yaml").unlink()  # it ended before there was one
+    assert shown(running) == [one, ("sweep-seed2", "failed", "bad node n1")]
     commands.status("sweep", False, tmp_path / "runs")
     assert "sweep-seed1" in capsys.readouterr().out
+
+
+def test_an_array_that_has_just_been_handed_over_is_a_row(tmp_path):
+    array = tmp_path / "runs/sweep/submissions/001"
+    array.mkdir(parents=True)
+    for name, text in {"config.yaml": "steps: 100\n", "jobs": "12\n", "seeds": "1\n2\n"}.items():
+        (array / name).write_text(text)
+    both = [QueuedJob(f"12_{i}", f"{12 + i}", "RUNNING", "None", "n1", "1:00") for i in (0, 1)]
+    rows = read_runs(tmp_path / "runs", both)
+    assert [(row.name, row.state, row.steps) for row in rows] == [("sweep", "running", 100)]
+    assert [row.state for row in read_array(tmp_path / "runs/sweep", None)] == ["new"]
 
 
 BROKEN = {

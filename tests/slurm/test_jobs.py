@@ -11,7 +11,8 @@ import pytest
 
 from cluster import LaunchError
 from cluster.config import ClusterConfig
-from cluster.slurm import plan_job, queued_jobs, submit
+from cluster.scheduler import queued_jobs
+from cluster.slurm import plan_job, submit
 from cluster.status import read_run
 from tests.slurm.real_slurm import RealSlurm, requeue_soon, until
 
@@ -297,3 +298,14 @@ def test_status_knows_the_queue(slurm: RealSlurm, source: Path) -> None:
     job.end("CANCELLED")
     until(lambda: not queued_jobs(), "the end of the job")
     assert read_run(job.run, queued_jobs()).state == "stopped"
+
+
+def test_status_of_a_job_that_was_cancelled_while_it_waited(slurm: RealSlurm, source: Path) -> None:
+    slurm.run("scontrol", "update", "partition=main", "state=down")
+    job = Submitted(slurm, source)
+    slurm.run("scancel", job.id)
+    ended = read_run(job.run, queued_jobs())
+    assert (ended.state, ended.reason) == (
+        "stopped",
+        f"job {job.id} left SLURM's queue before it started",
+    )

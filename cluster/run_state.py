@@ -1,0 +1,223 @@
+"""Which state a run is in, decided from what its folder, SLURM's queue and accounting say."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.run_files import Row, newest_checkpoint
+from cluster.scheduler import NEVER_PASSES, QueuedJob, job_ids, of_run
+
+STALLED_AFTER = 300.0  # seconds without a row, or ten times the usual pause if that is longer
+FIRST_ROW_AFTER = 1800.0  # seconds, which a start and the steps before the first row may take
+SILENT_AFTER = 60.0  # seconds without a sign of life of a process on another machine
+USUAL_ROWS = 10  # over which speed and the usual pause are measured
+
+STOPPED = 75  # the exit code of a run that was stopped on request, after saving
+ON_REQUEST = "stopped on request"
+FAILED_ENDS = {
+    "OUT_OF_MEMORY": "it ran out of memory; raise --mem",
+    "NODE_FAIL": "a node failed",
+    "BOOT_FAIL": "a node did not boot",
+    "TIMEOUT": "it reached the time limit before it had saved",
+    "DEADLINE": "its deadline passed",
+    "FAILED": "its script failed",
+}
+STOPPED_ENDS = {"CANCELLED": "cancelled", "PREEMPTED": "preempted"}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a run."""
+
+    run: Path
+    rows: Sequence[Row]  # the newest of metrics.jsonl
+    events: Sequence[dict[str, Any]]  # noted by the batch script in slurm.jsonl
+    attempt: Mapping[str, Any]  # the newest attempt's record
+    heartbeat: float  # when that was touched last, in seconds since 1970
+    jobs: Sequence[QueuedJob] | None  # SLURM's queue; None where it cannot be read
+    ends: Mapping[str, str]  # of jobs, by accounting
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """What the batch script noted last; nothing where an attempt elsewhere began since."""
+        if not self.events:
+            return {}
+        last = self.events[-1]
+        elsewhere = self.attempt.get("job") != last.get("job")
+        overtaken = elsewhere and self.attempt.get("time", 0) > last.get("time", time.time())
+        return {} if overtaken else last
+
+    @property
+    def last_event(self) -> str:
+        """What happened last: start, done, final, ended, requeue, left; empty when nothing."""
+        return str(self.last.get("event", ""))
+
+    @property
+    def job(self) -> QueuedJob | None:
+        """The job of this run that SLURM has, the running one first."""
+        numbers = {event.get("job") for event in self.events}
+        if not self.attempt.get("ended"):
+            numbers.add(self.attempt.get("job") or None)
+        jobs = self.jobs or []
+        own = [*of_run(jobs, self.run), *(job for job in jobs if job.number in numbers)]
+        present = [job for job in own if not self._has_ended(job)]
+        return min(present, key=lambda job: job.state == "PENDING", default=None)
+
+    @property
+    def last_job(self) -> str | None:
+        """SLURM_JOB_ID of the last job that was submitted or seen."""
+        seen = [str(self.last["job"])] if "job" in self.last else job_ids(self.run)[-1:]
+        return seen[0] if seen else None
+
+    @property
+    def end(self) -> str:
+        """How accounting says that the last job ended; empty where it does not."""
+        return self.ends.get(self.last_job or "", "")
+
+    def _has_ended(self, job: QueuedJob) -> bool:
+        """Whether it only has its nodes cleaned up: its script has said its last word."""
+        over = job.state == "COMPLETING" and self.last_event in ("done", "final", "ended", "left")
+        return over and job.number == str(self.last.get("job"))
+
+
+def state_of(known: Evidence, is_finished: bool) -> tuple[str, str]:
+    """The state of a run (see `RunStatus.state`) and the reason for it, in words."""
+    job = known.job
+    if is_finished:
+        return "finished", ""
+    if job and job.state == "PENDING":
+        return "queued", _pending_reason(job)
+    if known.jobs is None and known.last_event == "requeue":
+        return "queued", "requeued when last seen; SLURM's queue cannot be read"
+    if job or _lives(known):
+        return _live_state(known)
+    return _ended_state(known)
+
+
+def _pending_reason(job: QueuedJob) -> str:
+    if job.reason in ("JobHeldUser", "JobHeldAdmin"):
+        return f"{job.reason}: it waits for `scontrol release {job.array}`"
+    if job.reason not in NEVER_PASSES:
+        return job.reason
+    words = NEVER_PASSES[job.reason]
+    return f"{job.reason}, which will not pass: {words}; scancel {job.array} and submit it again"
+
+
+def _lives(known: Evidence) -> bool:
+    """Whether a run that the queue does not name is at work all the same."""
+    if known.jobs is None and known.last_event == "start":
+        return True
+    of_slurm = known.attempt.get("job")
+    if of_slurm and (known.jobs is not None or known.last_event not in ("", "start")):
+        return False  # its job is over, whenever its process was last heard of
+    return _process_lives(known)
+
+
+def _process_lives(known: Evidence) -> bool:
+    """Whether the newest attempt's first process is alive, as far as this machine can tell.
+
+    One on another machine touches its record every few seconds.
+    """
+    attempt = known.attempt
+    if not {"host", "process", "time"} <= attempt.keys() or attempt.get("ended"):
+        return False
+    try:
+        if attempt["host"] != socket.gethostname():
+            return time.time() - known.heartbeat < SILENT_AFTER
+        started = Path(f"/proc/{attempt['process']}").stat().st_mtime
+    except OSError:
+        return False
+    return bool(started <= attempt["time"] + 1)
+
+
+def _live_state(known: Evidence) -> tuple[str, str]:
+    quiet = _quiet_too_long(known)
+    if quiet is None:
+        return "running", ""
+    return "stalled", f"no step for {quiet / 60:.0f} minutes"
+
+
+def _ended_state(known: Evidence) -> tuple[str, str]:
+    event = known.last_event
+    if event == "done":
+        words = "its ranks ended with code 0, but have not finished it; submit it again to resume"
+        return "failed", words
+    if event == "final":
+        return _final_state(known)
+    if event == "requeue":
+        return "stopped", f"{_reason(known)}; {_gone(known)} while it waited to start again"
+    if event in ("ended", "left"):
+        return "stopped", STOPPED_ENDS.get(known.end) or FAILED_ENDS.get(known.end, _reason(known))
+    if not event and not known.rows and not known.attempt:
+        return _never_started(known)
+    return _ended_without_a_word(known)
+
+
+def _final_state(known: Evidence) -> tuple[str, str]:
+    reason = _reason(known)
+    if known.last.get("code") == STOPPED or ON_REQUEST in reason:
+        return "stopped", reason
+    telling = known.end if known.end in ("OUT_OF_MEMORY", "NODE_FAIL") else ""
+    return "failed", f"{reason}: {FAILED_ENDS[telling]}" if telling else reason
+
+
+def _reason(known: Evidence) -> str:
+    return str(known.last.get("reason", ""))
+
+
+def _gone(known: Evidence) -> str:
+    if known.end in STOPPED_ENDS:
+        return f"job {known.last_job} was {STOPPED_ENDS[known.end]}"
+    return f"job {known.last_job} left SLURM's queue"
+
+
+def _never_started(known: Evidence) -> tuple[str, str]:
+    if known.last_job is None or known.jobs is None:
+        return "new", ""
+    if known.end in FAILED_ENDS:
+        return "failed", f"before its script began, {FAILED_ENDS[known.end]}"
+    return "stopped", f"{_gone(known)} before it started"
+
+
+def _ended_without_a_word(known: Evidence) -> tuple[str, str]:
+    """The batch script, or a run outside SLURM, was killed before it could say why."""
+    if known.end in FAILED_ENDS:
+        return "failed", FAILED_ENDS[known.end]
+    if known.end in STOPPED_ENDS:
+        return "stopped", STOPPED_ENDS[known.end]
+    checkpoint, _ = newest_checkpoint(known.run)
+    if not known.rows and known.last_event != "start":
+        return "failed", "it ended before its first row"
+    if checkpoint is not None and known.rows and checkpoint >= known.rows[-1]["step"]:
+        return "stopped", ""
+    return "failed", "it ended without saving; started again it resumes from its last checkpoint"
+
+
+def _quiet_too_long(known: Evidence) -> float | None:
+    """Seconds since the last sign of progress, where that is too long.
+
+    The attempt's record is no such sign: its heart beats on beside a rank that hangs.
+    """
+    signs = [known.run / name for name in ("metrics.jsonl", "config.yaml", "slurm.jsonl")]
+    newest = max((file.stat().st_mtime for file in signs if file.exists()), default=time.time())
+    quiet = time.time() - newest
+    return quiet if quiet > _patience(training_rows(known.rows)[-USUAL_ROWS:]) else None
+
+
+def _patience(recent: Sequence[Row]) -> float:
+    """Seconds without a row that are nothing unusual, after the `recent` ones."""
+    if not recent:
+        return FIRST_ROW_AFTER
+    before = recent[0]["seconds"] if len(recent) > 1 else 0.0
+    usual = (recent[-1]["seconds"] - before) / max(1, len(recent) - 1)
+    return float(max(STALLED_AFTER, 10 * usual))
+
+
+def training_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows of training steps, without those of held-out scores."""
+    return [row for row in rows if "seconds" in row]

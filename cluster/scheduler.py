@@ -1,0 +1,134 @@
+"""What SLURM says about jobs: its queue, its accounting, and when it would start one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.errors import LaunchError
+
+ACCOUNTING_SECONDS = 20.0  # its database may be slow or away, and is only asked for details
+
+# Why a job may be pending for ever, and what it asks too much of.
+NEVER_PASSES = {
+    "PartitionTimeLimit": "--time is more than its partition grants",
+    "PartitionNodeLimit": "--nodes is not a number that its partition grants",
+    "BadConstraints": "no node has what it asks for",
+    "QOSMaxWallDurationPerJobLimit": "--time is more than its QOS grants",
+    "QOSMaxNodePerJobLimit": "--nodes is more than its QOS grants",
+    "AssocMaxWallDurationPerJobLimit": "--time is more than its account grants",
+    "AssocMaxNodePerJobLimit": "--nodes is more than its account grants",
+    "InvalidAccount": "--account is not one of this user's",
+    "InvalidQOS": "--qos is not one of this account's",
+    "DependencyNeverSatisfied": "the job that it waits for did not end as it should have",
+}
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job that SLURM has not finished with."""
+
+    id: str  # as scancel takes it; ID_INDEX for a task of an array
+    number: str  # SLURM_JOB_ID, which is unique to a task of an array
+    state: str  # PENDING, RUNNING, COMPLETING, ...
+    reason: str  # why it is pending
+    nodes: str
+    time_left: str
+    script: str = ""  # its path
+
+    @property
+    def array(self) -> str:
+        """The id without the index of a task."""
+        return self.id.partition("_")[0]
+
+    @property
+    def index(self) -> str:
+        """That of a task of an array; of those that wait, a list in brackets."""
+        return self.id.partition("_")[2]
+
+
+def job_ids(run: Path) -> list[str]:
+    """The ids of all jobs ever submitted for a run, oldest first."""
+    files = sorted(run.glob("submissions/*/jobs"))
+    return [job_id for file in files for job_id in file.read_text().split()]
+
+
+def queued_jobs() -> list[QueuedJob] | None:
+    """This user's jobs that are pending or running; None where there is no SLURM.
+
+    Raises LaunchError with SLURM's own words when the queue cannot be read.
+    """
+    if not shutil.which("squeue"):
+        return None
+    form = "%i|%A|%T|%r|%N|%L|%o"
+    lines = slurm_command("squeue", "-h", "-u", str(os.getuid()), "-o", form).splitlines()
+    return [QueuedJob(*line.split("|", 6)) for line in lines]
+
+
+def of_run(jobs: Iterable[QueuedJob], run: Path) -> list[QueuedJob]:
+    """Those of the jobs that were submitted for this run."""
+    ids, scripts = set(job_ids(run)), f"{run.resolve()}/submissions/"
+    return [job for job in jobs if job.array in ids or job.script.startswith(scripts)]
+
+
+def recorded_ends(ids: Sequence[str]) -> dict[str, str]:
+    """How accounting says that jobs ended, by SLURM_JOB_ID: OUT_OF_MEMORY, NODE_FAIL, CANCELLED.
+
+    A job one of whose steps ran out of memory has run out of memory. Empty where there is no
+    accounting.
+    """
+    if not ids or not shutil.which("sacct"):
+        return {}
+    try:
+        form = ("-n", "-P", "-o", "JobIDRaw,State")
+        lines = slurm_command("sacct", "-j", ",".join(ids), *form, seconds=ACCOUNTING_SECONDS)
+    except LaunchError:
+        return {}
+    ends: dict[str, str] = {}
+    for line in lines.splitlines():
+        number, _, state = line.partition("|")
+        job = number.partition(".")[0]
+        word = state.partition(" ")[0]  # of "CANCELLED by 1000"
+        if job not in ends or word == "OUT_OF_MEMORY":
+            ends[job] = word
+    return ends
+
+
+def expected_start(script: str) -> str | None:
+    """When SLURM would start a script that was submitted now, such as 2026-05-01T12:00:00.
+
+    None when it does not say, which a job that starts later may have in common with one that is
+    refused: nodes that are down for an hour are not available either.
+    """
+    try:
+        done = subprocess.run(
+            ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    found = re.search(r" to start at (\S+) ", done.stderr)
+    return found[1] if found else None
+
+
+def cancel(ids: Sequence[str]) -> None:
+    """End jobs, or tasks of arrays. Raises LaunchError."""
+    slurm_command("scancel", *ids)
+
+
+def slurm_command(*argv: str, seconds: float | None = None) -> str:
+    """The output of a SLURM command. Raises LaunchError with its own words in one line."""
+    try:
+        result = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=seconds)
+    except FileNotFoundError:
+        raise LaunchError(f"{argv[0]} is not installed here: submit from a login node") from None
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"{argv[0]}: no answer for {seconds:.0f} s") from None
+    if result.returncode:
+        words = [line.removeprefix(f"{argv[0]}: error: ") for line in result.stderr.splitlines()]
+        raise LaunchError(f"{argv[0]}: {'; '.join(filter(None, words))}")
+    return result.stdout

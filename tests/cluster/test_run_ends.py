@@ -1,0 +1,161 @@
+"""`tandem status` of runs whose job has left SLURM's queue, or may never start."""
+
+import dataclasses
+import os
+
+import pytest
+
+from cluster import commands
+from cluster.run_state import ON_REQUEST
+from cluster.scheduler import QueuedJob
+from cluster.status import read_run, read_runs
+from tests.cluster.folders import Folder
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Folder(tmp_path / "runs")
+
+
+def test_a_run_whose_job_is_over_does_not_run(run):
+    """However young the last sign of life of its process on another machine is."""
+    run.log(10)
+    run.attempt(1, host="elsewhere", job="7")
+    job = QueuedJob("7", "7", "RUNNING", "None", "n1", "1:00")
+    assert read_run(run.path, [job]).state == "running"  # without a batch script of ours
+    assert read_run(run.path, None).state == "running"
+    assert read_run(run.path, []).state == "failed"
+    run.event("start")
+    run.event("final", 1, "out of data")
+    completing = dataclasses.replace(job, state="COMPLETING")
+    for jobs in (None, [], [completing]):
+        status = read_run(run.path, jobs)
+        assert (status.state, status.reason, status.job) == ("failed", "out of data", None)
+    run.event("start", job="8")
+    assert read_run(run.path, [dataclasses.replace(job, id="8", number="8")]).state == "running"
+
+
+def test_the_run_of_another_user_is_not_in_this_users_queue(run, monkeypatch):
+    run.log(10)
+    run.event("start")
+    run.attempt(1, host="elsewhere", job="7")
+    assert read_run(run.path, []).state == "failed"
+    monkeypatch.setattr("os.getuid", lambda: 4242)
+    assert read_run(run.path, []).state == "running"
+
+
+def test_what_was_done_elsewhere_since_counts_more_than_the_last_job(run):
+    run.event("final", 1, "no such corpus", time=1000.0)
+    run.attempt(2**22 + 1, started=2000.0)
+    run.log(10)
+    run.save(10)
+    assert (read_run(run.path, []).state, read_run(run.path, []).reason) == ("stopped", "")
+
+
+@pytest.mark.parametrize(
+    ("events", "end", "state", "reason"),
+    [
+        # A chain that was stopped: the jobs that follow find nothing left to do.
+        ([("final", 75, ON_REQUEST), ("final", 1, ON_REQUEST)], "", "stopped", ON_REQUEST),
+        # srun's 0 is not the run's.
+        ([("done", 0, "finished")], "", "failed", "code 0, but have not finished it"),
+        ([("final", 1, "code 137")], "OUT_OF_MEMORY", "failed", "code 137: it ran out of memory"),
+        ([("ended", 75, "ended by SLURM")], "CANCELLED", "stopped", "cancelled"),
+        ([("ended", 75, "ended by SLURM")], "", "stopped", "ended by SLURM"),
+        ([("requeue", 75, "preempted")], "CANCELLED", "stopped", "preempted; job 7 was cancelled"),
+        ([("requeue", 75, "preempted")], "", "stopped", "job 7 left SLURM's queue while"),
+        ([], "NODE_FAIL", "failed", "a node failed"),
+        ([], "OUT_OF_MEMORY", "failed", "it ran out of memory; raise --mem"),
+        ([], "CANCELLED", "stopped", "cancelled"),
+        ([], "", "failed", "it ended without saving"),
+    ],
+)
+def test_how_a_job_ended(run, events, end, state, reason):
+    run.event("start")
+    for event, code, why in events:
+        run.event(event, code, why)
+    status = read_run(run.path, [], {"7": end} if end else {})
+    assert status.state == state
+    assert reason in status.reason
+
+
+def test_a_requeued_run_is_queued_when_slurm_does_not_answer(run):
+    run.event("requeue", 75, "preempted")
+    assert read_run(run.path, None).state == "queued"
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "reason"),
+    [
+        ("CANCELLED", "stopped", "job 7 was cancelled before it started"),
+        ("", "stopped", "job 7 left SLURM's queue before it started"),
+        ("NODE_FAIL", "failed", "before its script began, a node failed"),
+    ],
+)
+def test_a_job_that_never_started(run, end, state, reason):
+    run.submit("7")
+    status = read_run(run.path, [], {"7": end} if end else {})
+    assert (status.state, status.reason) == (state, reason)
+    assert read_run(run.path, None).state == "new"
+
+
+def test_a_reason_to_wait_that_will_not_pass(run):
+    run.submit("7")
+    job = QueuedJob("7", "7", "PENDING", "PartitionTimeLimit", "", "1:00")
+    said = read_run(run.path, [job]).reason
+    assert "will not pass: --time is more than its partition grants; scancel 7" in said
+    held = dataclasses.replace(job, reason="JobHeldUser")
+    assert "scontrol release 7" in read_run(run.path, [held]).reason
+
+
+SACCT = """#!/bin/sh
+echo "$*" >>"$0.calls"
+[ -z "$DISABLED" ] || { echo "Slurm accounting storage is disabled" >&2; exit 1; }
+cat <<END
+7|FAILED
+7.batch|FAILED
+7.0|OUT_OF_MEMORY
+8|CANCELLED by 1000
+9|NODE_FAIL
+9.batch|CANCELLED
+END
+"""
+
+
+def test_accounting_is_asked_once_for_all_that_ended_without_a_word(run, tmp_path, monkeypatch):
+    program = tmp_path / "bin/sacct"
+    program.parent.mkdir()
+    program.write_text(SACCT)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    run.event("start")
+    for job in ("8", "9"):
+        Folder(tmp_path / "runs", f"run{job}").event("start", job=job)
+    finished = Folder(tmp_path / "runs", "finished")
+    finished.event("done", job="10")
+    (finished.path / "evaluation.json").write_text('{"step": 100}')
+
+    def reasons():
+        return {row.name: (row.state, row.reason) for row in read_runs(tmp_path / "runs", [])}
+
+    assert reasons() == {
+        "demo": ("failed", "it ran out of memory; raise --mem"),
+        "run8": ("stopped", "cancelled"),
+        "run9": ("failed", "a node failed"),
+        "finished": ("finished", ""),
+    }
+    (asked,) = (tmp_path / "bin/sacct.calls").read_text().splitlines()
+    assert set(asked.split()[1].split(",")) == {"7", "8", "9"}
+    monkeypatch.setenv("DISABLED", "yes")
+    assert reasons()["run9"][0] == "failed"
+
+
+def test_every_restart_is_counted(run, capsys):
+    for _ in range(8):
+        run.event("start")
+        run.event("requeue", 75, "the time limit")
+    run.event("start")
+    run.event("requeue", 75, "preempted")
+    commands.status("demo", False, run.path.parent)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "demo was restarted: the time limit (8 times); preempted" in said
