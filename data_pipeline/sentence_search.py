@@ -23,6 +23,7 @@ from data_pipeline.sentences import (
     MAX_CHARACTERS,
     cuts,
     end_at,
+    first_solid,
 )
 
 NO, YES, ASK = range(3)
@@ -206,12 +207,16 @@ def _ask(text: JoinedText, at: NDArray[np.int64], sure: NDArray[np.int64]) -> It
     documents = np.searchsorted(text.documents, at, "right")
     stops = text.character_places(text.documents[documents]).tolist()
     places = text.character_places(at).tolist()
-    done = last = 0
+    done = last = solid = 0
+    begin = -1
     for place, start, stop in zip(places, starts, stops, strict=True):
         match = BREAK.match(text.characters, place, stop) if place >= done else None
         if match:
             done = match.end()
-            end = end_at(text.characters, max(start, last), match)
+            if begin != max(start, last):
+                begin = max(start, last)
+                solid = first_solid(text.characters, begin)
+            end = end_at(text.characters, begin, solid, match)
             if end is not None:
                 last = end
                 yield end

@@ -16,13 +16,14 @@ from collections.abc import Iterator
 
 MAX_CHARACTERS = 1000
 
-# A class of characters comes first, which lets the engine skip all others quickly.
+# A class of characters comes first, which lets the engine skip all others quickly. A run of stops
+# is matched whole whatever follows, so that the search is linear; `next` says that a sentence may.
 BREAK = re.compile(
     r"[.!?\u2026\n\u3002\uff01\uff1f](?:"
     r"(?<=\n)"
     r"|(?<=[.!?\u2026])[.!?\u2026]*[\"'\u201d\u2019)\]\u00bb]*"
-    r"(?=[ \t]+[\"'\u201c\u2018(\[\u00ab\u2014\u2013-]*"
-    r"[A-Z0-9\u00c0-\u00de\u0391-\u03a9\u0410-\u042f])"
+    r"(?:(?=[ \t]+[\"'\u201c\u2018(\[\u00ab\u2014\u2013-]*"
+    r"[A-Z0-9\u00c0-\u00de\u0391-\u03a9\u0410-\u042f])(?P<next>)|)"
     r"|(?<=[\u3002\uff01\uff1f])[\u300d\u300f\uff09]*(?=\S)"
     r")"
 )
@@ -35,7 +36,10 @@ _NUMBERED = "no nos p pp vol vols fig figs eq eqs sec ch chap art c ca ver v b d
 ABBREVIATIONS = frozenset(_TITLES_AND_SUCH.split())
 BEFORE_NUMBER = frozenset(_NUMBERED.split())
 LONGEST = max(map(len, ABBREVIATIONS))
+_LONGEST_DOTTED = 65  # characters, from where on "A.B.C" is no abbreviation
 _QUOTES = "\"'\u201c\u2018(["
+_STOPS = ".!?\u2026"
+_SOLID = re.compile(r"\S")
 _DOTTED = re.compile(r"(?:[A-Za-z]\.)+[A-Za-z]")
 _WEAK_BREAKS = (re.compile(r"[.!?;:\u2026][\"')\u201d\u2019]*(?=\s)"), re.compile(r",(?=\s)"))
 
@@ -47,35 +51,46 @@ def sentence_ends(text: str) -> list[int]:
     `MAX_CHARACTERS` characters.
     """
     ends: list[int] = []
-    start = 0
+    start, solid = 0, first_solid(text, 0)
     for match in BREAK.finditer(text):
-        end = end_at(text, start, match)
+        end = end_at(text, start, solid, match)
         if end is not None:
             ends += [*cuts(text, start, end), end]
-            start = end
-    if text[start:].isspace() and ends:
+            start, solid = end, first_solid(text, end)
+    if solid == len(text) and ends:
         ends[-1] = len(text)
     elif start < len(text):
         ends += [*cuts(text, start, len(text)), len(text)]
     return ends
 
 
-def end_at(text: str, start: int, match: re.Match[str]) -> int | None:
-    """Where the sentence that begins at `start` ends by a match of `BREAK`; None: it goes on."""
+def first_solid(text: str, start: int) -> int:
+    """Where the first character from `start` on stands that is not white space."""
+    match = _SOLID.search(text, start)
+    return match.start() if match else len(text)
+
+
+def end_at(text: str, start: int, solid: int, match: re.Match[str]) -> int | None:
+    """Where a sentence ends by a match of `BREAK`; None: it continues.
+
+    It begins at `start`, and its first character other than white space stands at `solid`.
+    """
     end = match.end()
     if text[end - 1] == "\n":
         end -= 1
-        goes_on = _continues(text, end) or text[start:end].isspace()
+        continues = end <= solid or _continues(text, end)
+    elif text[match.start()] in _STOPS and match["next"] is None:
+        continues = True
     else:
-        goes_on = text[end - 1] == "." and not _ends_sentence(text, start, match.start())
-    return None if goes_on or end == start else end
+        continues = text[end - 1] == "." and not _ends_sentence(text, start, match.start())
+    return None if continues or end == start else end
 
 
 def _ends_sentence(text: str, start: int, stop: int) -> bool:
     """Whether the full stop at `stop` ends a sentence rather than an abbreviation."""
-    word = text[
-        max(text.rfind(" ", start, stop), text.rfind("\n", start, stop), start - 1) + 1 : stop
-    ]
+    first = max(start, stop - _LONGEST_DOTTED)
+    before = max(text.rfind(" ", first, stop), text.rfind("\n", first, stop), first - 1)
+    word = text[before + 1 : stop]
     if len(word) > LONGEST and "." not in word:
         return True
     word = word.lstrip(_QUOTES)
@@ -86,7 +101,7 @@ def _ends_sentence(text: str, start: int, stop: int) -> bool:
         return False
     if lowered in BEFORE_NUMBER:
         return not text[stop + 1 : stop + 3].strip().isdigit()
-    # "U.S. Army" goes on, but so may "in the U.S. The": the safe side is to join.
+    # "U.S. Army" continues, but so may "in the U.S. The": the safe side is to join.
     return "." not in word or not _DOTTED.fullmatch(word)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,6 +67,46 @@ def test_whatever_the_text(text: str) -> None:
     assert max(sizes, default=0) <= MAX_CHARACTERS or text.isspace()
     if not text.isspace():
         assert all(one for one in split(text))
+
+
+REPEATED = [
+    ".",
+    '."',
+    '...."""',
+    ".\u201d",
+    "\n",
+    "a\n ",
+    "Mr. ",
+    "X\nmr.\t",
+    "A.",
+    ". (",
+    "。",
+    " \u2026",
+]
+
+
+@pytest.mark.parametrize("part", REPEATED)
+def test_the_search_is_linear(part: str, limited: None) -> None:
+    """A quadratic search would take many minutes over these texts."""
+    text = "a" + part * (300_000 // len(part)) + "b"
+    joined = JoinedText.of([text])
+    found, _ = find_sentences(joined)
+    expected = joined.byte_places(np.array([0, *sentence_ends(text)]))
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.fixture
+def limited() -> Iterator[None]:
+    """Ends a test that would not end."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 PARTS = st.sampled_from(
