@@ -30,6 +30,7 @@ KINDS = {".txt": TEXT, ".text": TEXT, ".jsonl": JSONL, ".ndjson": JSONL, ".parqu
 COMPRESSED = (".gz", ".xz", ".zst")
 STDIN = "-"
 CHUNK_BYTES = 1 << 20
+LONGEST_BOUNDARY = 1 << 16  # bytes that are searched again when more of the file is read
 BLANK_LINES = rb"\n(?:[ \t\r]*\n)+"
 
 
@@ -289,19 +290,22 @@ class _Zstd(io.RawIOBase):
 
 def _byte_chunks(stretch: Stretch, reading: Reading) -> Iterator[RawChunk]:
     boundary = reading.boundary(stretch.kind)
-    offset, pending = stretch.start, b""
+    offset = stretch.start
+    pending, searched = bytearray(), 0  # what has no boundary up to `searched`
     with _open(stretch.path) as file:
         if stretch.start:
             file.seek(stretch.start)
         while data := _read(file, stretch, offset + len(pending)):
             pending += data
-            cut = _last_boundary(boundary, pending)
+            cut = _last_boundary(boundary, pending, max(0, searched - LONGEST_BOUNDARY))
+            searched = len(pending) - cut
             if cut:
                 consumed = offset + len(pending) - stretch.start
-                yield RawChunk(stretch, offset, pending[:cut], consumed)
-                offset, pending = offset + cut, pending[cut:]
+                yield RawChunk(stretch, offset, bytes(pending[:cut]), consumed)
+                offset += cut
+                del pending[:cut]
     if pending:
-        yield RawChunk(stretch, offset, pending, offset + len(pending) - stretch.start)
+        yield RawChunk(stretch, offset, bytes(pending), offset + len(pending) - stretch.start)
 
 
 def _read(file: BinaryIO, stretch: Stretch, position: int) -> bytes:
@@ -316,10 +320,11 @@ def _read(file: BinaryIO, stretch: Stretch, position: int) -> bytes:
         raise DataError(f"{stretch.path}: cannot be decompressed: {error}") from None
 
 
-def _last_boundary(boundary: re.Pattern[bytes], data: bytes) -> int:
-    """The end of the last boundary that is certainly whole, 0 if there is none."""
+def _last_boundary(boundary: re.Pattern[bytes], data: bytearray, first: int) -> int:
+    """The end of the last boundary that is certainly whole, 0 if there is none; none is known to
+    end before `first`."""
     cut = 0
-    for start in (max(0, len(data) - (1 << 16)), 0):
+    for start in (max(first, len(data) - LONGEST_BOUNDARY), first):
         for match in boundary.finditer(data, start):
             if match.end() < len(data):
                 cut = match.end()
@@ -374,16 +379,17 @@ def _document_start(stretch: Stretch, reading: Reading, position: int) -> int | 
     pattern = reading.boundary(stretch.kind)
     if stretch.kind == TEXT and reading.separator is None:
         # From the middle of blank lines, only the next ones are sure to be seen whole.
-        pattern = re.compile(rb"\S[^\n]*" + BLANK_LINES)
+        pattern = re.compile(rb"[^ \t\r\n][ \t\r]*" + BLANK_LINES)
     elif stretch.kind == TEXT:
         separator = re.escape((reading.separator or "").encode())
         pattern = re.compile(rb"\n" + separator + rb"[ \t\r]*\n")
     with open(stretch.path, "rb") as file:
         file.seek(position)
-        data = b""
+        data, searched = bytearray(), 0
         while more := file.read(CHUNK_BYTES):
             data += more
-            match = pattern.search(data)
+            match = pattern.search(data, max(0, searched - LONGEST_BOUNDARY))
             if match and match.end() < len(data):
                 return position + match.end()
+            searched = match.start() if match else len(data)
     return None

@@ -155,6 +155,7 @@ def test_any_slicing_gives_the_same_documents(tmp_path_factory, texts, gaps, tas
     (folder / "c.txt").write_text("\n##\n".join(texts))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("data_pipeline.documents.CHUNK_BYTES", size)
+        patch.setattr("data_pipeline.documents.LONGEST_BOUNDARY", 8)
         for name, reading in (
             ("a.txt", READING), ("b.jsonl", READING), ("c.txt", Reading(separator="##")),
             ("", READING),
@@ -170,6 +171,20 @@ def test_any_slicing_gives_the_same_documents(tmp_path_factory, texts, gaps, tas
             assert parts == whole
             if name:
                 assert whole == texts
+
+
+def test_long_documents_and_lines_take_no_longer(tmp_path: Path, limited: None) -> None:
+    texts = ["word " * 200_000, "word\n" * 200_000]
+    (tmp_path / "a.txt").write_text("\n\n".join([*texts, "end"]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("data_pipeline.documents.CHUNK_BYTES", 1 << 12)
+        parts = [
+            len(document)
+            for task in range(3)
+            for chunk in raw_chunks(slice_of([str(tmp_path)], READING, task, 3), READING)
+            for document in parse(chunk, READING).documents
+        ]
+    assert parts == [*(len(text.strip()) for text in texts), 3]
 
 
 def test_slices_of_nothing_are_empty(tmp_path: Path) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -93,20 +90,6 @@ def test_the_search_is_linear(part: str, limited: None) -> None:
     found, _ = find_sentences(joined)
     expected = joined.byte_places(np.array([0, *sentence_ends(text)]))
     assert found.tolist() == expected.tolist()
-
-
-@pytest.fixture
-def limited() -> Iterator[None]:
-    """Ends a test that would not end."""
-
-    def stop(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 PARTS = st.sampled_from(
