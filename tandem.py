@@ -110,11 +110,13 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.option("--seeds", callback=_numbers, help="One run for each, as in 1,2,3.")
 @click.option("--chain", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Only print the script.")
-def submit(config: str, rest: tuple[str, ...], **options: Any) -> None:
+@click.option("--check/--no-check", default=True, help="Look for corpora and weights from here.")
+def submit(config: str, rest: tuple[str, ...], check: bool, **options: Any) -> None:
     """Hand the job CONFIG to SLURM; any option of sbatch may be given."""
     import configs
     from cluster.commands import submit as submit_job
     from trainer.control.run_folder import RunFolder
+    from trainer.fit import require_inputs
 
     if config.startswith("-"):
         raise click.UsageError(f"{config}: CONFIG comes before the options of sbatch")
@@ -122,6 +124,8 @@ def submit(config: str, rest: tuple[str, ...], **options: Any) -> None:
     overrides = tuple(word for word, before in pairs if _is_override(word, before))
     sbatch = [word for word, before in pairs if not _is_override(word, before)]
     job = load_job(config, overrides)
+    if check and not options["dry_run"]:
+        require_inputs(job)
     run = RunFolder.of(job).path
     sizes = [job.batch.size, *(growth.size for growth in job.batch.growth)]
     batches = [size or job.batch.multiple for size in sizes]  # or stated in tokens

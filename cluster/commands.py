@@ -11,7 +11,7 @@ from rich.text import Text
 import configs
 from cluster.config import ClusterConfig, with_options
 from cluster.errors import LaunchError
-from cluster.scheduler import queued_jobs
+from cluster.scheduler import expected_start, queued_jobs
 from cluster.script import build
 from cluster.slurm import plan_job
 from cluster.slurm import submit as submit_job
@@ -50,8 +50,11 @@ def submit(
     if dry_run:
         print(build(job, site), end="")
         return
+    start = expected_start(build(job, site))
     ids = submit_job(job, site, config, chain)
     print(f"Submitted {name} as job {', '.join(ids)}. See how it goes with: tandem status {run}")
+    if start:
+        print(f"SLURM expects it to start at {start.replace('T', ' ')}")
     logs = f"{job.run}-seedN/logs" if seeds else job.run / "logs"
     print(f"Its log will be in {logs}, its script is {job.submission / 'job.sbatch'}")
 

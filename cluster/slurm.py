@@ -6,19 +6,30 @@ config and a copy of the code. Editing the checkout or the YAML leaves a queued 
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.config import ClusterConfig
 from cluster.errors import LaunchError
-from cluster.scheduler import of_run, queued_jobs, slurm_command
+from cluster.limits import refuse_never_granted
+from cluster.scheduler import NEVER_PASSES, cancel, of_run, queued_jobs, slurm_command
 from cluster.script import Job, build
 
 SOURCE = Path(__file__).parent.parent  # a checkout, or site-packages
 PACKAGES = ("cluster", "commands", "configs", "data_pipeline", "model", "trainer", "tandem.py")
+
+# After an answer of sbatch got lost, how often the queue is looked at, and the pause before each.
+LOOKS, PAUSE_SECONDS = 5, 3.0
+
+
+class AnswerLost(LaunchError):
+    """Whether SLURM took a job cannot be found out: what was written for it stays."""
 
 
 def plan_job(
@@ -48,25 +59,108 @@ def submit(
 
     `config` is the text of the resolved job config. A chain has `length` jobs, each of which starts
     when the one before has ended, however it ended. Raises LaunchError with SLURM's own words where
-    it refuses, and where a job of this run is still queued.
+    it refuses, what it will never grant, and where a job of this run is still queued; nothing is
+    left of what was refused.
     """
     text = build(job, cluster)
     _refuse_second(job)
-    _write_submission(job, text, config, source)
+    refuse_never_granted(cluster)
+    made = _claim(job)
     ids: list[str] = []
     try:
+        _write_submission(job, text, config, source)
         for _ in range(length):
-            after = [f"--dependency=afterany:{ids[-1]}"] if ids else []
-            script = str(job.submission / "job.sbatch")
-            ids.append(slurm_command("sbatch", "--parsable", *after, script).strip().split(";")[0])
-    except LaunchError:
-        if not ids:
-            shutil.rmtree(job.submission)
-        raise
-    finally:
-        if ids:
+            ids.append(_hand_over(job, ids))
             (job.submission / "jobs").write_text("".join(f"{one}\n" for one in ids))
+        _refuse_endless_wait(ids)
+    except AnswerLost:
+        raise
+    except LaunchError:
+        _take_back(job, ids, made)
+        raise
+    except OSError as error:
+        _take_back(job, ids, made)
+        raise _unwritable(job, error) from error
     return ids
+
+
+def _hand_over(job: Job, before: Sequence[str]) -> str:
+    """The id of the next job of this submission."""
+    after = [f"--dependency=afterany:{before[-1]}"] if before else []
+    script = str(job.submission / "job.sbatch")
+    try:
+        answer = slurm_command("sbatch", "--parsable", *after, script)
+    except LaunchError as error:
+        if "timed out" not in str(error).lower():
+            raise
+        return _accepted_all_the_same(job, script, before, error)
+    return answer.strip().split(";")[0]
+
+
+def _accepted_all_the_same(job: Job, script: str, before: Sequence[str], error: LaunchError) -> str:
+    """The id of a job whose acceptance got lost on the way. Raises `error` where there is none.
+
+    The script's path, which nobody else's job has, tells it from others of its name.
+    """
+    answered = False
+    for _ in range(LOOKS):
+        time.sleep(PAUSE_SECONDS)
+        try:
+            queue = queued_jobs() or []
+        except LaunchError:
+            continue
+        answered = True
+        for found in queue:
+            if found.script == script and found.array not in before:
+                return found.array
+    if answered:
+        raise error
+    raise AnswerLost(
+        f"{error}; nor does the queue answer, so the job may have been accepted. Before you submit "
+        f"it again, look with: squeue --name {shlex.quote(job.name)}"
+    ) from error
+
+
+def _refuse_endless_wait(ids: Sequence[str]) -> None:
+    """Raise for a job that was accepted, but that SLURM says will never start."""
+    for found in queued_jobs() or []:
+        if found.array in ids and found.reason in NEVER_PASSES:
+            raise LaunchError(
+                f"job {found.array} would never start: {NEVER_PASSES[found.reason]} "
+                f"({found.reason}); it was taken back"
+            )
+
+
+def _claim(job: Job) -> list[Path]:
+    """Make the submission's folder and that of the logs; returns what was made, innermost first.
+
+    Raises LaunchError where that cannot be done, or another submission was quicker.
+    """
+    logs = job.run / "logs"  # SLURM does not make it
+    folders = [job.submission, logs, *job.submission.parents]
+    made = [folder for folder in folders if not folder.exists()]
+    try:
+        job.submission.mkdir(parents=True)
+        logs.mkdir(exist_ok=True)
+    except FileExistsError as error:
+        raise LaunchError(f"{job.submission}: made by another submission; try again") from error
+    except OSError as error:
+        raise _unwritable(job, error) from error
+    return made
+
+
+def _unwritable(job: Job, error: OSError) -> LaunchError:
+    return LaunchError(f"{error.filename or job.submission}: {error.strerror or error}")
+
+
+def _take_back(job: Job, ids: Sequence[str], made: Sequence[Path]) -> None:
+    """Undo a submission; of the folders that it made those stay in which something else lies."""
+    if ids:
+        cancel(ids)
+    shutil.rmtree(job.submission, ignore_errors=True)
+    for folder in made[1:]:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _refuse_second(job: Job) -> None:
@@ -78,22 +172,15 @@ def _refuse_second(job: Job) -> None:
 
 
 def _write_submission(job: Job, text: str, config: str, source: Path) -> None:
-    try:
-        (job.run / "logs").mkdir(parents=True, exist_ok=True)  # SLURM does not make it
-        job.submission.mkdir(parents=True)
-        code = job.submission / "code"
-        code.mkdir()
-        for name in PACKAGES:
-            _copy(source / name, code / name)
-        (code / "REVISION").write_text(_revision(source))
-        (job.submission / "config.yaml").write_text(config)
-        (job.submission / "job.sbatch").write_text(text)
-        if job.seeds:
-            (job.submission / "seeds").write_text("".join(f"{seed}\n" for seed in job.seeds))
-    except FileExistsError as error:
-        raise LaunchError(f"{job.submission}: made by another submission; try again") from error
-    except OSError as error:
-        raise LaunchError(f"{error.filename}: {error.strerror}") from error
+    code = job.submission / "code"
+    code.mkdir()
+    for name in PACKAGES:
+        _copy(source / name, code / name)
+    (code / "REVISION").write_text(_revision(source))
+    (job.submission / "config.yaml").write_text(config)
+    (job.submission / "job.sbatch").write_text(text)
+    if job.seeds:
+        (job.submission / "seeds").write_text("".join(f"{seed}\n" for seed in job.seeds))
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -18,6 +18,7 @@ from data_pipeline.masking import Masker
 from data_pipeline.mixing import rows_of_sources
 from data_pipeline.packing import PackingRules
 from data_pipeline.slots import BatchSizes
+from data_pipeline.sources import is_url
 
 
 @dataclass(frozen=True)
@@ -185,15 +186,22 @@ class BatchStream:
         )
 
 
-def open_corpora(config: DataConfig) -> dict[str, Corpus]:
-    """The corpora by name: those of the mixture, or the one at `path`, by its folder's name."""
+def open_corpora(config: DataConfig, urls: bool = True) -> dict[str, Corpus]:
+    """The corpora by name: those of the mixture, or the one at `path`, by its folder's name.
+
+    Without `urls` only those in folders.
+    """
     sources = {name: source.path for name, source in config.mixture.items()}
     if not sources:
         if not config.path:
             raise DataError("data.path: must be set to a corpus made by `tandem data build`")
         sources = {config.path.rstrip("/").rpartition("/")[2]: config.path}
     cache_gb = config.cache_gb / len(sources)
-    return {name: Corpus.open(path, config.cache_dir, cache_gb) for name, path in sources.items()}
+    return {
+        name: Corpus.open(path, config.cache_dir, cache_gb)
+        for name, path in sources.items()
+        if urls or not is_url(path)
+    }
 
 
 def contents(config: DataConfig) -> dict[str, str]:

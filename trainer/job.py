@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Set
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +14,6 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 
 import configs
 from data_pipeline import BatchStream, contents, open_corpora
-from data_pipeline.tokenization import load as load_tokenizer
 from data_pipeline.torch_masking import TorchMasker
 from trainer.batch_plan import global_batches
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, newest_intact
@@ -25,6 +22,7 @@ from trainer.control.run_folder import RunFolder
 from trainer.control.surroundings import Surroundings
 from trainer.errors import TrainingError
 from trainer.evaluation.held_out import ValidationSet
+from trainer.fit import require_fit, require_same_tokenizers
 from trainer.learner import TEACHER, Learner, Workload, student_key
 from trainer.lifecycle.admission import HOUR
 from trainer.lifecycle.cohort import Cohort
@@ -53,7 +51,8 @@ class Job:
         """
         self.config, self.device, self.surroundings = config, device, surroundings
         self.folder = RunFolder.of(config)
-        _require_fit(config)
+        corpora = open_corpora(config.data)
+        require_fit(config, corpora)
         stream, self.masker = _open_stream(config)
         self._validation = ValidationSet(config, surroundings.hang_watch.beat)
         self._unigram = self._validation.unigram()
@@ -61,7 +60,7 @@ class Job:
         newest = newest_intact(self.folder.checkpoints, _log.warning, dist.group.WORLD)
         checkpoint = checkpoint_to_go_on_from(newest, config.recover, surroundings.attempt)
         surroundings.startup.mark("finding a checkpoint")
-        _require_same_tokenizers(config, set(checkpoint.learners) if checkpoint else set())
+        require_same_tokenizers(config, corpora, set(checkpoint.learners) if checkpoint else set())
         self.state = self._state_of(checkpoint)
         self.cohort = Cohort(config, _workload(config), self.state, checkpoint)
         surroundings.startup.mark("building and loading the learners")
@@ -258,33 +257,6 @@ class Job:
 def _retention(config: JobConfig) -> Retention:
     keep = config.checkpoint
     return Retention(last=keep.keep, every=keep.keep_every, best=keep.keep_best)
-
-
-def _require_fit(config: JobConfig) -> None:
-    """Raise unless every model knows the corpora's vocabulary and has room for their sequences."""
-    corpora = open_corpora(config.data)
-    longest = max(length for length, _ in config.data.lengths_and_packings())
-    for name, learner in {TEACHER: config.teacher, **config.students}.items():
-        section = name if name == TEACHER else f"students.{name}"
-        for corpus in corpora.values():
-            corpus.require_vocabulary(learner.model.vocab_size)
-        if learner.model.longest_sequence < longest:
-            raise TrainingError(
-                f"{section}.model.max_positions: too few for data.sequence_length {longest}"
-            )
-
-
-def _require_same_tokenizers(config: JobConfig, restored: Set[str]) -> None:
-    """Raise unless whoever is still to come from a folder has the corpora's ids.
-
-    The folders of the `restored`, whom a checkpoint holds, are not looked at: they may be gone.
-    """
-    everyone = {student_key(name): learner for name, learner in config.students.items()}
-    for name, learner in {TEACHER: config.teacher, **everyone}.items():
-        if learner.init.pretrained and name not in restored:
-            fingerprint = load_tokenizer(Path(learner.init.pretrained))[1].fingerprint
-            for corpus in open_corpora(config.data).values():
-                corpus.require_vocabulary(learner.model.vocab_size, fingerprint)
 
 
 def _open_stream(config: JobConfig) -> tuple[BatchStream, TorchMasker | None]:

@@ -1,24 +1,44 @@
 """`tandem submit` short of SLURM: dry runs, refusals, and what a submission's folder holds."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import tandem
-from cluster import LaunchError, commands
+from cluster import LaunchError, commands, slurm
+from cluster.config import ClusterConfig
+from cluster.limits import seconds
+
+START = (
+    "sbatch: Job 41 to start at 2026-05-01T12:00:00 using 2 processors on nodes n1 in partition x"
+)
+PROGRAMS = {
+    "sbatch": f"""
+        [ "$*" != --test-only ] || {{ echo '{START}' >&2; exit 0; }}
+        echo "$*" >>"$0.calls"; echo 41""",
+    "squeue": ":",
+    "scontrol": ":",
+}
 
 
-@pytest.fixture(autouse=True)
-def _sbatch(tmp_path, monkeypatch):
-    """An sbatch that takes every job, and a queue with nothing in it."""
-    for name, text in {"sbatch": 'echo "$*" >>"$0.calls"; echo 41', "squeue": ":"}.items():
+def install(tmp_path, **programs):
+    """Stand-ins for SLURM's commands, as shell scripts."""
+    for name, text in programs.items():
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
         program.write_text(f"#!/bin/sh\n{text}\n")
         program.chmod(0o755)
+
+
+@pytest.fixture(autouse=True)
+def _slurm(tmp_path, monkeypatch):
+    """An sbatch that takes every job, and a queue with nothing in it."""
+    install(tmp_path, **PROGRAMS)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(slurm, "PAUSE_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
 
 
@@ -40,7 +60,9 @@ def test_submission_folder(tmp_path, capsys):
     assert (folder / "code/cluster/ranks.py").is_file()
     assert (folder / "code/configs/cluster/gpu.yaml").is_file()
     assert not list(folder.rglob("__pycache__"))
-    assert "job 41" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "job 41" in said
+    assert "expects it to start at 2026-05-01 12:00:00" in said
     commands.submit("demo", Path("runs/demo"), "steps: 4\n")
     assert (folder / "config.yaml").read_text() == "steps: 3\n"
     assert (folder.with_name("002") / "config.yaml").read_text() == "steps: 4\n"
@@ -98,3 +120,133 @@ def test_run_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(LaunchError, match=r"runs/demo.*: Not a directory"):
         commands.submit("demo", Path("runs/demo"), "")
+
+
+REFUSED = 'echo "sbatch: error: Batch job submission failed: Invalid account" >&2; exit 1'
+LOST = 'echo "sbatch: error: Batch job submission failed: Socket timed out" >&2; exit 1'
+SECOND_REFUSED = f"""
+case "$*" in *--dependency*) {REFUSED};; *) echo 41;; esac"""
+
+
+@pytest.mark.parametrize(
+    ("programs", "chain", "cancelled"),
+    [
+        ({"sbatch": REFUSED}, 1, ""),
+        ({"sbatch": SECOND_REFUSED}, 3, "41\n"),
+        ({"squeue": "echo '41|41|PENDING|QOSMaxNodePerJobLimit||1:00|x'"}, 1, "41\n"),
+        ({"sbatch": LOST, "squeue": "echo '40|40|RUNNING|None||1:00|x'"}, 1, ""),
+    ],
+)
+def test_a_refused_submission_leaves_nothing_behind(tmp_path, programs, chain, cancelled):
+    cancel = 'echo "$*" >>"$0.calls"'
+    install(tmp_path, scancel=cancel, **programs)
+    (tmp_path / "bin/scancel.calls").touch()
+    with pytest.raises(LaunchError, match=r"Invalid account|--nodes is more than|Socket timed out"):
+        commands.submit("demo", Path("runs/demo"), "", chain=chain)
+    assert not (tmp_path / "runs").exists()
+    assert (tmp_path / "bin/scancel.calls").read_text() == cancelled
+
+
+def test_a_refused_submission_leaves_the_run_as_it_was(tmp_path):
+    commands.submit("demo", Path("runs/demo"), "steps: 3\n")
+    before = sorted(tmp_path.glob("runs/**/*"))
+    install(tmp_path, sbatch=REFUSED)
+    with pytest.raises(LaunchError, match="Invalid account"):
+        commands.submit("demo", Path("runs/demo"), "steps: 4\n")
+    assert sorted(tmp_path.glob("runs/**/*")) == before
+
+
+def test_a_job_whose_acceptance_got_lost_is_found_in_the_queue(tmp_path, capsys):
+    """Once the controller answers again."""
+    script = tmp_path / "runs/demo/submissions/001/job.sbatch"
+    queue = f"""[ -e {script} ] || exit 0
+    [ -e "$0.asked" ] || {{ touch "$0.asked"; echo "squeue: error: Socket timed out" >&2; exit 1; }}
+    echo '7|7|RUNNING|None|n1|1:00|/elsewhere/job.sbatch'
+    echo '43|43|PENDING|Priority||1:00|{script}'"""
+    install(tmp_path, sbatch=LOST, squeue=queue)
+    commands.submit("demo", Path("runs/demo"), "steps: 3\n")
+    assert "as job 43." in capsys.readouterr().out
+    assert (script.parent / "jobs").read_text() == "43\n"
+    with pytest.raises(LaunchError, match="job 43 of this run is pending"):
+        commands.submit("demo", Path("runs/demo"), "steps: 3\n")
+
+
+def test_where_the_queue_does_not_answer_either_nothing_is_forgotten(tmp_path):
+    script = tmp_path / "runs/demo/submissions/001/job.sbatch"
+    install(tmp_path, sbatch=LOST, squeue=f"[ ! -e {script} ]")
+    with pytest.raises(LaunchError, match=r"Socket timed out; nor .* squeue --name demo"):
+        commands.submit("demo", Path("runs/demo"), "steps: 3\n")
+    assert script.is_file()
+
+
+def test_two_submissions_at_once_do_not_harm_each_other(tmp_path):
+    job = slurm.plan_job("demo", Path("runs/demo"), ClusterConfig())
+    slurm.submit(job, ClusterConfig(), "steps: 3\n")
+    with pytest.raises(LaunchError, match="made by another submission"):
+        slurm.submit(job, ClusterConfig(), "steps: 4\n")
+    assert (job.submission / "config.yaml").read_text() == "steps: 3\n"
+
+
+PARTITIONS = """cat <<END
+PartitionName=short Default=YES MaxNodes=2 MaxTime=1-00:00:00 MinNodes=0 TotalNodes=16
+PartitionName=wide Default=NO MaxNodes=UNLIMITED MaxTime=UNLIMITED MinNodes=4 TotalNodes=16
+END"""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--nodes 3", "nodes: 3, but partition short grants a job at most 2"),
+        ("--nodes 3-4", "nodes: 3-4, but partition short grants a job at most 2"),
+        ("--nodes 2-4", ""),
+        ("--nodes 3 --qos large", ""),
+        ("--nodes 17 --qos large", "nodes: 17 are asked for, but partition short has 16"),
+        ("--nodes 2 --partition wide", "partition wide grants a job no fewer than 4"),
+        ("--nodes 4 --partition short,wide --time 7-0", ""),
+        ("--time 1-00:00:01", "sbatch.time: 1-00:00:01, but partition short grants a job at most"),
+        ("--time 24:00:00", ""),
+        ("--time infinite", "sbatch.time: infinite, but partition short grants"),
+        ("--time 48:00:00 --time-min 12:00:00", ""),
+        ("--partition nowhere --nodes 99", ""),
+    ],
+)
+def test_what_a_partition_never_grants_is_said_at_once(tmp_path, options, words):
+    install(tmp_path, scontrol=PARTITIONS)
+    if not words:
+        commands.submit("demo", Path("runs/demo"), "", options=options.split())
+        return
+    with pytest.raises(LaunchError, match=re.escape(words)):
+        commands.submit("demo", Path("runs/demo"), "", options=options.split())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("30", 1800),
+        ("30:15", 1815),
+        ("2:00:00", 7200),
+        ("1-12", 129600),
+        ("1-0:30", 88200),
+        ("1-2:03:04", 93784),
+        ("UNLIMITED", None),
+    ],
+)
+def test_times_of_sbatch(text, expected):
+    assert seconds(text) == expected
+
+
+def test_what_a_job_reads_is_looked_for_at_submission(tmp_path):
+    def submit(*words):
+        said = CliRunner().invoke(tandem.main, ["submit", "demo", *words])
+        assert (said.exit_code == 0) == (tmp_path / "runs").exists(), said.output
+        return said
+
+    for words, message in {
+        ("data.path=gone",): "gone: no such corpus",
+        ("data.path=https://h/c", "teacher.init.pretrained=nowhere"): "nowhere",
+    }.items():
+        said = submit(*words)
+        assert (said.exit_code, said.output.count("\n")) == (1, 1)
+        assert message in said.output
+    assert submit("data.path=gone", "--no-check").exit_code == 0

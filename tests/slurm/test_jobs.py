@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from cluster import LaunchError
 from cluster.config import ClusterConfig
-from cluster.scheduler import queued_jobs
+from cluster.scheduler import expected_start, queued_jobs
 from cluster.slurm import plan_job, submit
 from cluster.status import read_run
 from tests.slurm.real_slurm import RealSlurm, requeue_soon, until
@@ -309,3 +310,28 @@ def test_status_of_a_job_that_was_cancelled_while_it_waited(slurm: RealSlurm, so
         "stopped",
         f"job {job.id} left SLURM's queue before it started",
     )
+
+
+@pytest.mark.parametrize(
+    ("limit", "cluster", "words"),
+    [
+        ("MaxTime=30", {"sbatch": {"time": "1:00:00"}}, "sbatch.time: 1:00:00, but partition main"),
+        ("MaxNodes=1", {"nodes": "2-3"}, "nodes: 2-3, but partition main grants a job at most 1"),
+        ("State=UP", {"nodes": "9"}, "nodes: 9 are asked for, but partition main has 3"),
+        ("State=DRAIN", {}, "Required partition not available"),
+    ],
+)
+def test_what_will_never_run_is_refused_at_submission(
+    slurm: RealSlurm, source: Path, limit: str, cluster: dict, words: str
+) -> None:
+    slurm.run("scontrol", "update", "partition=main", limit)
+    with pytest.raises(LaunchError, match=re.escape(words)):
+        Submitted(slurm, source, cluster=cluster)
+    assert not (slurm.root / "runs").exists()
+    assert queued_jobs() == []
+
+
+def test_slurm_says_when_a_job_would_start(slurm: RealSlurm) -> None:
+    script = "#!/bin/sh\n#SBATCH --nodes=3 --exclusive --time=5\nsleep 60\n"
+    assert expected_start(script) is not None
+    assert expected_start(script.replace("--nodes=3", "--nodes=4")) is None
