@@ -80,11 +80,6 @@ class ClusterConfig:
             raise ValueError(f"sbatch.{name} is set by {OWN_OPTIONS[name]}")
         if not re.fullmatch(r"[1-9]\d*", self.sbatch.get("cpus-per-task", "1")):
             raise ValueError(f"sbatch.cpus-per-task: {self.sbatch['cpus-per-task']} is no number")
-        if self.sbatch.get("time", "").isdigit():
-            raise ValueError(
-                f"sbatch.time: {self.sbatch['time']} is minutes or seconds (YAML reads 24:00:00 as "
-                "86400); write '24:00:00' or '0:30:00', in quotes"
-            )
 
     @property
     def has_own_python(self) -> bool:

@@ -11,6 +11,7 @@ A section that names a file keeps nothing of the section it replaces. A name wit
 ending in it is the path of a file outside the shipped ones.
 """
 
-from configs.loading import ConfigError, dump, find, load, load_text, validate
+from configs.errors import ConfigError
+from configs.loading import dump, find, load, load_text, validate
 
 __all__ = ["ConfigError", "dump", "find", "load", "load_text", "validate"]

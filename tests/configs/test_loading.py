@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -197,7 +198,7 @@ def test_what_is_not_an_override_is_said_to_be_none(override):
 
 
 def test_an_override_that_is_not_yaml():
-    assert message("demo", "steps=[1") == "'steps=[1': the value is not valid YAML"
+    assert message("demo", "steps=[1").startswith("'steps=[1': not valid YAML: ")
 
 
 # Mistakes
@@ -206,36 +207,61 @@ def test_an_override_that_is_not_yaml():
 @pytest.mark.parametrize(
     ("override", "ending"),
     [
-        ("stepz=1", "unknown key stepz; did you mean steps?"),
-        ("teacher.modle=small", "unknown key teacher.modle; did you mean model?"),
+        ("stepz=1", "stepz: unknown key; did you mean steps?"),
+        ("teacher.modle=small", "teacher.modle: unknown key; did you mean model?"),
         (
             "students.tiny.model.layer=3",
-            "unknown key students.tiny.model.layer; did you mean layer",
+            "students.tiny.model.layer: unknown key; did you mean layers?",
         ),
-        ("teacher.zzz=1", "unknown key teacher.zzz; there are: model, optimizer, layers, swap, en"),
-        ("teacher.ensemble=[{layer: 1}]", "unknown key teacher.ensemble[0].layer; did you mean la"),
+        (
+            "teacher.zzz=1",
+            "teacher.zzz: unknown key; there are: model, optimizer, layers, swap, en",
+        ),
+        ("teacher.layers[0]=1", "teacher.layers[0]: unknown key; did you mean layers?"),
+        (
+            "teacher.ensemble=[{layer: 1}]",
+            "teacher.ensemble[0].layer: unknown key; did you mean la",
+        ),
         ("teacher.ensemble=[{}, {layers: 0}]", "teacher.ensemble[1].layers must be at least 1"),
-        ("teacher.ensemble=[{dropout: x}]", "teacher.ensemble[0].dropout: Value 'x' of type"),
+        ("teacher.ensemble=[{dropout: x}]", "teacher.ensemble[0].dropout: must be a number, not x"),
         ("teacher.ensemble=3", "teacher.ensemble: expected a list, not 3"),
-        ("teacher.ensemble={layers: 3}", "teacher.ensemble: expected a list, not {'layers': 3}"),
-        ("teacher.model=smal", "smal: no such model config; did you mean small?"),
-        ("students.tiny=smal", "smal: no such students config"),
-        ("teacher.model=no/such.yaml", "no/such.yaml: no such file"),
-        ("steps=many", "steps: Value 'many' of type 'str' could not be converted to Integer"),
-        ("steps=2.5", "steps: Value '2.5' of type 'float' could not be converted to Integer"),
-        ("students.tiny.model.dropout=x", "students.tiny.model.dropout: Value 'x' of type 'str'"),
-        ("teacher.layers=[1,a]", "teacher.layers[1]: Value 'a' of type 'str'"),
-        ("teacher.optimizer.betas=3", "teacher.optimizer.betas: Invalid value assigned"),
-        ("teacher.optimizer.fused=7x", "teacher.optimizer.fused: Value '7x' is not a valid bool"),
-        ("steps=null", "steps: Incompatible value 'None' for field of type 'int'"),
+        ("teacher.ensemble={layers: 3}", "teacher.ensemble: expected a list, not {layers: 3}"),
+        ("teacher.model=smal", "teacher.model: smal: no such model config; did you mean small?"),
+        ("students.tiny=smal", "students.tiny: expected keys and values (model, optimizer, layer"),
+        ("teacher.model=no/such.yaml", "teacher.model: no/such.yaml: no such file"),
+        ("teacher.model=''", "teacher.model: an empty name"),
+        ("steps=many", "steps: must be a whole number, not many"),
+        ("steps=2.5", "steps: must be a whole number, not 2.5"),
+        ("steps=true", "steps: must be a whole number, not true"),
+        ("steps='5'", "steps: must be a whole number, not '5'"),
+        ("steps=10000000000000000000", "steps: 10000000000000000000 does not fit into 64 bits"),
+        ("steps=" + "9" * 5000, "steps: must be a whole number, not 999"),
+        ("steps=???", "steps: must be set; ??? stands for a value"),
+        ("steps=!!int abc", "not valid YAML: could not determine a constructor for the tag"),
+        ("steps=${", "steps: must be a whole number, not ${"),
+        ("steps={null: 1}", "not valid YAML: a key must be a word, in line 1"),
+        ("steps={[1]: 1}", "not valid YAML: a key must be a word, in line 1"),
+        ("steps={a: 1, a: 2}", "not valid YAML: a is there twice, in line 1"),
+        ("steps=" + "[" * 100_000, "not valid YAML: more than 40 levels deep"),
+        ("steps=&a [*a]", "not valid YAML: "),
+        (".".join("a" * 100_000) + "=1", "no key is that deep"),
+        ("students.tiny.model.dropout=x", "students.tiny.model.dropout: must be a number, not x"),
+        ("students.tiny.model.dropout=true", "model.dropout: must be a number, not true"),
+        ("students.tiny.model.kind=[a]", "students.tiny.model.kind: must be a text, not [a]"),
+        ('note="\\0"', "note: has a control character: '\\x00'"),
+        ('note="\\ud800"', "note: has a control character: '\\ud800'"),
+        ("teacher.layers=[1,a]", "teacher.layers[1]: must be a whole number, not a"),
+        ("teacher.optimizer.betas=3", "teacher.optimizer.betas: expected a list, not 3"),
+        ("teacher.optimizer.fused=7x", "teacher.optimizer.fused: must be true or false, not 7x"),
+        ("teacher.optimizer.fused=1", "teacher.optimizer.fused: must be true or false, not 1"),
+        ("steps=null", "steps: must be set, and not to null"),
         ("steps=0", "demo.yaml: steps must be at least 1"),
         ("teacher.model.layers=0", "demo.yaml: teacher.model.layers must be at least 1"),
         ("students.tiny.swap.layers=0", "students.tiny.swap.layers must be at least 1"),
         ("teacher=[1]", "teacher: expected keys and values, not [1]"),
-        ("students=[a]", "students: expected keys and values, not ['a']"),
-        ("students.tiny=3", "students.tiny: expected keys and values, not 3"),
-        ("teacher.model=3", "teacher.model: expected keys and values, not 3"),
-        ("note=${nothing}", "note: Interpolation key 'nothing' not found"),
+        ("students=[a]", "students: expected keys and values, not [a]"),
+        ("students.tiny=3", "students.tiny: expected keys and values (model, optimizer, layer"),
+        ("teacher.model=3", "teacher.model: 3: no such model config"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_key(override, ending):
@@ -244,14 +270,14 @@ def test_a_mistake_is_one_line_that_names_the_key(override, ending):
 
 def test_the_file_is_named():
     write("base: demo\nstepz: 3\n")
-    assert message("mine.yaml") == "mine.yaml: unknown key stepz; did you mean steps?"
+    assert message("mine.yaml") == "mine.yaml: stepz: unknown key; did you mean steps?"
 
 
 def test_missing_values_are_named():
     write("name: x\nteacher: {}\n")
-    assert message("mine.yaml") == "mine.yaml: steps must be set"
+    assert message("mine.yaml") == "mine.yaml: steps: must be set"
     write("name: x\nsteps: 5\n")
-    assert message("mine.yaml") == "mine.yaml: teacher must be set"
+    assert message("mine.yaml") == "mine.yaml: teacher: must be set"
 
 
 @pytest.mark.parametrize(
@@ -301,11 +327,30 @@ def test_numbers_that_are_not_finite_are_refused(number: str):
     assert f"{key}[1]: must be a finite number" in message("demo", f"{key}=[0.9,{number}]")
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("007", "007"), ("1e3", "1e3"), ("24:00:00", "24:00:00"), ("no", "no"), ("2024-01-01",) * 2],
+)
+def test_a_text_stays_as_it_was_written(written, read):
+    assert load("demo", f"note={written}").note == read
+
+
+def test_aliases_that_grow_are_refused():
+    write("a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in pairwise("abcdefg")
+    ))  # fmt: skip
+    assert "more than 100,000 values" in message("mine.yaml")
+
+
+def test_a_merge_key_is_one():
+    write("base: demo\nnote: x\nstudents:\n  a: &a {layers: [1]}\n  b: {<<: *a, layers: [2]}\n")
+    students = load("mine.yaml").students
+    assert (students["a"].layers, students["b"].layers) == ([1], [2])
+
+
 # Round trip
 
-text = st.text(st.characters(blacklist_categories=("Cs",), min_codepoint=32), max_size=20).filter(
-    lambda value: "${" not in value and "???" not in value and "\\" not in value
-)
+text = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=20)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 models = st.builds(
     Model,
@@ -322,7 +367,7 @@ learners = st.builds(
         st.lists(finite, max_size=3),
         st.booleans(),
     ),
-    layers=st.none() | st.lists(st.integers(), max_size=3),
+    layers=st.none() | st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3),
     swap=st.none() | models,
     ensemble=st.lists(models, max_size=2),
 )

@@ -60,8 +60,7 @@ def test_layer_maps(layers, student, teacher, expected):
 @pytest.mark.parametrize(
     "layers",
     [
-        *("uniform", "skip", "middle"), [1, 2], [0, 1, 2, 3, 4], [1, 2, 3, 4, 13], {6: 1}, {},
-        *(None, 5, ["one"], {"one": 1}),
+        *("uniform", "skip", "middle", "5"), [1, 2], [0, 1, 2, 3, 4], [1, 2, 3, 4, 13], {6: 1}, {},
     ],
 )  # fmt: skip
 def test_maps_that_do_not_exist(layers):
@@ -88,10 +87,16 @@ def test_settings_over_steps():
     assert [setting.stretch(step) for step in (0, 99, 100, 299, 300)] == [0, 0, 1, 1, 2]
 
 
-@pytest.mark.parametrize("setting", ["high", {}, {"soon": 1.0}, {-1: 1.0}, float("nan"), [1.0]])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("high", "{}", "{soon: 1}", "{1.5: 1}", "{-1: 1}", "nan", "[1]", "true", "'1'"),
+        *("{1: 1, 01: 2}", "-1", "0", "{0: 0, 5: 0}", "{0: 1, 5: -1}", "{0: true}"),
+    ],
+)
 def test_settings_that_are_none(setting):
-    with pytest.raises(ValueError, match="weight: "):
-        MaskedLanguageModelling(setting)
+    with pytest.raises(configs.ConfigError, match=r"the file: weight(\.0)?: "):
+        configs.load_text(f"weight: {setting}", MaskedLanguageModelling, "job", [], "the file")
 
 
 WIDER = {"hidden_size": 64, "heads": 4}
@@ -347,7 +352,7 @@ def test_terms_need_data_with_what_they_are_about(tmp_path, term, data, complain
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("objective.hidden.layers=[1]", "objective.hidden: layers lists 1 teacher layers for 4"),
+        ("objective.hidden.layers=[1]", "objective.hidden: layers: lists 1 teacher layers for 4"),
         ("objective.cosine={}", "objective.cosine: student and teacher must have the same hidden"),
         ("init.teacher_layers=[0, 9, 1, 1]", "init.teacher_layers: the teacher's layers are 0 to"),
         ("init.teacher_layers=[0]", "init.teacher_layers: lists 1 for the student's 4"),

@@ -159,6 +159,13 @@ def test_facts_and_table(make):
     assert "runs/demo/exports/tiny" in words
 
 
+def test_a_batch_that_is_stated_in_tokens(make):
+    folder = make()
+    text = config(["half", "tiny"]).replace("size: 64,", "size: null, tokens: 8192,")
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    assert "of about 8,192 tokens in sequences of 128" in Page(write_report(folder)).words
+
+
 def test_every_learner_is_drawn_against_steps_tokens_and_time(make):
     page = Page(write_report(make()))
     assert page.tags.count("figure") == 1 + 4 + 2 + 3  # scatter, main, objectives, the rest

@@ -21,11 +21,9 @@ class ProfileConfig:
 
     def __post_init__(self) -> None:
         """Refuse what are not two steps."""
-        if self.steps.isdecimal() and int(self.steps) >= 60:  # YAML reads 5:7 in base 60
-            self.steps = ":".join(map(str, divmod(int(self.steps), 60)))
         first, _, last = self.steps.partition(":")
         if self.steps and not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-            raise ValueError(f"steps must be two steps, as in '100:103', not {self.steps!r}")
+            raise ValueError(f"steps: must be two steps, as in 100:103, not {self.steps!r}")
 
     @property
     def span(self) -> tuple[int, int] | None:

@@ -12,12 +12,12 @@ Layers count from 1; layer 0 is the embedding output. With M student and N teach
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+Layers = str | list[int] | dict[int, int]  # in YAML
 STRATEGIES = ("uniform", "top", "bottom", "skip", "last", "final")
 
 
-def map_layers(layers: Any, student_layers: int, teacher_layers: int) -> dict[int, int]:
+def map_layers(layers: Layers, student_layers: int, teacher_layers: int) -> dict[int, int]:
     """Student layer -> teacher layer, for a strategy, a list for all of ours, or {ours: theirs}.
 
     Raises ValueError when a named map does not exist or layers are not there.
@@ -30,7 +30,7 @@ def map_layers(layers: Any, student_layers: int, teacher_layers: int) -> dict[in
         for ours, theirs in mapped.items()
     ):
         raise ValueError(
-            f"layers must lie between 1 and {student_layers} (ours), {teacher_layers} (the "
+            f"layers: must lie between 1 and {student_layers} (ours), {teacher_layers} (the "
             "teacher's)"
         )
     return mapped
@@ -45,23 +45,20 @@ def at_depth(layers: Mapping[int, int], final_layers: int, teacher_layers: int) 
     return {ours: -(-theirs * teacher_layers // final_layers) for ours, theirs in layers.items()}
 
 
-def _explicit(layers: Any, student_layers: int) -> dict[int, int]:
-    try:
-        if isinstance(layers, Mapping):
-            return dict(sorted((int(ours), int(theirs)) for ours, theirs in layers.items()))
-        listed = [int(theirs) for theirs in layers]
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"layers must be one of {STRATEGIES}, a list or {{ours: the teacher's}}, not {layers}"
-        ) from None
-    if len(listed) != student_layers:
-        raise ValueError(f"layers lists {len(listed)} teacher layers for {student_layers} of ours")
-    return dict(enumerate(listed, start=1))
+def _explicit(layers: list[int] | dict[int, int], student_layers: int) -> dict[int, int]:
+    if isinstance(layers, dict):
+        return dict(sorted(layers.items()))
+    if len(layers) != student_layers:
+        raise ValueError(f"layers: lists {len(layers)} teacher layers for {student_layers} of ours")
+    return dict(enumerate(layers, start=1))
 
 
 def _named(strategy: str, student_layers: int, teacher_layers: int) -> dict[int, int]:
     if strategy not in STRATEGIES:
-        raise ValueError(f"layers must be one of {STRATEGIES} or a list, not {strategy}")
+        raise ValueError(
+            f"layers: must be one of {', '.join(STRATEGIES)}, a list or {{ours: the teacher's}}, "
+            f"not {strategy}"
+        )
     if strategy == "final":
         return {student_layers: teacher_layers}
     if student_layers > teacher_layers:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+
+Setting = float | dict[int, float]  # in YAML
 
 
 @dataclass(frozen=True)
@@ -22,21 +23,15 @@ class OverSteps:
     values: tuple[float, ...]
 
     @classmethod
-    def read(cls, setting: Any, key: str) -> OverSteps:
+    def read(cls, setting: Setting, key: str) -> OverSteps:
         """The meaning of a YAML value; raises ValueError, beginning with `key`, if it has none."""
         if not isinstance(setting, Mapping):
             setting = {0: setting}
-        try:
-            points = sorted((int(step), float(value)) for step, value in setting.items())
-            steps, values = zip(*points, strict=True)
-        except (TypeError, ValueError):
+        if not setting or min(setting) < 0:
             raise ValueError(
-                f"{key}: {setting} is neither a number nor values at steps, as in "
-                "{0: 1.0, 10000: 0.1}"
-            ) from None
-        if steps[0] < 0 or not np.isfinite(values).all():
-            raise ValueError(f"{key}: steps must not be negative, and values must be finite")
-        return cls(steps, values)
+                f"{key}: must be a number, or values at steps from 0 on: {{0: 1.0, 10000: 0.1}}"
+            )
+        return cls(*zip(*sorted(setting.items()), strict=True))
 
     def stretch(self, step: int) -> int:
         """Between which of its points a step lies, by their number."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ from model.row_losses import RowLoss
 from model.vocabulary_loss import project_and_sum
 from trainer.batches import ATTENDED, MASKED, MicroBatch
 from trainer.knowledge import Decoder, Knowledge
-from trainer.objectives.layer_maps import at_depth, map_layers
-from trainer.objectives.over_steps import OverSteps
+from trainer.objectives.layer_maps import Layers, at_depth, map_layers
+from trainer.objectives.over_steps import OverSteps, Setting
 from trainer.objectives.progressive import Transfer
 
 POSITIONS = (MASKED, ATTENDED)
@@ -49,11 +49,13 @@ class TermConfig(ABC):
     """
 
     from_teacher: ClassVar[bool] = True
-    weight: Any = 1.0  # a number, or {step: value, ...} over the learner's own steps
+    weight: Setting = 1.0  # a number, or {step: value, ...} over the learner's own steps
 
     def __post_init__(self) -> None:
-        """Refuse weights that are no numbers."""
-        OverSteps.read(self.weight, "weight")
+        """Refuse weights that teach nothing, or the opposite."""
+        weights = OverSteps.read(self.weight, "weight").values
+        if min(weights) < 0 or not any(weights):
+            raise ValueError("weight: must not be negative, nor 0 at every step; null ends a term")
 
     @property
     def reads_masked(self) -> bool:
@@ -155,7 +157,7 @@ class LayerTermConfig(TermConfig):
     weighs 0 costs nothing.
     """
 
-    layers: Any = "uniform"
+    layers: Layers = "uniform"
     layer_weights: list[float] | None = None
 
 
@@ -193,8 +195,8 @@ class LayerTerm(Term):
             raise ValueError(
                 f"layer_weights lists {len(self.weights)} weights for {len(self.map)} layers"
             )
-        if not any(self.weights):
-            raise ValueError("layer_weights: at least one must not be 0")
+        if min(self.weights) < 0 or not any(self.weights):
+            raise ValueError("layer_weights: none may be negative, and one must not be 0")
         self.final_layers = self.teacher_layers = teacher.layers
         self.transfer: Transfer | None = None  # one layer at a time, once set
 

@@ -26,7 +26,7 @@ from typing import Any
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 import wandb
-from omegaconf import OmegaConf
+import yaml
 
 POLL_SECONDS = 1.0
 INIT_SECONDS = 60.0
@@ -307,8 +307,9 @@ def _config(path: Path) -> dict[str, Any]:
     """The job's config, and the git revision in the first line of its file."""
     if not path.exists():
         return {}
-    config: Any = OmegaConf.to_container(OmegaConf.load(path))
-    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    text = path.read_text(encoding="utf-8")
+    config: Any = yaml.safe_load(text)
+    first = text.partition("\n")[0]
     if first.startswith(REVISION):
         config["git_revision"] = first.removeprefix(REVISION)
     return config

@@ -71,7 +71,9 @@ def _head(run: RunFiles, live: bool) -> str:
 def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
     """(name, value, what else to know) of the run as a whole."""
     last, config = run.last, run.config
-    shape = f"of {config['batch']['size']:,} sequences of {config['data']['sequence_length']:,}"
+    batch, length = config["batch"], config["data"]["sequence_length"]
+    size = f"{batch['size']:,}" if batch["size"] else f"about {batch['tokens']:,} tokens in"
+    shape = f"of {size} sequences of {length:,}"
     facts, passes = [("Steps", f"{int(last['step']):,}", shape)], "by the teacher"
     if run.evaluation:
         corpus = run.evaluation["corpus"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
+import yaml
 
 from trainer.record import metrics
 from trainer.report.chart import COLOURS
@@ -29,7 +29,7 @@ class RunFiles:
     def read(cls, folder: Path) -> RunFiles:
         """Everything in `folder`, which must have a ``config.yaml``."""
         text = (folder / "config.yaml").read_text(encoding="utf-8")
-        config: Any = OmegaConf.to_container(OmegaConf.create(text))
+        config: Any = yaml.safe_load(text)
         results = folder / "evaluation.json"
         evaluation = json.loads(results.read_text(encoding="utf-8")) if results.exists() else None
         rows = metrics.read(folder / "metrics.jsonl")

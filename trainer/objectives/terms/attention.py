@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from model import QKV, EncoderConfig
+from trainer.objectives.layer_maps import Layers
 from trainer.objectives.relations import (
     Matrix,
     attention_cross_entropy,
@@ -50,7 +50,7 @@ class AttentionTransfer(LayerTermConfig):
 class AttentionRelation(LayerTermConfig):
     """KL divergence of attention distributions, of the last layer (MiniLM). Summed over layers."""
 
-    layers: Any = "final"
+    layers: Layers = "final"
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
         """See `TermConfig.build`."""
@@ -61,7 +61,7 @@ class AttentionRelation(LayerTermConfig):
 class ValueRelation(LayerTermConfig):
     """KL divergence of softmax(V V' / sqrt(D)), of the last layer (MiniLM). Summed over layers."""
 
-    layers: Any = "final"
+    layers: Layers = "final"
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
         """See `TermConfig.build`."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from model import Capture, EncoderConfig
+from trainer.objectives.layer_maps import Layers
 from trainer.objectives.losses import (
     cosine_distance,
     feature_map_mse,
@@ -18,6 +18,7 @@ from trainer.objectives.losses import (
     patient_mse,
     variance_difference,
 )
+from trainer.objectives.over_steps import Setting
 from trainer.objectives.term import (
     ATTENDED,
     MASKED,
@@ -162,7 +163,7 @@ class EmbeddingTerm(Term):
 class Patient(LayerTermConfig):
     """Squared distance of normalised [CLS] states, mean over layers and width (PKD's code)."""
 
-    layers: Any = "skip"
+    layers: Layers = "skip"
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
         """See `TermConfig.build`."""
@@ -189,7 +190,7 @@ class PatientTerm(LayerTerm):
 class FeatureMaps(LayerTermConfig):
     """Mean squared error of states normalised over their width, mean over layers (MobileBERT)."""
 
-    weight: Any = 100.0
+    weight: Setting = 100.0
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
         """See `TermConfig.build`."""
@@ -201,7 +202,7 @@ class FeatureMaps(LayerTermConfig):
 class MeanTransfer(LayerTermConfig):
     """Squared difference of the states' means over their width, mean over layers (MobileBERT)."""
 
-    weight: Any = 5000.0
+    weight: Setting = 5000.0
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
         """See `TermConfig.build`."""
@@ -212,7 +213,7 @@ class MeanTransfer(LayerTermConfig):
 class VarianceTransfer(LayerTermConfig):
     """Distance of the states' variances over their width, mean over layers (MobileBERT)."""
 
-    weight: Any = 5.0
+    weight: Setting = 5.0
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
         """See `TermConfig.build`."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from model import EncoderConfig
 from model.row_losses import RowLoss, kl_divergence_rows
-from trainer.objectives.over_steps import OverSteps
+from trainer.objectives.over_steps import OverSteps, Setting
 from trainer.objectives.term import MASKED, Lesson, VocabularyTerm, weigh_positions
 from trainer.objectives.terms.vocabulary import VocabularyTermConfig, require_positive
 
@@ -23,7 +23,7 @@ class FromStudent(VocabularyTermConfig):
 
     from_teacher: ClassVar[bool] = False
     student: str = ""
-    temperature: Any = 1.0  # a number, or {step: value, ...}
+    temperature: Setting = 1.0  # a number, or {step: value, ...}
 
     def __post_init__(self) -> None:
         """Refuse temperatures that mean nothing."""

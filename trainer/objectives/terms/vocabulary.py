@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from model import EncoderConfig
 from model.row_losses import (
@@ -13,7 +13,7 @@ from model.row_losses import (
     kl_divergence_rows,
     soft_cross_entropy_rows,
 )
-from trainer.objectives.over_steps import OverSteps
+from trainer.objectives.over_steps import OverSteps, Setting
 from trainer.objectives.term import (
     MASKED,
     POSITIONS,
@@ -68,7 +68,7 @@ class SoftTargets(VocabularyTermConfig):
     student's cost. mean_over_labels divides by the size of the vocabulary too, as PKD's code does.
     """
 
-    temperature: Any = 1.0  # a number, or {step: value, ...}
+    temperature: Setting = 1.0  # a number, or {step: value, ...}
     positions: str = MASKED
     mean_over_labels: bool = False
 
@@ -115,7 +115,7 @@ class Prediction(VocabularyTermConfig):
     At masked positions. mean_over_labels, as in its code, divides by the size of the vocabulary.
     """
 
-    temperature: Any = 1.0  # a number, or {step: value, ...}
+    temperature: Setting = 1.0  # a number, or {step: value, ...}
     mean_over_labels: bool = True
 
     def __post_init__(self) -> None:
@@ -185,10 +185,10 @@ class BlendedTerm(VocabularyTerm):
         return blended_cross_entropy_rows(teacher, lesson.batch.masked_labels, self.teacher_share)
 
 
-def require_positive(temperature: Any) -> None:
+def require_positive(temperature: Setting) -> None:
     """Raise ValueError unless a temperature is positive at every step."""
     if min(OverSteps.read(temperature, "temperature").values) <= 0:
-        raise ValueError("temperature must be positive")
+        raise ValueError("temperature: must be positive")
 
 
 def _require_one_vocabulary(student: EncoderConfig, teacher: EncoderConfig) -> None:

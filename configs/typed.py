@@ -1,0 +1,221 @@
+"""A plain tree of texts, numbers, lists and mappings as a dataclass, strictly.
+
+What is what:
+
+- A number is written without quotes, and is finite; a whole number fits into 64 bits. A whole
+  number will do for any number, and true and false for none.
+- True and false are also yes and no, on and off, as in YAML 1.1; no number is either.
+- A text is what is written, with or without quotes: ``007`` stays ``007``.
+- An empty section, list or mapping may be null.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import re
+import reprlib
+import types
+import typing
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from configs.errors import ConfigError
+from configs.yaml_text import Plain
+
+T = TypeVar("T")
+
+UNSET = "???"  # how some files mark what their reader must set
+_WHOLE = re.compile(r"[-+]?(?:\d+(?:_\d+)*|0x[0-9a-fA-F]+)", re.ASCII)
+_NUMBER = re.compile(r"[-+]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
+_NOT_FINITE = re.compile(r"[-+]?\.?(?:inf|nan)", re.IGNORECASE)
+_TRUTHS = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
+_MOST_DIGITS = 400  # of a number; float's largest has 309
+
+_shown = reprlib.Repr()
+_shown.maxlevel, _shown.maxother, _shown.maxstring = 2, 60, 60
+
+
+def build(tree: Any, schema: type[T], path: str = "") -> T:
+    """The dataclass that a mapping describes; `path` is its full key.
+
+    Raises ConfigError, which begins with the full key of what does not fit.
+    """
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{path}: expected keys and values, not {shown(tree)}")
+    fields = {field.name: field for field in dataclasses.fields(schema) if field.init}  # type: ignore[arg-type]
+    for key in tree:
+        if key not in fields:
+            raise ConfigError(f"{inside(path, key)}: unknown key{nearest(str(key), list(fields))}")
+    hints = hints_of(typing.cast(Any, schema))
+    values = {key: convert(value, hints[key], inside(path, key)) for key, value in tree.items()}
+    for name, field in fields.items():
+        if name not in values and _is_required(field):
+            raise ConfigError(f"{inside(path, name)}: must be set")
+    try:
+        return schema(**values)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(inside(path, str(error))) from error
+
+
+def convert(value: Any, hint: Any, path: str) -> Any:
+    """A value of the tree as what its field's type `hint` says."""
+    options = [one for one in options_of(hint) if one is not type(None)]
+    if value == UNSET and isinstance(value, str):
+        raise ConfigError(f"{path}: must be set; {UNSET} stands for a value")
+    if value is None:
+        return _nothing(hint, options, path)
+    option = next((one for one in options if _has_form(value, one)), options[0])
+    origin = typing.get_origin(option)
+    if origin is list:
+        return _list(value, typing.get_args(option)[0], path)
+    if origin is dict:
+        of_keys, inner = typing.get_args(option)
+        return _mapping(value, of_keys, inner, path)
+    if dataclasses.is_dataclass(option):
+        return build(value, typing.cast(type[Any], option), path)
+    return _SCALARS[option](value, path)
+
+
+def _nothing(hint: Any, options: list[Any], path: str) -> Any:
+    if type(None) in options_of(hint):
+        return None
+    if typing.get_origin(options[0]) in (list, dict):
+        return typing.get_origin(options[0])()
+    if dataclasses.is_dataclass(options[0]):
+        return build({}, typing.cast(type[Any], options[0]), path)
+    raise ConfigError(f"{path}: must be set, and not to null")
+
+
+def _has_form(value: Any, option: Any) -> bool:
+    """Whether a value has the outer form of an option: keys and values, a list, or neither."""
+    origin = typing.get_origin(option)
+    if isinstance(value, Mapping):
+        return origin is dict or dataclasses.is_dataclass(option)
+    return (origin is list) if isinstance(value, list) else origin is None
+
+
+def _list(value: Any, inner: Any, path: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{path}: expected a list, not {shown(value)}")
+    return [convert(one, inner, f"{path}[{number}]") for number, one in enumerate(value)]
+
+
+def _mapping(value: Any, of_keys: Any, inner: Any, path: str) -> dict[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path}: expected keys and values, not {shown(value)}")
+    converted: dict[Any, Any] = {}
+    for key, one in value.items():
+        word = Plain(key) if isinstance(key, str) else key
+        own = convert(word, of_keys, f"{path}: key {shown(word)}")
+        if own in converted:
+            raise ConfigError(f"{path}: {own} is there twice")
+        converted[own] = convert(one, inner, inside(path, key))
+    return converted
+
+
+def _whole(value: Any, path: str) -> int:
+    if isinstance(value, Plain) and _WHOLE.fullmatch(value) and len(value) < _MOST_DIGITS:
+        value = int(value, 16 if "x" in value else 10)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{path}: must be a whole number, not {shown(value)}")
+    if not -(2**63) <= value < 2**63:
+        raise ConfigError(f"{path}: {shown(value)} does not fit into 64 bits")
+    return value
+
+
+def _number(value: Any, path: str) -> float:
+    if isinstance(value, Plain) and _NOT_FINITE.fullmatch(value):
+        value = math.inf
+    elif isinstance(value, Plain) and _NUMBER.fullmatch(value) and len(value) < _MOST_DIGITS:
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{path}: must be a number, not {shown(value)}")
+    if not math.isfinite(value):
+        raise ConfigError(f"{path}: must be a finite number")
+    return float(value)
+
+
+def _truth(value: Any, path: str) -> bool:
+    if isinstance(value, Plain):
+        value = _TRUTHS.get(value.lower(), value)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{path}: must be true or false, not {shown(value)}")
+    return value
+
+
+def _text(value: Any, path: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{path}: must be a text, not {shown(value)}")
+    if any(map(_is_control, value)):
+        raise ConfigError(f"{path}: has a control character: {shown(value)}")
+    return str(value)
+
+
+def _is_control(character: str) -> bool:
+    """Whether neither files nor terminals take it; a surrogate alone is no character."""
+    return unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t"
+
+
+def _anything(value: Any, path: str) -> Any:
+    """A part that another schema will read: numbers, true, false and texts, as they look."""
+    if isinstance(value, Mapping):
+        return {str(key): _anything(one, path) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_anything(one, path) for one in value]
+    if not isinstance(value, Plain):
+        return value
+    if _WHOLE.fullmatch(value):
+        return _whole(value, path)
+    if _NUMBER.fullmatch(value):
+        return _number(value, path)
+    return {"true": True, "false": False}.get(value, str(value))
+
+
+_SCALARS: dict[Any, Callable[[Any, str], Any]] = {
+    int: _whole,
+    float: _number,
+    bool: _truth,
+    str: _text,
+    Any: _anything,
+}
+
+
+@functools.cache
+def hints_of(schema: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields, by name."""
+    return typing.get_type_hints(schema)
+
+
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the one type itself."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+def inside(path: str, key: Any) -> str:
+    """The full key of `key` in the section at `path`; or a section's complaint with its path."""
+    key = str(key)
+    return f"{path}.{key}" if path and not key.startswith(f"{path}.") else key
+
+
+def nearest(name: str, candidates: Sequence[str]) -> str:
+    """A word about which of the `candidates` may have been meant."""
+    match = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
+    if match:
+        return f"; did you mean {match[0]}?"
+    return f"; there are: {', '.join(candidates)}" if candidates else ""
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut short whatever it is."""
+    return _shown.repr(value)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

@@ -1,0 +1,105 @@
+"""YAML text as plain data, safe for any text.
+
+A scalar without quotes stays as it was written (`Plain`): the schema says whether ``007``,
+``1e-4``, ``24:00:00`` or ``no`` is a number, a truth value or a text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import yaml
+
+from configs.errors import ConfigError
+
+DEEPEST = 40  # levels of brackets and indentation
+MOST_VALUES = 100_000  # an alias counts as often as it is used
+
+
+class Plain(str):
+    """A scalar without quotes, which may be a text, a number, or true or false."""
+
+    def __repr__(self) -> str:
+        """As it was written."""
+        return str(self)
+
+
+class _Loader(yaml.SafeLoader):
+    """Texts, nulls, lists and mappings; refuses other tags, duplicate keys, and deep nesting."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - the base class's own kind
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """One node with what is in it."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise yaml.YAMLError(f"more than {DEEPEST} levels deep")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """A dict; keys are texts."""
+        own = [key for key, _ in node.value if key.tag != _MERGE]
+        self.flatten_mapping(node)
+        seen = set()
+        for key in own:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _NULL:
+                raise yaml.YAMLError(f"a key must be a word{_line(key)}")
+            if key.value in seen:
+                raise yaml.YAMLError(f"{key.value} is there twice{_line(key)}")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=True)
+
+
+def _line(node: yaml.Node) -> str:
+    return f", in line {node.start_mark.line + 1}"
+
+
+def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
+    text = loader.construct_scalar(node)
+    return Plain(text) if node.style is None else str(text)
+
+
+_NULL, _MERGE = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
+_Loader.add_implicit_resolver(_NULL, re.compile("^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_Loader.add_implicit_resolver(_MERGE, re.compile("^<<$"), ["<"])
+_Loader.yaml_constructors = {
+    _NULL: yaml.SafeLoader.construct_yaml_null,
+    "tag:yaml.org,2002:str": _text,
+    "tag:yaml.org,2002:seq": yaml.SafeLoader.construct_yaml_seq,
+    "tag:yaml.org,2002:map": yaml.SafeLoader.construct_yaml_map,
+    None: yaml.SafeLoader.construct_undefined,
+}
+
+
+def parse(text: str, source: str) -> Any:
+    """What a YAML text says: None, a text, or lists and mappings of these; keys are texts.
+
+    Raises ConfigError, which names the `source`, for what is not YAML, and for a text that is
+    built to fill the memory or the stack.
+    """
+    try:
+        tree = yaml.load(text, _Loader)
+        _require_small(tree)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+    return tree
+
+
+def _require_small(tree: Any) -> None:
+    """Raise YAMLError for more values than any config has, also where aliases make them."""
+    pending, count = [tree], 0
+    while pending:
+        value = pending.pop()
+        count += 1
+        if count > MOST_VALUES:
+            raise yaml.YAMLError(f"more than {MOST_VALUES:,} values, or an alias inside of itself")
+        if isinstance(value, Mapping):
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
