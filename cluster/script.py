@@ -7,7 +7,6 @@ was submitted from, and a person can read it, change it and submit it again by h
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,7 +117,9 @@ def _work(job: Job, cluster: ClusterConfig) -> str:
         f"chained={_yes(job.chained)}",
         f"preflight={_yes(cluster.preflight)}",
     ]
-    if job.seeds:
+    if not job.seeds:
+        lines.append("seed=")
+    else:
         lines += [
             f"seeds=({' '.join(map(str, job.seeds))})",
             "seed=${seeds[$SLURM_ARRAY_TASK_ID]}",
@@ -131,26 +132,37 @@ def _work(job: Job, cluster: ClusterConfig) -> str:
 
 def _environment(cluster: ClusterConfig) -> str:
     lines = [
-        "# Where it runs",
+        "# Where it runs: what the first node exports reaches every rank",
         f"unset {' '.join(EXPORTED)}",
+        "export SLURM_EXPORT_ENV=ALL  # also where sbatch was told --export=NONE",
         'export PYTHONPATH="$submission/code${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1',
         'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"',
         'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',
+        "",
+        "# A line that fails ends the job, unless it says `|| true`",
+        *_function("set_up", _set_up(cluster)),
+        "",
+        *_function("after", [f"may {_quote(line)}" for line in cluster.after]),
     ]
-    if cluster.modules:
-        lines.append(f"module load {' '.join(map(_quote, cluster.modules))}")
-    if cluster.venv:
-        lines.append(f". {_quote(cluster.venv)}/bin/activate")
-    if cluster.conda:
-        lines += ['eval "$(conda shell.bash hook)"', f"conda activate {_quote(cluster.conda)}"]
-    lines += [f"export {name}={_quote(text)}" for name, text in cluster.variables.items()]
-    lines += ["before() {", *_indented(cluster.before), "}"]
-    lines += ["after() {", *_indented(cluster.after), "}"]
     return "\n".join(lines) + "\n"
 
 
-def _indented(commands: list[str]) -> Iterator[str]:
-    yield from (f"  {command}" for command in commands or [":"])
+def _set_up(cluster: ClusterConfig) -> list[str]:
+    lines = ["find_module"] if cluster.modules else []
+    lines += [f"must {_quote(f'module load {_quote(module)}')}" for module in cluster.modules]
+    if cluster.venv:
+        programs = f"{_quote(cluster.venv)}/bin"
+        lines += [f"must {_quote(f'. {programs}/activate')}"]
+        lines += [f"must {_quote(f'[ -x {programs}/python ]')}"]
+    if cluster.conda:
+        lines.append("""must 'eval "$(conda shell.bash hook)"'""")
+        lines.append(f"must {_quote(f'conda activate {_quote(cluster.conda)}')}")
+    lines += [f"export {name}={_quote(text)}" for name, text in cluster.variables.items()]
+    return [*lines, *(f"must {_quote(line)}" for line in cluster.before)]
+
+
+def _function(name: str, lines: list[str]) -> list[str]:
+    return [f"{name}() {{", *(f"  {line}" for line in lines or [":"]), "}"]
 
 
 def _may_requeue(job: Job, cluster: ClusterConfig) -> bool:

@@ -3,16 +3,20 @@
 # It starts the ranks and decides what happens when they end.
 #
 # It is bash, not Python, so that it works where Python exists only inside a container. What it does
-# is decided by the ranks' exit code and by the signals that the batch shell was sent:
+# is decided by what the run says of itself, by the ranks' exit code, and by the signals that the batch
+# shell was sent:
 #
+# - The run is finished when the record of this start's attempt says so, whatever else happened.
+# - 0 without that record means nothing: srun also returns it for ranks that it has lost, as when a
+#   node dies or a job is cancelled. It is counted as 70.
 # - SLURM's warning before the time limit (USR1) is passed on to the ranks, which save and exit 75;
 #   the job is then requeued.
 # - TERM means that SLURM itself ends the job: `scancel`, which is final; a preemption at once,
 #   after which SLURM requeues by itself; or the time limit, where the warning was too short to save.
 # - A preemption with a grace is told to the ranks alone, which save and exit 75; SLURM's own record
 #   of the job says so, and it is requeued before the grace is over.
-# - 0 is the end, also of a chain; 2 is a wrong command line; 75 without a warning is a stop on
-#   request.
+# - 2 is a wrong command line; 75 without a warning is a stop on request.
+# - A line of the set-up that fails is final: no rank is started in another environment.
 # - `tandem stop` leaves a file in the run folder, which is final whatever else happened meanwhile:
 #   a copy that SLURM has requeued by itself does not start.
 # - 1 says that a person must change something, unless the attempt made new steps or a node is bad.
@@ -30,7 +34,11 @@ me=$SLURM_JOB_ID/${SLURM_RESTART_COUNT:-0}
 # One task of an array has the array's own number, which for scontrol means them all.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
-verdict='' why='' bad='' shared=no best=0 fruitless=0
+node=${SLURMD_NODENAME:-$HOSTNAME}
+log=$run/logs/slurm-$SLURM_JOB_ID.log # where this shell and the ranks write
+gave_up="gave up after $budget requeues without a new step; mend it, then \`tandem submit\` again"
+verdict='' why='' code=0 step='' logged=0 bad='' shared=no best=0 fruitless=0
+ended_by_slurm='ended by SLURM: cancelled, preempted, or a node failed'
 signals=0 pending='' child='' warned=no ended=no rescued=no preempted=no
 
 say() { printf 'tandem: %s\n' "$*"; }
@@ -39,7 +47,8 @@ note() { # EVENT CODE REASON: one line for `tandem status`
   local form='{"time": %s, "job": "%s", "restart": %d, "nodes": "%s", '
   form+='"event": "%s", "code": %d, "reason": "%s"}\n'
   printf "$form" "$(date +%s)" "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}" \
-    "$SLURM_JOB_NODELIST" "$1" "$2" "$(printf %s "$3" | tr '"\\\n\t' "'/  ")" >>"$run/slurm.jsonl"
+    "$SLURM_JOB_NODELIST" "$1" "$2" "$(printf %s "$3" | tr '"\\[:cntrl:]' "'/ ")" \
+    >>"$run/slurm.jsonl"
 }
 
 newest_step() { # the highest step that is logged or saved
@@ -52,10 +61,24 @@ newest_step() { # the highest step that is logged or saved
 
 stop_requested() { [ -e "$run/requests/stop.json" ]; }
 
+newest_attempt() { ls "$run"/attempts/*.json 2>/dev/null | tail -n 1; }
+
 refused() { # another job began the newest attempt at this run
   local newest
-  newest=$(ls "$run"/attempts/*.json 2>/dev/null | tail -n 1)
+  newest=$(newest_attempt)
   [ -n "$newest" ] && ! grep -q "\"job\": \"$SLURM_JOB_ID\"" "$newest"
+}
+
+own_attempt() { # the record of the attempt that this start of the job has begun, if any
+  local newest
+  newest=$(newest_attempt)
+  grep -q "\"job\": \"$SLURM_JOB_ID\"" "$newest" 2>/dev/null &&
+    grep -q "\"restart\": ${SLURM_RESTART_COUNT:-0}[,}]" "$newest" && echo "$newest"
+}
+
+finished() {
+  local own
+  own=$(own_attempt) && grep -q '"finished": true' "$own"
 }
 
 write_record() { printf '%s\n' "$*" >"$record.new" && mv "$record.new" "$record"; }
@@ -77,7 +100,7 @@ open_account() { # fails when there is nothing left to try
   fi
   why='stopped on request'
   [ -z "$SLURM_RESTART_COUNT" ] || ! stop_requested || return 1
-  why="$fruitless attempts in a row made no new step"
+  why=$gave_up
   [ "$fruitless" -le "$budget" ] || return 1
   write_record "$best $fruitless open $me"
 }
@@ -175,8 +198,38 @@ requeue() {
   [ -z "$bad" ] || [ "$shared" = yes ] || exclude_bad_nodes
 }
 
+find_module() { # a batch shell is no login shell, which would have defined `module`
+  local file
+  for file in /etc/profile.d/*mod*.sh "${MODULESHOME:-/usr/share/modules}/init/bash" \
+    "${LMOD_PKG:-/usr/share/lmod/lmod}/init/bash"; do
+    [ "$(type -t module)" = '' ] || return
+    # shellcheck disable=SC1090 # a file of the site
+    [ ! -r "$file" ] || . "$file"
+  done
+}
+
+must() { # LINE: run it in this shell; the job ends where it fails
+  step=$1
+  eval "$1" || exit 1
+}
+
+may() { # LINE
+  eval "$1" || say "$1 failed on $node"
+}
+
+leave_set_up() { # at an exit, whether `must` made it or the line itself
+  trap - EXIT
+  code=1 verdict=final why="$step failed on $node"
+  [ "$rescued" = no ] || exit "$code"
+  if [ "$ended" = yes ]; then
+    verdict=ended why=$ended_by_slurm
+  fi
+  finish
+}
+
 attempt() { # sets $code
   code=75
+  [ "$warned$ended" = nono ] || return
   if [ "$preflight" = yes ]; then
     check_nodes
   fi
@@ -185,20 +238,22 @@ attempt() { # sets $code
     code=69
     return
   fi
+  logged=$(wc -c 2>/dev/null <"$log")
   supervise srun --nodes="$SLURM_NNODES" --ntasks=$((SLURM_NNODES * ranks)) \
     --ntasks-per-node="$ranks" "${srun[@]}" "${train[@]}"
   code=$?
+  [ "$code" != 0 ] || code=70
 }
 
 judge() { # sets $verdict (done, requeue, left, ended, final) and $why from $code
   [ "$code" != 75 ] || ! was_preempted || preempted=yes
   close_account
-  if [ "$code" = 0 ]; then
-    verdict='done' why='finished'
+  if finished; then
+    verdict='done' why='finished' code=0
   elif [ "$code" = 75 ] && stop_requested; then
     verdict=final why='stopped on request'
   elif [ "$ended" = yes ]; then
-    verdict=ended why='ended by SLURM: cancelled, preempted, or a node failed'
+    verdict=ended why=$ended_by_slurm
   elif [ "$warned" = yes ]; then
     verdict=requeue why='the time limit'
   elif [ "$preempted" = yes ]; then
@@ -212,20 +267,63 @@ judge() { # sets $verdict (done, requeue, left, ended, final) and $why from $cod
     judge_failure
   fi
   if [ "$verdict" = requeue ] && [ "$fruitless" -gt "$budget" ]; then
-    verdict=final why+="; $fruitless attempts in a row made no new step"
+    verdict=final why+="; $gave_up"
   fi
   [ "$verdict" != requeue ] || [ "$may_requeue" = yes ] || verdict=left
 }
 
 judge_failure() {
-  why="the ranks ended with code $code"
+  why=$(reason)
   [ "$preflight" = no ] || check_nodes
   verdict=requeue
-  if [ "$code" = 2 ]; then
-    verdict=final
-  elif [ "$code" = 1 ] && [ -z "$bad" ] && { [ "$fruitless" -gt 0 ] || refused; }; then
-    verdict=final
+  case $code in
+  2 | 126 | 127) verdict=final ;; # no such command, which another start would not find either
+  1) if [ -z "$bad" ] && { [ "$fruitless" -gt 0 ] || refused; }; then verdict=final; fi ;;
+  esac
+}
+
+reason() { # why the ranks failed, as far as they or srun said so
+  local said place
+  if [ "$code" = 70 ]; then
+    echo 'srun lost the ranks: a node failed, or a rank did not end'
+  elif [ "$code" -gt 128 ] && place=$(killed_rank); then
+    echo "$place"
+  elif said=$(first_failure); then
+    echo "$said"
+  elif said=$(new_lines | grep -m 1 '^tandem: '); then
+    echo "the ranks failed: ${said#tandem: }"
+  else
+    echo "the ranks ended with code $code"
   fi
+}
+
+new_lines() { tail -c "+$((logged + 1))" "$log" 2>/dev/null; }
+
+killed_rank() { # of the ranks that a signal ended, what srun says of the first
+  local said where how
+  said=$(new_lines | grep -v 'Exited with' | grep -m 1 '^srun: error: [^:]*: tasks* [0-9]') || return
+  where=$(sed 's/^srun: error: \([^:]*\): task\(s*\) \([^:]*\): .*/rank\2 \3 on \1/' <<<"$said")
+  how=${said##*: }
+  case $how in
+  Killed*) echo "$where was killed; if out of memory, raise --mem" ;;
+  'Out Of Memory'*) echo "$where ran out of memory; raise --mem" ;;
+  *) echo "$where: $how" ;;
+  esac
+}
+
+first_failure() { # what the rank that failed first has left beside the attempt's record
+  local own form='s/.*"rank": \([0-9]*\), "error": "\(\([^"\\]\|\\.\)*\)".*"host": "\([^"]*\)".*/'
+  form+='rank \1 on \4 failed: \2/p'
+  own=$(own_attempt) && sed -n "$form" "${own%.json}.failure" 2>/dev/null |
+    sed 's/\\n.*//; s/\\\(.\)/\1/g' | grep .
+}
+
+finish() { # say, note and do what was decided
+  [ "$verdict" != requeue ] || requeue
+  note "$verdict" "$code" "$why"
+  say "$verdict: $why (code $code)"
+  case $verdict$chained in finalyes | doneyes) write_record "final $why" ;; esac
+  exit "$code"
 }
 
 mkdir -p "$run/logs"
@@ -236,7 +334,10 @@ if ! open_account; then
   exit 1
 fi
 note start 0 "${SLURM_RESTART_COUNT:+restart $SLURM_RESTART_COUNT}"
-before
+trap leave_set_up EXIT
+set_up
+trap - EXIT
+set +eu # which a line of the set-up may have set
 attempt
 [ "$rescued" = no ] || exit "$code"
 if superseded; then
@@ -245,8 +346,4 @@ if superseded; then
 fi
 judge
 after
-[ "$verdict" != requeue ] || requeue
-note "$verdict" "$code" "$why"
-say "$verdict: $why (code $code)"
-case $verdict$chained in finalyes | doneyes) write_record "final $why" ;; esac
-exit "$code"
+finish

@@ -91,4 +91,5 @@ def test_a_finished_run_says_so(finished, corpus):
     again = tandem("train", TINY_JOB, f"data.path={corpus}", f"runs={run.parent}", "--nproc", 2)
     assert again.returncode == 0
     assert f"{run} is finished" in again.stdout
+    assert json.loads((run / "attempts/000001.json").read_text())["finished"]
     assert "report.html" in again.stdout

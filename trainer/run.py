@@ -56,6 +56,8 @@ def run_job(
     try:
         with around.pulse:
             outcome = _train_and_conclude(beginning, device, around, announce)
+            if outcome is Outcome.FINISHED and rank == 0:
+                around.attempt.finish()
     except Exception as error:
         # The whole of it for the rank's log; the command line shows that of one rank only.
         _log.info("ended by an error: %s", error, exc_info=True)

@@ -112,13 +112,14 @@ def test_hostile_values_reach_the_ranks_as_they_are(tmp_path):
     result = subprocess.run(
         ["bash"], input=text, text=True, capture_output=True, env=env, cwd=tmp_path
     )
-    assert result.returncode == 0, result.stderr
+    assert not result.stderr
     (log,) = (tmp_path / f"{run.name}-seed5/logs").iterdir()  # of this seed's own run
     lines = log.read_text().splitlines()
     assert lines[0] == HOSTILE
     assert f"--comment={HOSTILE}" in lines
     assert lines[lines.index("python") - 1] == f"A={HOSTILE}"
-    assert lines[-5:-1] == [
+    trained = lines.index("train")
+    assert lines[trained : trained + 4] == [
         "train",
         f"{submission}/config.yaml",
         "seed=5",

@@ -32,7 +32,15 @@ FAKES = {
     """,
 }
 
-STEP = """step() { echo '{"step": '$1'}' >>metrics.jsonl; }"""
+# What ranks do in the run folder: note a step, and say at the end of an attempt how it went.
+RANKS = """
+step() { echo "{\\"step\\": $1}" >>metrics.jsonl; }
+attempt() { # JSON: its record has the job and the restart, and whatever is given
+    mkdir -p attempts
+    echo "{\\"job\\": \\"7\\", \\"restart\\": ${SLURM_RESTART_COUNT:-0}$1}" >attempts/000009.json
+}
+finish() { attempt ', "finished": true'; exit 0; }
+"""
 
 
 class Run:
@@ -55,15 +63,16 @@ class Run:
         env |= {
             "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
             "CALLS": str(self.folder / "calls"),
-            "TRAIN": f'cd {run}; step() {{ echo "{{\\"step\\": $1}}" >>metrics.jsonl; }}; {train}',
+            "TRAIN": f"cd {run}\n{RANKS}\n{train}",
             "SLURM_JOB_ID": "7",
             "SLURM_NNODES": "2",
             "SLURM_JOB_NODELIST": "n[1-2]",
+            "SLURMD_NODENAME": "n1",
         }
         if restart:
             env["SLURM_RESTART_COUNT"] = str(restart)
         options = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
-        return subprocess.Popen(["bash", script], env=env, **options)
+        return subprocess.Popen(["bash", script], env=env, cwd=self.folder, **options)
 
     def end(self, train: str, restart: int = 0, **env: str) -> tuple[str, int, str]:
         process = self.start(train, restart, **env)
@@ -87,7 +96,7 @@ class Run:
 @pytest.mark.parametrize(
     ("train", "verdict", "code", "reason"),
     [
-        ("exit 0", "done", 0, "finished"),
+        ("finish", "done", 0, "finished"),
         ("exit 2", "final", 2, "code 2"),
         ("exit 1", "final", 1, "code 1"),
         ("step 5; exit 1", "requeue", 1, "code 1"),
@@ -101,6 +110,37 @@ def test_exit_codes(tmp_path, train, verdict, code, reason):
     assert (event, returned) == (verdict, code)
     assert reason in why
     assert run.requeued == (verdict == "requeue")
+
+
+LOST = "srun lost the ranks: a node failed, or a rank did not end"
+
+
+def test_code_0_of_srun_is_no_end(tmp_path):
+    """It also returns it for ranks that it has lost; only the run knows that it is finished."""
+    run = Run(tmp_path)
+    assert run.end("step 5; exit 0") == ("requeue", 70, LOST)
+    assert run.end("attempt; step 6; exit 0") == ("requeue", 70, LOST)
+
+
+def test_what_another_start_has_finished_is_not_this_ones_end(tmp_path):
+    run = Run(tmp_path)
+    assert run.end("step 5; finish")[0] == "done"
+    assert run.end("step 6; exit 0", restart=1)[:2] == ("requeue", 70)
+
+
+def test_a_run_that_is_finished_is_done_whatever_srun_says(tmp_path):
+    """A node that dies when the results are there has cost nothing."""
+    assert Run(tmp_path).end("(finish); kill -9 $$") == ("done", 0, "finished")
+
+
+def test_cancelled_ranks_that_srun_returns_0_for_are_not_finished(tmp_path):
+    run = Run(tmp_path, chained=True)
+    process = run.start("trap 'exit 0' TERM; touch ready; while :; do sleep 0.05; done")
+    wait_for(tmp_path / "run/ready")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert run.last(process.returncode)[:2] == ("ended", 70)
+    assert "final" not in (run.submission / "progress").read_text()
 
 
 def test_warning_is_passed_on_and_leads_to_a_requeue(tmp_path):
@@ -151,16 +191,15 @@ def test_a_copy_that_slurm_requeued_does_not_start_after_a_stop(tmp_path):
     (tmp_path / "run/requests/stop.json").touch()
     assert run.end("touch started", restart=1) == ("final", 1, "stopped on request")
     assert not (tmp_path / "run/started").exists()
-    assert run.end("touch started")[0] == "done"  # a person submitted it again
+    assert run.end("finish")[0] == "done"  # a person submitted it again
 
 
 def test_a_job_that_another_one_kept_out_is_not_requeued(tmp_path):
     """The other one's steps are not this one's."""
     run = Run(tmp_path)
-    attempt = """mkdir attempts; echo '{"job": "6"}' >attempts/000001.json"""
-    assert run.end(f"{attempt}; step 5; exit 1")[:2] == ("final", 1)
-    own = """echo '{"job": "7"}' >attempts/000002.json"""
-    assert run.end(f"{own}; step 6; exit 1")[:2] == ("requeue", 1)
+    others = """mkdir attempts; echo '{"job": "6"}' >attempts/000001.json"""
+    assert run.end(f"{others}; step 5; exit 1")[:2] == ("final", 1)
+    assert run.end("attempt; step 6; exit 1")[:2] == ("requeue", 1)
 
 
 def test_warning_during_preflight_starts_no_ranks(tmp_path):
@@ -180,7 +219,8 @@ def test_fruitless_attempts_end_the_job(tmp_path):
     assert outcomes == ["requeue", "requeue", "requeue", "final"]
     event, code, why = run.end("step 5; kill -9 $$", 4)
     assert (event, code) == ("final", 1)
-    assert "3 attempts in a row made no new step" in why
+    again = "gave up after 2 requeues without a new step; mend it, then `tandem submit` again"
+    assert why == again
     assert run.requeued == 3
 
 
@@ -216,7 +256,7 @@ def test_a_shell_that_was_cut_off_touches_nothing(tmp_path):
     run = Run(tmp_path)
     stale = run.start("touch ready; while [ ! -e go ]; do sleep 0.05; done; exit 1")
     wait_for(tmp_path / "run/ready")
-    fresh = run.start("touch started; while [ ! -e stop ]; do sleep 0.05; done", restart=1)
+    fresh = run.start("touch started; while [ ! -e stop ]; do sleep 0.05; done; finish", restart=1)
     wait_for(tmp_path / "run/started")
     (tmp_path / "run/go").touch()
     assert "another attempt of this run has begun" in stale.communicate(timeout=20)[0]
@@ -231,7 +271,7 @@ def test_a_shell_that_was_cut_off_touches_nothing(tmp_path):
 def test_submitting_the_script_again_by_hand_starts_afresh(tmp_path):
     run = Run(tmp_path, fruitless_requeues=0)
     assert run.end("kill -9 $$")[0] == "final"
-    assert run.end("exit 0")[0] == "done"
+    assert run.end("finish")[0] == "done"
 
 
 def test_a_chain_goes_on_after_the_time_limit_but_not_after_a_failure(tmp_path):
@@ -245,7 +285,7 @@ def test_a_chain_goes_on_after_the_time_limit_but_not_after_a_failure(tmp_path):
 
 def test_a_chain_that_is_done_starts_no_more(tmp_path):
     run = Run(tmp_path, chained=True)
-    assert run.end("exit 0")[0] == "done"
+    assert run.end("finish")[0] == "done"
     assert run.end("touch started") == ("done", 0, "finished")
     assert not (tmp_path / "run/started").exists()
 
@@ -296,7 +336,7 @@ def test_preflight_runs_where_the_ranks_do(tmp_path):
     """In the container that an option of srun names, say; but it is heard in any case."""
     run = Run(tmp_path, preflight=True, srun={"container-image": "my image", "output": "x"})
     words = 'printf "%s\\n" "$@" >$CALLS.check; echo ok n1; echo ok n2'
-    assert run.end("exit 0", PREFLIGHT=words)[0] == "done"
+    assert run.end("finish", PREFLIGHT=words)[0] == "done"
     given = (tmp_path / "calls.check").read_text().splitlines()
     assert "--container-image=my image" in given
     assert given.index("--output=x") < given.index("--output=all")
@@ -310,9 +350,86 @@ def test_a_refused_requeue_is_told(tmp_path):
 
 
 def test_commands_around_the_ranks(tmp_path):
-    run = Run(tmp_path, before=["echo before"], after=["echo after"])
-    run.end("echo ranks")
-    assert run.output.split()[:3] == ["before", "ranks", "after"]
+    run = Run(tmp_path, before=["echo before"], after=["false || exec 3<nowhere", "echo after"])
+    assert run.end("echo ranks; finish")[0] == "done"
+    said = ["before", "ranks", "tandem: false || exec 3<nowhere failed on n1", "after"]
+    assert run.output.splitlines()[:4] == said
+
+
+@pytest.mark.parametrize(
+    ("cluster", "line"),
+    [
+        ({"modules": ["gcc/9", "cuda/12.4"]}, "module load cuda/12.4"),
+        ({"venv": "/no/venv"}, ". /no/venv/bin/activate"),
+        ({"conda": "my env"}, "conda activate 'my env'"),
+        ({"before": ["true", "false"]}, "false"),
+        ({"before": ["(exit 3)"]}, "(exit 3)"),
+        ({"before": ["exit 0"]}, "exit 0"),  # or the job would have ended well
+    ],
+)
+def test_a_set_up_that_fails_starts_no_ranks(tmp_path, cluster, line):
+    run = Run(tmp_path, **cluster)
+    defined = "module() { [ $2 = gcc/9 ]; }"
+    (tmp_path / "init").mkdir()
+    (tmp_path / "init/bash").write_text(defined)
+    found = {"MODULESHOME": str(tmp_path)}
+    assert run.end("touch started", **found) == ("final", 1, f"{line} failed on n1")
+    assert not (tmp_path / "run/started").exists()
+    assert run.requeued == 0
+
+
+def test_a_line_may_be_told_that_it_may_fail(tmp_path):
+    run = Run(tmp_path, before=["no-such-command || true", "set -eu", "export WORD=it"])
+    assert run.end('echo "$WORD reached the ranks"; finish')[0] == "done"
+    assert "it reached the ranks" in run.output
+
+
+def test_a_venv_without_python_is_none(tmp_path):
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/bin/activate").touch()
+    why = Run(tmp_path, venv=str(tmp_path / "venv")).end("finish")[2]
+    assert why == f"[ -x {tmp_path}/venv/bin/python ] failed on n1"
+
+
+def test_cancelled_while_it_is_set_up(tmp_path):
+    run = Run(tmp_path, before=["sleep 30 & touch ready; wait $!"])
+    process = run.start("touch started")
+    wait_for(tmp_path / "ready")
+    os.killpg(process.pid, signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert run.last(process.returncode)[0] == "ended"
+    assert not (tmp_path / "run/started").exists()
+
+
+FAILURE = (
+    """echo '{"rank": 3, "error": "gone: a\\"b\\nmore", "host": "n2"}' >attempts/000009.failure"""
+)
+KILLED = "srun: error: n2: task 1: Killed"
+
+
+@pytest.mark.parametrize(
+    ("says", "code", "reason"),
+    [
+        (f"attempt; {FAILURE}", 1, "rank 3 on n2 failed: gone: a'b"),
+        ("echo 'tandem: data.path: no such corpus: gone'", 1, "data.path: no such corpus: gone"),
+        ("echo Traceback", 1, "the ranks ended with code 1"),
+        (
+            f"attempt; {FAILURE}; echo 'srun: error: n1: task 0: Exited with exit code 1'; "
+            f"echo '{KILLED}'",
+            137,
+            "rank 1 on n2 was killed; if out of memory, raise --mem",
+        ),
+        ("echo 'srun: error: n1: tasks 0-1: Out Of Memory'", 137, "ranks 0-1 on n1 ran out of"),
+        ("echo 'srun: error: n1: task 0: Segmentation fault'", 139, "rank 0 on n1: Segmentation"),
+    ],
+)
+def test_the_reason_quotes_the_rank(tmp_path, says, code, reason):
+    """From the record of the one that failed first, or from what this start wrote to the log."""
+    run = Run(tmp_path)
+    log = tmp_path / "run/logs/slurm-7.log"
+    log.parent.mkdir()
+    log.write_text(f"{KILLED}\ntandem: an earlier start\n")
+    assert run.end(f"{{ {says}; }} >>logs/slurm-7.log; exit {code}")[2].count(reason) == 1
 
 
 def wait_for(path: Path) -> None:

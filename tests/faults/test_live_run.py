@@ -81,7 +81,9 @@ def test_a_stop_can_be_asked_for(stopped):
     assert said["code"] == STOPPED
     newest = published(folder.checkpoints)[-1]
     assert f"saved at step {newest:,} " in said["stop"].output
-    assert json.loads((folder.attempts / "000001.json").read_text())["ended"]
+    record = json.loads((folder.attempts / "000001.json").read_text())
+    assert record["ended"]
+    assert "finished" not in record
 
 
 def test_going_on_with_another_order_is_refused_and_a_fork_offered(stopped, corpus):

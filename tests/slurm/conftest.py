@@ -1,4 +1,4 @@
-"""A fresh real SLURM cluster per test, and a stand-in for the code that is submitted to it."""
+"""One real SLURM cluster for all tests, and a stand-in for the code that is submitted to it."""
 
 import shutil
 from collections.abc import Iterator
@@ -10,16 +10,29 @@ from cluster.slurm import SOURCE
 from tests.slurm.real_slurm import RealSlurm, why_not
 
 
-@pytest.fixture
-def slurm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealSlurm]:
-    """Three nodes; SLURM's commands in this process speak to them. Skips where it cannot run."""
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[RealSlurm]:
+    """Three nodes, each with two pretended GPUs. Skips where it cannot run."""
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    with RealSlurm(**getattr(request, "param", {"nodes": 3})) as running:
-        monkeypatch.setenv("SLURM_CONF", str(running.layout.conf))
-        monkeypatch.chdir(running.root)
+    with RealSlurm(nodes=3, gpus=2) as running:
         yield running
+
+
+@pytest.fixture
+def slurm(
+    shared_cluster: RealSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RealSlurm]:
+    """The cluster, to which SLURM's commands in this process speak, idle and whole.
+
+    A test works in a folder of its own, `root`, and may break what it likes.
+    """
+    shared_cluster.root = tmp_path
+    monkeypatch.setenv("SLURM_CONF", str(shared_cluster.layout.conf))
+    monkeypatch.chdir(tmp_path)
+    yield shared_cluster
+    shared_cluster.mend()
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,7 @@ PROGRAMS = (
     "nsenter",
     "setpriv",
 )
+UNLIMITED = ("State=UP", "MaxTime=INFINITE", "MaxNodes=UNLIMITED")  # what a partition is at first
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
@@ -49,13 +50,16 @@ def why_not() -> str | None:
 
 class RealSlurm:
     def __init__(self, nodes: int = 3, gpus: int = 0) -> None:
-        self.root = Path(tempfile.mkdtemp(prefix="slurm-"))
+        self.home = Path(tempfile.mkdtemp(prefix="slurm-"))
+        self.root = self.home  # where commands run
         self.tag = f"{os.getpid():x}{time.monotonic_ns() >> 20 & 0xFFF:x}"
         names = tuple(f"n{i + 1}" for i in range(nodes))
         network = _free_network()
-        self.layout = Layout(self.root, network, names, free_port(), free_port(), gpus=gpus)
+        self.layout = Layout(self.home, network, names, free_port(), free_port(), gpus=gpus)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.inits: dict[str, int] = {}  # the pid of each node's first process
+        self.marked: set[str] = set()  # nodes that are not as they were when they were booted
+        self.changed = False  # slurm.conf
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -108,23 +112,54 @@ class RealSlurm:
 
         until(reached, f"nodes to be {state}", timeout)
 
+    def configure(self, **changes: object) -> None:
+        """Change settings of slurm.conf, until the cluster is mended."""
+        self.changed = bool(changes)
+        self.layout.configure(changes)
+        self.run("scontrol", "reconfigure")
+
     def power_off(self, node: str) -> None:
         """Everything on the node dies at once, the network first: its peers hear nothing."""
         self.cut_off(node)
         os.kill(self.inits.pop(node), signal.SIGKILL)
         for name in (f"slurmd/{node}", f"node/{node}"):
             self._end(name)
+        self._unlink(self._link(node))
+
+    def declare_down(self, node: str) -> None:
+        """Let SLURM know at once, and not when it has missed the node for some time."""
+        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
 
     def cut_off(self, node: str) -> None:
         """The node lives on, but nobody can reach it."""
+        self.marked.add(node)
         _ip("link", "set", self._link(node), "down")
 
-    def reconnect(self, node: str) -> None:
-        _ip("link", "set", self._link(node), "up")
+    def freeze_daemon(self, node: str) -> None:
+        """Its slurmd answers no more; what the node runs goes on."""
+        self.marked.add(node)
+        pid = int((self.home / f"run/slurmd.{node}.pid").read_text())
+        self.inside(node, "kill", "-STOP", str(pid))
 
     def inside(self, node: str, *command: str) -> None:
         """Run a command on a node."""
+        self.marked.add(node)
         subprocess.run([*self._entry(node), *command], check=True)
+
+    def mend(self) -> None:
+        """Make it as it was when it came up: no jobs, every node idle."""
+        self.run("scancel", "--me")
+        if self.changed:
+            self.configure()
+        self.run("scontrol", "update", "partition=main", *UNLIMITED)
+        for node in sorted(self.marked):
+            if node in self.inits:
+                self.power_off(node)
+            self._boot(node)
+            self._start_daemon(node)
+        self.marked.clear()
+        until(lambda: not self.run("squeue", "-h"), "the jobs to end", 60)
+        self.wait_nodes("idle")
 
     # How it is built
 
@@ -147,25 +182,28 @@ class RealSlurm:
             lambda: subprocess.run(ping, env=self.env, capture_output=True).returncode == 0, "ctl"
         )
         for node in self.nodes:
-            (self.root / "spool" / node).mkdir()
-            daemon = ["slurmd", "-D", "-N", node, "-f", conf]
-            self._start(f"slurmd/{node}", *self._entry(node), *daemon)
+            (self.home / "spool" / node).mkdir()
+            self._start_daemon(node)
         self.wait_nodes("idle")
 
+    def _start_daemon(self, node: str) -> None:
+        daemon = ["slurmd", "-D", "-N", node, "-f", str(self.layout.conf)]
+        self._start(f"slurmd/{node}", *self._entry(node), *daemon)
+
     def _start_munged(self) -> None:
-        run = self.root / "run"
+        run = self.home / "run"
         self._start(
             "munged",
-            *("munged", "-F", f"--key-file={self.root}/etc/munge.key"),
+            *("munged", "-F", f"--key-file={self.home}/etc/munge.key"),
             *(f"--socket={run}/munge.sock", f"--pid-file={run}/munged.pid"),
-            *(f"--log-file={self.root}/log/munged.log", f"--seed-file={run}/munged.seed"),
+            *(f"--log-file={self.home}/log/munged.log", f"--seed-file={run}/munged.seed"),
             "--num-threads=4",
         )
         until((run / "munge.sock").exists, "munged's socket")
 
     def _boot(self, node: str) -> None:
         """The node's namespaces, with a first process that does nothing, and its network."""
-        ready = self.root / f"run/{node}.ready"
+        ready = self.home / f"run/{node}.ready"
         first = (
             f"hostname {node}; mount --bind {self.layout.hosts} /etc/hosts; "
             "mount -t tmpfs -o mode=1777 tmpfs /dev/shm; ip link set lo up; "
@@ -174,6 +212,7 @@ class RealSlurm:
         spaces = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--mount-proc")
         self._start(f"node/{node}", "unshare", *spaces, "--kill-child=KILL", "sh", "-c", first)
         until(ready.exists, f"namespaces of {node}")
+        ready.unlink()
         outer = self.processes[f"node/{node}"].pid
         children = Path(f"/proc/{outer}/task/{outer}/children").read_text()
         self.inits[node] = init = int(children.split()[0])
@@ -191,13 +230,17 @@ class RealSlurm:
     def _link(self, node: str) -> str:
         return f"sv{self.tag}{self.nodes.index(node)}"
 
+    def _unlink(self, link: str) -> None:
+        with contextlib.suppress(subprocess.CalledProcessError):  # gone with its node
+            _ip("link", "del", link)
+
     def _start(self, name: str, *command: str) -> None:
-        with open(self.root / "log" / f"{name.replace('/', '.')}.out", "ab") as out:
+        with open(self.home / "log" / f"{name.replace('/', '.')}.out", "ab") as out:
             self.processes[name] = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *command],  # no daemon outlives the tests
                 **{"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out},
                 start_new_session=True,
-                cwd=self.root,
+                cwd=self.home,
                 env=self.env | {"PATH": PATH},
             )
 
@@ -212,10 +255,8 @@ class RealSlurm:
             self.power_off(node)
         for name in list(self.processes):
             self._end(name)
-        for link in [*map(self._link, self.nodes), f"sb{self.tag}"]:
-            with contextlib.suppress(subprocess.CalledProcessError):
-                _ip("link", "del", link)
-        shutil.rmtree(self.root, ignore_errors=True)
+        self._unlink(f"sb{self.tag}")
+        shutil.rmtree(self.home, ignore_errors=True)
 
 
 def until(condition: Callable[[], object], what: str, timeout: float = 20) -> None:

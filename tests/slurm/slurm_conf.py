@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,9 +43,15 @@ class Layout:
         hosts = ["127.0.0.1 localhost", f"{self.network}.1 ctl"]
         hosts += [f"{self.address(node)} {node}" for node in self.nodes]
         self.hosts.write_text("\n".join(hosts) + "\n")
-        self.conf.write_text(self._conf())
+        self.configure({})
         if self.gpus:
             self._write_gpus()
+
+    def configure(self, changes: Mapping[str, object]) -> None:
+        """Write slurm.conf, with some of its settings changed."""
+        lines = [line for line in self._conf() if line.partition("=")[0] not in changes]
+        lines += [f"{name}={value}" for name, value in changes.items()]
+        self.conf.write_text("\n".join(lines) + "\n")
 
     def _write_gpus(self) -> None:
         devices = [self.root / f"dev/nvidia{i}" for i in range(self.gpus)]
@@ -54,7 +61,7 @@ class Layout:
         files = ",".join(map(str, devices))
         (self.root / "etc/gres.conf").write_text(f"NodeName={names} Name=gpu File={files}\n")
 
-    def _conf(self) -> str:
+    def _conf(self) -> list[str]:
         root, user = self.root, pwd.getpwuid(os.getuid()).pw_name
         gres = f" Gres=gpu:{self.gpus}" if self.gpus else ""
         lines = [
@@ -111,4 +118,4 @@ class Layout:
         every = "Nodes=ALL MaxTime=INFINITE State=UP"
         lines.append(f"PartitionName=main {every} Default=YES PriorityTier=1 GraceTime=20")
         lines.append(f"PartitionName=urgent {every} PriorityTier=2 PreemptMode=OFF")
-        return "\n".join(lines) + "\n"
+        return lines

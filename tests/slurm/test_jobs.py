@@ -11,65 +11,10 @@ from pathlib import Path
 import pytest
 
 from cluster import LaunchError
-from cluster.config import ClusterConfig
 from cluster.scheduler import expected_start, queued_jobs
-from cluster.slurm import plan_job, submit
 from cluster.status import read_run
 from tests.slurm.real_slurm import RealSlurm, requeue_soon, until
-
-
-class Submitted:
-    """A job on the cluster, and what its run folder shows of it."""
-
-    def __init__(
-        self,
-        slurm: RealSlurm,
-        source: Path,
-        name: str = "demo",
-        seeds: tuple[int, ...] = (),
-        length: int = 1,
-        cluster: dict | None = None,
-        **config: float,
-    ) -> None:
-        self.slurm = slurm
-        self.run = slurm.root / "runs" / name
-        values = {"steps": 100, "seconds": 0.05, "save_every": 1000, **config}
-        text = json.dumps({"runs": str(slurm.root / "runs"), "name": name, **values})
-        defaults = {"nodes": "2", "ranks_per_node": 2, "preflight": False, "min_free_gb": 0.01}
-        chosen = ClusterConfig(**(defaults | (cluster or {})))
-        job = plan_job(name, self.run, chosen, seeds, chained=length > 1)
-        self.ids = submit(job, chosen, text, length, source)
-        self.id = self.ids[0]
-
-    @property
-    def steps(self) -> list[int]:
-        file = self.run / "metrics.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [json.loads(line)["step"] for line in lines]
-
-    @property
-    def events(self) -> list[tuple[str, str]]:
-        lines = (self.run / "slurm.jsonl").read_text().splitlines()
-        return [(one["event"], one["reason"]) for one in map(json.loads, lines)]
-
-    def ranks(self, restart: int = 0) -> list[dict]:
-        files = sorted(self.run.glob(f"seen/{restart}-*"))
-        return [json.loads(file.read_text()) for file in files]
-
-    def reach(self, step: int, timeout: float = 40) -> None:
-        until(lambda: self.steps and self.steps[-1] >= step, f"step {step}", timeout)
-
-    def end(self, state: str = "COMPLETED", timeout: float = 60) -> None:
-        facts = self.slurm.wait_job(self.id, timeout=timeout)
-        assert facts["JobState"] == state, self.log
-
-    def requeue_soon(self, restarts: int) -> None:
-        """Spare the test SLURM's pause before a requeued job starts again."""
-        requeue_soon(self.slurm, self.id, restarts)
-
-    @property
-    def log(self) -> str:
-        return "".join(file.read_text() for file in self.run.glob("logs/slurm-*.log"))
+from tests.slurm.submitted import Submitted
 
 
 def test_two_nodes(slurm: RealSlurm, source: Path) -> None:
@@ -125,7 +70,7 @@ def test_fewer_nodes_when_asked(slurm: RealSlurm, source: Path) -> None:
     job.reach(5)
     assert job.ranks(0)[0]["world_size"] == 6
     slurm.power_off("n3")
-    slurm.run("scontrol", "update", "nodename=n3", "state=down", "reason=powered-off")
+    slurm.declare_down("n3")
     job.requeue_soon(1)
     job.end()
     assert job.ranks(1)[0]["world_size"] == 4
@@ -158,12 +103,13 @@ def test_preflight_names_a_bad_node_and_goes_on_without_it(slurm: RealSlurm, sou
     assert {one["node"] for one in job.ranks(1)} == {"n1", "n3"}
 
 
-@pytest.mark.parametrize("slurm", [{"nodes": 1, "gpus": 2}], indirect=True)
 def test_one_rank_per_gpu(slurm: RealSlurm, source: Path) -> None:
     job = Submitted(slurm, source, steps=1, cluster={"nodes": "1", "gpus_per_node": "2"})
     job.end()
     assert [one["local_rank"] for one in job.ranks()] == [0, 1]
-    assert {one["gpus"] for one in job.ranks()} == {"0,1"}, "every rank sees all, for NCCL's sake"
+    assert {one["CUDA_VISIBLE_DEVICES"] for one in job.ranks()} == {"0,1"}, (
+        "every rank sees all, for NCCL's sake"
+    )
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def test_a_stop_is_final(slurm: RealSlurm, corpus: Path) -> None:
 
 def power_off(training: Training) -> None:
     training.slurm.power_off("n2")
-    training.slurm.run("scontrol", "update", "nodename=n2", "state=down", "reason=powered-off")
+    training.slurm.declare_down("n2")
 
 
 def test_losses_are_those_of_an_undisturbed_run(

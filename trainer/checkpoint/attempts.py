@@ -49,6 +49,11 @@ class Attempt:
             raise CheckpointError(f"{error.filename or run_folder}: {error.strerror}") from None
         return attempt
 
+    def finish(self) -> None:
+        """Note that the run is finished: a scheduler's word for how its processes ended is not."""
+        content = json.loads(self.record.read_text())
+        _write(self.record, {**content, "finished": True})
+
     def end(self) -> None:
         """Note that this attempt has ended in good order: nobody need wonder whether it lives."""
         content = json.loads(self.record.read_text())

@@ -38,7 +38,7 @@ class FirstFailure:
         content = {"rank": self._rank, "error": str(error), **Owner.here().record()}
         try:
             with open(self._path, "x", encoding="utf-8") as file:
-                json.dump(content, file)
+                json.dump(content, file, ensure_ascii=False)
         except FileExistsError:
             return False
         except OSError:

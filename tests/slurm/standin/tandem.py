@@ -1,17 +1,20 @@
 """A stand-in for training, without torch: it obeys the same contract in a few lines.
 
 It resumes from its newest checkpoint, logs a line per step, stops on request after saving with
-exit code 75, and notes in ``seen/`` who ran where.
+exit code 75, records its attempt, and notes in ``seen/`` who ran where.
 """
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
-from cluster.ranks import derive
+from cluster.ranks import derive, incarnation
 from cluster.signals import StopRequest
+
+NOTED = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS", "SITE")
 
 
 def main() -> int:
@@ -24,11 +27,9 @@ def main() -> int:
     seen.parent.mkdir(parents=True, exist_ok=True)
     with StopRequest() as stop:
         step = resume(run) if ranks.rank == 0 else newest(run)
-        place = {
-            "node": os.environ["SLURMD_NODENAME"],
-            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        }
-        seen.write_text(json.dumps(vars(ranks) | place))
+        record = begin(run) if ranks.rank == 0 else None
+        noted = {name: os.environ.get(name) for name in NOTED}
+        seen.write_text(json.dumps(vars(ranks) | noted | {"node": os.environ["SLURMD_NODENAME"]}))
         while step < config["steps"]:
             if stop.requested:
                 if ranks.rank == 0:
@@ -36,14 +37,35 @@ def main() -> int:
                 return 75
             time.sleep(config["seconds"])
             step += 1
-            if ranks.rank == 0:
+            if record:
                 with (run / "metrics.jsonl").open("a") as file:
                     file.write(json.dumps({"step": step, "teacher/loss": 1 / step}) + "\n")
                 if step % config["save_every"] == 0:
                     (run / f"checkpoints/step-{step:09d}").mkdir(parents=True)
-            if step == config.get("crash_at"):
-                os.abort()
+            break_off(config, step, ranks.rank)
+        if record:
+            record.write_text(json.dumps(json.loads(record.read_text()) | {"finished": True}))
     return 0
+
+
+def break_off(config: dict, step: int, rank: int) -> None:
+    """Fail in the way, and at the step, that the config says."""
+    if step == config.get("crash_at"):
+        os.abort()
+    if step == config.get("killed_at") and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if step == config.get("fail_at"):
+        sys.exit("tandem: data.path: no such corpus: gone")
+
+
+def begin(run: Path) -> Path:
+    """The record of a new attempt."""
+    (run / "attempts").mkdir(exist_ok=True)
+    number = len(list((run / "attempts").iterdir())) + 1
+    record = run / f"attempts/{number:06d}.json"
+    job, restart = incarnation()
+    record.write_text(json.dumps({"job": job, "restart": restart}))
+    return record
 
 
 def newest(run: Path) -> int:
