@@ -100,7 +100,7 @@ def data_merge(folder: str) -> None:
 @data.command("check")
 @click.argument("folder", metavar="DIR")
 def data_check(folder: str) -> None:
-    """Verify every shard of the corpus in DIR."""
+    """Verify every file of the corpus in DIR."""
     from data_pipeline.checking import check
 
     found = check(folder)
@@ -108,7 +108,7 @@ def data_check(folder: str) -> None:
         click.echo(line)
     if found:
         sys.exit(FAILED)
-    click.echo(f"{folder}: every shard is as it was built")
+    click.echo(f"{folder}: every file is as it was built")
 
 
 @data.command("show")

@@ -2,7 +2,8 @@
 
 What a corpus folder looks like::
 
-    corpus.json            format, vocabulary facts, counts; written last: then it is complete
+    corpus.json            format, vocabulary facts, counts, a SHA-256 of each file (`manifest`);
+                           written last: then it is complete
     tokenizer/             a copy of the tokenizer, loadable with transformers.AutoTokenizer
     word_starts.npy        bool [vocabulary], whether a token begins a word
     train/shard-000000.tar ...   see `data_pipeline.shards`
@@ -17,7 +18,6 @@ the bytes do not depend on the number of workers. Every `JOURNAL_SECONDS` the st
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import time
@@ -28,18 +28,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-import tokenizers
 
-from data_pipeline import tokenization
-from data_pipeline.corpus import FORMAT, SPLITS
+from data_pipeline import manifest, tokenization
+from data_pipeline.corpus import SPLITS
 from data_pipeline.documents import STDIN, RawChunk, Reading, Stretch, line_of, raw_chunks, slice_of
 from data_pipeline.encoding import EncodedChunk, held_out
 from data_pipeline.errors import DataError
-from data_pipeline.index import Index
+from data_pipeline.finishing import DIGESTS, finish_folder
 from data_pipeline.journal import Journal, alone
 from data_pipeline.parallel_encoding import encode_all
 from data_pipeline.shards import BLOCK_BYTES, token_dtype
-from data_pipeline.writing import SplitWriter, disk_errors, to_disk
+from data_pipeline.writing import SplitWriter
 
 JOURNAL_SECONDS = 20.0
 PROBLEMS_SHOWN = 20
@@ -202,7 +201,7 @@ class _Build:
         path = self.folder / "corpus.json"
         if not path.exists():
             return None
-        tree: dict = json.loads(path.read_text())
+        tree = manifest.read(self.folder)
         if tree.get("identity") != self.identity or self._has_other_text(tree["tally"]):
             raise DataError(
                 f"{self.folder}: already holds another corpus; choose another --out or remove it"
@@ -287,7 +286,7 @@ class _Build:
         if not self.tally.documents and self.options.tasks == 1:
             raise DataError(f"{', '.join(self.options.inputs)}: no documents with text there")
         if self.options.tasks > 1:
-            self.journal.keep_digests(self.folder / "digests.bin")
+            self.journal.keep_digests(self.folder / DIGESTS)
         return finish_folder(
             self.folder,
             self.options.tokenizer_dir,
@@ -295,50 +294,6 @@ class _Build:
             (self.tokenizer, self.vocabulary),
             asdict(self.tally),
         )
-
-
-def finish_folder(
-    folder: Path,
-    tokenizer_dir: str,
-    identity: dict,
-    loaded: tuple[tokenizers.Tokenizer, tokenization.Vocabulary],
-    tally: dict,
-) -> dict:
-    """Add what is not in the splits, `corpus.json` last. Returns its contents.
-
-    `loaded` is what `tokenization.load` gives for `tokenizer_dir`.
-    """
-    vocabulary = loaded[1]
-    tree = {
-        "format": FORMAT,
-        "identity": identity,
-        "vocabulary": vocabulary.to_json(),
-        "splits": {split: _describe(Index.open(folder / split)) for split in SPLITS},
-        "tally": {key: value for key, value in tally.items() if key != "chunks"},
-    }
-    with disk_errors(folder):
-        names = tokenization.install(Path(tokenizer_dir), folder / "tokenizer")
-        np.save(folder / "word_starts.npy", tokenization.word_starts(*loaded))
-        tree["tokenizer_files"] = names
-        part = folder / ".corpus.json.part"
-        part.write_text(json.dumps(tree, indent=2) + "\n")
-        for path in (folder, *folder.rglob("*")):
-            if path.suffix != ".tar":  # shards are on disk since they have their names
-                to_disk(path)
-        os.replace(part, folder / "corpus.json")
-        to_disk(folder)
-    return tree
-
-
-def _describe(index: Index) -> dict:
-    return {
-        "shards": len(index.shards),
-        "blocks": len(index.blocks),
-        "documents": index.documents,
-        "sentences": int(index.shards["sentences"].sum()),
-        "tokens": index.tokens,
-        "bytes": int(index.shards["bytes"].sum()),
-    }
 
 
 def _identity(options: BuildOptions, fingerprint: str, share: Sequence[Stretch]) -> dict:

@@ -1,7 +1,8 @@
 """Verifying a corpus: ``tandem data check``.
 
-Every shard is read once: its size and SHA-256, each block's checksum, and its members as `tarfile`
-(which knows nothing of our index) lists them.
+Every file is read once, and compared with the size and SHA-256 that the manifest, or for shards
+the index, has of it; of a shard also each block's checksum, and its members as `tarfile` (which
+knows nothing of our index) lists them. Kept sequence counts have a checksum of their own.
 """
 
 from __future__ import annotations
@@ -11,32 +12,49 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_pipeline.corpus import SPLITS, Corpus, CorpusSplit
+from data_pipeline import manifest
+from data_pipeline.corpus import SPLITS, Corpus, CorpusSplit, origin_of
 from data_pipeline.errors import BadShard, DataError
-from data_pipeline.index import shard_name
+from data_pipeline.index import Index, shard_name
+from data_pipeline.kept import PATTERN, is_sound
 from data_pipeline.shards import MEMBERS, token_dtype
+from data_pipeline.sources import is_url
 
 
 def check(folder: str) -> list[str]:
     """What is wrong with the corpus in `folder`, one line each; empty when all is well.
 
-    Raises DataError when there is no corpus.
+    Shards are looked at where their index is sound. Raises DataError when there is no corpus, or
+    its manifest is damaged.
     """
-    corpus = Corpus.open(folder)
-    if corpus.cache_bytes:
+    if is_url(folder):
         raise DataError(f"{folder}: only a corpus in a folder can be checked")
-    found: list[str] = []
+    place = Path(folder)
+    tree = manifest.read(place)
+    files = manifest.files_of(tree)
+    faults = {name: manifest.fault(place / name, record) for name, record in files.items()}
+    found = [f"{place / name}: {wrong}" for name, wrong in faults.items() if wrong]
     for name in SPLITS:
-        try:
-            split = corpus.split(name)
-        except DataError as error:
-            if "no documents" not in str(error):
-                found.append(str(error))
-            continue
-        for number in range(len(split.index.shards)):
-            found += check_shard(split, number)
-        found += _strangers(split)
+        found += _kept_files(place / name, origin_of(files, name))
+        if not any(wrong for file, wrong in faults.items() if file.startswith(f"{name}/")):
+            found += _shards(Corpus.of(folder, place, tree), name)
     return found
+
+
+def _shards(corpus: Corpus, name: str) -> Iterator[str]:
+    """What is wrong with the shards of a split whose index is sound."""
+    if not len(Index.open(corpus.folder / name).blocks):
+        return
+    split = corpus.split(name)
+    for number in range(len(split.index.shards)):
+        yield from check_shard(split, number)
+    yield from _strangers(split)
+
+
+def _kept_files(folder: Path, origin: str) -> Iterator[str]:
+    for path in sorted(folder.glob(PATTERN)):
+        if not is_sound(path, origin):
+            yield f"{path}: damaged; remove it: it is computed again when it is needed"
 
 
 def check_shard(split: CorpusSplit, number: int) -> Iterator[str]:
@@ -71,12 +89,8 @@ def _check_block(split: CorpusSplit, number: int) -> Iterator[str]:
     except BadShard as error:
         yield str(error)
         return
-    record = split.index.blocks[number]
-    sizes = tuple(len(getattr(block, name)) for name in MEMBERS)
     if (
-        sizes != (record["tokens"], record["sentences"], record["documents"])
-        or block.sentences.sum() != sizes[0]
-        or block.documents.sum() != sizes[1]
+        not block.adds_up
         or block.tokens.dtype != token_dtype(split.vocabulary.vocab_size)
         or block.tokens.max(initial=0) >= split.vocabulary.vocab_size
     ):

@@ -8,7 +8,7 @@ import os
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,17 +16,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline import packing
+from data_pipeline import manifest, packing
+from data_pipeline.arrays import map_array
 from data_pipeline.errors import BadShard, DataError
 from data_pipeline.index import INDEX_FILES, Index, shard_name
+from data_pipeline.kept import kept
+from data_pipeline.manifest import MANIFEST, FileRecord
 from data_pipeline.order import SequenceCounts
 from data_pipeline.packing import PackingRules
 from data_pipeline.shards import Block, decode_block
-from data_pipeline.sources import Folder, Remote, is_url
+from data_pipeline.sources import Folder, Remote, is_url, join
 from data_pipeline.tokenization import Vocabulary
 
-FORMAT = 1
 SPLITS = ("train", "val")
+WORD_STARTS = "word_starts.npy"
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class CorpusSplit:
     vocabulary: Vocabulary
     shards: Folder | Remote
     folder: Path  # of the index
+    origin: str  # stands for the contents of the index
 
     def read_block(self, number: int) -> Block:
         """Read and verify one block. Raises BadShard naming the shard when it is not as built."""
@@ -49,9 +53,12 @@ class CorpusSplit:
         if zlib.crc32(data) != record["crc32"]:
             raise BadShard(f"{self.name}/{shard}: damaged in block {number} (checksum)")
         try:
-            return decode_block(data)
+            block = decode_block(data)
         except (ValueError, tarfile.TarError) as error:
             raise BadShard(f"{self.name}/{shard}: block {number} is not ours: {error}") from None
+        if block.sizes != (record["tokens"], record["sentences"], record["documents"]):
+            raise BadShard(f"{self.name}/{shard}: block {number} is not as the index says")
+        return block
 
     def sequence_counts(self, rules: PackingRules) -> SequenceCounts:
         """How many sequences each block makes with the given packing and length.
@@ -59,12 +66,13 @@ class CorpusSplit:
         Computed from the sentence boundaries in the index once and kept beside it, as are the
         sums for the shards: with them an index of any size is opened without reading it.
         """
-        name = f"sequences-{rules.name}"
+        path = self.folder / f"sequences-{rules.name}.npy"
         shards, blocks = self.index.shards, self.index.blocks
         first = np.append(shards["first_block"], len(blocks)).astype(np.int64)
-        per_block = self._kept(f"{name}.npy", len(blocks), lambda: self._count(rules))
-        per_shard = self._kept(
-            f"{name}-shards.npy",
+        per_block = kept(path, self.origin, len(blocks), lambda: self._count(rules))
+        per_shard = kept(
+            path.with_name(f"{path.stem}-shards.npy"),
+            self.origin,
             len(shards),
             lambda: np.add.reduceat(per_block, first[:-1], dtype=np.int64),
         )
@@ -73,22 +81,7 @@ class CorpusSplit:
     @cached_property
     def word_starts(self) -> NDArray[np.bool_]:
         """[vocab_size] whether a token begins a word."""
-        return np.load(self.folder.parent / "word_starts.npy", allow_pickle=False)
-
-    def _kept(self, name: str, size: int, compute: Callable[[], NDArray]) -> NDArray:
-        """An array of so many numbers that is kept beside the index, mapped.
-
-        Ranks that find no file all compute the same one; each renames a whole file into place.
-        """
-        path = self.folder / name
-        try:
-            found: NDArray = np.load(path, mmap_mode="r", allow_pickle=False)
-            if found.shape != (size,):
-                raise ValueError("of another corpus")
-        except (OSError, ValueError):
-            found = compute()
-            _save_atomically(path, found)
-        return found
+        return map_array(self.folder.parent / WORD_STARTS)
 
     def _count(self, rules: PackingRules) -> NDArray[np.uint32]:
         counts = np.zeros(len(self.index.blocks), np.uint32)
@@ -107,20 +100,29 @@ class Corpus:
     name: str
     folder: Path
     vocabulary: Vocabulary
+    files: Mapping[str, FileRecord]  # all but the shards
     cache_bytes: int = 0
 
     @classmethod
     def open(cls, path: str, cache_dir: str | None = None, cache_gb: float = 50.0) -> Corpus:
-        """Open the corpus at `path`; reads no shard. Raises DataError when there is none."""
+        """Open the corpus at `path`; reads no shard.
+
+        Raises DataError when there is none, or one of its files is not as it was built.
+        """
         if is_url(path):
             folder, tree = _fetch_index(path, Path(cache_dir or _default_cache()))
         else:
             folder = Path(path)
-            tree = _read_json(folder)
-        if tree.get("format") != FORMAT:
-            raise DataError(f"{path}: of another format version; build the corpus again")
+            tree = manifest.read(folder)
+        corpus = cls.of(path, folder, tree, int(cache_gb * 1e9) if is_url(path) else 0)
+        manifest.verify(folder, corpus.files)
+        return corpus
+
+    @classmethod
+    def of(cls, name: str, folder: Path, tree: dict, cache_bytes: int = 0) -> Corpus:
+        """The corpus in `folder` of which `tree` is the manifest; its files are not looked at."""
         vocabulary = Vocabulary.from_json(tree["vocabulary"])
-        return cls(path, folder, vocabulary, int(cache_gb * 1e9) if is_url(path) else 0)
+        return cls(name, folder, vocabulary, manifest.files_of(tree), cache_bytes)
 
     def split(self, name: str) -> CorpusSplit:
         """The split called "train" or "val". Raises DataError when it has no documents."""
@@ -136,7 +138,8 @@ class Corpus:
                 else f"{self.name.rstrip('/')}/{name}"
             )
             shards = Remote(url, folder, self.cache_bytes, index.shards)
-        return CorpusSplit(f"{self.name}/{name}", index, self.vocabulary, shards, folder)
+        origin = origin_of(self.files, name)
+        return CorpusSplit(f"{self.name}/{name}", index, self.vocabulary, shards, folder, origin)
 
     @property
     def vocab_size(self) -> int:
@@ -150,15 +153,13 @@ class Corpus:
 
     @property
     def content(self) -> str:
-        """16 hex digits that stand for the texts of both splits, their order and the vocabulary.
+        """16 hex digits that stand for everything that is in the corpus.
 
-        The same wherever the corpus lies: a hash of the SHA-256 of each shard, which the index has.
+        The same wherever it lies: a hash of the vocabulary and of the SHA-256 of each file, the
+        index among them, which has those of the shards.
         """
-        digest = hashlib.sha256(self.fingerprint.encode())
-        for split in SPLITS:
-            shards = Index.open(self.folder / split).shards["sha256"]
-            digest.update(f"{split} {len(shards)}".encode() + shards.tobytes())
-        return digest.hexdigest()[:16]
+        tree = [self.vocabulary.to_json(), sorted((n, f.sha256) for n, f in self.files.items())]
+        return hashlib.sha256(json.dumps(tree).encode()).hexdigest()[:16]
 
     @property
     def token_counts(self) -> NDArray[np.int64]:
@@ -185,19 +186,10 @@ class Corpus:
             )
 
 
-def _read_json(folder: Path) -> dict:
-    try:
-        return json.loads((folder / "corpus.json").read_text())
-    except FileNotFoundError:
-        if not folder.exists():
-            raise DataError(
-                f"{folder}: no such corpus; build one with `tandem data build`"
-            ) from None
-        raise DataError(
-            f"{folder}: not a finished corpus (no corpus.json); run `tandem data build` on it"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder}/corpus.json: cannot be read: {error}") from None
+def origin_of(files: Mapping[str, FileRecord], split: str) -> str:
+    """What stands for the contents of a split's index: a hash of the hashes of its files."""
+    names = [f"{split}/{name}" for name in INDEX_FILES]
+    return hashlib.sha256("".join(files[name].sha256 for name in names).encode()).hexdigest()
 
 
 def _fetch_index(url: str, cache: Path) -> tuple[Path, dict]:
@@ -208,17 +200,11 @@ def _fetch_index(url: str, cache: Path) -> tuple[Path, dict]:
     """
     key = hashlib.sha256(url.encode()).hexdigest()[:12]
     with tempfile.TemporaryDirectory() as scratch:
-        fresh = Remote(url, Path(scratch), 0, None).fetch("corpus.json").read_bytes()
-    try:
-        tree = json.loads(fresh)
-    except ValueError as error:
-        raise DataError(f"{url}: corpus.json is not valid: {error}") from None
+        fresh = Remote(url, Path(scratch), 0).fetch(MANIFEST).read_bytes()
+    tree = manifest.parse(fresh, join(url, MANIFEST))
     folder = cache / f"{key}-{hashlib.sha256(fresh).hexdigest()[:12]}"
-    remote = Remote(url, folder, 0, None)
-    names = [f"{split}/{name}" for split in SPLITS for name in INDEX_FILES]
-    names += ["word_starts.npy", "corpus.json"]
-    names += [f"tokenizer/{name}" for name in tree["tokenizer_files"]]
-    for name in names:
+    remote = Remote(url, folder, 0, files=manifest.files_of(tree))
+    for name in tree["files"]:
         remote.fetch(name)
     return folder, tree
 
@@ -226,14 +212,3 @@ def _fetch_index(url: str, cache: Path) -> tuple[Path, dict]:
 def _default_cache() -> str:
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return str(Path(base) / "tandem")
-
-
-def _save_atomically(path: Path, array: NDArray) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
-    try:
-        with open(part, "wb") as file:
-            np.save(file, array)
-        part.replace(path)
-    except OSError:
-        # A read-only or full corpus folder only means that the next process counts again.
-        part.unlink(missing_ok=True)

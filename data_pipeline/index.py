@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.arrays import map_array
 from data_pipeline.errors import DataError
 from data_pipeline.shards import Block
 
@@ -66,6 +67,7 @@ class Index:
     token_counts: NDArray[np.int64]  # [vocabulary]
     sentence_sizes: NDArray[np.uint16]  # [sentences of all blocks] tokens of each
     document_sizes: NDArray[np.uint32]  # [documents of all blocks] sentences of each
+    folder: Path
 
     @property
     def tokens(self) -> int:
@@ -80,7 +82,8 @@ class Index:
     @classmethod
     def open(cls, folder: Path) -> Index:
         """Map the index of the split at `folder`. Raises DataError when missing or damaged."""
-        arrays = [_map(folder / f"{name}.npy") for name in ("shards", "blocks", "token_counts")]
+        names = ("shards", "blocks", "token_counts")
+        arrays = [map_array(folder / f"{name}.npy") for name in names]
         if arrays[0].dtype != SHARD or arrays[1].dtype != BLOCK:
             raise DataError(f"{folder}: the index is of another format; build the corpus again")
         return cls(
@@ -89,6 +92,7 @@ class Index:
             arrays[2],
             _map_raw(folder / SENTENCES, "<u2", int(arrays[0]["sentences"].sum())),
             _map_raw(folder / DOCUMENTS, "<u4", int(arrays[0]["documents"].sum())),
+            folder,
         )
 
     def shard_of(self, block: int) -> int:
@@ -96,16 +100,25 @@ class Index:
         return int(np.searchsorted(self.shards["first_block"], block, side="right")) - 1
 
     def boundaries(self) -> Iterator[Block]:
-        """Each block in order with zeros for tokens, from the index alone."""
+        """Each block in order with zeros for tokens, from the index alone.
+
+        Raises DataError where the boundaries of a block do not add up to what it holds.
+        """
         sentence = document = 0
-        for record in self.blocks:
+        for number, record in enumerate(self.blocks):
             next_sentence = sentence + int(record["sentences"])
             next_document = document + int(record["documents"])
-            yield Block(
+            block = Block(
                 np.broadcast_to(np.uint16(0), int(record["tokens"])),
                 self.sentence_sizes[sentence:next_sentence],
                 self.document_sizes[document:next_document],
             )
+            if not block.adds_up:
+                raise DataError(
+                    f"{self.folder}: {SENTENCES} or {DOCUMENTS} is damaged in block {number}; "
+                    "restore them from a copy, or build the corpus again"
+                )
+            yield block
             sentence, document = next_sentence, next_document
 
 
@@ -119,15 +132,6 @@ def write_index(
     np.save(folder / "shards.npy", np.concatenate([np.zeros(0, SHARD), *shards]))
     np.save(folder / "blocks.npy", np.concatenate([np.zeros(0, BLOCK), *blocks]))
     np.save(folder / "token_counts.npy", token_counts.astype("<i8"))
-
-
-def _map(path: Path) -> NDArray:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise DataError(f"{path}: missing; build the corpus again") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
 
 
 def _map_raw(path: Path, dtype: str, size: int) -> NDArray:

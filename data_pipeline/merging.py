@@ -7,7 +7,7 @@ writing the parts that hold one anew.
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import re
 import shutil
@@ -18,11 +18,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline import tokenization
-from data_pipeline.building import Tally, finish_folder, part_folder
+from data_pipeline import manifest, tokenization
+from data_pipeline.building import Tally, part_folder
 from data_pipeline.corpus import SPLITS, Corpus, CorpusSplit
 from data_pipeline.encoding import DIGEST_BYTES, held_out
 from data_pipeline.errors import DataError
+from data_pipeline.finishing import DIGESTS, finish_folder
 from data_pipeline.index import DOCUMENTS, SENTENCES, Index, shard_name, write_index
 from data_pipeline.shards import token_dtype
 from data_pipeline.writing import SplitWriter, disk_errors
@@ -40,12 +41,15 @@ def merge(folder: str) -> dict:
         if next(parts_folder.glob("*-of-?????/*/shard-*.tar"), None):  # a merge moves them away
             raise DataError(f"{out}: holds a corpus besides these parts; move parts elsewhere")
         shutil.rmtree(parts_folder, ignore_errors=True)
-        return _tree(out)
+        return manifest.read(out)
     parts = _parts(out)
-    _require_alike(parts, [_tree(part) for part in parts])
-    if _tree(parts[0])["identity"]["drop_duplicates"]:
+    trees = [manifest.read(part) for part in parts]
+    _require_alike(parts, trees)
+    for part, tree in zip(parts, trees, strict=True):
+        manifest.verify(part, manifest.files_of(tree), up_to=math.inf)
+    if trees[0]["identity"]["drop_duplicates"]:
         _drop_duplicates(parts)
-    trees = [_tree(part) for part in parts]
+    trees = [manifest.read(part) for part in parts]
     tally = _joined_tally(trees)
     if not tally.documents:
         raise DataError(f"{out}: the parts hold no documents")
@@ -63,11 +67,6 @@ def merge(folder: str) -> dict:
 def _finish(folder: Path, part: Corpus, identity: dict, tally: Tally) -> dict:
     loaded = tokenization.load(part.tokenizer_dir)
     return finish_folder(folder, str(part.tokenizer_dir), identity, loaded, vars(tally))
-
-
-def _tree(folder: Path) -> dict:
-    tree: dict = json.loads((folder / "corpus.json").read_text())
-    return tree
 
 
 def _parts(out: Path) -> list[Path]:
@@ -118,7 +117,7 @@ def _drop_duplicates(parts: list[Path]) -> None:
     """Take out of each part the documents of earlier parts."""
     seen: set[bytes] = set()
     for part in parts:
-        data = (part / "digests.bin").read_bytes()
+        data = (part / DIGESTS).read_bytes()
         digests = [data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)]
         keep = np.array([one not in seen for one in digests], bool)
         seen.update(digests)
@@ -128,7 +127,7 @@ def _drop_duplicates(parts: list[Path]) -> None:
 
 def _rewrite(part: Path, digests: list[bytes], keep: NDArray[np.bool_]) -> None:
     """Replace a part by one that holds only the documents of `keep`."""
-    tree, corpus = _tree(part), Corpus.open(str(part))
+    tree, corpus = manifest.read(part), Corpus.open(str(part))
     fresh, old = part.with_name(f"{part.name}.new"), part.with_name(f"{part.name}.old")
     shutil.rmtree(fresh, ignore_errors=True)
     identity, tally = tree["identity"], Tally(**tree["tally"])
@@ -150,7 +149,7 @@ def _rewrite(part: Path, digests: list[bytes], keep: NDArray[np.bool_]) -> None:
         writer.finish()
     tally.duplicates += int((~keep).sum())
     kept = [one for one, wanted in zip(digests, keep, strict=True) if wanted]
-    (fresh / "digests.bin").write_bytes(b"".join(kept))
+    (fresh / DIGESTS).write_bytes(b"".join(kept))
     _finish(fresh, corpus, identity, tally)
     part.rename(old)
     fresh.rename(part)

@@ -34,6 +34,17 @@ class Block:
     sentences: NDArray[np.uint16]  # [sentences] tokens of each
     documents: NDArray[np.uint32]  # [documents] sentences of each
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Tokens, sentences and documents."""
+        return len(self.tokens), len(self.sentences), len(self.documents)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the documents hold all its sentences, and these all its tokens."""
+        held = int(self.sentences.sum(dtype=np.int64)), int(self.documents.sum(dtype=np.int64))
+        return held == self.sizes[:2]
+
 
 def token_dtype(vocab_size: int) -> np.dtype:
     """The narrowest type that holds every id."""

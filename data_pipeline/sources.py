@@ -9,12 +9,11 @@ not at all, and the least recently used shards make room. What is being fetched 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import BadShard
 from data_pipeline.index import shard_number
+from data_pipeline.manifest import FileRecord, fault, sha256
 
 ATTEMPTS = 5
 FIRST_PAUSE = 0.5  # seconds, doubled after each failure
@@ -57,13 +57,15 @@ class Folder:
 
 @dataclass(frozen=True)
 class Remote:
-    """Files of a URL. `shards` is the table of the index by which shards are verified; of these
-    up to `cache_bytes` are kept in `cache`."""
+    """Files of a URL, verified by `shards`, the table of the index, or by the records of `files`.
+
+    Up to `cache_bytes` of the shards are kept in `cache`."""
 
     url: str
     cache: Path
     cache_bytes: int
-    shards: NDArray[np.void] | None
+    shards: NDArray[np.void] | None = None
+    files: Mapping[str, FileRecord] = field(default_factory=dict)
     given_up: dict[str, str] = field(default_factory=dict)  # files that could not be had, and why
 
     def read(self, name: str, offset: int, size: int) -> bytes:
@@ -85,13 +87,17 @@ class Remote:
             raise BadShard(self.given_up[name])
         path = self.cache / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
+        if not self._has(name, path):
             with _alone(path):
                 for left in path.parent.glob(f".{path.name}.*.part"):
                     left.unlink()  # by a process that died
-                if not path.exists():
+                if not self._has(name, path):
                     self._fetch_with_retries(name, path)
         return path
+
+    def _has(self, name: str, path: Path) -> bool:
+        """Whether the cache has a file; one of the index must be as recorded."""
+        return path.exists() and (name not in self.files or not fault(path, self.files[name]))
 
     def _fetch_with_retries(self, name: str, path: Path) -> None:
         address = join(self.url, name)
@@ -115,31 +121,28 @@ class Remote:
         expected = self._expected(name)
         if expected is None:
             return
-        if part.stat().st_size != expected["bytes"]:
-            raise ValueError(f"{part.stat().st_size} bytes came instead of {expected['bytes']}")
-        digest = hashlib.sha256()
-        with open(part, "rb") as file:
-            while data := file.read(CHUNK):
-                digest.update(data)
-        if digest.digest() != expected["sha256"].tobytes():
+        size = part.stat().st_size
+        if size != expected.bytes:
+            raise ValueError(f"{size} bytes came instead of {expected.bytes}")
+        if sha256(part) != expected.sha256:
             raise ValueError("its SHA-256 is not that of the index")
 
-    def _expected(self, name: str) -> np.void | None:
-        """What the index says of a file, if it is a shard."""
+    def _expected(self, name: str) -> FileRecord | None:
+        """What the index or the manifest says of a file."""
         if self.shards is None:
-            return None
-        record: np.void = self.shards[shard_number(name)]
-        return record
+            return self.files.get(name)
+        record = self.shards[shard_number(name)]
+        return FileRecord(int(record["bytes"]), record["sha256"].tobytes().hex())
 
     def _reserve(self, name: str, part: Path) -> None:
-        """Make `part` as large as the file will be, after removing what was used least recently."""
+        """Make `part` as large as a shard will be, after removing what was used least recently."""
         expected = self._expected(name)
-        if expected is None:
+        if expected is None or self.shards is None:
             part.touch()
             return
         with _alone(self.cache.parent / "room"), open(part, "wb") as file:
-            self._make_room(int(expected["bytes"]))
-            file.truncate(int(expected["bytes"]))
+            self._make_room(expected.bytes)
+            file.truncate(expected.bytes)
 
     def _make_room(self, size: int) -> None:
         """Remove shards of this corpus until so many bytes more fit."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import subprocess
 import sys
 import tracemalloc
@@ -13,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline import BatchStream, Corpus, DataConfig
-from data_pipeline.index import BLOCK, SHARD, write_index
+from data_pipeline import BatchStream, Corpus, DataConfig, manifest
+from data_pipeline.corpus import origin_of
+from data_pipeline.index import BLOCK, INDEX_FILES, SHARD, write_index
+from data_pipeline.kept import kept
 from data_pipeline.order import EpochOrder, SequenceCounts
 from data_pipeline.slots import BatchSizes, Slots
 from tests.data_pipeline.conftest import make_documents
@@ -47,10 +48,15 @@ def write_hollow_corpus(folder: Path, corpus: Corpus, shards: int) -> None:
     write_index(split, [records], [np.zeros(shards * BLOCKS, BLOCK)], np.zeros(8, np.int64))
     (split / "sentences.u16").write_bytes(b"")
     (split / "documents.u32").write_bytes(b"")
-    np.save(split / "sequences-full_sentences-512.npy", np.full(shards * BLOCKS, PER_BLOCK, "u4"))
-    tree = json.loads((corpus.folder / "corpus.json").read_text())
-    (folder / "corpus.json").write_text(json.dumps(tree))
     np.save(folder / "word_starts.npy", np.ones(8, bool))
+    tree = manifest.read(corpus.folder)
+    names = [f"train/{name}" for name in INDEX_FILES]
+    tree["files"] = manifest.records(folder, [*names, "word_starts.npy"])
+    (folder / "corpus.json").write_text(manifest.render(tree))
+    origin = origin_of(manifest.files_of(tree), "train")
+    counts = np.full(shards * BLOCKS, PER_BLOCK, "u4")
+    name = split / "sequences-full_sentences-512.npy"
+    kept(name, origin, len(counts), lambda: counts)
 
 
 def test_seeking_reads_no_shard_and_little_memory(corpus: Corpus, tmp_path: Path) -> None:

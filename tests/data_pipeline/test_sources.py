@@ -20,6 +20,7 @@ from data_pipeline import (
     DataConfig,
     DataError,
     SourceConfig,
+    manifest,
     open_corpora,
     sources,
 )
@@ -203,8 +204,9 @@ def test_mixtures(corpus: Corpus, make_corpus, tmp_path: Path) -> None:
 def test_a_mixture_of_vocabularies_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     copied = tmp_path / "corpus"
     shutil.copytree(corpus.folder, copied)
-    path = copied / "corpus.json"
-    path.write_text(path.read_text().replace(corpus.fingerprint, "0" * 64))
+    tree = manifest.read(copied)
+    tree["vocabulary"]["fingerprint"] = "0" * 64
+    (copied / "corpus.json").write_text(manifest.render(tree))
     sources_ = {"a": SourceConfig(str(corpus.folder)), "b": SourceConfig(str(copied))}
     with pytest.raises(DataError, match="another vocabulary"):
         BatchStream.open(DataConfig(sequence_length=64, mixture=sources_), "train", 1, 8)

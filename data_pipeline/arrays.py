@@ -1,0 +1,28 @@
+"""Reading ``.npy`` files that may be damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.errors import DataError
+
+
+def map_array(path: Path) -> NDArray:
+    """The one-dimensional array in a file, memory-mapped and read-only.
+
+    Raises DataError, naming the file, when it is missing or holds anything else.
+    """
+    try:
+        found = np.lib.format.open_memmap(path, mode="r")
+    except FileNotFoundError:
+        raise DataError(f"{path}: missing; build the corpus again") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # of any kind: the header is a Python literal
+        raise DataError(f"{path}: not an array: {' '.join(str(error).split())[:200]}") from None
+    if found.ndim != 1:
+        raise DataError(f"{path}: of {found.ndim} dimensions instead of one")
+    return found

@@ -1,0 +1,63 @@
+"""The last act of a build or merge: what is not in the splits, and the manifest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from data_pipeline import manifest, tokenization
+from data_pipeline.corpus import SPLITS, WORD_STARTS
+from data_pipeline.index import INDEX_FILES, Index
+from data_pipeline.manifest import MANIFEST
+from data_pipeline.writing import disk_errors, to_disk
+
+DIGESTS = "digests.bin"  # of a part's documents, for the merge
+
+
+def finish_folder(
+    folder: Path,
+    tokenizer_dir: str,
+    identity: dict,
+    loaded: tuple[tokenizers.Tokenizer, tokenization.Vocabulary],
+    tally: dict,
+) -> dict:
+    """Add what is not in the splits, `corpus.json` last. Returns its contents.
+
+    `loaded` is what `tokenization.load` gives for `tokenizer_dir`.
+    """
+    tree = {
+        "format": manifest.FORMAT,
+        "identity": identity,
+        "vocabulary": loaded[1].to_json(),
+        "splits": {split: _describe(Index.open(folder / split)) for split in SPLITS},
+        "tally": {key: value for key, value in tally.items() if key != "chunks"},
+    }
+    with disk_errors(folder):
+        tokenizer_files = tokenization.install(Path(tokenizer_dir), folder / "tokenizer")
+        np.save(folder / WORD_STARTS, tokenization.word_starts(*loaded))
+        names = [f"{split}/{name}" for split in SPLITS for name in INDEX_FILES]
+        names += [WORD_STARTS, *(f"tokenizer/{name}" for name in tokenizer_files)]
+        names += [DIGESTS] if (folder / DIGESTS).exists() else []
+        tree["files"] = manifest.records(folder, names)
+        part = folder / f".{MANIFEST}.part"
+        part.write_text(manifest.render(tree))
+        # Shards are on disk since they have their names.
+        for name in [*names, part.name, *SPLITS, "tokenizer", "."]:
+            to_disk(folder / name)
+        os.replace(part, folder / MANIFEST)
+        to_disk(folder)
+    return tree
+
+
+def _describe(index: Index) -> dict:
+    return {
+        "shards": len(index.shards),
+        "blocks": len(index.blocks),
+        "documents": index.documents,
+        "sentences": int(index.shards["sentences"].sum()),
+        "tokens": index.tokens,
+        "bytes": int(index.shards["bytes"].sum()),
+    }
