@@ -11,8 +11,10 @@ from rich.text import Text
 import configs
 from cluster.config import ClusterConfig, with_options
 from cluster.errors import LaunchError
+from cluster.sbatch_options import refuse_unknown
 from cluster.scheduler import expected_start, queued_jobs
 from cluster.script import build
+from cluster.shell_lines import refuse_broken
 from cluster.slurm import plan_job
 from cluster.slurm import submit as submit_job
 from cluster.status import is_array, read_array, read_one, read_runs, to_json
@@ -45,6 +47,8 @@ def submit(
         raise LaunchError("--chain and --seeds do not go together: submit one chain per seed")
     site = configs.load(cluster, ClusterConfig, "cluster") if cluster else ClusterConfig()
     site = with_options(site, options)
+    refuse_unknown(site.sbatch)
+    refuse_broken(site)
     _require_equal_shares(batches, site)
     job = plan_job(name, run, site, seeds, chained=chain > 1)
     if dry_run:

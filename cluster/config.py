@@ -9,24 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.errors import LaunchError
+from cluster.ranks import EXPORTED
+from cluster.sbatch_options import OWN, gpus_in_gres
 
-# The script sets these itself; the key or option that steers each.
-OWN_OPTIONS = {
-    "job-name": "the job's name",
-    "nodes": "nodes",
-    "ntasks": "nodes and ranks_per_node",
-    "ntasks-per-node": "ranks_per_node",
-    "gpus-per-node": "gpus_per_node",
-    "output": "nothing: the log is in the run folder",
-    "error": "nothing: the log is in the run folder",
-    "open-mode": "nothing: the log is appended to",
-    "chdir": "nothing: the job starts where it was submitted",
-    "signal": "warning_seconds",
-    "requeue": "requeue",
-    "no-requeue": "requeue",
-    "array": "--seeds",
-    "test-only": "--dry-run",
-}
+# Set for each rank, by SLURM or from what it sets; or read-only in bash.
+LAUNCHERS = re.compile(
+    rf"{'|'.join(EXPORTED)}|SLURM_(JOB|STEP|ARRAY|NTASKS|TASKS|NNODES|PROCID|LOCALID|NODEID|RESTART)"
+    r"(_\w+)?|UID|EUID|PPID|BASHOPTS|SHELLOPTS|BASH_VERSINFO"
+)
 
 
 @dataclass
@@ -38,7 +28,7 @@ class ClusterConfig:
     """
 
     nodes: str = "1"  # or the least and the most: 2-4
-    gpus_per_node: str = "0"  # or of one kind: a100:8
+    gpus_per_node: str = "0"  # or of one kind: a100:8; or say sbatch.gres
     ranks_per_node: int = 1  # where there are no GPUs; otherwise one rank per GPU
     sbatch: dict[str, str] = field(default_factory=dict)
     srun: dict[str, str] = field(default_factory=dict)
@@ -72,12 +62,19 @@ class ClusterConfig:
         for name in self.variables:
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise ValueError(f"variables: {name!r} is not a name for an environment variable")
+            if LAUNCHERS.fullmatch(name):
+                raise ValueError(f"variables.{name}: is set by the launcher; leave it out")
         for section, options in (("sbatch", self.sbatch), ("srun", self.srun)):
             for name in options:
                 if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
                     raise ValueError(f"{section}: {name!r} is not the long name of an option")
-        for name in OWN_OPTIONS.keys() & self.sbatch.keys():
-            raise ValueError(f"sbatch.{name} is set by {OWN_OPTIONS[name]}")
+                if name in OWN[section]:
+                    raise ValueError(f"{section}.{name}: cannot be set: {OWN[section][name]}")
+        if self.asks_by_gres and int(self.gpus_per_node.rpartition(":")[2]):
+            raise ValueError(
+                "sbatch.gres: gpus_per_node asks for GPUs as well; leave one of the two out "
+                "(--gpus-per-node 0)"
+            )
         if not re.fullmatch(r"[1-9]\d*", self.sbatch.get("cpus-per-task", "1")):
             raise ValueError(f"sbatch.cpus-per-task: {self.sbatch['cpus-per-task']} is no number")
 
@@ -88,8 +85,20 @@ class ClusterConfig:
 
     @property
     def gpus(self) -> int:
-        """GPUs on each node, of whatever kind."""
-        return int(self.gpus_per_node.rpartition(":")[2])
+        """GPUs on each node, of whatever kind, whichever option asks for them."""
+        return int(self.gpus_per_node.rpartition(":")[2]) or self._gpus_in_gres
+
+    @property
+    def asks_by_gres(self) -> bool:
+        """Whether ``sbatch.gres`` asks for GPUs, for sites that know no ``--gpus-per-node``."""
+        return self._gpus_in_gres > 0
+
+    @property
+    def _gpus_in_gres(self) -> int:
+        try:
+            return gpus_in_gres(self.sbatch.get("gres", ""))
+        except ValueError as error:
+            raise ValueError(f"sbatch.gres: {error}") from None
 
     @property
     def node_counts(self) -> range:

@@ -6,6 +6,7 @@ was submitted from, and a person can read it, change it and submit it again by h
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,18 +40,15 @@ def build(job: Job, cluster: ClusterConfig) -> str:
 
     Raises LaunchError for what sbatch's option lines have no way to quote: a line break or another
     unprintable character anywhere, and a ``%`` or a backslash in the path of the log. Raises it as
-    well for a key of Weights & Biases, which must not lie in a file that others read.
+    well for a variable that the script has itself, and for a key of Weights & Biases, which must
+    not lie in a file that others read.
     """
     _refuse_unprintable(job, cluster)
     if set(str(job.run)) & {"%", BACKSLASH}:
         raise LaunchError(f"{job.run}: SLURM cannot log to a path with % or {BACKSLASH} in it")
-    parts = [
-        _options(job, cluster),
-        _work(job, cluster),
-        _environment(cluster),
-        SUPERVISOR.read_text(encoding="utf-8"),
-    ]
-    text = "\n".join(parts)
+    work, supervisor = _work(job, cluster), SUPERVISOR.read_text(encoding="utf-8")
+    _refuse_own_names(cluster, work + supervisor)
+    text = "\n".join([_options(job, cluster), work, _environment(cluster), supervisor])
     if f"{SECRET}=" in text:
         raise LaunchError(
             f"{SECRET}: the script would hold it; run `wandb login` once, or export it in the "
@@ -65,7 +63,7 @@ def _options(job: Job, cluster: ClusterConfig) -> str:
         "job-name": job.name,
         "nodes": cluster.nodes,
         **_tasks(cluster),
-        **({"gpus-per-node": cluster.gpus_per_node} if cluster.gpus else {}),
+        **_gpus(cluster),
         "chdir": str(job.directory),
         "output": f"{job.run}/logs/slurm-{log}.log",
         "open-mode": "append",
@@ -85,6 +83,12 @@ def _options(job: Job, cluster: ClusterConfig) -> str:
         f"# Job {job.name}, written by `tandem submit`. To submit it again: sbatch THIS_FILE",
     ]
     return "\n".join([*head, *lines]) + "\n"
+
+
+def _gpus(cluster: ClusterConfig) -> dict[str, str]:
+    if not cluster.gpus or cluster.asks_by_gres:
+        return {}
+    return {"gpus-per-node": cluster.gpus_per_node}
 
 
 def _tasks(cluster: ClusterConfig) -> dict[str, str]:
@@ -190,6 +194,12 @@ def _quote(text: str) -> str:
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
+
+
+def _refuse_own_names(cluster: ClusterConfig, text: str) -> None:
+    own = set(re.findall(r"(?:^|[ ;(])([a-z_]+)\+?=", text, re.MULTILINE))
+    for name in own & cluster.variables.keys():
+        raise LaunchError(f"variables.{name}: the script has a variable of that name; take another")
 
 
 def _refuse_unprintable(job: Job, cluster: ClusterConfig) -> None:

@@ -192,8 +192,16 @@ def test_a_container_image_is_for_the_ranks():
         (["--gpus-per-node", "x"], "gpus_per_node: 'x' is neither a number"),
         (["--warning-seconds", "x"], "--warning-seconds x: a number"),
         (["--cpus-per-task", "x"], "sbatch.cpus-per-task: x is no number"),
-        (["--output", "x"], "sbatch.output is set by nothing"),
-        (["--time", "60"], "write '24:00:00'"),
+        (["--output", "x"], "sbatch.output: cannot be set: the log is in the run folder"),
+        (["--gpus", "8"], "sbatch.gpus: cannot be set: use gpus_per_node"),
+        (["--gpus-per-task=1"], "sbatch.gpus-per-task: cannot be set: use gpus_per_node"),
+        (["--ntasks-per-gpu", "1"], "sbatch.ntasks-per-gpu: cannot be set: use gpus_per_node"),
+        (["--gres", "gpu:a100:x"], "sbatch.gres: 'gpu:a100:x' is no number of GPUs"),
+        (["--gres", "gpu:2", "--gpus-per-node", "2"], "sbatch.gres: gpus_per_node asks for GPUs"),
+        (["--wrap", "x"], "sbatch.wrap: cannot be set"),
+        (["--wait"], "sbatch.wait: cannot be set"),
+        (["--parsable"], "sbatch.parsable: cannot be set"),
+        (["--clusters", "x"], "sbatch.clusters: cannot be set"),
         (["--Bad_name", "x"], "'Bad_name' is not the long name"),
         (["--requeue", "maybe"], "true or false"),
     ],
@@ -202,6 +210,48 @@ def test_bad_options_are_one_line(arguments, words):
     with pytest.raises(LaunchError, match=words) as error:
         with_options(ClusterConfig(), arguments)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("gpu:2", 2),
+        ("gpu", 1),
+        ("gpu:a100", 1),
+        ("gpu:a100:4", 4),
+        ("gpu:a100:1,gpu:h100:2", 3),
+        ("lustre:1,gres/gpu:2", 2),
+    ],
+)
+def test_a_rank_for_each_gpu_that_gres_asks_for(gres, gpus):
+    """Where a site knows no --gpus-per-node."""
+    text = build(job(), with_options(ClusterConfig(ranks_per_node=7), ["--gres", gres]))
+    for line in (f"#SBATCH --gres={gres}", f"#SBATCH --ntasks-per-node={gpus}", f"gpus={gpus}"):
+        assert f"\n{line}\n" in text
+    assert "gpus-per-node" not in text
+
+
+def test_gres_that_are_no_gpus():
+    assert with_options(ClusterConfig(), ["--gres", "lustre:1"]).ranks == 1
+    assert ClusterConfig(gpus_per_node="8", sbatch={"gres": "lustre:1"}).ranks == 8
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [
+        *(("variables", name) for name in ("RANK", "WORLD_SIZE", "SLURM_NNODES", "UID")),
+        *(("srun", name) for name in ("ntasks", "nodes", "gpus-per-task", "multi-prog")),
+    ],
+)
+def test_what_the_launcher_sets_is_left_to_it(section, name):
+    with pytest.raises(ValueError, match=rf"^{section}\.{name}: "):
+        ClusterConfig(**{section: {name: "1"}})
+
+
+@pytest.mark.parametrize("name", ["run", "submission", "train", "code", "verdict", "seeds"])
+def test_variables_of_the_script_are_its_own(name):
+    with pytest.raises(LaunchError, match=rf"^variables\.{name}: "):
+        build(job(), ClusterConfig(variables={name: "1"}))
 
 
 def test_a_time_needs_no_quotes(tmp_path):

@@ -1,5 +1,6 @@
 """`tandem submit` short of SLURM: dry runs, refusals, and what a submission's folder holds."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -250,3 +251,56 @@ def test_what_a_job_reads_is_looked_for_at_submission(tmp_path):
         assert (said.exit_code, said.output.count("\n")) == (1, 1)
         assert message in said.output
     assert submit("data.path=gone", "--no-check").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--partitionn", "p"], "sbatch.partitionn: .* no such option; did you mean partition?"),
+        (["--part", "p"], "did you mean partition?"),
+        (["--gpus-per-nod", "2"], "did you mean gpus-per-node?"),
+        (["--account", "a", "--exclude-nodes", "n1"], "sbatch.exclude-nodes: "),
+    ],
+)
+def test_options_that_are_none_are_refused(options, words):
+    with pytest.raises(LaunchError, match=words):
+        commands.submit("demo", Path("runs/demo"), "", options=options, dry_run=True)
+
+
+def test_options_of_the_sites_own_plugins(tmp_path, capsys):
+    """`sbatch --help` lists them; where there is no sbatch, they cannot be told from mistakes."""
+    sbatch = tmp_path / "bin/sbatch"
+    sbatch.write_text("#!/bin/sh\necho '  -A, --account=name'; echo '  --site-disk=GB  scratch'\n")
+    submit = {"name": "demo", "run": Path("runs/demo"), "config": "", "dry_run": True}
+    commands.submit(**submit, options=["--site-disk", "5"])
+    with pytest.raises(LaunchError, match=r"sbatch\.zzz: sbatch has no such option$"):
+        commands.submit(**submit, options=["--zzz", "5"])
+    sbatch.unlink()
+    commands.submit(**submit, options=["--zzz", "5"])
+    assert "#SBATCH --zzz=5\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("if true; then", "syntax error"),
+        ("}; evil() {", "syntax error"),
+        ("echo 'a", "unexpected EOF"),
+        ("cat <<END", "here-document"),
+    ],
+)
+@pytest.mark.parametrize("key", ["before", "after"])
+def test_a_line_that_breaks_the_script_is_named(tmp_path, key, line, words):
+    site = tmp_path / "site.yaml"
+    site.write_text(json.dumps({key: ["echo fine", line]}))
+    with pytest.raises(LaunchError, match=words) as error:
+        commands.submit("demo", Path("runs/demo"), "", str(site), dry_run=True)
+    assert str(error.value).startswith(f"{key}: line 2 ({line!r}): ")
+    assert "\n" not in str(error.value)
+
+
+def test_a_line_may_be_a_whole_paragraph(tmp_path, capsys):
+    site = tmp_path / "site.yaml"
+    site.write_text("before:\n- |\n  for n in 1 2; do\n    echo $n\n  done\n")
+    commands.submit("demo", Path("runs/demo"), "", str(site), dry_run=True)
+    assert "must 'for n in 1 2; do\n  echo $n\ndone\n'" in capsys.readouterr().out

@@ -103,8 +103,9 @@ def test_preflight_names_a_bad_node_and_goes_on_without_it(slurm: RealSlurm, sou
     assert {one["node"] for one in job.ranks(1)} == {"n1", "n3"}
 
 
-def test_one_rank_per_gpu(slurm: RealSlurm, source: Path) -> None:
-    job = Submitted(slurm, source, steps=1, cluster={"nodes": "1", "gpus_per_node": "2"})
+@pytest.mark.parametrize("asked", [{"gpus_per_node": "2"}, {"sbatch": {"gres": "gpu:2"}}])
+def test_one_rank_per_gpu(slurm: RealSlurm, source: Path, asked: dict) -> None:
+    job = Submitted(slurm, source, steps=1, cluster={"nodes": "1", **asked})
     job.end()
     assert [one["local_rank"] for one in job.ranks()] == [0, 1]
     assert {one["CUDA_VISIBLE_DEVICES"] for one in job.ranks()} == {"0,1"}, (

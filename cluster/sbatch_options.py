@@ -1,0 +1,108 @@
+"""Which options of sbatch and srun a site may set, and what follows from them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+
+from cluster.errors import LaunchError
+
+_GPUS = dict.fromkeys(
+    ("gpus", "gpus-per-socket", "gpus-per-task", "ntasks-per-gpu", "tres-per-task"),
+    "use gpus_per_node, from which the number of ranks follows",
+)
+_TASKS = {
+    "nodes": "use nodes",
+    "ntasks": "use nodes and ranks_per_node",
+    "ntasks-per-node": "use ranks_per_node",
+    "gpus-per-node": "use gpus_per_node",
+    **_GPUS,
+}
+# What the script itself needs, and what to do instead.
+OWN_SBATCH = {
+    **_TASKS,
+    "job-name": "it is the job's name",
+    "output": "the log is in the run folder",
+    "error": "the log is in the run folder",
+    "open-mode": "the log is appended to",
+    "chdir": "the job starts where it was submitted",
+    "signal": "use warning_seconds",
+    "requeue": "use requeue",
+    "no-requeue": "use requeue",
+    "array": "use --seeds",
+    "test-only": "use --dry-run",
+    "wrap": "the script is what runs",
+    "wait": "the submission ends at once; `tandem status` says how the run goes",
+    "parsable": "programs read `tandem status --json`",
+    "clusters": "submit on the cluster that the job is to run on",
+}
+OWN_SRUN = {
+    **_TASKS,
+    "chdir": "the job starts where it was submitted",
+    "multi-prog": "every rank runs the same program",
+    "pty": "a job has no terminal",
+}
+OWN = {"sbatch": OWN_SBATCH, "srun": OWN_SRUN}
+
+# Of every release since 20.11. The list only tells mistakes from what a site's plugins add.
+_NAMES = """
+    account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment
+    constraint container container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu
+    cpus-per-task deadline delay-boot dependency distribution error exclude exclusive export
+    export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq gpus gpus-per-node
+    gpus-per-socket gpus-per-task gres gres-flags hint hold ignore-pbs input job-name
+    kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu
+    mincpus network nice no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core
+    ntasks-per-gpu ntasks-per-node ntasks-per-socket oom-kill-step open-mode output overcommit
+    oversubscribe parsable partition power prefer priority profile propagate qos quiet reboot
+    requeue reservation resv-ports segment signal sockets-per-node spread-job stepmgr switches
+    test-only thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid
+    use-min-nodes verbose wait wait-all-nodes wckey wrap
+"""
+SBATCH = frozenset(_NAMES.split())
+
+
+def gpus_in_gres(gres: str) -> int:
+    """The GPUs of each node that ``--gres`` asks for: ``gpu:a100:4,lustre:1`` has 4.
+
+    Raises ValueError where it asks for GPUs in a form that SLURM does not know.
+    """
+    total = 0
+    for part in gres.split(","):
+        kind, *rest = re.sub(r"^gres[/:]", "", part.strip()).split(":")
+        if kind != "gpu":
+            continue
+        named = rest[1:] if rest and not rest[0].isdecimal() else rest
+        if len(named) > 1 or not all(count.isdecimal() for count in named):
+            raise ValueError(f"{part!r} is no number of GPUs; write gpu:2, or gpu:a100:2 of a kind")
+        total += int(named[0]) if named else 1
+    return total
+
+
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Raise LaunchError for a name that is no option of sbatch here.
+
+    A site's plugins add options, which the sbatch of its login nodes lists. Elsewhere a name is
+    refused only where it resembles one that is known.
+    """
+    for name in names:
+        if name in SBATCH:
+            continue
+        here = _listed_by_sbatch()
+        if name in here:
+            continue
+        longer = sorted(known for known in SBATCH if known.startswith(name))
+        likely = longer or difflib.get_close_matches(name, SBATCH, 1, cutoff=0.7)
+        if likely or here:
+            hint = f"; did you mean {likely[0]}?" if likely else ""
+            raise LaunchError(f"sbatch.{name}: sbatch has no such option{hint}")
+
+
+def _listed_by_sbatch() -> set[str]:
+    if not shutil.which("sbatch"):
+        return set()
+    told = subprocess.run(["sbatch", "--help"], capture_output=True, text=True, check=False)
+    return set(re.findall(r"--([a-z][a-z0-9-]+)", told.stdout))

@@ -1,0 +1,26 @@
+"""The lines of shell that a site's config has, checked before they are in a script."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+from cluster.config import ClusterConfig
+from cluster.errors import LaunchError
+
+
+def refuse_broken(cluster: ClusterConfig) -> None:
+    """Raise LaunchError for an entry of ``before`` or ``after`` that bash cannot read by itself."""
+    for key, lines in (("before", cluster.before), ("after", cluster.after)):
+        for number, line in enumerate(lines, start=1):
+            if words := _complaint(line):
+                raise LaunchError(f"{key}: line {number} ({line!r}): {words}")
+
+
+def _complaint(line: str) -> str:
+    """What bash says of a line; nothing where it is sound, or where there is no bash to ask."""
+    if not shutil.which("bash"):
+        return ""
+    read = subprocess.run(["bash", "-n", "-c", line], capture_output=True, text=True, check=False)
+    told = read.stderr.strip().splitlines()[:1]
+    return "".join(told).removeprefix("bash: ").removeprefix("-c: ")
