@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from data_pipeline.sources import is_url
+
 PACKINGS = (
     "full_sentences",
     "contiguous",
@@ -118,6 +120,8 @@ class DataConfig:
     - on_bad_shard: `stop`, or `skip`: a sample that cannot be read keeps its row, without labels.
     - cache_dir, cache_gb: where shards of URLs are kept, shared by the ranks of a node, and how
       much of them at most; the corpora of a mixture have equal parts of it.
+    - stage, stage_gb: a folder on each node's own disk, or a variable of its environment such as
+      ``$TMPDIR``, to which is copied ahead what the node will read, and how much at a time.
     """
 
     path: str = ""
@@ -130,11 +134,19 @@ class DataConfig:
     on_bad_shard: str = "stop"
     cache_dir: str | None = None
     cache_gb: float = 50.0
+    stage: str | None = None
+    stage_gb: float = 20.0
 
     def __post_init__(self) -> None:
         _require(not (self.path and self.mixture), "mixture", "set either path or mixture")
         _require(self.on_bad_shard in ("stop", "skip"), "on_bad_shard", "must be stop or skip")
         _require(self.cache_gb > 0.0, "cache_gb", "must be positive")
+        _require(self.stage_gb > 0.0, "stage_gb", "must be positive")
+        _require(
+            self.stage is None or not all(map(is_url, self.paths())),
+            "stage",
+            "is for corpora in folders; what is read of a URL is kept in cache_dir",
+        )
         _require(
             0.0 <= self.short_sequence_probability <= 1.0,
             "short_sequence_probability",
@@ -151,6 +163,10 @@ class DataConfig:
         for length, packing in self.lengths_and_packings():
             _require(8 <= length <= 1 << 15, "sequence_length", "must lie between 8 and 32768")
             _require(packing in PACKINGS, "packing", f"must be one of {', '.join(PACKINGS)}")
+
+    def paths(self) -> list[str]:
+        """Where its corpora are: folders and URLs."""
+        return [source.path for source in self.mixture.values()] or [self.path]
 
     def lengths_and_packings(self) -> list[tuple[int, str]]:
         """(sequence length, packing) at the start and from each phase on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -26,6 +27,7 @@ from data_pipeline.order import SequenceCounts
 from data_pipeline.packing import PackingRules
 from data_pipeline.shards import Block, decode_block
 from data_pipeline.sources import Folder, Remote, is_url, join
+from data_pipeline.staging import Staged
 from data_pipeline.tokenization import Vocabulary
 
 SPLITS = ("train", "val")
@@ -39,9 +41,18 @@ class CorpusSplit:
     name: str
     index: Index
     vocabulary: Vocabulary
-    shards: Folder | Remote
+    shards: Folder | Remote | Staged
     folder: Path  # of the index
     origin: str  # stands for the contents of the index
+
+    def staged_in(self, folder: Path) -> CorpusSplit:
+        """This split, read from copies of its blocks in `folder` where there are any.
+
+        One behind a URL stays as it is: it has its cache.
+        """
+        if not isinstance(self.shards, Folder):
+            return self
+        return dataclasses.replace(self, shards=Staged(self.shards, folder))
 
     def read_block(self, number: int) -> Block:
         """Read and verify one block. Raises BadShard naming the shard when it is not as built."""

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline import packing, pairs
+from data_pipeline.block_walk import BlockWalk
 from data_pipeline.corpus import CorpusSplit
 from data_pipeline.errors import BadShard
 from data_pipeline.hashing import scalar_key
 from data_pipeline.masking import NO_LABEL
-from data_pipeline.order import EpochOrder, Stretch
+from data_pipeline.order import Stretch
 from data_pipeline.packing import PackingRules
 from data_pipeline.slots import BatchSizes, Slots
 from data_pipeline.tokenization import Vocabulary
@@ -86,25 +88,22 @@ class Lanes:
         skip_bad_shards: bool = False,
     ) -> None:
         self.counts = split.sequence_counts(rules)
-        self._split, self._rules, self._seed = split, rules, seed
+        self.split, self._rules, self._seed = split, rules, seed
         self._rows, self._slots = rows, Slots(sizes, self.counts.total)
         self._first_sample = source << SOURCE_SHIFT
         self._skip_bad_shards = skip_bad_shards
         self._bad_shards: set[int] = set()
-        self._orders: OrderedDict[int, EpochOrder] = OrderedDict()
+        self._walk = BlockWalk(self.counts, seed, len(rows))
         self._blocks: OrderedDict[tuple[int, int], _OpenBlock] = OrderedDict()
         self._most_blocks = min(len(rows), len(split.index.blocks)) + SPARE_BLOCKS
         self._lanes: list[_OpenBlock] = [_OpenBlock(Stretch(0, 0, 0, 0), [])] * len(rows)
-        self._lane_epochs = np.full(len(rows), -1)
-        self._lane_starts = np.zeros(len(rows), np.int64)
-        self._lane_ends = np.zeros(len(rows), np.int64)
 
     def fill(self, step: int, out: Sequences, at: NDArray[np.int64]) -> None:
         """Write this object's rows of step `step` into the rows `at` of `out`."""
         epochs, positions = self._slots.locate(step, self._rows)
         self._move(epochs, positions)
         out.epochs[at] = epochs
-        within = (positions - self._lane_starts).tolist()
+        within = (positions - self._walk.starts).tolist()
         out.sample_ids[at] = [
             lane.sample_ids[number] for lane, number in zip(self._lanes, within, strict=True)
         ]
@@ -122,7 +121,7 @@ class Lanes:
         for row, (epoch, position) in enumerate(
             zip(epochs.tolist(), positions.tolist(), strict=True)
         ):
-            order = self._order(epoch)
+            order = self._walk.order(epoch)
             stretch = order.stretch(position)
             number = order.within_block(stretch)[position - stretch.first_position]
             sample_ids[row] = self._first_sample + stretch.first_sample + number
@@ -133,7 +132,7 @@ class Lanes:
         start, length = lane.spans[0][number], lane.spans[1][number]
         ids = out.input_ids[row]
         ids[1 : length + 1] = lane.stream[start : start + length]
-        ids[length + 1] = self._split.vocabulary.sep
+        ids[length + 1] = self.split.vocabulary.sep
         out.lengths[row] = length + 2
 
     def _fill_pair(self, out: Sequences, row: int, lane: _OpenBlock, number: int) -> None:
@@ -145,38 +144,34 @@ class Lanes:
         end = middle + second_length
         ids[1 : middle - 1] = lane.stream[first : first + first_length]
         ids[middle:end] = lane.stream[second : second + second_length]
-        ids[middle - 1] = ids[end] = self._split.vocabulary.sep
+        ids[middle - 1] = ids[end] = self.split.vocabulary.sep
         out.segment_ids[row, middle : end + 1] = 1
         out.lengths[row] = end + 1
         out.pair_labels[row] = label
 
     def _fill_unreadable(self, out: Sequences, row: int) -> None:
         """[CLS] [SEP]: nothing that could be masked, something to attend to."""
-        out.input_ids[row, 1] = self._split.vocabulary.sep
+        out.input_ids[row, 1] = self.split.vocabulary.sep
         out.lengths[row] = 2
         out.pair_labels[row] = NO_LABEL
         out.readable[row] = False
 
+    def blocks_entered(self, steps: Iterable[int]) -> Iterator[list[int]]:
+        """For each step the blocks that rows begin to read at it; reads no token data."""
+        walk = BlockWalk(self.counts, self._seed, len(self._rows))
+        for step in steps:
+            moves = walk.moved(*self._slots.locate(step, self._rows))
+            yield [stretch.block for _, _, stretch in moves]
+
     def _move(self, epochs: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
         """Open the next block for every lane that has left its current one."""
-        stale = (
-            (epochs != self._lane_epochs)
-            | (positions < self._lane_starts)
-            | (positions >= self._lane_ends)
-        )
-        for row in np.flatnonzero(stale):
-            block = self._open(int(epochs[row]), int(positions[row]))
-            self._lanes[row] = block
-            self._lane_epochs[row] = epochs[row]
-            self._lane_starts[row] = block.stretch.first_position
-            self._lane_ends[row] = block.stretch.first_position + block.stretch.count
+        for row, epoch, stretch in self._walk.moved(epochs, positions):
+            self._lanes[row] = self._open(epoch, stretch)
 
-    def _open(self, epoch: int, position: int) -> _OpenBlock:
-        order = self._order(epoch)
-        stretch = order.stretch(position)
+    def _open(self, epoch: int, stretch: Stretch) -> _OpenBlock:
         key = (epoch, stretch.block)
         if key not in self._blocks:
-            self._blocks[key] = self._pack(order, stretch, epoch)
+            self._blocks[key] = self._pack(stretch, epoch)
             if len(self._blocks) > self._most_blocks:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(key)
@@ -188,22 +183,15 @@ class Lanes:
             self._bad_shards.add(shard)
             _log.warning("%s: what of it cannot be read is trained on without labels", error)
 
-    def _order(self, epoch: int) -> EpochOrder:
-        if epoch not in self._orders:
-            self._orders[epoch] = EpochOrder(self.counts, self._seed, epoch)
-            if len(self._orders) > 2:
-                self._orders.popitem(last=False)
-        return self._orders[epoch]
-
-    def _pack(self, order: EpochOrder, stretch: Stretch, epoch: int) -> _OpenBlock:
-        shuffled = order.within_block(stretch)
+    def _pack(self, stretch: Stretch, epoch: int) -> _OpenBlock:
+        shuffled = self._walk.order(epoch).within_block(stretch)
         sample_ids = (self._first_sample + stretch.first_sample + shuffled).tolist()
         try:
-            block = self._split.read_block(stretch.block)
+            block = self.split.read_block(stretch.block)
         except BadShard as error:
             if not self._skip_bad_shards:
                 raise
-            self._warn(error, self._split.index.shard_of(stretch.block))
+            self._warn(error, self.split.index.shard_of(stretch.block))
             return _OpenBlock(stretch, sample_ids)
         columns: tuple[NDArray[np.int64], ...]
         if self._rules.is_pair:
@@ -222,6 +210,6 @@ class Lanes:
         return _OpenBlock(
             stretch=stretch,
             sample_ids=sample_ids,
-            stream=packing.stream(block, self._split.vocabulary.sep),
+            stream=packing.stream(block, self.split.vocabulary.sep),
             spans=tuple(column[shuffled].tolist() for column in columns),
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,9 +93,13 @@ class BatchStream:
         rank: int = 0,
         world_size: int = 1,
         masks: bool = True,
+        staged: Path | None = None,
     ) -> BatchStream:
-        """The stream over the split called "train" or "val" of the corpora that `config` names."""
-        splits = open_splits(config, split)
+        """The stream over the split called "train" or "val" of the corpora that `config` names.
+
+        `staged` is where a `Stager` of this node keeps copies of blocks.
+        """
+        splits = open_splits(config, split, staged)
         return cls(splits, config, seed, batch_sizes, rank, world_size, masks)
 
     def batch(self, step: int) -> Batch:
@@ -128,6 +134,19 @@ class BatchStream:
         for one in stretch.sources:
             epochs[one.at], sample_ids[one.at] = one.lanes.samples(step - stretch.phase_start)
         return epochs, sample_ids
+
+    def blocks_entered(self, step: int) -> Iterator[list[tuple[CorpusSplit, int]]]:
+        """For `step` and each that follows, the blocks that the rank's rows begin to read at it.
+
+        Reads no token data, and may run in another thread than `batch`.
+        """
+        for first, following in itertools.pairwise([*self._starts, None]):
+            if following is not None and following <= step:
+                continue
+            stretch = self._stretch(first or 0)
+            begin, end = max(step, first or 0), following
+            steps = itertools.count(begin) if end is None else range(begin, end)
+            yield from _entered(stretch, steps)
 
     def _stretch_of(self, step: int) -> _Stretch:
         start = self._starts[bisect_right(self._starts, step) - 1]
@@ -186,6 +205,19 @@ class BatchStream:
         )
 
 
+def _entered(stretch: _Stretch, steps: Iterable[int]) -> Iterator[list[tuple[CorpusSplit, int]]]:
+    counts = itertools.tee((step - stretch.phase_start for step in steps), len(stretch.sources))
+    walks = [
+        one.lanes.blocks_entered(mine) for one, mine in zip(stretch.sources, counts, strict=True)
+    ]
+    for entered in zip(*walks, strict=True):
+        yield [
+            (source.lanes.split, block)
+            for source, blocks in zip(stretch.sources, entered, strict=True)
+            for block in blocks
+        ]
+
+
 def open_corpora(config: DataConfig, urls: bool = True) -> dict[str, Corpus]:
     """The corpora by name: those of the mixture, or the one at `path`, by its folder's name.
 
@@ -211,9 +243,19 @@ def contents(config: DataConfig) -> dict[str, str]:
     return {key: corpus.content for key, corpus in zip(keys, corpora, strict=True)}
 
 
-def open_splits(config: DataConfig, split: str) -> CorpusSplit | dict[str, CorpusSplit]:
-    """The split called "train" or "val" of the corpus, or of each corpus of the mixture."""
+def open_splits(
+    config: DataConfig, split: str, staged: Path | None = None
+) -> CorpusSplit | dict[str, CorpusSplit]:
+    """The split called "train" or "val" of the corpus, or of each corpus of the mixture.
+
+    With `staged` blocks are read from below that folder where they have been copied there.
+    """
     splits = {name: corpus.split(split) for name, corpus in open_corpora(config).items()}
+    if staged:
+        splits = {
+            name: one.staged_in(staged / str(number))
+            for number, (name, one) in enumerate(splits.items())
+        }
     return splits if config.mixture else next(iter(splits.values()))
 
 

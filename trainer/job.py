@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 import configs
-from data_pipeline import BatchStream, contents, open_corpora
+from data_pipeline import Batch, BatchStream, contents, open_corpora
 from data_pipeline.torch_masking import TorchMasker
 from trainer.batch_plan import global_batches
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, newest_intact
@@ -31,6 +33,7 @@ from trainer.measure.gauges import Gauges
 from trainer.prefetch import Prefetched
 from trainer.record import tracking
 from trainer.record.recorder import Recorder
+from trainer.staging import folder_on_node, stager_of_node
 from trainer.state import JobState
 from trainer.step import StepResult
 from trainer.watch.replicas import verify
@@ -53,7 +56,8 @@ class Job:
         self.folder = RunFolder.of(config)
         corpora = open_corpora(config.data)
         require_fit(config, corpora)
-        stream, self.masker = _open_stream(config)
+        staged = folder_on_node(config, surroundings.attempt.number)
+        stream, self.masker = _open_stream(config, staged)
         self._validation = ValidationSet(config, surroundings.hang_watch.beat)
         self._unigram = self._validation.unigram()
         surroundings.startup.mark("data")
@@ -82,9 +86,7 @@ class Job:
             config, self.folder, self.state, gauges, speaks=dist.get_rank() == 0
         )
         self._open.enter_context(self.recorder)
-        self.batches = Prefetched(
-            lambda step: stream.batch(batch_number(step, config.recover)), self.state.step
-        )
+        self.batches = Prefetched(self._reader(stream, staged), self.state.step)
         self._open.callback(self.batches.close)
         self._say_where_it_begins(checkpoint, newest)
 
@@ -198,6 +200,22 @@ class Job:
     def __exit__(self, *exception: Any) -> None:
         self._open.close()
 
+    def _reader(self, stream: BatchStream, staged: Path | None) -> Callable[[int], Batch]:
+        """What makes the batch of a step; on each node one rank has blocks copied ahead."""
+        recoveries = self.config.recover
+        first = batch_number(self.state.step, recoveries)
+        stager = stager_of_node(self.config, staged, first) if staged else None
+        if stager:
+            self._open.enter_context(stager)
+
+        def read(step: int) -> Batch:
+            number = batch_number(step, recoveries)
+            if stager:
+                stager.reached(number)
+            return stream.batch(number)
+
+        return read
+
     def _say_where_it_begins(
         self, checkpoint: Checkpoint | None, newest: Checkpoint | None
     ) -> None:
@@ -259,7 +277,7 @@ def _retention(config: JobConfig) -> Retention:
     return Retention(last=keep.keep, every=keep.keep_every, best=keep.keep_best)
 
 
-def _open_stream(config: JobConfig) -> tuple[BatchStream, TorchMasker | None]:
+def _open_stream(config: JobConfig, staged: Path | None) -> tuple[BatchStream, TorchMasker | None]:
     """This rank's batches, and what masks them on the device where they come without masks."""
     masking = config.data.masking
     stream = BatchStream.open(
@@ -270,6 +288,7 @@ def _open_stream(config: JobConfig) -> tuple[BatchStream, TorchMasker | None]:
         dist.get_rank(),
         dist.get_world_size(),
         masks=not masking.on_device,
+        staged=staged,
     )
     if not masking.on_device:
         return stream, None

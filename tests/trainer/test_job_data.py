@@ -11,6 +11,7 @@ import pytest
 
 import configs
 from data_pipeline import BatchStream, build
+from data_pipeline.staging import Staged
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.batch_plan import global_batches, usual_rows
@@ -53,9 +54,11 @@ def curves_on_two_ranks(corpus: Path, damaged: Path, runs: Path) -> dict[str, li
     growing = job("growing", *GROWING)
     interrupted = job("interrupted", *GROWING)
     jobs.run(interrupted, stop_after=2)
+    copied = count_copies()
     found = {
         "growing": jobs.run(growing),
         "interrupted": jobs.run(interrupted),
+        "staged": jobs.run(job("staged", *GROWING, f"data.stage={runs}")),
         "host": jobs.run(job("host", "steps=3", "students=null")),
         "device": jobs.run(
             job("device", "steps=3", "students=null", "data.masking.on_device=true")
@@ -64,7 +67,22 @@ def curves_on_two_ranks(corpus: Path, damaged: Path, runs: Path) -> dict[str, li
             job("skipping", "steps=3", "students=null", "data.on_bad_shard=skip", data=damaged)
         ),
     }
-    return {name: jobs.curve(folder) for name, folder in found.items()}
+    assert not list(runs.glob("tandem-staged-*"))
+    curves = {name: jobs.curve(folder) for name, folder in found.items()}
+    return {**curves, "copied": copied}
+
+
+def count_copies() -> list[str]:
+    """To which the name of the shard of each block will be added that this process copies."""
+    copied: list[str] = []
+    put = Staged.put
+
+    def counted(self: Staged, name: str, offset: int, data: bytes) -> None:
+        copied.append(name)
+        put(self, name, offset, data)
+
+    Staged.put = counted
+    return copied
 
 
 def curve_on_one_rank(corpus: Path, runs: Path) -> list:
@@ -100,6 +118,12 @@ def test_a_growing_batch_is_the_same_training_on_any_number_of_ranks(
 
 def test_resuming_across_a_growth_and_a_change_of_length_is_the_same_run(curves):
     assert curves["interrupted"] == curves["growing"]
+
+
+def test_reading_from_the_nodes_own_disk_is_the_same_run(curves):
+    """One rank of the node copies for both."""
+    assert curves["staged"] == curves["growing"]
+    assert curves["copied"]
 
 
 def test_a_job_reads_what_its_stream_holds(curves, blocks, tmp_path):
