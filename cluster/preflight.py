@@ -1,9 +1,9 @@
 """One check per node before training: ``python -m cluster.preflight RUN GPUS MIN_FREE_GB``.
 
-Each node prints ``ok NODE`` or ``bad NODE: REASON``, and the batch script takes a node that says
-nothing for bad as well. A node first looks at itself (run folder, space, devices). Then the nodes
-meet, at the address where the ranks will meet, and add up one number over the network that they
-will use.
+Each node prints ``ok NODE``, ``bad NODE: REASON``, or ``wrong NODE: REASON`` for what no other node
+would cure; the batch script takes a node that says nothing for bad as well. A node first looks at
+itself (run folder, space, devices). Then the nodes meet, at the address where the ranks will meet,
+and add up one number over the network that they will use.
 """
 
 from __future__ import annotations
@@ -28,20 +28,41 @@ MEETING = datetime.timedelta(seconds=60)
 def main(run: Path, gpus: int, min_free_gb: float) -> int:
     """Check this node and its connections; 0 when all is well, 1 when it is not."""
     node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
-    fault = folder_fault(run, min_free_gb) or device_fault(gpus) or memory_fault(gpus)
-    fault = meeting_fault(derive(), gpus) or fault  # every node comes, lest the others wait
-    print(f"bad {node}: {fault}" if fault else f"ok {node}", flush=True)
+    own = folder_fault(run) or device_fault(gpus) or memory_fault(gpus)
+    shared = build_fault(gpus) or space_fault(run, min_free_gb)
+    own = meeting_fault(derive(), gpus) or own  # every node comes, lest the others wait
+    word, fault = ("wrong", shared) if shared else ("bad", own)
+    print(f"{word} {node}: {fault}" if fault else f"ok {node}", flush=True)
     return 1 if fault else 0
 
 
-def folder_fault(run: Path, min_free_gb: float) -> str | None:
+def build_fault(gpus: int) -> str | None:
+    """Why this PyTorch can use no GPU anywhere, if so."""
+    if not gpus or torch.version.cuda or torch.version.hip:
+        return None
+    return (
+        f"PyTorch {torch.__version__} of {sys.executable} is built without CUDA, but the job asks "
+        f"for {gpus} GPUs; install a build with CUDA, or name another environment (venv, conda, "
+        "container, python)"
+    )
+
+
+def space_fault(run: Path, min_free_gb: float) -> str | None:
+    """Why the run folder, which all nodes share, has too little space, if so."""
+    try:
+        free = shutil.disk_usage(run).free / 1e9
+    except OSError:
+        return None  # the node's own fault, as `folder_fault` says
+    return f"{run}: {free:.1f} GB free of {min_free_gb:g} needed" if free < min_free_gb else None
+
+
+def folder_fault(run: Path) -> str | None:
     """Why the run folder cannot be used from here, if so."""
     try:
         with tempfile.NamedTemporaryFile(dir=run, prefix=".preflight-"):
-            free = shutil.disk_usage(run).free / 1e9
+            return None
     except OSError as error:
         return f"{run}: {error.strerror}"
-    return f"{run}: {free:.1f} GB free of {min_free_gb:g} needed" if free < min_free_gb else None
 
 
 def device_fault(gpus: int) -> str | None:

@@ -165,6 +165,10 @@ check_nodes() { # sets $bad to the nodes that cannot train, or $shared where non
     --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --output=all --error=all \
     "${check[@]}" "$run" "$gpus" "$min_free_gb" >"$out" 2>&1
   all=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sort)
+  if words=$(grep -m 1 '^wrong ' "$out"); then
+    bad=$all shared=yes why=${words#wrong *: }
+    return
+  fi
   named=$(sed -n -e 's/^bad \([^ :]*\):.*/\1/p' \
     -e 's/.*Task launch.* failed on node \([^ :]*\):.*/\1/p' "$out" | sort -u)
   silent=$(sed -n 's/^\(ok\|bad\) \([^ :]*\).*/\2/p' "$out" | sort | comm -23 <(echo "$all") -)

@@ -14,16 +14,37 @@ from cluster.ranks import Ranks, free_port
 
 
 def test_run_folder(tmp_path):
-    assert preflight.folder_fault(tmp_path, 0.001) is None
+    assert preflight.folder_fault(tmp_path) is None
     assert not list(tmp_path.iterdir()), "nothing is left behind"
+    gone = tmp_path / "no"
+    assert preflight.folder_fault(gone) == f"{gone}: No such file or directory"
 
 
-def test_run_folder_that_is_not_there(tmp_path):
-    assert preflight.folder_fault(tmp_path / "no", 0) == f"{tmp_path}/no: No such file or directory"
+@pytest.mark.parametrize(
+    ("cuda", "hip", "gpus", "words"),
+    [
+        (None, None, 8, r"^PyTorch \S+ of \S+ is built without CUDA, but the job asks for 8 GPUs"),
+        (None, None, 0, None),
+        ("13.0", None, 8, None),
+        (None, "6.4", 8, None),
+    ],
+)
+def test_a_pytorch_without_cuda_is_no_fault_of_a_node(monkeypatch, cuda, hip, gpus, words):
+    monkeypatch.setattr(preflight.torch.version, "cuda", cuda)
+    monkeypatch.setattr(preflight.torch.version, "hip", hip)
+    found = preflight.build_fault(gpus)
+    assert found is None if words is None else re.search(words, found)
 
 
-def test_full_disk(tmp_path):
-    assert "GB free of 1e+06 needed" in str(preflight.folder_fault(tmp_path, 1e6))
+def test_what_no_other_node_would_cure_is_told_apart(tmp_path, capsys, monkeypatch):
+    """Too little space in the run folder, which all nodes share; and a node that sees no GPU."""
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setattr(preflight, "meeting_fault", lambda *_: None)
+    assert preflight.main(tmp_path, 0, 1e6) == 1
+    assert re.fullmatch(r"wrong n1: .*GB free of 1e\+06 needed.*\n", capsys.readouterr().out)
+    monkeypatch.setattr(preflight.torch.version, "cuda", "13.0")
+    assert preflight.main(tmp_path, 99, 0) == 1
+    assert re.fullmatch(r"bad n1: \d+ of 99 GPUs found\n", capsys.readouterr().out)
 
 
 def test_missing_gpus():

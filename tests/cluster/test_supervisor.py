@@ -6,91 +6,10 @@ The same decisions are taken on a real SLURM in tests/slurm; here every branch i
 import json
 import os
 import signal
-import subprocess
-import time
-from pathlib import Path
 
 import pytest
 
-from cluster.config import ClusterConfig
-from cluster.script import Job, build
-
-FAKES = {
-    "srun": """
-        case "$*" in
-        *cluster.preflight*) eval "${PREFLIGHT:-echo ok n1; echo ok n2}" ;;
-        *) eval "$TRAIN" ;;
-        esac
-    """,
-    "scontrol": """
-        echo "$*" >>"$CALLS"
-        case "$*" in
-        requeue*) echo "$REFUSAL" >&2; [ -z "$REFUSAL" ] ;;
-        *hostnames*) printf 'n1\\nn2\\n' ;;
-        *"show job"*) echo "JobId=7 Reason=${REASON:-None} ExcNodeList=${EXCLUDED:-(null)} End=1" ;;
-        esac
-    """,
-}
-
-# What ranks do in the run folder: note a step, and say at the end of an attempt how it went.
-RANKS = """
-step() { echo "{\\"step\\": $1}" >>metrics.jsonl; }
-attempt() { # JSON: its record has the job and the restart, and whatever is given
-    mkdir -p attempts
-    echo "{\\"job\\": \\"7\\", \\"restart\\": ${SLURM_RESTART_COUNT:-0}$1}" >attempts/000009.json
-}
-finish() { attempt ', "finished": true'; exit 0; }
-"""
-
-
-class Run:
-    def __init__(self, folder: Path, **cluster) -> None:
-        self.folder = folder
-        self.submission = folder / "run/submissions/001"
-        self.submission.mkdir(parents=True)
-        (folder / "bin").mkdir()
-        for name, text in FAKES.items():
-            (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}")
-            (folder / "bin" / name).chmod(0o755)
-        self.chained = cluster.pop("chained", False)
-        self.cluster = ClusterConfig(**({"nodes": "2", "preflight": False} | cluster))
-
-    def start(self, train: str, restart: int = 0, **env: str) -> subprocess.Popen:
-        run = self.folder / "run"
-        job = Job("j", run, self.submission, self.folder, "python", chained=self.chained)
-        script = self.folder / "job.sbatch"
-        script.write_text(build(job, self.cluster))
-        env |= {
-            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
-            "CALLS": str(self.folder / "calls"),
-            "TRAIN": f"cd {run}\n{RANKS}\n{train}",
-            "SLURM_JOB_ID": "7",
-            "SLURM_NNODES": "2",
-            "SLURM_JOB_NODELIST": "n[1-2]",
-            "SLURMD_NODENAME": "n1",
-        }
-        if restart:
-            env["SLURM_RESTART_COUNT"] = str(restart)
-        options = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
-        return subprocess.Popen(["bash", script], env=env, cwd=self.folder, **options)
-
-    def end(self, train: str, restart: int = 0, **env: str) -> tuple[str, int, str]:
-        process = self.start(train, restart, **env)
-        self.output = process.communicate(timeout=20)[0]
-        return self.last(process.returncode)
-
-    def last(self, code: int) -> tuple[str, int, str]:
-        event = json.loads((self.folder / "run/slurm.jsonl").read_text().splitlines()[-1])
-        return event["event"], code, event["reason"]
-
-    @property
-    def calls(self) -> list[str]:
-        file = self.folder / "calls"
-        return file.read_text().splitlines() if file.exists() else []
-
-    @property
-    def requeued(self) -> int:
-        return self.calls.count("requeue 7")
+from tests.cluster.batch_script import Run, wait_for
 
 
 @pytest.mark.parametrize(
@@ -202,16 +121,6 @@ def test_a_job_that_another_one_kept_out_is_not_requeued(tmp_path):
     assert run.end("attempt; step 6; exit 1")[:2] == ("requeue", 1)
 
 
-def test_warning_during_preflight_starts_no_ranks(tmp_path):
-    run = Run(tmp_path, preflight=True)
-    process = run.start("touch started", PREFLIGHT="touch $CALLS.ready; sleep 1")
-    wait_for(tmp_path / "calls.ready")
-    process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=20)
-    assert run.last(process.returncode)[:2] == ("requeue", 75)
-    assert not (tmp_path / "run/started").exists()
-
-
 def test_fruitless_attempts_end_the_job(tmp_path):
     """Two are allowed: the first stops at step 5, and those after it never get further."""
     run = Run(tmp_path, fruitless_requeues=2)
@@ -290,115 +199,11 @@ def test_a_chain_that_is_done_starts_no_more(tmp_path):
     assert not (tmp_path / "run/started").exists()
 
 
-def test_a_bad_node_is_named_and_excluded(tmp_path):
-    run = Run(tmp_path, preflight=True)
-    words = "echo ok n1; echo 'bad n2: 3 of 4 GPUs found'"
-    event, code, why = run.end("touch started", PREFLIGHT=words, EXCLUDED="n9")
-    assert (event, code) == ("requeue", 69)
-    assert "bad node n2: 3 of 4 GPUs found" in why
-    assert run.calls[-1] == "update jobid=7 ExcNodeList=n9,n2"
-    assert not (tmp_path / "run/started").exists()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "echo ok n1",
-        "echo ok n1; echo 'srun: error: Task launch for StepId=4.0 failed on node n2: lost' >&2",
-    ],
-)
-def test_a_silent_node_is_bad(tmp_path, words):
-    run = Run(tmp_path, preflight=True)
-    assert "bad node n2" in run.end("exit 0", PREFLIGHT=words)[2]
-    assert run.calls[-1] == "update jobid=7 ExcNodeList=n2"
-
-
-@pytest.mark.parametrize(
-    "words", ["echo 'ModuleNotFoundError'", "for n in 1 2; do echo bad n$n: full; done"]
-)
-def test_a_fault_of_all_nodes_excludes_none(tmp_path, words):
-    run = Run(tmp_path, preflight=True)
-    assert run.end("exit 0", PREFLIGHT=words)[:2] == ("final", 69)
-    assert run.requeued == 0
-
-
-def test_a_failure_on_a_bad_node_is_the_nodes(tmp_path):
-    """Code 1 without progress is final, unless the node is to blame."""
-    run = Run(tmp_path, preflight=True)
-    words = "echo ok n1; [ -e $CALLS.broken ] && echo bad n2: GPU 0 is gone || echo ok n2"
-    event, code, why = run.end("touch $CALLS.broken; exit 1", PREFLIGHT=words)
-    assert (event, code) == ("requeue", 1)
-    assert "GPU 0 is gone" in why
-    assert run.calls[-1] == "update jobid=7 ExcNodeList=n2"
-
-
-def test_preflight_runs_where_the_ranks_do(tmp_path):
-    """In the container that an option of srun names, say; but it is heard in any case."""
-    run = Run(tmp_path, preflight=True, srun={"container-image": "my image", "output": "x"})
-    words = 'printf "%s\\n" "$@" >$CALLS.check; echo ok n1; echo ok n2'
-    assert run.end("finish", PREFLIGHT=words)[0] == "done"
-    given = (tmp_path / "calls.check").read_text().splitlines()
-    assert "--container-image=my image" in given
-    assert given.index("--output=x") < given.index("--output=all")
-
-
 def test_a_refused_requeue_is_told(tmp_path):
     run = Run(tmp_path)
     event, _, why = run.end("step 1; kill -9 $$", REFUSAL='Requested "operation" is disabled')
     assert event == "final"
     assert why.endswith("SLURM did not requeue it: Requested 'operation' is disabled")
-
-
-def test_commands_around_the_ranks(tmp_path):
-    run = Run(tmp_path, before=["echo before"], after=["false || exec 3<nowhere", "echo after"])
-    assert run.end("echo ranks; finish")[0] == "done"
-    said = ["before", "ranks", "tandem: false || exec 3<nowhere failed on n1", "after"]
-    assert run.output.splitlines()[:4] == said
-
-
-@pytest.mark.parametrize(
-    ("cluster", "line"),
-    [
-        ({"modules": ["gcc/9", "cuda/12.4"]}, "module load cuda/12.4"),
-        ({"venv": "/no/venv"}, ". /no/venv/bin/activate"),
-        ({"conda": "my env"}, "conda activate 'my env'"),
-        ({"before": ["true", "false"]}, "false"),
-        ({"before": ["(exit 3)"]}, "(exit 3)"),
-        ({"before": ["exit 0"]}, "exit 0"),  # or the job would have ended well
-    ],
-)
-def test_a_set_up_that_fails_starts_no_ranks(tmp_path, cluster, line):
-    run = Run(tmp_path, **cluster)
-    defined = "module() { [ $2 = gcc/9 ]; }"
-    (tmp_path / "init").mkdir()
-    (tmp_path / "init/bash").write_text(defined)
-    found = {"MODULESHOME": str(tmp_path)}
-    assert run.end("touch started", **found) == ("final", 1, f"{line} failed on n1")
-    assert not (tmp_path / "run/started").exists()
-    assert run.requeued == 0
-
-
-def test_a_line_may_be_told_that_it_may_fail(tmp_path):
-    run = Run(tmp_path, before=["no-such-command || true", "set -eu", "export WORD=it"])
-    assert run.end('echo "$WORD reached the ranks"; finish')[0] == "done"
-    assert "it reached the ranks" in run.output
-
-
-def test_a_venv_without_python_is_none(tmp_path):
-    (tmp_path / "venv/bin").mkdir(parents=True)
-    (tmp_path / "venv/bin/activate").touch()
-    why = Run(tmp_path, venv=str(tmp_path / "venv")).end("finish")[2]
-    assert why == f"[ -x {tmp_path}/venv/bin/python ] failed on n1"
-
-
-def test_cancelled_while_it_is_set_up(tmp_path):
-    run = Run(tmp_path, before=["sleep 30 & touch ready; wait $!"])
-    process = run.start("touch started")
-    wait_for(tmp_path / "ready")
-    os.killpg(process.pid, signal.SIGTERM)
-    process.communicate(timeout=20)
-    assert run.last(process.returncode)[0] == "ended"
-    assert not (tmp_path / "run/started").exists()
 
 
 FAILURE = (
@@ -430,10 +235,3 @@ def test_the_reason_quotes_the_rank(tmp_path, says, code, reason):
     log.parent.mkdir()
     log.write_text(f"{KILLED}\ntandem: an earlier start\n")
     assert run.end(f"{{ {says}; }} >>logs/slurm-7.log; exit {code}")[2].count(reason) == 1
-
-
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < end, f"waited in vain for {path}"
-        time.sleep(0.02)
