@@ -42,6 +42,7 @@ class ClusterConfig:
     conda: str = ""
     container: list[str] = field(default_factory=list)  # a prefix: [apptainer, exec, image.sif]
     python: str = ""  # the submitter's own, or `python` where an environment is named above
+    interface: str = ""  # over which NCCL and gloo talk, where a node has several: ib0
     variables: dict[str, str] = field(default_factory=dict)
     before: list[str] = field(default_factory=list)  # shell commands on the first node
     after: list[str] = field(default_factory=list)
@@ -59,6 +60,8 @@ class ClusterConfig:
             raise ValueError("ranks_per_node must be at least 1")
         if self.warning_seconds < 1 or self.fruitless_requeues < 0:
             raise ValueError("warning_seconds must be at least 1, fruitless_requeues at least 0")
+        if not re.fullmatch(r"[\w.=^,:-]*", self.interface):
+            raise ValueError(f"interface: {self.interface!r} is not the name of one, such as ib0")
         for name in self.variables:
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise ValueError(f"variables: {name!r} is not a name for an environment variable")

@@ -61,6 +61,7 @@ def _options(job: Job, cluster: ClusterConfig) -> str:
     log = "%A_%a" if job.seeds else "%j"
     options = {
         "job-name": job.name,
+        "comment": job.name,
         "nodes": cluster.nodes,
         **_tasks(cluster),
         **_gpus(cluster),
@@ -161,6 +162,9 @@ def _set_up(cluster: ClusterConfig) -> list[str]:
     if cluster.conda:
         lines.append("""must 'eval "$(conda shell.bash hook)"'""")
         lines.append(f"must {_quote(f'conda activate {_quote(cluster.conda)}')}")
+    if cluster.interface:
+        lines.append(f"export NCCL_SOCKET_IFNAME={_quote(cluster.interface)}")
+        lines.append(f"export GLOO_SOCKET_IFNAME={_quote(cluster.interface)}")
     lines += [f"export {name}={_quote(text)}" for name, text in cluster.variables.items()]
     return [*lines, *(f"must {_quote(line)}" for line in cluster.before)]
 

@@ -39,7 +39,8 @@ def test_golden():
         modules=["cuda/12.4", "nccl"],
         venv="/home/me/venv",
         container=["apptainer", "exec", "--nv", "my image.sif"],
-        variables={"NCCL_SOCKET_IFNAME": "ib0"},
+        interface="ib0",
+        variables={"NCCL_DEBUG": "WARN"},
         before=["nvidia-smi", "df -h"],
     )
     text = build(job(), cluster)
@@ -52,6 +53,14 @@ def test_golden():
 def test_shipped_configs_build(name):
     text = build(job(), configs.load(name, ClusterConfig, "cluster"))
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+    assert ("#SBATCH --mem=0\n" in text) == (name != "cpu")
+
+
+def test_the_run_is_named_to_accounting_unless_the_user_says_something_else():
+    assert "#SBATCH --comment=large\n" in build(job(), ClusterConfig())
+    own = build(job(), ClusterConfig(sbatch={"comment": "for the paper"}))
+    assert "#SBATCH --comment='for the paper'\n" in own
+    assert "--comment=large" not in own
 
 
 @pytest.mark.parametrize(
