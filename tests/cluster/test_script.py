@@ -1,6 +1,7 @@
 """The sbatch script: its golden text, and hostile values that must stay values."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import configs
 from cluster import LaunchError
 from cluster.config import ClusterConfig, with_options
 from cluster.script import Job, build
-from cluster.slurm import plan_job
+from cluster.slurm import SOURCE, plan_job
 
 GOLDEN = Path(__file__).parent / "golden/job.sbatch"
 HOSTILE = """a b"c'd $(touch pwned) `touch pwned` ; touch pwned # \\ %j * é"""
@@ -54,6 +55,13 @@ def test_shipped_configs_build(name):
     text = build(job(), configs.load(name, ClusterConfig, "cluster"))
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
     assert ("#SBATCH --mem=0\n" in text) == (name != "cpu")
+
+
+def test_what_the_guide_binds_can_be_submitted(tmp_path):
+    page = (SOURCE / "docs/binding.md").read_text()
+    (tmp_path / "site.yaml").write_text(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[0])
+    text = build(job(), configs.load(str(tmp_path / "site.yaml"), ClusterConfig, "cluster"))
+    assert "srun=(--wait=300 --cpu-bind=cores --mem-bind=local --distribution=block:block)" in text
 
 
 def test_the_run_is_named_to_accounting_unless_the_user_says_something_else():
