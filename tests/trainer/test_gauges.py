@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from pathlib import Path
 
@@ -17,14 +18,17 @@ from model import describe
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer import learner
-from trainer.config import JobConfig
+from trainer.config import JobConfig, LogConfig
 from trainer.control.run_folder import RunFolder
+from trainer.control.wishes import NO_WISHES
 from trainer.errors import TrainingError
 from trainer.measure import utilisation
 from trainer.measure.gauges import Gauges
 from trainer.measure.profiling import ProfileConfig
 from trainer.measure.timing import PARTS, watch_collectives
-from trainer.step import train_step
+from trainer.record.recorder import Recorder
+from trainer.state import JobState
+from trainer.step import StepResult, train_step
 from trainer.watch.memory_errors import named_for
 from trainer.watch.slow_ranks import SlowRanks, slow_among
 
@@ -78,6 +82,32 @@ def test_a_slow_rank_is_named_once_and_forgotten_when_it_recovers(tmp_path):
     assert json.loads(file.read_text())[0]["step"] == 2
     assert ranks.look(5, [1.0, 1.1, 1.0]) == []
     assert not file.exists()
+    assert [ranks.look(step, [1.0, 1.0, 2.5]) for step in range(6, 12)] == [[]] * 6
+    assert "2.5 times" in file.read_text(), "shown while it is slow, but said once"
+
+
+def test_a_slow_rank_is_printed_and_logged_once(tmp_path, capfd, caplog):
+    class Gauges:
+        def read(self, *_):
+            return {}, ["rank 1 on n2 is slow"]
+
+        def close(self):
+            pass
+
+    teacher = tiny.learner_configs((0, 0, 0))["teacher"]
+    quiet = LogConfig(every=1, wandb="disabled")
+    config = JobConfig("job", 4, DataConfig("none", packing="segment_pair"), teacher, log=quiet)
+    terminal = logging.StreamHandler()  # as a rank's warnings go to the terminal
+    terminal.setLevel(logging.WARNING)
+    logging.getLogger().addHandler(terminal)
+    caplog.set_level(logging.INFO)
+    with Recorder(config, RunFolder(tmp_path), JobState("id"), Gauges(), speaks=True) as recorder:
+        result = StepResult({}, {}, 8, 8, 0, NO_WISHES, 0.0)
+        recorder.step(JobState("id", step=1), result, [], [], 0.0)
+    logging.getLogger().removeHandler(terminal)
+    printed = capfd.readouterr()
+    assert (printed.out + printed.err).count("is slow") == 1
+    assert sum("is slow" in record.message for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,6 @@ class Recorder:
         self._display.update(state.step, row, waiting)
         self._report.refresh()
         for line in lines:
-            _log.warning(line)
             self.say(line)
 
     def before(self, step: int) -> None:

@@ -2,7 +2,8 @@
 
 Every rank's step takes the same time, since all wait for the slowest; what differs is how much of
 it a rank is busy. A rank that is busy half as long again as the median, in several logged steps in
-a row, is named with its host: in the log, and in ``slow_ranks.json`` for `tandem status`.
+a row, is named with its host: once in the log, however often it recovers meanwhile, and for `tandem
+status` in ``slow_ranks.json``, while it is slow.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ class SlowRanks:
         self._hosts, self._file = hosts, file
         self._seen = [0] * len(hosts)
         self._named: set[int] = set()
+        self._said: set[int] = set()
         file.unlink(missing_ok=True)
 
     def look(self, step: int, busy: Sequence[float]) -> list[str]:
-        """Take in the seconds that each rank was busy; a line for each newly slow one."""
+        """Take in the seconds that each rank was busy; a line for each that is newly named."""
         slow = slow_among(busy)
         self._seen = [count + 1 if rank in slow else 0 for rank, count in enumerate(self._seen)]
         now = {rank for rank, count in enumerate(self._seen) if count >= IN_A_ROW}
-        lines = [self._line(rank, busy) for rank in sorted(now - self._named)]
+        lines = [self._line(rank, busy) for rank in sorted(now - self._said)]
+        self._said |= now
         if now != self._named:
             self._named = now
             self._write(step, busy)
