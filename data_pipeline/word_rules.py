@@ -14,6 +14,7 @@ from data_pipeline.joined_text import ASCII_SPACE, LINE_FEED, SPACE, JoinedText
 from data_pipeline.unigram import ordinary_characters
 
 # What follows the map of characters in a SentencePiece normalizer; see `vocabularies`.
+_MARK = "\u2581"  # SentencePiece's space: what begins with one is given no other
 _EVENED_OUT = [str(normalizers.Replace(Regex(" {2,}"), " ")), str(normalizers.Strip())]
 
 
@@ -110,7 +111,8 @@ def unigram_rule(
 
 
 def _apart(normalize: Callable[[str], str], spaces: str, lead: str) -> Callable[[str], bool]:
-    """Whether a word is normalized alike by itself and between others, whatever the space."""
+    """Whether a word is normalized alike by itself and between others, whatever the space, and is
+    given a mark of its own."""
     ordinary = ordinary_characters(normalize)
 
     def stands_alone(word: str) -> bool:
@@ -118,7 +120,7 @@ def _apart(normalize: Callable[[str], str], spaces: str, lead: str) -> Callable[
         if ordinary.issuperset(text):
             return True
         alone = normalize(f"x {normalize(text)} x")
-        return all(
+        return _MARK not in alone and all(
             normalize(f"x{before}{text}{after}x") == alone for before in spaces for after in spaces
         )
 

@@ -238,7 +238,7 @@ def test_words_short_and_long_documents_are_cut_alike(
         assert by_words is None or plain(by_words) == plain(by_lookups), text
 
 
-ALPHABET = "aB\u00e9\u0301 \n\t\r\xa0\x1c\u200b.!'[]MASK\u4e2d\u0130\u03a31\u00b4\u0600\u0e33\uff9e"
+ALPHABET = "aB\u2581\u00e9\u0301 \n\t\r\xa0\x1c\u200b.!'[]MASK\u4e2d\u0130\u03a31\u00b4\u0600\u0e33\uff9e"
 
 
 @given(st.lists(st.text(ALPHABET, max_size=40).map(str.strip).filter(bool), max_size=5))
