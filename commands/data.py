@@ -44,7 +44,7 @@ def data() -> None:
 @click.option("--out", required=True)
 @click.option("--shard-mb", type=POSITIVE, default=64.0, show_default=True)
 @click.option(
-    "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes in all."
+    "--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Processes."
 )
 @click.option("--val-fraction", type=float, default=0.01, show_default=True)
 @click.option("--task", metavar="I/N", help="Only slice I of N; join them with `data merge`.")
@@ -75,14 +75,14 @@ def data_build(
         tree = build(
             text,
             tokenizer_dir,
-            task=slice_of(task, "/", "--task") if task else None,
+            task=None if task is None else slice_of(task, "/", "--task"),
             drop_duplicates=not keep_duplicates,
             skip_problems=not strict,
             on_progress=show,
             **options,
         )
     place = f"The corpus is in {options['out']}"
-    if task:
+    if task is not None:
         place = f"Slice {task} is ready; when all are, run `tandem data merge {options['out']}`"
     click.echo(f"{summary(tree)}\n{place}")
 

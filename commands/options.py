@@ -20,12 +20,13 @@ class Number(click.FloatRange):
         return number
 
 
+MOST_DIGITS = 18  # of a number that fits into 64 bits
 POSITIVE = Number(0, 1e9, min_open=True)
 
 
 def slice_of(text: str, separator: str, option: str) -> tuple[int, int]:
     """Two numbers with a separator between them."""
     first, _, last = text.partition(separator)
-    if not (first.isdecimal() and last.isdecimal()):
+    if not (first.isdecimal() and last.isdecimal() and max(len(first), len(last)) < MOST_DIGITS):
         raise click.UsageError(f"{option} {text}: must be two numbers, as in 0{separator}4")
     return int(first), int(last)

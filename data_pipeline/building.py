@@ -31,13 +31,22 @@ import numpy as np
 
 from data_pipeline import manifest, tokenization
 from data_pipeline.corpus import SPLITS
-from data_pipeline.documents import STDIN, RawChunk, Reading, Stretch, line_of, raw_chunks, slice_of
+from data_pipeline.documents import (
+    RawChunk,
+    Reading,
+    Stretch,
+    line_of,
+    nothing_there,
+    raw_chunks,
+    slice_of,
+)
 from data_pipeline.encoding import EncodedChunk, held_out
 from data_pipeline.errors import DataError
 from data_pipeline.finishing import DIGESTS, finish_folder
 from data_pipeline.journal import Journal, alone
 from data_pipeline.parallel_encoding import encode_all
 from data_pipeline.shards import BLOCK_BYTES, token_dtype
+from data_pipeline.text_files import STDIN
 from data_pipeline.writing import SplitWriter
 
 JOURNAL_SECONDS = 20.0
@@ -284,7 +293,8 @@ class _Build:
         for writer in self.writers.values():
             writer.finish()
         if not self.tally.documents and self.options.tasks == 1:
-            raise DataError(f"{', '.join(self.options.inputs)}: no documents with text there")
+            first = next(iter(self.tally.first_problems), None)
+            raise nothing_there(self.options.inputs, self.tally.problems, first)
         if self.options.tasks > 1:
             self.journal.keep_digests(self.folder / DIGESTS)
         return finish_folder(

@@ -10,25 +10,21 @@ from __future__ import annotations
 
 import bisect
 import glob
-import gzip
-import io
 import json
 import lzma
 import os
 import re
-import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from data_pipeline.errors import DataError
+from data_pipeline.text_files import COMPRESSED, STDIN, is_plain, open_text
 
 TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
 KINDS = {".txt": TEXT, ".text": TEXT, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET}
-COMPRESSED = (".gz", ".xz", ".zst")
-STDIN = "-"
 CHUNK_BYTES = 1 << 20
 LONGEST_BOUNDARY = 1 << 16  # bytes that are searched again when more of the file is read
 BLANK_LINES = rb"\n(?:[ \t\r]*\n)+"
@@ -44,6 +40,10 @@ class Reading:
 
     separator: str | None = None
     field: str = "text"
+
+    def __post_init__(self) -> None:
+        if self.separator is not None and (not self.separator or "\n" in self.separator):
+            raise DataError("--separator: must be one line, and not empty")
 
     def boundary(self, kind: str) -> re.Pattern[bytes]:
         """What stands between two documents of a text or JSON-lines file."""
@@ -95,10 +95,15 @@ class Parsed:
 def find_files(inputs: Sequence[str]) -> list[str]:
     """The files that `inputs` (files, folders, globs, ``-`` for standard input) name, in order.
 
-    What a folder or glob finds is sorted by name. Raises DataError when one names nothing.
+    What a folder or glob finds is sorted by name. Raises DataError when one names nothing, or
+    standard input is named twice.
     """
+    if [*inputs].count(STDIN) > 1:
+        raise DataError(f"{STDIN}: standard input can be read once only; name it once")
     found: list[str] = []
     for name in inputs:
+        if not name:
+            raise DataError("an empty name; name a file, a folder or a glob with text")
         if name == STDIN or os.path.isfile(name):
             found.append(name)
             continue
@@ -168,7 +173,7 @@ def line_of(problem: Problem) -> str:
         return f"{problem.path}: row {problem.position + 1}"
     if problem.path == STDIN:
         return f"standard input: byte {problem.position}"
-    with _open(problem.path) as file:
+    with open_text(problem.path) as file:
         lines, left = 1, problem.position
         while left > 0 and (data := file.read(min(left, CHUNK_BYTES))):
             lines += data.count(b"\n")
@@ -176,11 +181,26 @@ def line_of(problem: Problem) -> str:
     return f"{problem.path}:{lines}"
 
 
-def read_documents(inputs: Sequence[str], reading: Reading | None = None) -> Iterator[str]:
+def nothing_there(inputs: Sequence[str], problems: int, first: str | None) -> DataError:
+    """That no document of the `inputs` has text; of so many `problems` the `first` says why."""
+    names = ", ".join(inputs)
+    if first is None:
+        return DataError(f"{names}: no text there")
+    return DataError(f"{names}: no document can be used; {problems:,} cannot, the first is {first}")
+
+
+def read_documents(
+    inputs: Sequence[str],
+    reading: Reading | None = None,
+    on_problem: Callable[[Problem], None] = lambda problem: None,
+) -> Iterator[str]:
     """All documents of the given inputs, in order; what cannot be read as one is passed over."""
     how = reading or Reading()
     for chunk in raw_chunks(slice_of(inputs, how, 0, 1), how):
-        yield from parse(chunk, how).documents
+        parsed = parse(chunk, how)
+        for problem in parsed.problems:
+            on_problem(problem)
+        yield from parsed.documents
 
 
 def _parse_part(parsed: Parsed, chunk: RawChunk, at: int, part: bytes, reading: Reading) -> None:
@@ -226,73 +246,11 @@ def _suffixes(path: str) -> tuple[str, str]:
     return suffix, KINDS.get(suffix, TEXT)
 
 
-def _is_plain(path: str) -> bool:
-    return path != STDIN and Path(path).suffix.lower() not in COMPRESSED
-
-
-def _open(path: str) -> BinaryIO:
-    """The uncompressed bytes of a file."""
-    suffix = Path(path).suffix.lower()
-    try:
-        if path == STDIN:
-            return sys.stdin.buffer
-        if suffix == ".gz":
-            return gzip.open(path, "rb")  # type: ignore[return-value]
-        if suffix == ".xz":
-            return lzma.open(path, "rb")  # type: ignore[return-value]
-        if suffix == ".zst":
-            return _open_zst(path)
-        return open(path, "rb")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _open_zst(path: str) -> BinaryIO:
-    try:
-        import zstandard
-    except ImportError:
-        raise DataError(f"{path}: reading .zst needs `pip install zstandard`") from None
-    return io.BufferedReader(_Zstd(open(path, "rb"), zstandard.ZstdDecompressor()))
-
-
-class _Zstd(io.RawIOBase):
-    """The contents of a .zst file of any number of frames. Unlike the library's own reader, it
-    raises EOFError when the last frame is cut off."""
-
-    def __init__(self, file: BinaryIO, context: Any) -> None:
-        self._file, self._context = file, context
-        self._frame: Any = None  # the decoder of the frame that is being read
-        self._packed = self._plain = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._plain:
-            self._packed = self._packed or self._file.read(1 << 17)
-            if not self._packed:
-                if self._frame is not None:
-                    raise EOFError("the last frame is cut off")
-                return 0
-            self._frame = self._frame or self._context.decompressobj()
-            self._plain = self._frame.decompress(self._packed)
-            self._packed = self._frame.unused_data
-            if self._frame.eof:
-                self._frame = None
-        size = min(len(buffer), len(self._plain))
-        buffer[:size], self._plain = self._plain[:size], self._plain[size:]
-        return size
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
 def _byte_chunks(stretch: Stretch, reading: Reading) -> Iterator[RawChunk]:
     boundary = reading.boundary(stretch.kind)
     offset = stretch.start
     pending, searched = bytearray(), 0  # what has no boundary up to `searched`
-    with _open(stretch.path) as file:
+    with open_text(stretch.path) as file:
         if stretch.start:
             file.seek(stretch.start)
         while data := _read(file, stretch, offset + len(pending)):
@@ -368,7 +326,7 @@ def _cut(
     start = ends[number] - os.path.getsize(stretch.path)
     if target == start:
         return number, 0
-    if stretch.kind == PARQUET or not _is_plain(stretch.path):
+    if stretch.kind == PARQUET or not is_plain(stretch.path):
         return number + 1, 0
     at = _document_start(stretch, reading, target - start)
     return (number + 1, 0) if at is None else (number, at)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from data_pipeline.compiled import interruptible
 from data_pipeline.documents import Problem, RawChunk, Reading, parse
 from data_pipeline.joined_text import edges
+from data_pipeline.library_errors import as_data_errors
 from data_pipeline.sentences import sentence_ends
 from data_pipeline.shards import token_dtype
 from data_pipeline.tokenization import Vocabulary
@@ -23,6 +24,7 @@ from data_pipeline.word_encoding import DocumentIds, WordEncoder
 
 DIGEST_BYTES = 16
 LOOKUP_TOKENS = 4096
+FAILS = "--tokenizer: fails on this text, so its files may be damaged"
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Encoder:
     def __call__(self, chunk: RawChunk) -> EncodedChunk:
         """The documents of a chunk as ids; sentences without tokens vanish."""
         parsed = parse(chunk, self._reading)
-        with interruptible():
+        with as_data_errors(FAILS, also=None), interruptible():
             encoded = list(self._encode(parsed.documents))
         has_tokens = [len(one.tokens) > 0 for one in encoded]
         documents = [*itertools.compress(encoded, has_tokens)]

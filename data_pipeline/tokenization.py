@@ -4,7 +4,7 @@ A tokenizer is named by a path, which is one of
 
 - a folder in Hugging Face format (``tokenizer.json``), as `tokenizer_training.train` writes it;
 - a folder with BERT's ``vocab.txt``, or with GPT-2's vocabulary and merges;
-- a SentencePiece ``.model`` file (unigram).
+- a SentencePiece ``.model`` file (unigram or BPE).
 
 Whatever it was, a corpus holds it in Hugging Face format, for ``transformers.AutoTokenizer``.
 """
@@ -17,6 +17,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -25,11 +26,18 @@ from tokenizers import models
 
 from data_pipeline import vocabularies
 from data_pipeline.errors import DataError
-from data_pipeline.vocabularies import ROLES, Roles
+from data_pipeline.library_errors import as_data_errors
+from data_pipeline.vocabularies import (
+    CONFIG_FILE,
+    ROLES,
+    Roles,
+    Settings,
+    with_settings,
+)
 
 TOKENIZER_FILES = (
     "tokenizer.json",
-    "tokenizer_config.json",
+    CONFIG_FILE,
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.txt",
@@ -100,17 +108,18 @@ def save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> list[str]:
         "clean_up_tokenization_spaces": False,
         **{f"{role}_token": token for role, token in roles.items()},
     }
-    (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    return ["tokenizer.json", "tokenizer_config.json"]
+    (out / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    return ["tokenizer.json", CONFIG_FILE]
 
 
 def install(path: Path, out: Path) -> list[str]:
     """Put the tokenizer at `path` into the folder `out`, in Hugging Face format.
 
-    A folder that is in that format is copied. Returns the names of the files.
+    A folder that is in that format is copied, unless its config changes what ``tokenizer.json``
+    says: whether that counts depends on who reads it. Returns the names of the files.
     """
     out.mkdir(parents=True, exist_ok=True)
-    if (path / "tokenizer_config.json").is_file() and (path / "tokenizer.json").is_file():
+    if (path / CONFIG_FILE).is_file() and _is_as_written(path / "tokenizer.json"):
         names = [name for name in TOKENIZER_FILES if (path / name).is_file()]
         for name in names:
             shutil.copyfile(path / name, out / name)
@@ -135,23 +144,56 @@ def word_starts(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> NDAr
 
 
 def _read(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
-    if (path / "tokenizer.json").is_file():
-        return _read_json(path), _roles(path)
-    if (path / "vocab.txt").is_file():
-        return vocabularies.from_vocab_txt(path / "vocab.txt")
-    files = vocabularies.byte_level_files(path)
-    if files:
-        return vocabularies.from_byte_level(*files)
     if path.suffix == ".model" and path.is_file():
         return vocabularies.from_sentencepiece(path)
+    settings = _settings(path)
+    if (path / "tokenizer.json").is_file():
+        tokenizer = _read_json(path / "tokenizer.json")
+        return with_settings(tokenizer, settings, path / "tokenizer.json"), _roles(settings)
+    if (path / "vocab.txt").is_file():
+        return vocabularies.from_vocab_txt(path / "vocab.txt", settings)
+    files = vocabularies.byte_level_files(path)
+    if files:
+        return vocabularies.from_byte_level(*files, settings)
     raise DataError(f"{path}: holds no tokenizer; make one with `tandem tokenizer train`")
 
 
-def _read_json(folder: Path) -> tokenizers.Tokenizer:
+def _read_json(path: Path) -> tokenizers.Tokenizer:
+    with as_data_errors(f"{path}: not a tokenizer"):
+        return tokenizers.Tokenizer.from_file(str(path))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """What the folder's config files say; a token that is written in full by its content."""
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", CONFIG_FILE):
+        path = folder / name
+        if path.is_file():
+            settings |= _json_object(path)
+    for role in ROLES:
+        token = settings.get(f"{role}_token")
+        if isinstance(token, dict):
+            settings[f"{role}_token"] = token = token.get("content")
+        if not isinstance(token, str | None):
+            raise DataError(f"{folder / CONFIG_FILE}: {role}_token must be a token, not {token}")
+    return settings
+
+
+def _is_as_written(path: Path) -> bool:
+    """Whether there is a ``tokenizer.json``, of which the config beside it changes nothing."""
+    if not path.is_file():
+        return False
+    return _read(path.parent)[0].to_str() == _read_json(path).to_str()
+
+
+def _json_object(path: Path) -> dict[str, Any]:
     try:
-        return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the library raises bare Exception
-        raise DataError(f"{folder / 'tokenizer.json'}: not a tokenizer: {error}") from None
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise DataError(f"{path}: must hold a JSON object")
+    return tree
 
 
 def _describe(tokenizer: tokenizers.Tokenizer, roles: Roles, path: Path) -> Vocabulary:
@@ -161,6 +203,7 @@ def _describe(tokenizer: tokenizers.Tokenizer, roles: Roles, path: Path) -> Voca
         if number is None:
             raise DataError(f"{path}: the tokenizer has no {role} token")
         ids[role] = number
+    _require_distinct(roles, tokenizer, path)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     added = tokenizer.get_added_tokens_decoder()
     special = {number for number, token in added.items() if token.special}
@@ -168,6 +211,8 @@ def _describe(tokenizer: tokenizers.Tokenizer, roles: Roles, path: Path) -> Voca
     # Ids may have holes: the size is what an embedding table must have.
     size = max(vocabulary.values()) + 1
     special |= set(range(size)) - set(vocabulary.values())
+    if len(special) == size:
+        raise DataError(f"{path}: the vocabulary has no ordinary tokens")
     canonical = json.dumps(sorted(vocabulary.items()), ensure_ascii=True).encode()
     return Vocabulary(
         vocab_size=size,
@@ -177,19 +222,18 @@ def _describe(tokenizer: tokenizers.Tokenizer, roles: Roles, path: Path) -> Voca
     )
 
 
-def _roles(folder: Path) -> Roles:
-    """Which token plays which part, from the folder's config files; BERT's names by default."""
-    tree = {f"{role}_token": names[0] for role, names in ROLES.items()}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = folder / name
-        if path.is_file():
-            try:
-                tree |= json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise DataError(f"{path}: not valid JSON: {error}") from None
-    roles = {}
-    for role in ROLES:
-        token = tree.get(f"{role}_token")
-        if token:
-            roles[role] = token["content"] if isinstance(token, dict) else token
-    return roles
+def _require_distinct(roles: Roles, tokenizer: tokenizers.Tokenizer, path: Path) -> None:
+    """Raise DataError where a token has two roles: it could not be told what it means."""
+    seen: dict[int, str] = {}
+    for role, token in roles.items():
+        number = tokenizer.token_to_id(token)
+        if number is not None and number in seen:
+            raise DataError(f"{path}: {token} is both the {seen[number]} and the {role} token")
+        if number is not None:
+            seen[number] = role
+
+
+def _roles(settings: Settings) -> Roles:
+    """Which token plays which part; BERT's names by default."""
+    named = {role: settings.get(f"{role}_token", names[0]) for role, names in ROLES.items()}
+    return {role: token for role, token in named.items() if token}

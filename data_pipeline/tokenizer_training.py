@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-from data_pipeline.documents import read_documents
+from data_pipeline import sentencepiece_models
+from data_pipeline.documents import Problem, line_of, nothing_there, read_documents
 from data_pipeline.errors import DataError
+from data_pipeline.library_errors import as_data_errors
 from data_pipeline.tokenization import save
 from data_pipeline.vocabularies import (
     ROLES,
@@ -19,12 +22,12 @@ from data_pipeline.vocabularies import (
     bert_tokenizer,
     byte_level_tokenizer,
     complete,
-    from_sentencepiece_bytes,
 )
 
 SPECIAL_TOKENS = [names[0] for names in ROLES.values()]  # ids 0 to 4
 KINDS = ("wordpiece", "bpe", "unigram")
 LINE_CHARACTERS = 4000  # SentencePiece passes over longer lines
+MOST_TOKENS = 1 << 20  # the libraries take up memory for as many
 UNIGRAM_LINES = 2_000_000
 
 
@@ -39,14 +42,37 @@ def train(
     """
     if kind not in KINDS:
         raise DataError(f"--kind {kind}: must be one of {', '.join(KINDS)}")
-    documents = read_documents(inputs)
+    if not len(SPECIAL_TOKENS) < vocab_size <= MOST_TOKENS:
+        least = len(SPECIAL_TOKENS) + 1
+        raise DataError(f"--vocab-size {vocab_size}: must be from {least} to {MOST_TOKENS:,}")
+    problems = _Problems()
+    documents = read_documents(inputs, on_problem=problems)
     first = next(documents, None)
     if first is None:
-        raise DataError(f"{', '.join(inputs)}: no documents with text there")
+        raise nothing_there(inputs, problems.count, problems.first)
     trainer = {"wordpiece": _wordpiece, "bpe": _byte_level, "unigram": _unigram}[kind]
     lowercase = kind == "wordpiece" if cased is None else not cased
-    tokenizer, roles = trainer(itertools.chain([first], documents), vocab_size, lowercase)
+    with as_data_errors(f"--vocab-size {vocab_size}: no such tokenizer can be trained"):
+        tokenizer, roles = trainer(itertools.chain([first], documents), vocab_size, lowercase)
+    size = tokenizer.get_vocab_size()
+    if size > vocab_size:
+        raise DataError(
+            f"--vocab-size {vocab_size}: must be at least {size} for the characters of this text"
+        )
     save(tokenizer, roles, Path(out))
+
+
+class _Problems:
+    """How many documents cannot be used, and where and why the first."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: str | None = None
+
+    def __call__(self, problem: Problem) -> None:
+        self.count += 1
+        if self.first is None:
+            self.first = f"{line_of(problem)}: {problem.reason}"
 
 
 def _wordpiece(
@@ -60,7 +86,7 @@ def _wordpiece(
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)
-    return complete(tokenizer)
+    return complete(tokenizer, {})
 
 
 def _byte_level(
@@ -79,7 +105,7 @@ def _byte_level(
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)
-    return complete(tokenizer)
+    return complete(tokenizer, {})
 
 
 def _unigram(
@@ -112,9 +138,19 @@ def _unigram(
             minloglevel=2,
         )
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"--vocab-size {vocab_size}: sentencepiece says: {reason}") from None
-    return from_sentencepiece_bytes(model.getvalue(), "the trained model")
+        raise DataError(f"--vocab-size {vocab_size}: {_reason(str(error))}") from None
+    return complete(sentencepiece_models.read(model.getvalue(), "the trained model"), {})
+
+
+def _reason(words: str) -> str:
+    """What SentencePiece's refusal, which speaks of its source, means to a user."""
+    for pattern, meaning in (
+        (r"required_chars\. \d+ vs (\d+)", "must be at least {} for the characters of this text"),
+        (r"a value <= (\d+)", "must be at most {} for so little text"),
+    ):
+        if match := re.search(pattern, words):
+            return meaning.format(match[1])
+    return "no unigram vocabulary of this size can be found in this text"
 
 
 def _lines(documents: Iterable[str]) -> Iterator[str]:

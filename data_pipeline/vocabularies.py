@@ -6,24 +6,25 @@ Each reader returns the tokenizer and which token plays which role. Roles that a
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import (
-    AddedToken,
-    Regex,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
+from data_pipeline import sentencepiece_models
 from data_pipeline.errors import DataError
+from data_pipeline.library_errors import as_data_errors
 
 Roles = dict[str, str]  # "pad" -> "[PAD]", ...
+Settings = Mapping[str, Any]  # what `CONFIG_FILE` and its like say
+CONFIG_FILE = "tokenizer_config.json"
+BERT_SETTINGS = {  # and what `tokenizers` calls them
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
 # The usual names of each role; the first is used where one must be added.
 ROLES = {
     "pad": ("[PAD]", "<pad>"),
@@ -49,24 +50,54 @@ def bert_tokenizer(model: models.Model, lowercase: bool) -> tokenizers.Tokenizer
     return tokenizer
 
 
-def byte_level_tokenizer(model: models.Model) -> tokenizers.Tokenizer:
+def byte_level_tokenizer(
+    model: models.Model, add_prefix_space: bool = False
+) -> tokenizers.Tokenizer:
     """A tokenizer with GPT-2's bytes and word splitting."""
     tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def from_vocab_txt(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
-    """BERT's ``vocab.txt``: a WordPiece token on each line. Cased if any word has a capital."""
-    words = path.read_text(encoding="utf-8").splitlines()
-    lowercase = not any(word != word.lower() and word[:1] not in "[<" for word in words)
+def from_vocab_txt(path: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Roles]:
+    """BERT's ``vocab.txt``: a WordPiece token on each line.
+
+    Where the `settings` do not say whether it is cased, it is if any word has a capital.
+    """
+    words = _lines(path)
     vocabulary = {word: number for number, word in enumerate(words)}
-    unknown = next((one for one in ROLES["unk"] if one in vocabulary), None)
+    unknown = next((one for one in _names("unk", settings) if one in vocabulary), None)
     if unknown is None:
         raise DataError(f"{path}: has no [UNK] token")
     model = models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100)
-    return complete(bert_tokenizer(model, lowercase))
+    lowercase = not any(word != word.lower() and word[:1] not in "[<" for word in words)
+    return complete(with_settings(bert_tokenizer(model, lowercase), settings, path), settings)
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a text file. A token may hold other characters that end a line."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not valid UTF-8 at byte {error.start}") from None
+    return text.removesuffix("\n").split("\n")
+
+
+def with_settings(
+    tokenizer: tokenizers.Tokenizer, settings: Settings, path: Path
+) -> tokenizers.Tokenizer:
+    """The tokenizer with what the settings say of BERT's normalizer, if it has that."""
+    normalizer = tokenizer.normalizer
+    if isinstance(normalizer, normalizers.BertNormalizer):
+        for key, attribute in BERT_SETTINGS.items():
+            value = settings.get(key)
+            if not isinstance(value, bool | None):
+                raise DataError(f"{path.parent / CONFIG_FILE}: {key} must be true, false or null")
+            if value is not None:
+                setattr(normalizer, attribute, value)
+        tokenizer.normalizer = normalizer
+    return tokenizer
 
 
 def byte_level_files(folder: Path) -> tuple[Path, Path] | None:
@@ -77,59 +108,30 @@ def byte_level_files(folder: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def from_byte_level(vocabulary: Path, merges: Path) -> tuple[tokenizers.Tokenizer, Roles]:
+def from_byte_level(
+    vocabulary: Path, merges: Path, settings: Settings
+) -> tuple[tokenizers.Tokenizer, Roles]:
     """GPT-2's and RoBERTa's byte-level BPE."""
-    try:
+    with as_data_errors(f"{vocabulary}: not a BPE vocabulary"):
         model = models.BPE.from_file(str(vocabulary), str(merges))
-    except Exception as error:  # the library raises bare Exception
-        raise DataError(f"{vocabulary}: not a BPE vocabulary: {error}") from None
-    tokenizer = byte_level_tokenizer(model)
+    tokenizer = byte_level_tokenizer(model, bool(settings.get("add_prefix_space")))
     if tokenizer.token_to_id(GPT2_END) is not None:
         tokenizer.add_special_tokens([GPT2_END])
-    return complete(tokenizer)
+    return complete(tokenizer, settings)
 
 
 def from_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
-    """A unigram ``.model`` of SentencePiece: same pieces, ids and normalization."""
-    return from_sentencepiece_bytes(path.read_bytes(), str(path))
+    """A unigram or BPE ``.model`` of SentencePiece: same pieces, ids and normalization."""
+    return complete(sentencepiece_models.read(path.read_bytes(), str(path)), {})
 
 
-def from_sentencepiece_bytes(data: bytes, name: str) -> tuple[tokenizers.Tokenizer, Roles]:
-    """The contents of a ``.model`` file; `name` is for messages."""
-    try:
-        schema: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
-    except ImportError:
-        raise DataError(f"{name}: needs `pip install sentencepiece`") from None
-    proto = schema.ModelProto()
-    try:
-        proto.ParseFromString(data)
-    except Exception as error:  # protobuf's DecodeError, derived from Exception
-        raise DataError(f"{name}: not a SentencePiece model: {error}") from None
-    if proto.trainer_spec.model_type != proto.trainer_spec.UNIGRAM:
-        raise DataError(f"{name}: only unigram SentencePiece models can be read")
-    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
-    fallback = proto.trainer_spec.byte_fallback
-    model = models.Unigram(pieces, proto.trainer_spec.unk_id, byte_fallback=fallback)
-    tokenizer = tokenizers.Tokenizer(model)
-    spec = proto.normalizer_spec
-    steps: list[normalizers.Normalizer] = []
-    if spec.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
-    if spec.remove_extra_whitespaces:
-        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    scheme = "always" if spec.add_dummy_prefix else "never"
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
-    control = [piece.piece for piece in proto.pieces if piece.type == piece.CONTROL]
-    tokenizer.add_special_tokens([AddedToken(one, normalized=False) for one in control])
-    return complete(tokenizer)
-
-
-def complete(tokenizer: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, Roles]:
+def complete(
+    tokenizer: tokenizers.Tokenizer, settings: Settings
+) -> tuple[tokenizers.Tokenizer, Roles]:
     """Find or add the special tokens, and have them put around what is encoded."""
     roles: Roles = {}
-    for role, names in ROLES.items():
+    for role in ROLES:
+        names = _names(role, settings)
         found = [name for name in names if tokenizer.token_to_id(name) is not None]
         if found:
             roles[role] = found[0]
@@ -143,3 +145,9 @@ def complete(tokenizer: tokenizers.Tokenizer) -> tuple[tokenizers.Tokenizer, Rol
         special_tokens=[(one, tokenizer.token_to_id(one)) for one in (cls, sep)],
     )
     return tokenizer, roles
+
+
+def _names(role: str, settings: Settings) -> tuple[str, ...]:
+    """What the token of a role may be called, the likeliest first."""
+    own = settings.get(f"{role}_token")
+    return ROLES[role] if own is None else (str(own), *ROLES[role])

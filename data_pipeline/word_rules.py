@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
 from data_pipeline.joined_text import ASCII_SPACE, LINE_FEED, SPACE, JoinedText
+from data_pipeline.sentencepiece_models import MARK
 from data_pipeline.unigram import ordinary_characters
 
 # What follows the map of characters in a SentencePiece normalizer; see `vocabularies`.
-_MARK = "\u2581"  # SentencePiece's space: what begins with one is given no other
 _EVENED_OUT = [str(normalizers.Replace(Regex(" {2,}"), " ")), str(normalizers.Strip())]
 
 
@@ -73,13 +73,13 @@ def rule_of(tokenizer: tokenizers.Tokenizer) -> WordRule | None:
         known = kinds[1] in (type(None), normalizers.Lowercase)
         plain = splitter.use_regex and not splitter.add_prefix_space
         return BYTE_LEVEL_RULE if known and plain else None
-    if kinds[0] is models.Unigram and isinstance(splitter, pre_tokenizers.Metaspace):
+    if isinstance(splitter, pre_tokenizers.Metaspace):  # of SentencePiece
         marked = splitter.prepend_scheme == "always" and splitter.split
-        return unigram_rule(normalizer, tokenizer.get_vocab()) if marked else None
+        return sentencepiece_rule(normalizer, tokenizer.get_vocab()) if marked else None
     return None
 
 
-def unigram_rule(
+def sentencepiece_rule(
     normalizer: normalizers.Normalizer | None, pieces: Mapping[str, int]
 ) -> WordRule | None:
     """The rule for SentencePiece's normalization, after which one space begins each word.
@@ -112,7 +112,7 @@ def unigram_rule(
 
 def _apart(normalize: Callable[[str], str], spaces: str, lead: str) -> Callable[[str], bool]:
     """Whether a word is normalized alike by itself and between others, whatever the space, and is
-    given a mark of its own."""
+    given a mark of its own, which is not put before another."""
     ordinary = ordinary_characters(normalize)
 
     def stands_alone(word: str) -> bool:
@@ -120,7 +120,7 @@ def _apart(normalize: Callable[[str], str], spaces: str, lead: str) -> Callable[
         if ordinary.issuperset(text):
             return True
         alone = normalize(f"x {normalize(text)} x")
-        return _MARK not in alone and all(
+        return MARK not in alone and all(
             normalize(f"x{before}{text}{after}x") == alone for before in spaces for after in spaces
         )
 

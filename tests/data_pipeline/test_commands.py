@@ -48,6 +48,17 @@ def in_process(*arguments: object, code: int = 0) -> str:
     return done.output
 
 
+@pytest.mark.parametrize("task", ["", "1", "a/b", "1/" + "9" * 5000, "5/2"])
+def test_slices_that_are_none_are_refused(tmp_path: Path, tokenizer_dir: Path, task: str) -> None:
+    (tmp_path / "in.txt").write_text("Text.")
+    build = ("data", "build", tmp_path / "in.txt", "--tokenizer", tokenizer_dir)
+    said = in_process(
+        *build, "--out", tmp_path / "out", "--task", task, code=1 if task == "5/2" else 2
+    )
+    assert "--task" in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_from_text_to_batches(tmp_path: Path) -> None:
     text = tmp_path / "in.txt"
     text.write_text("\n\n".join(make_documents(200)))

@@ -26,6 +26,7 @@ from data_pipeline.documents import (
     read_documents,
     slice_of,
 )
+from data_pipeline.tokenizer_training import train
 from tests.data_pipeline.conftest import make_documents
 
 DOCUMENTS = [*make_documents(25, 4), "Ünïcödé — “quotes”\nand a second line.", "日本語。"]
@@ -74,6 +75,35 @@ def test_folders_globs_and_standard_input(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "hollow").mkdir()
     with pytest.raises(DataError, match="no text files there"):
         find_files([str(tmp_path / "hollow")])
+    for names, message in (
+        (["-", "-"], "-: standard input can"),
+        ([""], "empty name"),
+    ):
+        with pytest.raises(DataError, match=message):
+            find_files(names)
+    for separator in ("", "one\ntwo"):
+        with pytest.raises(DataError, match="--separator: must be one line"):
+            Reading(separator=separator)
+
+
+def test_text_that_cannot_be_used_is_counted_with_the_first_reason(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    for name, content, message in (
+        (
+            "a.txt",
+            "One.\n\nTwo.".encode("utf-16"),
+            r"; 1 cannot, the first is .*a\.txt:1: not valid",
+        ),
+        ("b.jsonl", b"{}\n[1]\n{", r"; 3 cannot, the first is .*b\.jsonl:1: no field 'text'"),
+        ("c.txt", b"", r"c\.txt: no text there"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            train([str(path)], "wordpiece", 100, str(tmp_path / "tokenizer"))
+        with pytest.raises(DataError, match=message):
+            build([str(path)], str(tokenizer_dir), str(tmp_path / name.replace(".", "-")))
 
 
 def test_separator_line_endings_and_byte_order_mark(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,9 @@ DATA = os.environ.get("TANDEM_TEST_DATA", "")
 needs_data = pytest.mark.skipif(
     not DATA, reason="needs TANDEM_TEST_DATA, the folder of real text and tokenizers"
 )
+
+
+MARKED = ["a \u2581b \u2581 c\u2581", "\u2581x\n\u2581 y", "a <own> b"]
 
 
 Trained = Callable[[str, bool], Path]  # kind, cased
@@ -133,6 +137,86 @@ def test_unigram_ids_are_those_of_sentencepiece(tmp_path: Path) -> None:
     assert (vocabulary.pad, vocabulary.mask) == (200, 201)
 
 
+@pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc", "identity"])
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_models_of_sentencepiece_have_its_ids_and_those_of_transformers(
+    tmp_path: Path, kind: str, rule: str
+) -> None:
+    lines = [line for text in PROSE[:40] for line in text.splitlines() if line.strip()]
+    model = tmp_path / "own"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=str(model), vocab_size=300, minloglevel=2,
+        model_type=kind, normalization_rule_name=rule, user_defined_symbols=["<own>"],
+    )  # fmt: skip
+    texts = [*dict.fromkeys(line.strip() for line in [*lines, "caf\u00e9s  and \u4e2d\u4e2d x"])]
+    corpus, found = ids_of_corpus(model.with_suffix(".model"), tmp_path, [*texts, *MARKED])
+    processor = sentencepiece.SentencePieceProcessor(model_file=f"{model}.model")
+    for text, ids in zip(texts, found, strict=False):
+        # Runs of one character can be cut in several equally good ways.
+        assert ids == processor.encode(text) or sorted(ids) == sorted(processor.encode(text))
+    exported = transformers.AutoTokenizer.from_pretrained(corpus.tokenizer_dir)
+    expected = [exported(text, add_special_tokens=False)["input_ids"] for text in [*texts, *MARKED]]
+    assert found == expected
+    own = exported.convert_tokens_to_ids("<own>")
+    assert all(
+        (own in ids) == ("<own>" in text) for text, ids in zip(MARKED, found[-3:], strict=True)
+    )
+
+
+@pytest.mark.parametrize("kind", ["word", "char"])
+def test_other_models_of_sentencepiece_are_refused(tmp_path: Path, kind: str) -> None:
+    model = tmp_path / "own"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(PROSE[0].splitlines()), model_prefix=str(model), vocab_size=40,
+        model_type=kind, minloglevel=2, hard_vocab_limit=False,
+    )  # fmt: skip
+    with pytest.raises(DataError, match=r"own\.model: only unigram and BPE models"):
+        load(model.with_suffix(".model"))
+
+
+BERT_WORDS = [
+    *["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "king", "##s", "h\u00e9", "he"],
+    *["\u4e2d", "\u4e2d\u4e2d", "##\u4e2d", "a\u2028b", "\x85", "x\x0cy", "last"],
+]
+SETTINGS: list[dict] = [
+    {"do_lower_case": True},
+    {"do_lower_case": False},
+    {"do_lower_case": False, "strip_accents": True},
+    {"do_lower_case": True, "strip_accents": False},
+    {"do_lower_case": True, "tokenize_chinese_chars": False},
+    {"do_lower_case": True, "pad_token": "the", "mask_token": "last"},
+]
+
+
+@pytest.mark.parametrize("settings_", SETTINGS, ids=str)
+@pytest.mark.parametrize("written", ["vocab.txt", "vocab.txt with BOM", "tokenizer.json"])
+def test_bert_vocabularies_with_settings(tmp_path: Path, written: str, settings_: dict) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    words = "\n".join(BERT_WORDS) + "\n"
+    (source / "vocab.txt").write_text(words, encoding="utf-8")
+    reference = transformers.BertTokenizer(
+        vocab={word: number for number, word in enumerate(BERT_WORDS)}, **settings_
+    )
+    if written == "tokenizer.json":  # the settings count, whatever it says
+        other = transformers.BertTokenizer(
+            vocab={word: number for number, word in enumerate(BERT_WORDS)},
+            do_lower_case=not settings_["do_lower_case"],
+        )
+        other.save_pretrained(source)
+    elif "BOM" in written:
+        (source / "vocab.txt").write_text(words, encoding="utf-8-sig")
+    config = {"tokenizer_class": "BertTokenizer", **settings_}
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
+    texts = ["The the KINGS h\u00e9 He. \u4e2d\u4e2d last", "a\u2028b \x85 x\x0cy"]
+    corpus, found = ids_of_corpus(source, tmp_path, texts)
+    assert found == [reference(text, add_special_tokens=False)["input_ids"] for text in texts]
+    exported = transformers.AutoTokenizer.from_pretrained(corpus.tokenizer_dir)
+    assert found == [exported(text, add_special_tokens=False)["input_ids"] for text in texts]
+    assert corpus.vocabulary.pad == reference.pad_token_id
+    assert corpus.vocab_size == len(BERT_WORDS)
+
+
 @needs_data
 @pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased"])
 def test_bert_vocabularies(tmp_path: Path, name: str) -> None:
@@ -187,22 +271,81 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     text = [str(tmp_path / "text.txt")]
     for kind, size, message in (
         ("bpe", 100, "at least 261"),
-        ("unigram", 8000, "--vocab-size 8000"),
+        ("wordpiece", 9, r"must be at least \d+ for the characters of this text"),
+        ("wordpiece", 1 << 40, "must be from 6 to 1,048,576"),
+        ("unigram", 5, "must be from 6 to"),
+        ("unigram", 9, r"--vocab-size 9: must be at least \d+ for the characters"),
+        ("unigram", 8000, r"--vocab-size 8000: must be at most \d+ for so little text"),
         ("letters", 100, "--kind letters"),
     ):
         with pytest.raises(DataError, match=message) as caught:
             train(text, kind, size, str(tmp_path / "out"))
         assert "\n" not in str(caught.value)
-    (tmp_path / "bad.model").write_bytes(b"nonsense")
+    for name, content in (("empty", b""), ("bad", b"nonsense")):
+        (tmp_path / f"{name}.model").write_bytes(content)
     (tmp_path / "tokenizer.json").write_text("{}")
     for path, message in (
         (tmp_path / "bad.model", "not a SentencePiece model"),
+        (tmp_path / "empty.model", "no pieces in it"),
         (tmp_path, "not a tokenizer"),
         (tmp_path / "none", "holds no tokenizer"),
     ):
         with pytest.raises(DataError, match=message) as caught:
             load(path)
         assert "\n" not in str(caught.value)
+
+
+SPECIAL = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"vocab.txt": b"\xff\xfe["}, r"vocab\.txt: not valid UTF-8 at byte 0"),
+        ({"vocab.txt": b""}, r"vocab\.txt: has no \[UNK\]"),
+        ({"vocab.txt": SPECIAL}, "the vocabulary has no ordinary tokens"),
+        (
+            {"vocab.txt": SPECIAL + "a", "tokenizer_config.json": '{"mask_token": "[SEP]"}'},
+            r"\[SEP\] is both the sep and the mask token",
+        ),
+        ({"tokenizer_config.json": "[]"}, r"tokenizer_config\.json: must hold a JSON object"),
+        ({"special_tokens_map.json": '"a"'}, r"special_tokens_map\.json: must hold a JSON object"),
+        ({"tokenizer_config.json": "{"}, r"tokenizer_config\.json: not valid JSON"),
+        ({"tokenizer_config.json": "[" * 100_000}, r"tokenizer_config\.json: not valid JSON"),
+        ({"tokenizer_config.json": '{"sep_token": 3}'}, "sep_token must be a token, not 3"),
+        ({"tokenizer_config.json": '{"do_lower_case": 1}'}, "do_lower_case must be true, false"),
+        ({"tokenizer.json": "[]"}, r"tokenizer\.json: not a tokenizer"),
+        ({"tokenizer.json": b"\xff"}, r"tokenizer\.json: not a tokenizer"),
+        ({"vocab.json": "{}", "merges.txt": "a"}, r"vocab\.json: not a BPE vocabulary"),
+    ],
+)
+def test_odd_folders_are_one_line(tmp_path: Path, files: dict, message: str) -> None:
+    if "vocab.txt" not in files and "vocab.json" not in files:
+        (tmp_path / "vocab.txt").write_text(SPECIAL + "a")
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=message) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_model_of_sentencepiece_is_one_line(tmp_path: Path, unigram: Path) -> None:
+    """Whatever byte is wrong: it is read all the same, or refused by name."""
+    model = tmp_path / "own"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(PROSE[0].splitlines()), model_prefix=str(model), vocab_size=60,
+        minloglevel=2, hard_vocab_limit=False,
+    )  # fmt: skip
+    whole = model.with_suffix(".model").read_bytes()
+    damaged = tmp_path / "damaged.model"
+    for at in [*range(0, len(whole), len(whole) // 60), *range(len(whole) - 60, len(whole))]:
+        for data in (whole[:at], whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :]):
+            damaged.write_bytes(data)
+            try:
+                load(damaged)[0].encode("A text.")
+            except DataError as error:
+                assert str(error).startswith(f"{damaged}: ")  # noqa: PT017
+                assert "\n" not in str(error)  # noqa: PT017
 
 
 ODD = [
@@ -238,7 +381,9 @@ def test_words_short_and_long_documents_are_cut_alike(
         assert by_words is None or plain(by_words) == plain(by_lookups), text
 
 
-ALPHABET = "aB\u2581\u00e9\u0301 \n\t\r\xa0\x1c\u200b.!'[]MASK\u4e2d\u0130\u03a31\u00b4\u0600\u0e33\uff9e"
+ALPHABET = (
+    "aB\u2581\u00e9\u0301 \n\t\r\xa0\x1c\u200b.!'[]MASK\u4e2d\u0130\u03a31\u00b4\u0600\u0e33\uff9e"
+)
 
 
 @given(st.lists(st.text(ALPHABET, max_size=40).map(str.strip).filter(bool), max_size=5))

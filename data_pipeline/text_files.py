@@ -1,0 +1,78 @@
+"""Opening text files, plain or compressed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from data_pipeline.errors import DataError
+
+STDIN = "-"
+COMPRESSED = (".gz", ".xz", ".zst")
+
+
+def is_plain(path: str) -> bool:
+    """Whether a file is on disk as it is read, so that a place in it can be sought."""
+    return path != STDIN and Path(path).suffix.lower() not in COMPRESSED
+
+
+def open_text(path: str) -> BinaryIO:
+    """The uncompressed bytes of a file."""
+    suffix = Path(path).suffix.lower()
+    try:
+        if path == STDIN:
+            return sys.stdin.buffer
+        if suffix == ".gz":
+            return gzip.open(path, "rb")  # type: ignore[return-value]
+        if suffix == ".xz":
+            return lzma.open(path, "rb")  # type: ignore[return-value]
+        if suffix == ".zst":
+            return _open_zst(path)
+        return open(path, "rb")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _open_zst(path: str) -> BinaryIO:
+    try:
+        import zstandard
+    except ImportError:
+        raise DataError(f"{path}: reading .zst needs `pip install zstandard`") from None
+    return io.BufferedReader(_Zstd(open(path, "rb"), zstandard.ZstdDecompressor()))
+
+
+class _Zstd(io.RawIOBase):
+    """The contents of a .zst file of any number of frames. Unlike the library's own reader, it
+    raises EOFError when the last frame is cut off."""
+
+    def __init__(self, file: BinaryIO, context: Any) -> None:
+        self._file, self._context = file, context
+        self._frame: Any = None  # the decoder of the frame that is being read
+        self._packed = self._plain = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._plain:
+            self._packed = self._packed or self._file.read(1 << 17)
+            if not self._packed:
+                if self._frame is not None:
+                    raise EOFError("the last frame is cut off")
+                return 0
+            self._frame = self._frame or self._context.decompressobj()
+            self._plain = self._frame.decompress(self._packed)
+            self._packed = self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+        size = min(len(buffer), len(self._plain))
+        buffer[:size], self._plain = self._plain[:size], self._plain[size:]
+        return size
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
