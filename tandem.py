@@ -166,8 +166,17 @@ _WAIT = click.option(
 @click.argument("run")
 @_WAIT
 def stop(run: str, wait: float) -> None:
-    """Have the job that is at work in RUN save and end, from any node."""
-    _ask(run, "stop", wait)
+    """Have the job that is at work in RUN save and end, from any node, and its chain with it."""
+    from cluster.commands import cancel_waiting
+    from trainer.checkpoint import live_owner
+    from trainer.control.run_folder import RunFolder
+
+    folder = RunFolder.submitted(run)
+    lines, has_started = cancel_waiting(folder.path)
+    for line in lines:
+        click.echo(line)
+    if not lines or has_started or live_owner(folder.path):
+        _ask(run, "stop", wait)
 
 
 @main.command()

@@ -12,7 +12,7 @@ import configs
 from cluster.config import ClusterConfig, with_options
 from cluster.errors import LaunchError
 from cluster.sbatch_options import refuse_unknown
-from cluster.scheduler import expected_start, queued_jobs
+from cluster.scheduler import cancel, expected_start, of_run, queued_jobs
 from cluster.script import build
 from cluster.shell_lines import refuse_broken
 from cluster.slurm import plan_job
@@ -72,6 +72,23 @@ def _require_equal_shares(batches: Sequence[int], site: ClusterConfig) -> None:
                     f"batch: {size} sequences cannot be dealt out to {nodes} x {site.ranks} ranks; "
                     f"choose a multiple of {nodes * site.ranks}, or other nodes than {site.nodes}"
                 )
+
+
+def cancel_waiting(run: Path) -> tuple[list[str], bool]:
+    """``tandem stop`` for what waits in SLURM's queue: the rest of a chain, or a requeued job.
+
+    Returns what was done, in lines, and whether a job of the run has started. Raises LaunchError.
+    """
+    jobs = of_run(queued_jobs() or [], run)
+    waiting = [job.id for job in jobs if job.state == "PENDING"]
+    started = [job.id for job in jobs if job.state != "PENDING"]
+    lines = []
+    if waiting:
+        cancel(waiting)
+        lines = [f"{run}: cancelled what had not started: job {', '.join(waiting)}"]
+    if started and is_array(run):
+        lines += [f"{run}: job {', '.join(started)} runs on; stop each run: {run}-seedN"]
+    return lines, bool(started) and not is_array(run)
 
 
 def status(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:

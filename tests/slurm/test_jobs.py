@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import LaunchError
+from cluster import LaunchError, commands
 from cluster.scheduler import expected_start, queued_jobs
 from cluster.status import read_run
 from tests.slurm.real_slurm import RealSlurm, requeue_soon, until
@@ -160,6 +160,20 @@ def test_chain(slurm: RealSlurm, source: Path) -> None:
     slurm.wait_job(job.ids[1])
     assert job.steps == list(range(1, 31))
     assert [name for name, _ in job.events] == ["start", "left", "start", "done"]
+
+
+def test_what_waits_of_a_chain_is_cancelled(slurm: RealSlurm, source: Path) -> None:
+    job = Submitted(slurm, source, length=3)
+    job.reach(2)
+    lines, has_started = commands.cancel_waiting(job.run)
+    assert (lines, has_started) == (
+        [f"{job.run}: cancelled what had not started: job {', '.join(job.ids[1:])}"],
+        True,
+    )
+    for one in job.ids[1:]:
+        slurm.wait_job(one, "CANCELLED")
+    assert slurm.job(job.id)["JobState"] == "RUNNING"
+    assert slurm.job(job.id)["Comment"] == "demo"
 
 
 @pytest.mark.slow

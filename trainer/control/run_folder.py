@@ -32,6 +32,14 @@ class RunFolder:
                 return cls(path)
         raise TrainingError(f"{run}: no run there (no config.yaml in it, nor in runs/{run})")
 
+    @classmethod
+    def submitted(cls, run: str) -> RunFolder:
+        """As `existing`, also for a run that waits in a queue to begin."""
+        for path in (Path(run), Path("runs") / run):
+            if (path / "submissions").is_dir():
+                return cls(path)
+        return cls.existing(run)
+
     @property
     def config(self) -> Path:
         """The resolved job config."""

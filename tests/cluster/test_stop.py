@@ -1,0 +1,83 @@
+"""`tandem stop` for a run that has jobs in SLURM's queue."""
+
+import json
+import os
+import time
+
+import pytest
+from click.testing import CliRunner
+
+import tandem
+from tests.cluster.folders import Folder
+
+
+@pytest.fixture
+def queue(tmp_path, monkeypatch):
+    """What squeue prints; scancel notes what it is told."""
+    file = tmp_path / "queue"
+    for name, text in {"squeue": f"cat {file}", "scancel": 'echo "$*" >>"$0.calls"'}.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    (tmp_path / "bin/scancel.calls").touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    return file
+
+
+def stop(tmp_path, run="demo"):
+    said = CliRunner().invoke(tandem.main, ["stop", run, "--wait", "0.2"])
+    return said.exit_code, said.output, (tmp_path / "bin/scancel.calls").read_text().split()
+
+
+def chain(tmp_path, name="demo"):
+    folder = Folder(tmp_path / "runs", name)
+    folder.submit("7", "8", "9")
+    return folder
+
+
+def test_a_chain_ends_as_a_whole(tmp_path, queue):
+    folder = chain(tmp_path)
+    (folder.path / "attempts").mkdir()
+    record = {"host": "n1", "process": 1, "machine": "", "started": 0, "time": time.time()}
+    (folder.path / "attempts/000001.json").write_text(json.dumps({**record, "ended": False}))
+    lines = ["7|7|RUNNING|None|n1|1:00|x", "8|8|PENDING|Dependency||1:00|x"]
+    queue.write_text("\n".join([*lines, "9|9|PENDING|Dependency||1:00|x", "10|10|PENDING|||1|x"]))
+    code, said, cancelled = stop(tmp_path)
+    assert cancelled == ["8", "9"]
+    assert "runs/demo: cancelled what had not started: job 8, 9\n" in said
+    assert code == 1, "the rank of the first job did not answer: there is none here"
+
+
+def test_a_job_that_waits_to_start_again_is_cancelled(tmp_path, queue):
+    chain(tmp_path)
+    queue.write_text("7|7|PENDING|BeginTime||1:00|x\n")
+    code, said, cancelled = stop(tmp_path)
+    assert (code, cancelled) == (0, ["7"])
+    assert said == "runs/demo: cancelled what had not started: job 7\n"
+
+
+def test_a_run_that_never_began_can_be_stopped(tmp_path, queue):
+    folder = chain(tmp_path)
+    (folder.path / "config.yaml").unlink()
+    queue.write_text("7|7|PENDING|Priority||1:00|x\n")
+    assert stop(tmp_path)[0] == 0
+
+
+def test_of_an_array_what_waits(tmp_path, queue):
+    folder = chain(tmp_path, "sweep")
+    (folder.path / "config.yaml").unlink()
+    (folder.path / "submissions/001/seeds").write_text("1\n2\n")
+    queue.write_text("7_0|70|RUNNING|None|n1|1:00|x\n7_[1]|7|PENDING|Resources||1:00|x\n")
+    code, said, cancelled = stop(tmp_path, "sweep")
+    assert (code, cancelled) == (0, ["7_[1]"])
+    assert "job 7_0 runs on; stop each run: runs/sweep-seedN" in said
+
+
+def test_nothing_to_stop_is_one_line(tmp_path, queue):
+    chain(tmp_path)
+    queue.write_text("")
+    code, said, cancelled = stop(tmp_path)
+    assert (code, cancelled) == (1, [])
+    assert "runs/demo: no job is at work in it" in said
