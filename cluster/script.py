@@ -153,7 +153,8 @@ def _environment(cluster: ClusterConfig) -> str:
 
 
 def _set_up(cluster: ClusterConfig) -> list[str]:
-    lines = ["find_module"] if cluster.modules else []
+    uses_module = any(re.search(r"\bmodule\b", line) for line in cluster.before)
+    lines = ["find_module"] if cluster.modules or uses_module else []
     lines += [f"must {_quote(f'module load {_quote(module)}')}" for module in cluster.modules]
     if cluster.venv:
         programs = f"{_quote(cluster.venv)}/bin"

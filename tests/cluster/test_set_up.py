@@ -43,6 +43,14 @@ def test_a_line_may_be_told_that_it_may_fail(tmp_path):
     assert "it reached the ranks" in run.output
 
 
+def test_module_is_there_for_a_line_of_ones_own(tmp_path):
+    (tmp_path / "init").mkdir()
+    (tmp_path / "init/bash").write_text('module() { echo "module $*"; false; }')
+    run = Run(tmp_path, before=["module load tools || true"])
+    assert run.end("finish", MODULESHOME=str(tmp_path))[0] == "done"
+    assert run.output.startswith("module load tools\n")
+
+
 def test_a_venv_without_python_is_none(tmp_path):
     (tmp_path / "venv/bin").mkdir(parents=True)
     (tmp_path / "venv/bin/activate").touch()

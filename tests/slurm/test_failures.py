@@ -11,11 +11,13 @@ from tests.slurm.real_slurm import RealSlurm, until
 from tests.slurm.submitted import Submitted
 
 
-@pytest.mark.parametrize("patience", [2, 30])
-def test_a_chain_goes_on_when_a_node_dies(slurm: RealSlurm, source: Path, patience: int) -> None:
-    """`srun` returns 0 for ranks that it has lost, after a time that KillWait bounds."""
+@pytest.mark.parametrize(("patience", "saving"), [(2, 9), (30, 0)])
+def test_a_chain_goes_on_when_a_node_dies(
+    slurm: RealSlurm, source: Path, patience: int, saving: int
+) -> None:
+    """Where ranks take longer to save than `srun` waits for them, it returns 0."""
     slurm.configure(KillWait=patience)
-    job = Submitted(slurm, source, steps=60, save_every=10, length=3)
+    job = Submitted(slurm, source, steps=60, save_every=10, saving=saving, length=3)
     job.reach(12)
     slurm.power_off("n2")
     slurm.declare_down("n2")

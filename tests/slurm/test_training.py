@@ -41,13 +41,7 @@ class Training:
 
     @property
     def losses(self) -> dict[int, dict[str, float]]:
-        """Per step, every learner's losses, training and held-out."""
-        found: dict[int, dict[str, float]] = {}
-        for row in map(json.loads, (self.run / "metrics.jsonl").read_text().splitlines()):
-            named = {key: value for key, value in row.items() if key.endswith("/loss")}
-            assert not named.keys() & found.get(row["step"], {}).keys(), "a step is logged twice"
-            found.setdefault(row["step"], {}).update(named)
-        return found
+        return losses(self.run)
 
     def reach(self, step: int) -> None:
         file = self.run / "metrics.jsonl"
@@ -76,6 +70,16 @@ class Training:
         return "".join(file.read_text() for file in self.run.glob("logs/slurm-*.log"))
 
 
+def losses(run: Path) -> dict[int, dict[str, float]]:
+    """Per step, every learner's losses, training and held-out."""
+    found: dict[int, dict[str, float]] = {}
+    for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        named = {key: value for key, value in row.items() if key.endswith("/loss")}
+        assert not named.keys() & found.get(row["step"], {}).keys(), "a step is logged twice"
+        found.setdefault(row["step"], {}).update(named)
+    return found
+
+
 def warn(training: Training) -> None:
     training.slurm.run("scancel", "--batch", "--signal=USR1", training.id)
 
@@ -102,6 +106,16 @@ def power_off(training: Training) -> None:
     training.slurm.declare_down("n2")
 
 
+def test_two_nodes_train_as_two_processes_do(
+    slurm: RealSlurm, corpus: Path, finished: tuple[Path, str]
+) -> None:
+    training = Training(slurm, corpus, "tiny", steps=8)
+    training.end()
+    assert training.losses == losses(finished[0])
+    assert training.events == [("start", ""), ("done", "finished")]
+
+
+@pytest.mark.slow
 def test_losses_are_those_of_an_undisturbed_run(
     slurm: RealSlurm, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def main() -> int:
         seen.write_text(json.dumps(vars(ranks) | noted | {"node": os.environ["SLURMD_NODENAME"]}))
         while step < config["steps"]:
             if stop.requested:
+                time.sleep(config.get("saving", 0))
                 if ranks.rank == 0:
                     (run / f"checkpoints/step-{step:09d}").mkdir(parents=True, exist_ok=True)
                 return 75
