@@ -36,7 +36,7 @@ from trainer.lifecycle.guard import GRADIENT
 from trainer.loss_scale import LossScale
 from trainer.measure.timing import BACKWARD, FORWARD, STEP, clock
 from trainer.objectives import Lesson, Objective
-from trainer.optimizers import build_optimizer
+from trainer.optimizers import GatedOptimizer, build_optimizer
 from trainer.schedules import factor
 from trainer.seeds import derive
 from trainer.state import LearnerState
@@ -165,12 +165,12 @@ class Learner:
 
     def _start_engine(self, module: LearnerModule) -> DeepSpeedEngine:
         module.requires_grad_(self.is_trained)
-        optimizer = None
+        self._optimizer: GatedOptimizer | None = None
         if self.is_trained:
-            optimizer = build_optimizer(module, self.config.optimizer, self.objective)
-            optimizer.permitted = self._may_step
+            self._optimizer = build_optimizer(module, self.config.optimizer, self.objective)
+            self._optimizer.permitted = self._may_step
         cut = self.workload.micro_batch, self.workload.accumulation
-        return start_engine(module, optimizer, self.config, *cut)
+        return start_engine(module, self._optimizer, self.config, *cut)
 
     @property
     def is_trained(self) -> bool:
@@ -234,6 +234,7 @@ class Learner:
         regime = self._regime(step, length)
         self.sat_out = self.counters.guard.judge(self.config.guard, loss, regime)
         self._permitted = None
+        self._forget_the_phase_before(self.own_step(step))
         self.rate = self.learning_rate(step, seconds)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.rate * self.objective.factor(group["name"], self.own_step(step))
@@ -330,6 +331,13 @@ class Learner:
             sums, _, _ = self.engine(batch)
         self.engine.train(self.is_trained)
         return sums
+
+    def _forget_the_phase_before(self, own_step: int) -> None:
+        """Each phase of a progressive transfer begins with fresh moments, taken or sat out."""
+        transfer = self.objective.transfer
+        if transfer is not None and transfer.begins_phase(own_step):
+            assert self._optimizer is not None
+            self._optimizer.forget()
 
     def _may_step(self) -> bool:
         """Asked by the optimizer for each of its groups: one host sync for all of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -11,9 +12,10 @@ from torch.nn import functional as F
 
 from tests.distributed import run_distributed
 from tests.trainer import tiny
-from trainer.checkpoint import full_state_dict
+from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
+from trainer.checkpoint.layout import torch_optimizer
 from trainer.config import InitConfig, LearnerConfig
-from trainer.learner import Learner, Workload, student_key
+from trainer.learner import TEACHER, Learner, Workload, student_key
 from trainer.lifecycle.first_weights import from_embeddings, model_state
 from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.progressive import ProgressiveConfig, Transfer
@@ -29,6 +31,7 @@ from trainer.objectives.terms import (
 )
 from trainer.optimizers import OptimizerConfig
 from trainer.schedules import ScheduleConfig
+from trainer.state import LearnerState
 from trainer.step import train_step
 
 LAYERS, STEPS_PER_LAYER, STEPS = 2, 5, 14
@@ -99,9 +102,13 @@ def test_progressive_transfer_needs_every_layer():
         Objective(some, tiny.encoder(layers=2), tiny.encoder(), 0, Transfer(PROGRESSIVE, 2))
 
 
-def trained(stage):
-    """Weights and results of a progressive student, step by step, and its teacher's embeddings."""
+NAME = student_key("mobilebert")
+
+
+def teacher_and_student(stage):
+    """A teacher that has made one step, a student at its first weights, and those it was given."""
     teacher = tiny.learners((0, 0, 0), 4, 1)[0]
+    train_step(teacher, [], tiny.my_rows(tiny.random_batch(99)), 0)
     config = LearnerConfig(
         model=tiny.encoder(layers=LAYERS, norm="no_norm"),
         objective=OBJECTIVE,
@@ -113,16 +120,63 @@ def trained(stage):
     )
     weights = from_embeddings(teacher, config.model)
     workload = Workload(STEPS, tiny.SEED, 4, 1)
-    name = student_key("mobilebert")
-    student = Learner(name, config, teacher.config.model, workload, weights=weights)
-    history, terms, rates = [weights_of(student)], [], []
+    student = Learner(NAME, config, teacher.config.model, workload, weights=weights)
+    return teacher, student, weights
+
+
+def trained(stage):
+    """Weights and results of a progressive student, step by step, and its teacher's embeddings."""
+    teacher, student, weights = teacher_and_student(stage)
+    history, terms, rates, ages = [weights_of(student)], [], [], []
     for step in range(STEPS):
         batch = tiny.my_rows(tiny.random_batch(step))
         result = train_step(teacher, [student], batch, step)
         history.append(weights_of(student))
-        terms.append(result.terms[name])
+        terms.append(result.terms[NAME])
         rates.append(student.learning_rate(step))
-    return history, terms, rates, {key: value.clone() for key, value in weights.items()}
+        ages.append((age_of_moments(student), age_of_moments(teacher)))
+    copied = {key: value.clone() for key, value in weights.items()}
+    return history, terms, rates, copied, ages
+
+
+def age_of_moments(learner):
+    """How many gradients the optimizer's moments are made of, by their own numbers: 0, 1 or more.
+
+    Of a single gradient g they are (1 - beta1) g and (1 - beta2) g^2.
+    """
+    states = [state for state in torch_optimizer(learner.engine).state.values() if state]
+    if not any(state["exp_avg_sq"].any() for state in states):
+        return 0
+    means = torch.cat([state["exp_avg"].view(-1) for state in states]).double()
+    squares = torch.cat([state["exp_avg_sq"].view(-1) for state in states]).double()
+    once = torch.allclose((means / 0.1) ** 2, squares / 0.001, rtol=1e-4, atol=1e-30)
+    return 1 if once else 2
+
+
+def saved_and_resumed(folder, saved_at):
+    """The weights at the end: undisturbed, and resumed from a step at each of several stages."""
+    teacher, student, _ = teacher_and_student(1)
+    go_on(teacher, student, 0, saved_at)
+    counters = dataclasses.asdict(student.counters)
+    writer = CheckpointWriter(folder, Retention())
+    engines = {TEACHER: teacher.engine, NAME: student.engine}
+    writer.save(saved_at, engines, counters, wait=True)
+    ends = [go_on(teacher, student, saved_at, STEPS)]
+    checkpoint = Checkpoint(folder, saved_at)
+    for stage in (1, 0, 3):
+        teacher, student, _ = teacher_and_student(stage)
+        checkpoint.load(TEACHER, teacher.engine)
+        checkpoint.load(NAME, student.engine)
+        student.counters = LearnerState.from_json(checkpoint.trainer_state)
+        ends.append(go_on(teacher, student, saved_at, STEPS))
+    return ends
+
+
+def go_on(teacher, student, first, last):
+    """Train them over these steps; the student's weights then."""
+    for step in range(first, last):
+        train_step(teacher, [student], tiny.my_rows(tiny.random_batch(step)), step)
+    return weights_of(student)
 
 
 def weights_of(student):
@@ -154,14 +208,15 @@ def projection_of(student):
     return full_state_dict(student.engine)["objective.terms.hidden.projection.weight"].clone()
 
 
-def all_outcomes():
+def all_outcomes(folder):
     passed = [passing(*one) for one in ((0, "none"), (3, "none"), (1, "optimizer"))]
-    return (trained(0), trained(2)), passed
+    resumed = [saved_and_resumed(folder / str(step), step) for step in (STEPS_PER_LAYER, 7)]
+    return [trained(stage) for stage in range(4)], passed, resumed
 
 
 @pytest.fixture(scope="module")
-def launched():
-    return run_distributed(all_outcomes, 2)[0]
+def launched(tmp_path_factory):
+    return run_distributed(all_outcomes, 2, tmp_path_factory.mktemp("progressive"))[0]
 
 
 @pytest.fixture(scope="module")
@@ -217,18 +272,37 @@ def test_a_layer_learns_from_its_turn_on(outcomes):
     assert "head.dense.weight" in moved[10]
 
 
-def test_embeddings_begin_as_the_teachers_and_wait(outcomes):
-    history, _, _, copied = outcomes[0]
+def test_everything_but_the_layers_begins_as_the_teachers_and_waits(outcomes):
+    history, _, _, copied, _ = outcomes[0]
+    # A layer norm before the vocabulary projection is what both have; ours has none elsewhere.
+    ours = {name for name in history[0] if not name.startswith("encoder.")}
+    assert copied.keys() == ours - {"embeddings.norm.weight", "embeddings.norm.bias"}
+    assert not torch.equal(copied["head.norm.weight"], torch.ones(32))
     for state in (history[0], history[10]):
-        for name in ("embeddings.word.weight", "embeddings.position.weight", "head.bias"):
-            assert torch.equal(state[name], copied[name])
-        # No norm of ours begins as a layer norm of the teacher's.
+        for name, tensor in copied.items():
+            assert torch.equal(state[name], tensor), name
         assert torch.equal(state["embeddings.norm.weight"], torch.ones(32))
-    assert "embeddings.norm.weight" not in copied
+
+
+def test_each_phase_begins_with_fresh_moments_of_the_students_optimizer_alone(outcomes):
+    """At every stage, and as in the original: at a layer's first step nothing is accumulated."""
+    for stage in range(4):
+        student, teacher = zip(*outcomes[stage][4], strict=True)
+        assert student == (0, 1, 2, 2, 2, 0, 1, 2, 2, 2, 1, 2, 2, 2), stage
+        assert set(teacher) == {2}
+
+
+def test_a_transfer_that_is_resumed_goes_on_to_the_bit_and_alike_at_other_stages(launched):
+    """From the middle of a phase, and from where one is about to begin."""
+    for undisturbed, same_stage, *others in launched[2]:
+        assert undisturbed.keys() == same_stage.keys()
+        assert all(torch.equal(undisturbed[name], same_stage[name]) for name in undisturbed)
+        for other in others:
+            torch.testing.assert_close(other, undisturbed, rtol=1e-3, atol=1e-5)
 
 
 def test_terms_and_rates_over_the_steps(outcomes):
-    _, terms, rates, _ = outcomes[0]
+    _, terms, rates, _, _ = outcomes[0]
     for step, values in enumerate(terms):
         on = {name for name, value in values.items() if value}
         assert on == (BETWEEN if step < 10 else {"nsp", "blended"})
@@ -237,8 +311,9 @@ def test_terms_and_rates_over_the_steps(outcomes):
 
 
 def test_every_stage_goes_through_it_alike(outcomes):
-    for plain, partitioned in zip(outcomes[0][1], outcomes[1][1], strict=True):
-        assert partitioned == pytest.approx(plain, rel=1e-5, abs=1e-7)
+    for _, terms, *_ in outcomes[1:]:
+        for plain, partitioned in zip(outcomes[0][1], terms, strict=True):
+            assert partitioned == pytest.approx(plain, rel=1e-5, abs=1e-7)
 
 
 def test_a_layers_loss_is_its_share_of_the_mean_over_layers():

@@ -50,14 +50,15 @@ def from_layers(section: str, teacher: Learner, layers: Sequence[int]) -> Mappin
 def from_embeddings(teacher: Learner, config: EncoderConfig) -> Mapping[str, Tensor]:
     """The teacher's embeddings and heads as they are now, but none of its layers. Collective.
 
-    As MobileBERT's code does, which begins so: a norm is left out where the student's is of another
-    kind.
+    As MobileBERT's code does, which begins so: the embeddings' norm is left out where the student's
+    is of another kind. The head's is a layer norm in every model.
     """
     same_norm = config.norm == teacher.config.model.norm
+    left_out = "encoder." if same_norm else ("encoder.", "embeddings.norm.")
     return {
         name: tensor
         for name, tensor in model_state(full_state_dict(teacher.engine)).items()
-        if not name.startswith("encoder.") and (same_norm or ".norm." not in name)
+        if not name.startswith(left_out)
     }
 
 

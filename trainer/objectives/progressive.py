@@ -21,6 +21,7 @@ class ProgressiveConfig:
     the terms between layers are on, and of them only this layer. It learns at `current` times the
     peak learning rate, those before it at `earlier` times, and all else, the embeddings too, not
     at all. Afterwards only the other terms are on, everything learns, and the schedule begins.
+    The optimizer starts each of these phases, the last one too, from fresh moments.
     """
 
     steps_per_layer: int = 10_000
@@ -50,6 +51,10 @@ class Transfer:
     def layer(self, step: int) -> int | None:
         """The layer, from 1, that is transferred at the learner's `step`; None afterwards."""
         return step // self.config.steps_per_layer + 1 if step < self.steps else None
+
+    def begins_phase(self, step: int) -> bool:
+        """Whether the learner's `step` is the first of a layer, or the first after the transfer."""
+        return step % self.config.steps_per_layer == 0 and step <= self.steps
 
     def group(self, parameter: str) -> str:
         """A layer of the model by its number, from 1, or `rest`."""

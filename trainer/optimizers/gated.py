@@ -31,3 +31,10 @@ class GatedOptimizer(torch.optim.Optimizer):
             # DeepSpeed puts groups in and out of `param_groups` between its steps.
             self.inner.param_groups = [group for group in self.param_groups if group["lr"]]
             self.inner.step(closure)
+
+    @torch.no_grad()
+    def forget(self) -> None:
+        """Start afresh: all moments and counts of steps are zero, in place, on every rank alike."""
+        for state in self.state.values():
+            for tensor in state.values():
+                tensor.zero_()
