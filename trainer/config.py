@@ -148,6 +148,7 @@ class LearnerConfig:
     masked_only: bool = False
     stacking: StackingConfig = field(default_factory=StackingConfig)  # of a teacher
     frozen: bool = False  # a finished teacher: it is read, not trained (offline distillation)
+    freeze_positions: bool = False  # the position embeddings stay as they begin (DistilBERT)
     zero_stage: int = 0
     offload: str = "none"  # optimizer: its states in host memory; parameters: both
     precision: str = "fp32"  # of matrix products; parameters and optimizer states stay float32
@@ -177,6 +178,8 @@ class LearnerConfig:
             raise ValueError("gradient_clipping must be 0 (off) or positive")
         if self.frozen:
             self._refuse_training()
+        if self.freeze_positions and self.model.positions == "rotary":
+            raise ValueError("freeze_positions: rotary positions have no weights; remove it")
         if self.progressive is not None:
             self._require_layers()
         self.stacking.require_fit(self.model)
@@ -214,7 +217,7 @@ class LearnerConfig:
             raise ValueError("offload must be none or parameters where frozen is true")
         for key in (
             "objective", "optimizer", "schedule", "loss_scale", "gradient_clipping", "guard",
-            "dropout", "checkpoint_activations", "stacking",
+            "dropout", "checkpoint_activations", "stacking", "freeze_positions",
         ):  # fmt: skip
             if getattr(self, key) != getattr(LearnerConfig(), key):
                 raise ValueError(f"{key} is for training; remove it (null), or frozen")

@@ -165,6 +165,8 @@ class Learner:
 
     def _start_engine(self, module: LearnerModule) -> DeepSpeedEngine:
         module.requires_grad_(self.is_trained)
+        if self.config.freeze_positions and module.model.embeddings.position is not None:
+            module.model.embeddings.position.requires_grad_(False)
         self._optimizer: GatedOptimizer | None = None
         if self.is_trained:
             self._optimizer = build_optimizer(module, self.config.optimizer, self.objective)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-KINDS = ("linear", "cosine", "constant", "wsd")
+from trainer.objectives.over_steps import OverSteps
+
+KINDS = ("linear", "cosine", "constant", "wsd", "points")
 
 
 @dataclass
@@ -13,13 +15,15 @@ class ScheduleConfig:
     """Linear warm-up over `warmup_steps`, then `kind` down to `floor` times the peak.
 
     `wsd` (warm-up, stable, decay: Hu et al., arXiv 2404.06395) stays at the peak and falls linearly
-    over the last `decay_share` of the way.
+    over the last `decay_share` of the way. `points` goes in lines between given shares of the peak
+    at the learner's own steps, however many it makes, and stays at the last.
     """
 
     kind: str = "linear"
     warmup_steps: int = 0
     decay_share: float = 0.1  # for wsd
     floor: float = 0.0
+    points: dict[int, float] = field(default_factory=dict)  # {step: share of the peak, ...}
 
     def __post_init__(self) -> None:
         """Refuse unknown kinds and shares out of range."""
@@ -31,6 +35,12 @@ class ScheduleConfig:
             raise ValueError("decay_share must be above 0 and at most 1")
         if not 0 <= self.floor <= 1:
             raise ValueError("floor is a share of the peak, from 0 to 1")
+        if bool(self.points) != (self.kind == "points"):
+            raise ValueError("points: set these together with kind: points, or neither")
+        if not all(0 <= share <= 1 for share in self.points.values()):
+            raise ValueError("points: shares of the peak are from 0 to 1")
+        if any(step < 0 for step in self.points):
+            raise ValueError("points: steps must not be negative")
 
 
 def factor(config: ScheduleConfig, step: int, steps: float, time_used: float = 0.0) -> float:
@@ -47,5 +57,6 @@ def factor(config: ScheduleConfig, step: int, steps: float, time_used: float = 0
         "cosine": (1 + math.cos(math.pi * done)) / 2,
         "constant": 1.0,
         "wsd": min(1.0, (1 - done) / config.decay_share),
+        "points": OverSteps.read(config.points, "points").at(step) if config.points else 0.0,
     }[config.kind]
     return warm * (config.floor + (1 - config.floor) * shape)

@@ -86,6 +86,12 @@ def test_what_breaks_the_order_or_a_shape_is_refused_and_a_fork_offered(override
     assert f"tandem fork runs/tiny --step N --name NEW {key}=" in line
 
 
+def test_what_has_optimizer_states_is_not_frozen_on_the_way():
+    learned = "students.tinybert.model.positions=learned"
+    with pytest.raises(TrainingError, match=r"^students\.tinybert\.freeze_positions: .* not fit"):
+        accepted_changes(job(learned), job(learned, "students.tinybert.freeze_positions=true"))
+
+
 def test_another_shape_of_the_teacher_is_another_run():
     with pytest.raises(TrainingError, match=r"^teacher\.model\.max_positions: .* name=NEW"):
         accepted_changes(job(), job("teacher.model.max_positions=64"))

@@ -51,6 +51,42 @@ def test_lamb_is_its_formula():
         np.testing.assert_allclose(parameter.detach().numpy(), expected, rtol=2e-5, atol=2e-6)
 
 
+def bert_adam(w, gradients, decay):
+    """The weights after these gradients, in float64, by optimization.py of google-research/bert."""
+    w, m, v = w.double(), torch.zeros(()).double(), torch.zeros(()).double()
+    for g in gradients:
+        m = BETAS[0] * m + (1 - BETAS[0]) * g.double()
+        v = BETAS[1] * v + (1 - BETAS[1]) * g.double() ** 2
+        w = w - RATE * (m / (v.sqrt() + EPSILON) + decay * w)
+    return w
+
+
+@pytest.mark.parametrize("bias_correction", [False, True])
+def test_adam_is_berts_without_bias_correction_and_torchs_with_it(bias_correction):
+    torch.manual_seed(0)
+    module = nn.Linear(5, 3)
+    config = OptimizerConfig("adamw", RATE, [*BETAS], EPSILON, 0.1, bias_correction)
+    optimizer = build_optimizer(module, config, Uniform())
+    theirs = [
+        torch.optim.AdamW([p.detach().clone()], RATE, BETAS, EPSILON, 0.1 * (p.ndim > 1))
+        for p in module.parameters()
+    ]
+    starts = [p.detach().clone() for p in module.parameters()]
+    steps = [[torch.randn_like(w) for w in starts] for _ in range(6)]
+    for gradients in steps:
+        for one, parameter, gradient in zip(theirs, module.parameters(), gradients, strict=True):
+            parameter.grad = gradient.clone()
+            one.param_groups[0]["params"][0].grad = gradient.clone()
+            one.step()
+        optimizer.step()
+    for number, parameter in enumerate(module.parameters()):
+        corrected = theirs[number].param_groups[0]["params"][0]
+        plain = bert_adam(starts[number], [step[number] for step in steps], 0.1 * (not number))
+        expected, other = (corrected, plain) if bias_correction else (plain, corrected)
+        torch.testing.assert_close(parameter.double(), expected.double(), rtol=2e-5, atol=2e-6)
+        assert not torch.allclose(parameter.double(), other.double(), rtol=1e-2, atol=1e-3)
+
+
 def test_a_weight_without_gradient_keeps_its_trust_ratio_finite():
     parameter = nn.Parameter(torch.ones(2, 2))
     lamb = Lamb([parameter], RATE, weight_decay=0.0)
@@ -148,7 +184,10 @@ def test_the_other_optimizer_can_go_on_from_ones_state(first):
     assert other.state[module.weight]["step"] == 2
 
 
-def test_epsilon_is_the_kinds_own_unless_set():
+def test_epsilon_and_bias_correction_are_the_kinds_own_unless_set():
+    assert OptimizerConfig().corrects_bias
+    assert not OptimizerConfig(bias_correction=False).corrects_bias
+    assert not OptimizerConfig(kind="lamb").corrects_bias
     assert OptimizerConfig().smoothing == 1e-8
     assert OptimizerConfig(kind="lamb").smoothing == 1e-6
     assert OptimizerConfig(kind="lamb", epsilon=1e-5).smoothing == 1e-5
@@ -162,6 +201,7 @@ def test_epsilon_is_the_kinds_own_unless_set():
         ({"betas": [0.9, 1.0]}, "betas"),
         ({"epsilon": 0.0}, "epsilon"),
         ({"weight_decay": -0.1}, "weight_decay"),
+        ({"kind": "lamb", "bias_correction": True}, "bias_correction"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(settings, key):

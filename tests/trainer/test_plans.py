@@ -27,6 +27,26 @@ def test_schedules_by_hand(kind, expected):
     assert [factor(config, step, 6) for step in range(6)] == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_schedule_of_points_is_on_the_lines_between_them_however_long_a_learner_takes():
+    config = ScheduleConfig(kind="points", warmup_steps=2, points={2: 1.0, 6: 0.5, 8: 0.0})
+    found = [factor(config, step, steps=100, time_used=0.9) for step in (0, 1, 2, 4, 6, 7, 8, 50)]
+    assert found == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kind": "points"},
+        {"points": {0: 1.0}},
+        {"kind": "points", "points": {-1: 1.0}},
+        {"kind": "points", "points": {0: 2.0}},
+    ],
+)
+def test_points_that_mean_nothing_are_refused(settings):
+    with pytest.raises(ValueError, match="^points: "):
+        ScheduleConfig(**settings)
+
+
 def test_a_floor_is_where_a_schedule_ends():
     config = ScheduleConfig(kind="linear", floor=0.1)
     assert factor(config, 0, 10) == 1.0

@@ -36,6 +36,7 @@ POLICY: tuple[tuple[str, str | None], ...] = (
     ("*.model.initializer*", None),
     ("teacher.model.*", SHAPE),
     ("students.*.model.*", SHAPE),
+    ("*.freeze_positions", SHAPE),  # what is frozen has no optimizer state
 )
 ABSENT = "(none)"
 

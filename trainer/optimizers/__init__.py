@@ -28,5 +28,10 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig, rates: Rates) ->
     settings = (groups, config.learning_rate, betas, config.smoothing)
     if config.kind == "lamb":
         return GatedOptimizer(Lamb(*settings))
+    if not config.corrects_bias:
+        # LAMB without its trust ratio is Adam as BERT's code has it (AdamWeightDecayOptimizer).
+        for group in groups:
+            group["adaptive"] = False
+        return GatedOptimizer(Lamb(*settings))
     # Fused: one pass over the weights, where the default on a CPU makes ten and new arrays.
     return GatedOptimizer(torch.optim.AdamW(*settings, fused=True))

@@ -17,6 +17,9 @@ class OptimizerConfig:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     epsilon: float | None = None  # 1e-8 for adamw, 1e-6 for lamb
     weight_decay: float = 0.01
+    # Of the moments, which begin at zero: true for adamw, and without it adamw is BERT's Adam, whose
+    # first steps are larger. lamb has none.
+    bias_correction: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that the optimizers are not defined for."""
@@ -30,8 +33,15 @@ class OptimizerConfig:
             raise ValueError("epsilon must be positive")
         if self.weight_decay < 0:
             raise ValueError("weight_decay must be 0 (off) or positive")
+        if self.kind == "lamb" and self.bias_correction:
+            raise ValueError("bias_correction is for adamw, lamb has none; remove it")
 
     @property
     def smoothing(self) -> float:
         """`epsilon`, or what the kind of optimizer takes by itself."""
         return EPSILONS[self.kind] if self.epsilon is None else self.epsilon
+
+    @property
+    def corrects_bias(self) -> bool:
+        """`bias_correction`, or what the kind of optimizer does by itself."""
+        return self.kind == "adamw" if self.bias_correction is None else self.bias_correction

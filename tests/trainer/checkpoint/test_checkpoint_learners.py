@@ -34,6 +34,7 @@ class Way:
     optimizer: str = "adamw"
     precision: str = "fp32"
     offload: bool = False
+    original: bool = False  # Adam without bias correction, and position embeddings that stay
 
 
 WAYS = {
@@ -41,9 +42,10 @@ WAYS = {
     "lamb": Way("lamb"),
     "fp16": Way("lamb", "fp16"),
     "offload": Way("adamw", offload=True),
+    "original": Way("adamw", original=True),
 }
 Placed = tuple[str, int]  # the name of a way, and the stage
-QUICK: list[Placed] = [("adamw", 1), ("lamb", 3), ("fp16", 0), ("offload", 2)]
+QUICK: list[Placed] = [("adamw", 1), ("lamb", 3), ("fp16", 0), ("offload", 2), ("original", 2)]
 EVERYTHING: list[Placed] = [(way, stage) for way in WAYS for stage in range(4)]
 
 
@@ -52,7 +54,10 @@ def start(way: str, stage: int, seed: int) -> Learner:
     how = WAYS[way]
     config = dataclasses.replace(
         tiny.learner_configs((0, 0, 0))[TEACHER],
-        optimizer=OptimizerConfig(how.optimizer, learning_rate=1e-3),
+        optimizer=OptimizerConfig(
+            how.optimizer, learning_rate=1e-3, bias_correction=False if how.original else None
+        ),
+        freeze_positions=how.original,
         precision=how.precision,
         loss_scale=LossScaleConfig(initial=2.0**22, growth_interval=3),
         gradient_clipping=0.5,

@@ -1,0 +1,99 @@
+"""Adam as BERT's code has it, with position embeddings that stay, at every stage on two ranks.
+
+The expected weights are those of plain torch on the whole batch, updated by the formula.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from model import EncoderConfig
+from tests.distributed import run_distributed
+from tests.trainer import tiny
+from trainer.batches import Counts, count, to_device
+from trainer.checkpoint import full_state_dict
+from trainer.config import LearnerConfig
+from trainer.learner import TEACHER, Learner, Workload, always_captured, build_module
+from trainer.optimizers import OptimizerConfig
+from trainer.step import train_step
+
+STEPS, ROWS, RATE, CLIPPING = 5, 8, 1e-3, 0.5
+POSITIONS = "model.embeddings.position.weight"
+
+
+def config(stage: int) -> LearnerConfig:
+    """A teacher's; of a constant learning rate."""
+    teacher = tiny.learner_configs((stage, 0, 0))[TEACHER]
+    return dataclasses.replace(
+        teacher,
+        optimizer=OptimizerConfig(
+            learning_rate=RATE, epsilon=1e-6, weight_decay=0.1, bias_correction=False
+        ),
+        schedule=dataclasses.replace(teacher.schedule, kind="constant"),
+        gradient_clipping=CLIPPING,
+        freeze_positions=True,
+    )
+
+
+def trained(stage: int) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Weights after some steps, and the gradient norms on the way."""
+    workload = Workload(STEPS, tiny.SEED, ROWS // 4, 2)
+    learner = Learner(TEACHER, config(stage), config(stage).model, workload)
+    norms = []
+    for step in range(STEPS):
+        train_step(learner, [], tiny.my_rows(tiny.random_batch(step, ROWS)), step)
+        norms.append(learner.gradient_norm)
+    whole = full_state_dict(learner.engine)
+    return {name: tensor.clone() for name, tensor in whole.items()}, norms
+
+
+def all_stages() -> list[tuple[dict[str, torch.Tensor], list[float]]]:
+    return [trained(stage) for stage in range(4)]
+
+
+def plain() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[float]]:
+    """The first weights, those after the steps, and the gradient norms."""
+    module = build_module(TEACHER, config(0), config(0).model, tiny.SEED)
+    first = {name: p.detach().clone() for name, p in module.named_parameters()}
+    learnt = {name: p for name, p in module.named_parameters() if name != POSITIONS}
+    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in learnt.items()}
+    norms = []
+    for step in range(STEPS):
+        batch = tiny.random_batch(step, ROWS)
+        totals = Counts(*torch.tensor(count(batch)).float())
+        micro, capture = to_device(batch, torch.device("cpu")), always_captured(TEACHER, config(0))
+        loss, _, _ = module(micro, totals, capture=capture, step=step)
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(learnt.values(), CLIPPING).item())
+        for name, p in learnt.items():
+            update(p, *moments[name])
+        module.zero_grad()
+    return first, {name: p.detach() for name, p in module.named_parameters()}, norms
+
+
+@torch.no_grad()
+def update(w: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> None:
+    """AdamWeightDecayOptimizer of google-research/bert; vectors do not decay."""
+    assert w.grad is not None
+    m.copy_(0.9 * m + 0.1 * w.grad)
+    v.copy_(0.999 * v + 0.001 * w.grad**2)
+    w -= RATE * (m / (v.sqrt() + 1e-6) + (0.1 if w.ndim > 1 else 0.0) * w)
+
+
+def test_every_stage_is_the_formula_on_the_whole_batch():
+    first, expected, expected_norms = plain()
+    for stage, (weights, norms) in enumerate(run_distributed(all_stages, 2)[0]):
+        assert norms == pytest.approx(expected_norms, rel=1e-5), stage
+        assert torch.equal(weights[POSITIONS], first[POSITIONS]), stage
+        for name, tensor in expected.items():
+            # A gradient that is zero but for rounding, as a key bias's, moves by less than this.
+            torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+            assert (name == POSITIONS) == torch.equal(weights[name], first[name]), name
+
+
+def test_a_model_without_position_embeddings_has_none_to_freeze():
+    with pytest.raises(ValueError, match=r"^freeze_positions: .*rotary"):
+        LearnerConfig(model=EncoderConfig(positions="rotary"), freeze_positions=True)
