@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -138,11 +139,18 @@ def step_of(optimizer, module):
     optimizer.step()
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lamb"])
+KINDS = {
+    "adamw": OptimizerConfig(),
+    "bert": OptimizerConfig(bias_correction=False),
+    "lamb": OptimizerConfig(kind="lamb"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_group_at_rate_zero_and_a_step_not_permitted_leave_everything_as_it_was(kind):
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
-    optimizer = build_optimizer(module, OptimizerConfig(kind=kind), LayerRates())
+    optimizer = build_optimizer(module, KINDS[kind], LayerRates())
     assert isinstance(optimizer, GatedOptimizer)
     for group in optimizer.param_groups:
         group["lr"] = 0.1 * LayerRates().factor(group["name"], step=0)
@@ -171,14 +179,13 @@ def test_at_stage_0_a_parameter_without_gradient_is_stepped_as_at_the_others():
     assert len(optimizer.state) == 4
 
 
-@pytest.mark.parametrize("first", ["adamw", "lamb"])
-def test_the_other_optimizer_can_go_on_from_ones_state(first):
+@pytest.mark.parametrize(("first", "second"), [*itertools.permutations(KINDS, 2)])
+def test_another_optimizer_can_go_on_from_ones_state(first, second):
     """Their moments are the same, so that a run may change its kind of optimizer."""
-    second = {"adamw": "lamb", "lamb": "adamw"}[first]
     module = nn.Linear(3, 2)
-    one = build_optimizer(module, OptimizerConfig(kind=first), Uniform())
+    one = build_optimizer(module, KINDS[first], Uniform())
     step_of(one, module)
-    other = build_optimizer(module, OptimizerConfig(kind=second), Uniform())
+    other = build_optimizer(module, KINDS[second], Uniform())
     other.state.update(one.state)
     step_of(other, module)
     assert other.state[module.weight]["step"] == 2

@@ -1,10 +1,11 @@
-"""Optimizers: AdamW and LAMB, right at every ZeRO stage, and the groups their parameters are in."""
+"""Optimizers: AdamW, BERT's Adam and LAMB, right at every ZeRO stage; groups of parameters."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
+from trainer.optimizers.bert_adam import BertAdam
 from trainer.optimizers.config import OptimizerConfig
 from trainer.optimizers.gated import GatedOptimizer
 from trainer.optimizers.groups import Rates, parameter_groups
@@ -12,6 +13,7 @@ from trainer.optimizers.lamb import Lamb
 from trainer.optimizers.shards import Shards
 
 __all__ = [
+    "BertAdam",
     "GatedOptimizer",
     "Lamb",
     "OptimizerConfig",
@@ -29,9 +31,6 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig, rates: Rates) ->
     if config.kind == "lamb":
         return GatedOptimizer(Lamb(*settings))
     if not config.corrects_bias:
-        # LAMB without its trust ratio is Adam as BERT's code has it (AdamWeightDecayOptimizer).
-        for group in groups:
-            group["adaptive"] = False
-        return GatedOptimizer(Lamb(*settings))
+        return GatedOptimizer(BertAdam(*settings))
     # Fused: one pass over the weights, where the default on a CPU makes ten and new arrays.
     return GatedOptimizer(torch.optim.AdamW(*settings, fused=True))

@@ -17,9 +17,7 @@ class OptimizerConfig:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     epsilon: float | None = None  # 1e-8 for adamw, 1e-6 for lamb
     weight_decay: float = 0.01
-    # Of the moments, which begin at zero: true for adamw, and without it adamw is BERT's Adam, whose
-    # first steps are larger. lamb has none.
-    bias_correction: bool | None = None
+    bias_correction: bool | None = None  # of the moments: adamw's; BERT's Adam and lamb have none
 
     def __post_init__(self) -> None:
         """Refuse values that the optimizers are not defined for."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trainer.optimizers.moments import advance
 from trainer.optimizers.shards import Shards
 
 
@@ -53,7 +54,7 @@ class Lamb(torch.optim.Optimizer):
     def _turn_gradients_into_updates(self, group: _Trained) -> None:
         """In place: another tensor of the size of all gradients would be one too many."""
         settings, parameters, gradients = group
-        states = [self._state(parameter) for parameter in parameters]
+        states = [advance(self.state[parameter], parameter) for parameter in parameters]
         means = [state["exp_avg"] for state in states]
         squares = [state["exp_avg_sq"] for state in states]
         beta1, beta2 = settings["betas"]
@@ -67,16 +68,6 @@ class Lamb(torch.optim.Optimizer):
         torch._foreach_mul_(gradients, means)
         if settings["weight_decay"]:
             torch._foreach_add_(gradients, parameters, alpha=settings["weight_decay"])
-
-    def _state(self, parameter: Tensor) -> dict[str, Any]:
-        """The moments, and the count of steps, from which AdamW could go on."""
-        state = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros(())
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        state["step"] += 1
-        return state
 
     def _scale_updates(self, groups: list[_Trained]) -> None:
         """Multiply the updates by their trust ratios. They stay on the device: no host sync."""
