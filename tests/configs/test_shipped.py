@@ -1,9 +1,12 @@
 """Every shipped YAML, and every YAML in the documentation, is what its schema says."""
 
+import dataclasses
 import re
+from functools import reduce
 from pathlib import Path
 
 import pytest
+import yaml
 
 import configs
 from benchmarks.study import StudyConfig
@@ -45,3 +48,35 @@ def test_an_example_job_in_the_documentation_loads(page, text, tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(text, encoding="utf-8")
     assert configs.load(str(path), JobConfig, "job").students, page
+
+
+# A table of docs/objectives.md for each job that repeats an original: (job, key, ours).
+OWN = {"bert_large_cluster", "demo", "everything"}
+STATED = [
+    (job, key, ours)
+    for job, section in re.findall(
+        r"^### `(\w+)`\n(.*?)(?=^### |\Z)",
+        (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8"),
+        re.S | re.M,
+    )
+    for key, ours in re.findall(r"^\| `(\S+)` \|.*?\| `([^`]+)` \| [^|]+ \|$", section, re.M)
+]
+
+
+def at(config, key):
+    """The value of a dotted key; numbers are places in a list."""
+    plain = dataclasses.asdict(config)
+    return reduce(
+        lambda tree, part: tree[int(part) if part.isdigit() else part], key.split("."), plain
+    )
+
+
+@pytest.mark.parametrize(
+    "job", sorted({path.stem for path in FILES if path.parent.name == "job"} - OWN)
+)
+def test_the_table_of_a_named_job_is_true(job):
+    config = configs.load(job, JobConfig, "job")
+    lines = [(key, ours) for name, key, ours in STATED if name == job]
+    assert len(lines) > 10
+    for key, ours in lines:
+        assert at(config, key) == yaml.safe_load(ours), key
