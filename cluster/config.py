@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from cluster.errors import LaunchError
@@ -35,6 +35,8 @@ class ClusterConfig:
     warning_seconds: int = 300  # how long before the time limit the ranks are told to save
     requeue: bool = True
     fruitless_requeues: int = 3  # in a row, each without a new step, before the job gives up
+    max_requeues: int | None = None  # in all, whatever for
+    max_gpu_hours: float | None = None  # of all starts together; when they are used up, it saves
     preflight: bool = True
     min_free_gb: float = 10.0  # in the run folder
     modules: list[str] = field(default_factory=list)
@@ -45,7 +47,8 @@ class ClusterConfig:
     interface: str = ""  # over which NCCL and gloo talk, where a node has several: ib0
     variables: dict[str, str] = field(default_factory=dict)
     before: list[str] = field(default_factory=list)  # shell commands on the first node
-    after: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)  # when the ranks have ended, at each start
+    at_end: list[str] = field(default_factory=list)  # when the run has ended for good, once
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, naming the key."""
@@ -62,6 +65,7 @@ class ClusterConfig:
             raise ValueError("warning_seconds must be at least 1, fruitless_requeues at least 0")
         if not re.fullmatch(r"[\w.=^,:-]*", self.interface):
             raise ValueError(f"interface: {self.interface!r} is not the name of one, such as ib0")
+        self._require_caps_that_can_be_kept()
         for name in self.variables:
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise ValueError(f"variables: {name!r} is not a name for an environment variable")
@@ -80,6 +84,12 @@ class ClusterConfig:
             )
         if not re.fullmatch(r"[1-9]\d*", self.sbatch.get("cpus-per-task", "1")):
             raise ValueError(f"sbatch.cpus-per-task: {self.sbatch['cpus-per-task']} is no number")
+
+    def _require_caps_that_can_be_kept(self) -> None:
+        if self.max_requeues is not None and self.max_requeues < 0:
+            raise ValueError("max_requeues: must be at least 0")
+        if self.max_gpu_hours is not None and not (self.gpus and self.max_gpu_hours > 0):
+            raise ValueError("max_gpu_hours: must be more than 0, and needs gpus_per_node")
 
     @property
     def has_own_python(self) -> bool:
@@ -125,11 +135,11 @@ def with_options(config: ClusterConfig, arguments: Sequence[str]) -> ClusterConf
     """
     ours: dict[str, Any] = {}
     sbatch, srun = dict(config.sbatch), dict(config.srun)
-    fields = {one.name: getattr(config, one.name) for one in dataclasses.fields(config)}
+    kinds = _kinds()
     for name, text in _pairs(arguments):
-        current = fields.get(name.replace("-", "_"))
-        if isinstance(current, (str, int, float)):
-            ours[name.replace("-", "_")] = _converted(name, text, current)
+        kind = kinds.get(name.replace("-", "_"))
+        if kind:
+            ours[name.replace("-", "_")] = _converted(name, text, kind)
         elif name.startswith("container-"):
             srun[name] = text
         else:
@@ -157,13 +167,20 @@ def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _converted(name: str, text: str, current: str | int | float) -> str | int | float | bool:
-    if isinstance(current, bool):
+def _kinds() -> dict[str, type]:
+    """What the value of each key is that an option may set."""
+    kinds = {kind.__name__: kind for kind in (bool, str, int, float)}
+    names = {one.name: str(one.type).removesuffix(" | None") for one in fields(ClusterConfig)}
+    return {name: kinds[kind] for name, kind in names.items() if kind in kinds}
+
+
+def _converted(name: str, text: str, kind: type) -> str | int | float | bool:
+    if kind is bool:
         words = {"true": True, "": True, "false": False}
         if text.lower() not in words:
             raise LaunchError(f"--{name} {text}: true or false is expected")
         return words[text.lower()]
     try:
-        return type(current)(text)
+        return kind(text)
     except ValueError:
         raise LaunchError(f"--{name} {text}: a number is expected") from None

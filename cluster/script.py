@@ -118,6 +118,9 @@ def _work(job: Job, cluster: ClusterConfig) -> str:
         f"gpus={cluster.gpus}",
         f"min_free_gb={cluster.min_free_gb:g}",
         f"budget={cluster.fruitless_requeues}",
+        f"max_requeues={_number(cluster.max_requeues)}",
+        f"max_gpu_hours={_number(cluster.max_gpu_hours)}",
+        f"max_gpu_seconds={_number(cluster.max_gpu_hours, 3600)}",
         f"may_requeue={_yes(_may_requeue(job, cluster))}",
         f"chained={_yes(job.chained)}",
         f"preflight={_yes(cluster.preflight)}",
@@ -148,6 +151,7 @@ def _environment(cluster: ClusterConfig) -> str:
         *_function("set_up", _set_up(cluster)),
         "",
         *_function("after", [f"may {_quote(line)}" for line in cluster.after]),
+        *_function("at_end", [f"may {_quote(line)}" for line in cluster.at_end]),
     ]
     return "\n".join(lines) + "\n"
 
@@ -195,6 +199,11 @@ def _array(name: str, words: list[str]) -> str:
 
 def _quote(text: str) -> str:
     return shlex.quote(text)
+
+
+def _number(value: float | None, unit: int = 1) -> str:
+    """Nothing for no cap."""
+    return "" if value is None else f"{value:g}" if unit == 1 else str(int(value * unit))
 
 
 def _yes(value: bool) -> str:

@@ -10,9 +10,9 @@ from cluster.errors import LaunchError
 
 
 def refuse_broken(cluster: ClusterConfig) -> None:
-    """Raise LaunchError for an entry of ``before`` or ``after`` that bash cannot read by itself."""
-    for key, lines in (("before", cluster.before), ("after", cluster.after)):
-        for number, line in enumerate(lines, start=1):
+    """Raise LaunchError for an entry of these keys that bash cannot read by itself."""
+    for key in ("before", "after", "at_end"):
+        for number, line in enumerate(getattr(cluster, key), start=1):
             if words := _complaint(line):
                 raise LaunchError(f"{key}: line {number} ({line!r}): {words}")
 

@@ -22,6 +22,9 @@
 # - 1 says that a person must change something, unless the attempt made new steps or a node is bad.
 #   Steps do not count where another job is at work in the run, which is why this one was refused.
 # - Anything else (a killed rank, a crash, a hang that was noticed) is requeued.
+# - Where the starts or the GPU-hours of all starts together have a cap, reaching it is final. USR2,
+#   which this shell sends to itself, says that the GPU-hours are used up: the ranks save first.
+# - `at_end` is called once for a run: not at a requeue, nor between the jobs of a chain.
 #
 # An attempt is fruitful when the newest step in `metrics.jsonl` or among the checkpoints is higher
 # than ever before. More fruitless ones in a row than the budget end the job. The account is opened
@@ -30,6 +33,7 @@
 # batch shell that was cut off from SLURM learns that it has been replaced.
 
 record=$submission/progress${seed:+-$seed} # "best fruitless open|closed attempt", or "final REASON"
+usage=$submission/usage${seed:+-$seed} # a line for each start: when, GPUs, and when it ended
 me=$SLURM_JOB_ID/${SLURM_RESTART_COUNT:-0}
 # One task of an array has the array's own number, which for scontrol means them all.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
@@ -37,6 +41,9 @@ job=${job:-$SLURM_JOB_ID}
 node=${SLURMD_NODENAME:-$HOSTNAME}
 log=$run/logs/slurm-$SLURM_JOB_ID.log # where this shell and the ranks write
 gave_up="gave up after $budget requeues without a new step; mend it, then \`tandem submit\` again"
+gpu_hours_used="its $max_gpu_hours GPU-hours are used up"
+often_enough="it was started again $max_requeues times, as often as max_requeues allows"
+starts=0 seconds_left=0 timer='' capped=no announced=no
 verdict='' why='' code=0 step='' logged=0 bad='' shared=no best=0 fruitless=0
 ended_by_slurm='ended by SLURM: cancelled, preempted, or a node failed'
 signals=0 pending='' child='' warned=no ended=no rescued=no preempted=no
@@ -87,12 +94,12 @@ open_account() { # fails when there is nothing left to try
   local best_before fruitless_before state attempt
   best=$(newest_step)
   if [ "$chained" = no ] && [ -z "$SLURM_RESTART_COUNT" ]; then
-    rm -f "$record" # a person submitted it again
+    rm -f "$record" "$usage" # a person submitted it again
   fi
   if [ -e "$record" ]; then
     read -r best_before fruitless_before state attempt <"$record"
     if [ "$best_before" = final ]; then
-      why=$(sed 's/^final //' "$record")
+      announced=yes why=$(sed 's/^final //' "$record")
       return 1
     fi
     best=$best_before fruitless=$fruitless_before
@@ -102,6 +109,7 @@ open_account() { # fails when there is nothing left to try
   [ -z "$SLURM_RESTART_COUNT" ] || ! stop_requested || return 1
   why=$gave_up
   [ "$fruitless" -le "$budget" ] || return 1
+  open_usage || return 1
   write_record "$best $fruitless open $me"
 }
 
@@ -114,6 +122,36 @@ close_account() {
     fruitless=$((fruitless + 1))
   fi
   write_record "$best $fruitless closed $me"
+}
+
+open_usage() { # fails when the run has had all that it may have; sets $starts and $seconds_left
+  local used width=$((SLURM_NNODES * gpus))
+  close_usage "$(stat -c %Y "$run"/attempts/*.json "$run/slurm.jsonl" 2>/dev/null | sort -n | tail -n 1)"
+  touch "$usage"
+  starts=$(wc -l <"$usage")
+  code=75
+  why=$often_enough
+  [ -z "$max_requeues" ] || [ "$starts" -le "$max_requeues" ] || return
+  if [ -n "$max_gpu_seconds" ]; then
+    used=$(awk '{ sum += $2 * ($3 - $1) } END { printf "%d", sum }' "$usage")
+    seconds_left=$(((max_gpu_seconds - used) / width))
+    why=$gpu_hours_used
+    [ "$seconds_left" -gt 0 ] || return
+  fi
+  code=0
+  echo "$(date +%s) $width" >>"$usage"
+}
+
+close_usage() { # TIME: when the last start ended, unless that is known
+  [ -e "$usage" ] || return
+  awk -v end="$1" 'NF < 3 { $3 = end > $1 ? end : $1 } { print }' "$usage" >"$usage.new" &&
+    mv "$usage.new" "$usage"
+}
+
+watch_gpu_hours() {
+  [ -n "$max_gpu_seconds" ] || return
+  { sleep "$seconds_left" && kill -s USR2 $$; } >/dev/null 2>&1 &
+  timer=$!
 }
 
 superseded() { # a node cut off from SLURM may run on beside the requeued job: it must touch nothing
@@ -143,6 +181,7 @@ receive() { # SIGNAL: pass it on, at once or as soon as there is a child
 }
 trap 'warned=yes; receive USR1' USR1
 trap 'ended=yes; receive TERM; rescue' TERM
+trap 'capped=yes warned=yes; receive USR1' USR2
 
 supervise() { # COMMAND...: its exit code, whatever signals come meanwhile
   local code seen
@@ -258,6 +297,8 @@ judge() { # sets $verdict (done, requeue, left, ended, final) and $why from $cod
     verdict=final why='stopped on request'
   elif [ "$ended" = yes ]; then
     verdict=ended why=$ended_by_slurm
+  elif [ "$capped" = yes ]; then
+    verdict=final why=$gpu_hours_used
   elif [ "$warned" = yes ]; then
     verdict=requeue why='the time limit'
   elif [ "$preempted" = yes ]; then
@@ -272,6 +313,8 @@ judge() { # sets $verdict (done, requeue, left, ended, final) and $why from $cod
   fi
   if [ "$verdict" = requeue ] && [ "$fruitless" -gt "$budget" ]; then
     verdict=final why+="; $gave_up"
+  elif [ "$verdict" = requeue ] && [ -n "$max_requeues" ] && [ "$starts" -ge "$max_requeues" ]; then
+    verdict=final why+="; $often_enough"
   fi
   [ "$verdict" != requeue ] || [ "$may_requeue" = yes ] || verdict=left
 }
@@ -322,11 +365,39 @@ first_failure() { # what the rank that failed first has left beside the attempt'
     sed 's/\\n.*//; s/\\\(.\)/\1/g' | grep .
 }
 
+is_last() { # of a chain
+  [ "$chained" = no ] || [ "$(tail -n 1 "$submission/jobs")" = "$SLURM_JOB_ID" ]
+}
+
+stays_ended() { # SLURM counts a requeue of its own at once; else it was cancelled, or its time was up
+  scontrol -o show job "$job" | grep -q " Restarts=${SLURM_RESTART_COUNT:-0} "
+}
+
+is_the_end() { # of the run, as far as SLURM and this script would go on with it
+  case $verdict in
+  done | final) ;;
+  left) is_last ;;
+  ended) stays_ended && is_last ;;
+  *) false ;;
+  esac
+}
+
+announce() {
+  local how=failed
+  [ "$verdict" != 'done' ] || how=finished
+  case $verdict$code in ended* | left* | final75) how=stopped ;; esac
+  export TANDEM_RUN=$run TANDEM_END=$how TANDEM_REASON=$why
+  at_end
+}
+
 finish() { # say, note and do what was decided
+  [ -z "$timer" ] || kill "$timer" 2>/dev/null
+  close_usage "$(date +%s)"
   [ "$verdict" != requeue ] || requeue
   note "$verdict" "$code" "$why"
   say "$verdict: $why (code $code)"
   case $verdict$chained in finalyes | doneyes) write_record "final $why" ;; esac
+  ! is_the_end || announce
   exit "$code"
 }
 
@@ -334,10 +405,13 @@ mkdir -p "$run/logs"
 if ! open_account; then
   say "not started: $why"
   [ "$why" != finished ] || exit 0
+  verdict=final code=${code/#0/1}
+  [ "$announced" = yes ] || finish
   note final 1 "$why"
   exit 1
 fi
 note start 0 "${SLURM_RESTART_COUNT:+restart $SLURM_RESTART_COUNT}"
+watch_gpu_hours
 trap leave_set_up EXIT
 set_up
 trap - EXIT

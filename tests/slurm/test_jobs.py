@@ -176,6 +176,24 @@ def test_what_waits_of_a_chain_is_cancelled(slurm: RealSlurm, source: Path) -> N
     assert slurm.job(job.id)["Comment"] == "demo"
 
 
+def test_the_end_is_told_of_a_job_that_is_cancelled_not_of_one_that_is_requeued(
+    slurm: RealSlurm, source: Path
+) -> None:
+    told = slurm.root / "told"
+    line = f'echo "$TANDEM_END: $TANDEM_REASON" >>{told}'
+    job = Submitted(slurm, source, steps=1000, cluster={"at_end": [line], "max_requeues": 3})
+    job.reach(2)
+    slurm.run("scontrol", "requeue", job.id)
+    job.requeue_soon(1)
+    until(lambda: job.events[-1][0] == "start" and len(job.events) > 2, "the second start", 60)
+    until(lambda: len(job.ranks(restart=1)) == 4, "its ranks", 60)
+    assert not told.exists()
+    slurm.run("scancel", job.id)
+    job.end("CANCELLED")
+    until(told.exists, "the word of the end")
+    assert told.read_text().startswith("stopped: ended by SLURM")
+
+
 @pytest.mark.slow
 def test_a_container_and_modules(
     slurm: RealSlurm, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
