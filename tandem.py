@@ -117,6 +117,7 @@ def submit(config: str, rest: tuple[str, ...], check: bool, **options: Any) -> N
     from cluster.commands import submit as submit_job
     from trainer.control.run_folder import RunFolder
     from trainer.fit import require_inputs
+    from trainer.lifecycle import unreached
 
     if config.startswith("-"):
         raise click.UsageError(f"{config}: CONFIG comes before the options of sbatch")
@@ -126,6 +127,8 @@ def submit(config: str, rest: tuple[str, ...], check: bool, **options: Any) -> N
     job = load_job(config, overrides)
     if check and not options["dry_run"]:
         require_inputs(job)
+    if late := unreached.warning(job):
+        click.echo(f"warning: {late}", err=True)
     run = RunFolder.of(job).path
     sizes = [job.batch.size, *(growth.size for growth in job.batch.growth)]
     batches = [size or job.batch.multiple for size in sizes]  # or stated in tokens

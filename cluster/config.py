@@ -59,6 +59,8 @@ class ClusterConfig:
         if not re.fullmatch(r"([A-Za-z][\w.-]*:)?\d+", self.gpus_per_node):
             kinds = "a number, nor one of a kind such as a100:8"
             raise ValueError(f"gpus_per_node: {self.gpus_per_node!r} is neither {kinds}")
+        if self.min_free_gb < 0:
+            raise ValueError("min_free_gb: must not be negative")
         if self.ranks_per_node < 1:
             raise ValueError("ranks_per_node must be at least 1")
         if self.warning_seconds < 1 or self.fruitless_requeues < 0:

@@ -49,6 +49,7 @@ class MaskingConfig:
         _require(0.0 <= self.rate <= 1.0, "rate", "must lie between 0 and 1")
         final = self.rate if self.final_rate is None else self.final_rate
         _require(0.0 <= final <= 1.0, "final_rate", "must lie between 0 and 1")
+        _require(self.final_rate_step >= 0, "final_rate_step", "must not be negative")
         _require(
             self.final_rate is None or self.final_rate_step > 0,
             "final_rate_step",
@@ -56,14 +57,14 @@ class MaskingConfig:
         )
         _require(self.unit in UNITS, "unit", f"must be one of {', '.join(UNITS)}")
         _require(1 <= self.max_ngram <= 16, "max_ngram", "must lie between 1 and 16")
-        _require(self.smoothing >= 0.0, "smoothing", "must not be negative")
+        _require(0.0 <= self.smoothing <= 10.0, "smoothing", "must lie between 0 and 10")
         _require(self.smoothing == 0.0 or self.unit == "token", "smoothing", "needs unit: token")
         _require(
             not self.on_device or (self.unit == "token" and self.smoothing == 0.0),
             "on_device",
             "needs unit: token and smoothing: 0",
         )
-        _require(self.copies >= 0, "copies", "must not be negative")
+        _require(0 <= self.copies <= 1 << 31, "copies", "must lie between 0 and 2147483648")
         _require(self.mask_share >= 0.0, "mask_share", "must not be negative")
         _require(self.random_share >= 0.0, "random_share", "must not be negative")
         _require(
@@ -90,10 +91,11 @@ class MaskingConfig:
 class SourceConfig:
     """One corpus of a mixture and its share of the rows of each batch, relative to the others."""
 
-    path: str = "???"
+    path: str
     weight: float = 1.0
 
     def __post_init__(self) -> None:
+        _require(self.path != "", "path", "must name a corpus")
         _require(self.weight > 0.0, "weight", "must be positive")
 
 
@@ -140,7 +142,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         _require(not (self.path and self.mixture), "mixture", "set either path or mixture")
         _require(self.on_bad_shard in ("stop", "skip"), "on_bad_shard", "must be stop or skip")
-        _require(self.cache_gb > 0.0, "cache_gb", "must be positive")
+        _require(0.0 < self.cache_gb <= 1e9, "cache_gb", "must be positive, and at most 1e9")
+        _require(self.cache_dir != "", "cache_dir", "must name a folder, or be null")
         _require(self.stage_gb > 0.0, "stage_gb", "must be positive")
         _require(
             self.stage is None or not all(map(is_url, self.paths())),

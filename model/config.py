@@ -18,6 +18,17 @@ _CHOICES = {
     "pooler": ("none", "first", "tanh"),
     "initializer": ("truncated_normal", "normal", "scaled_truncated_normal"),
 }
+# The least and the most; beyond these no machine holds the model, or a name for its sizes.
+_MOST = 2**24
+_SIZES = {
+    **dict.fromkeys(
+        ("vocab_size", "hidden_size", "heads", "ffn_size", "max_positions"), (1, _MOST)
+    ),
+    **dict.fromkeys(("embedding_size", "bottleneck_size", "segment_types"), (0, _MOST)),
+    **dict.fromkeys(("layers", "groups", "feed_forwards", "global_every"), (1, 4096)),
+    "local_window": (0, 2**31),
+}
+_POSITIVE = ("norm_eps", "global_rope_theta", "local_rope_theta", "initializer_range")
 DROPOUT_PLACES = ("embedding", "attention", "attention_output", "feed_forward")
 
 
@@ -93,10 +104,14 @@ class EncoderConfig:
                 raise ValueError(
                     f"{key}: {getattr(self, key)!r} is not one of {', '.join(allowed)}"
                 )
-        for key in ("vocab_size", "hidden_size", "layers", "heads", "ffn_size", "max_positions",
-                    "feed_forwards", "global_every", "groups"):  # fmt: skip
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key}: must be at least 1, not {getattr(self, key)}")
+        for key, (least, most) in _SIZES.items():
+            if not least <= getattr(self, key) <= most:
+                raise ValueError(f"{key}: must be {least} to {most}, not {getattr(self, key)}")
+        for key in _POSITIVE:
+            if getattr(self, key) <= 0:
+                raise ValueError(f"{key}: must be positive, not {getattr(self, key)}")
+        if self.fixed_norm_eps < 0:
+            raise ValueError(f"fixed_norm_eps: must not be negative, not {self.fixed_norm_eps}")
         for key in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, key) < 1.0:
                 raise ValueError(f"{key}: must lie in [0, 1), not {getattr(self, key)}")

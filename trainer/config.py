@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from configs import bounds
+from configs.bounds import COUNT, INDEX, ROWS, require_bounds, require_choice
 from data_pipeline import DataConfig
 from model import EncoderConfig
 from trainer.lifecycle.guard import GuardConfig
@@ -35,9 +37,8 @@ class GrowthConfig:
 
     def __post_init__(self) -> None:
         """Refuse two sizes, or none."""
-        if self.step < 1:
-            raise ValueError("step must be at least 1")
-        _require_one_size(self.size, self.tokens)
+        require_bounds(self, step=COUNT)
+        _require_one_size(self)
 
 
 @dataclass
@@ -61,25 +62,21 @@ class BatchConfig:
         """Refuse sizes that are not positive, and two at once."""
         if self.size is None and self.tokens is None:
             self.size = 64
-        _require_one_size(self.size, self.tokens)
-        for key in ("multiple", "micro_batch"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1")
+        _require_one_size(self)
+        require_bounds(self, multiple=ROWS, micro_batch=ROWS)
         steps = [growth.step for growth in self.growth]
         if steps != sorted(set(steps)):
-            raise ValueError("growth: step must ascend")
+            raise ValueError("growth: must be in the order of step, each once")
 
     def at(self, step: int) -> BatchConfig | GrowthConfig:
         """Where the size at a step is stated."""
         return next((one for one in reversed(self.growth) if one.step <= step), self)
 
 
-def _require_one_size(size: int | None, tokens: int | None) -> None:
-    if (size is None) == (tokens is None):
+def _require_one_size(batch: BatchConfig | GrowthConfig) -> None:
+    if (batch.size is None) == (batch.tokens is None):
         raise ValueError("tokens: set either size or tokens, and the other one to null")
-    for key, value in (("size", size), ("tokens", tokens)):
-        if value is not None and value < 1:
-            raise ValueError(f"{key} must be at least 1")
+    require_bounds(batch, size=ROWS, tokens=(1, 2**40))
 
 
 @dataclass
@@ -92,6 +89,15 @@ class StartConfig:
     step: int = 0
     teacher_loss: float | None = None
     teacher_accuracy_over_unigram: float | None = None  # 0.1: ten points better
+
+    def __post_init__(self) -> None:
+        """Refuse what never comes."""
+        require_bounds(
+            self,
+            step=INDEX,
+            teacher_loss=bounds.POSITIVE,
+            teacher_accuracy_over_unigram=(-1.0, 1.0),
+        )
 
 
 @dataclass
@@ -108,12 +114,7 @@ class StopConfig:
 
     def __post_init__(self) -> None:
         """Refuse budgets of nothing."""
-        for key in ("steps", "tokens"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ValueError(f"{key} must be at least 1, or null")
-        if self.hours is not None and self.hours <= 0:
-            raise ValueError("hours must be positive, or null")
+        require_bounds(self, steps=COUNT, tokens=COUNT, hours=bounds.POSITIVE)
 
 
 @dataclass
@@ -125,7 +126,9 @@ class InitConfig:
     pretrained: str | None = None  # a folder in Hugging Face format
 
     def __post_init__(self) -> None:
-        """Refuse two origins."""
+        """Refuse two origins, and one that is empty."""
+        if self.pretrained == "":
+            raise ValueError("pretrained: must name a folder, or be null")
         origins = (self.teacher_layers, self.teacher_embeddings or None, self.pretrained)
         if sum(origin is not None for origin in origins) > 1:
             raise ValueError("set one of teacher_layers, teacher_embeddings and pretrained")
@@ -161,21 +164,17 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         """Refuse what DeepSpeed would refuse later, or less clearly."""
-        if self.zero_stage not in ZERO_STAGES:
-            raise ValueError(f"zero_stage must be one of {ZERO_STAGES}, not {self.zero_stage}")
+        require_choice(self, zero_stage=ZERO_STAGES, precision=PRECISIONS, offload=OFFLOADS)
+        require_bounds(self, gradient_clipping=bounds.NOT_NEGATIVE)
         if self.compile and self.zero_stage == 3:
-            raise ValueError("compile must be false at zero_stage 3, which cuts layers into pieces")
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"precision must be one of {PRECISIONS}, not {self.precision}")
-        if self.offload not in OFFLOADS:
-            raise ValueError(f"offload must be one of {tuple(OFFLOADS)}, not {self.offload}")
+            raise ValueError(
+                "compile: must be false at zero_stage 3, which cuts layers into pieces"
+            )
         if self.zero_stage < OFFLOADS[self.offload]:
             least = OFFLOADS[self.offload]
             raise ValueError(f"offload: {self.offload} needs zero_stage {least} or higher")
         if not 0 <= self.dropout < 1:
-            raise ValueError("dropout must be from 0 up to 1")
-        if self.gradient_clipping < 0:
-            raise ValueError("gradient_clipping must be 0 (off) or positive")
+            raise ValueError("dropout: must be from 0 up to 1")
         if self.frozen:
             self._refuse_training()
         if self.freeze_positions and self.model.positions == "rotary":
@@ -207,20 +206,20 @@ class LearnerConfig:
     def _refuse_training(self) -> None:
         """A frozen learner has nothing but a model and where it comes from."""
         if self.init.pretrained is None:
-            raise ValueError("init.pretrained must be set where frozen is true")
+            raise ValueError("init.pretrained: must be set where frozen is true")
         if self.zero_stage not in FROZEN_STAGES:
             raise ValueError(
-                f"zero_stage must be one of {FROZEN_STAGES} where frozen is true: "
+                f"zero_stage: must be one of {FROZEN_STAGES} where frozen is true: "
                 f"the others partition what training needs"
             )
         if self.offload == "optimizer":
-            raise ValueError("offload must be none or parameters where frozen is true")
+            raise ValueError("offload: must be none or parameters where frozen is true")
         for key in (
             "objective", "optimizer", "schedule", "loss_scale", "gradient_clipping", "guard",
             "dropout", "checkpoint_activations", "stacking", "freeze_positions",
         ):  # fmt: skip
             if getattr(self, key) != getattr(LearnerConfig(), key):
-                raise ValueError(f"{key} is for training; remove it (null), or frozen")
+                raise ValueError(f"{key}: is for training; remove it (null), or frozen")
 
 
 @dataclass
@@ -232,8 +231,7 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         """Refuse intervals that are not positive."""
-        if self.every < 1 or self.sequences < 1:
-            raise ValueError("every and sequences must be at least 1")
+        require_bounds(self, every=COUNT, sequences=COUNT)
 
 
 @dataclass
@@ -252,12 +250,8 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be counted."""
-        if self.every < 1 or self.keep < 1 or self.max_failures < 1:
-            raise ValueError("every, keep and max_failures must be at least 1")
-        if self.keep_every is not None and self.keep_every < 1:
-            raise ValueError("keep_every must be at least 1, or null")
-        if self.keep_best < 0:
-            raise ValueError("keep_best must not be negative")
+        require_bounds(self, every=COUNT, keep=COUNT, max_failures=COUNT)
+        require_bounds(self, keep_every=COUNT, keep_best=INDEX)
 
 
 @dataclass
@@ -274,10 +268,7 @@ class WatchConfig:
 
     def __post_init__(self) -> None:
         """Refuse intervals that are not positive."""
-        if self.replicas_every < 1:
-            raise ValueError("replicas_every must be at least 1")
-        if self.hang_seconds <= 0:
-            raise ValueError("hang_seconds must be positive")
+        require_bounds(self, replicas_every=COUNT, hang_seconds=bounds.SECONDS)
 
 
 @dataclass
@@ -290,10 +281,10 @@ class LogConfig:
 
     def __post_init__(self) -> None:
         """Refuse unknown modes."""
-        if self.every < 1:
-            raise ValueError("every must be at least 1")
-        if self.wandb not in tracking.MODES:
-            raise ValueError(f"wandb must be one of {tracking.MODES}, not {self.wandb}")
+        require_bounds(self, every=COUNT)
+        require_choice(self, wandb=tracking.MODES)
+        if not self.project:
+            raise ValueError("project: must not be empty")
 
 
 @dataclass
@@ -323,12 +314,12 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         """Refuse jobs that cannot run, naming the key."""
-        if self.steps < 1:
-            raise ValueError("steps must be at least 1")
-        if self.hours is not None and self.hours <= 0:
-            raise ValueError("hours must be positive, or null")
-        if not self.name or "/" in self.name or self.name.startswith("."):
-            raise ValueError(f"name must be a plain folder name, not {self.name!r}")
+        require_bounds(self, steps=COUNT, hours=bounds.POSITIVE)
+        if not _is_file_name(self.name):
+            raise ValueError(f"name: must be a plain folder name, not {self.name!r}")
+        for key in ("runs", "licence"):
+            if not getattr(self, key):
+                raise ValueError(f"{key}: must not be empty")
         require_order(self.recover)
         for name in self.students:
             self._require_student(name)
@@ -347,9 +338,9 @@ class JobConfig:
             raise ValueError(f"{section}.objective: name at least one term")
         for key in ("frozen", "masked_only", "stacking"):
             if getattr(config, key) != getattr(LearnerConfig(), key):
-                raise ValueError(f"{section}.{key} is for the teacher; remove it")
+                raise ValueError(f"{section}.{key}: is for the teacher; remove it")
         if config.objective.from_student is not None:
-            raise ValueError(f"{section}.objective.from_student is for the teacher; remove it")
+            raise ValueError(f"{section}.objective.from_student: is for the teacher; remove it")
         if config.init.teacher_layers is not None:
             self._require_copied_layers(f"{section}.init.teacher_layers", config)
         if config.init.teacher_embeddings:
@@ -386,9 +377,11 @@ class JobConfig:
                 "teacher.objective: a teacher has nobody to learn from; use mlm, nsp, sop"
             )
         if teacher.start != StartConfig() or teacher.stop != StopConfig():
-            raise ValueError("teacher.start and teacher.stop are for students; see steps and hours")
+            raise ValueError(
+                "teacher.start: it and teacher.stop are for students; see steps and hours"
+            )
         if teacher.init != InitConfig(pretrained=teacher.init.pretrained):
-            raise ValueError("teacher.init.teacher_... are for students")
+            raise ValueError("teacher.init: its teacher_... keys are for students")
 
     def _require_adviser(self) -> None:
         """Refuse a teacher that learns from nobody, or from one who cannot tell it anything."""
@@ -418,3 +411,7 @@ class JobConfig:
                 config.build_objective(self.teacher.model, self.seed)
             except ValueError as error:
                 raise ValueError(f"{section}.objective.{error}") from error
+
+
+def _is_file_name(name: str) -> bool:
+    return name.isprintable() and "/" not in name and name[:1] not in ("", ".", " ")

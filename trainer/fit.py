@@ -46,6 +46,11 @@ def require_same_tokenizers(
     """
     for key, learner in _learners(config):
         if learner.init.pretrained and key not in restored:
+            if not Path(learner.init.pretrained).is_dir():
+                section = key.replace("/", ".")
+                raise TrainingError(
+                    f"{section}.init.pretrained: {learner.init.pretrained}: no such folder"
+                )
             fingerprint = load_tokenizer(Path(learner.init.pretrained))[1].fingerprint
             for corpus in corpora.values():
                 corpus.require_vocabulary(learner.model.vocab_size, fingerprint)

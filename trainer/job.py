@@ -26,6 +26,7 @@ from trainer.errors import TrainingError
 from trainer.evaluation.held_out import ValidationSet
 from trainer.fit import require_fit, require_same_tokenizers
 from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.lifecycle import unreached
 from trainer.lifecycle.admission import HOUR
 from trainer.lifecycle.cohort import Cohort
 from trainer.lifecycle.recovery import batch_number, checkpoint_to_go_on_from, done_with, proposal
@@ -225,6 +226,8 @@ class Job:
             self.recorder.say(f"the checkpoints after it count no more: {self.config.recover[-1]}")
         for name in sorted(self._dropped(checkpoint)):
             self.recorder.say(f"{name} goes on no more: it is not in the config")
+        if late := unreached.warning(self.config):
+            self.recorder.say(late)
         if not self.config.students:
             self.recorder.say("no students: plain pre-training of the teacher")
 

@@ -25,9 +25,9 @@ class LossScaleConfig:
     def __post_init__(self) -> None:
         """Refuse scales that would round."""
         if not SMALLEST <= self.initial <= LARGEST or not math.log2(self.initial).is_integer():
-            raise ValueError(f"initial must be a power of two from 1 to {LARGEST:.0f}")
+            raise ValueError(f"initial: must be a power of two from 1 to {LARGEST:.0f}")
         if self.growth_interval < 1:
-            raise ValueError("growth_interval must be at least 1")
+            raise ValueError("growth_interval: must be at least 1")
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,13 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         """Refuse unknown kinds and shares out of range."""
         if self.kind not in KINDS:
-            raise ValueError(f"kind must be one of {KINDS}, not {self.kind}")
+            raise ValueError(f"kind: must be one of {', '.join(KINDS)}, not {self.kind}")
         if self.warmup_steps < 0:
-            raise ValueError("warmup_steps must not be negative")
+            raise ValueError("warmup_steps: must not be negative")
         if not 0 < self.decay_share <= 1:
-            raise ValueError("decay_share must be above 0 and at most 1")
+            raise ValueError("decay_share: must be above 0 and at most 1")
         if not 0 <= self.floor <= 1:
-            raise ValueError("floor is a share of the peak, from 0 to 1")
+            raise ValueError("floor: must be a share of the peak, from 0 to 1")
         if bool(self.points) != (self.kind == "points"):
             raise ValueError("points: set these together with kind: points, or neither")
         if not all(0 <= share <= 1 for share in self.points.values()):

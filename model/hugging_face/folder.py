@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +158,7 @@ def read_folder(folder: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:
         _refuse_endless(theirs, weights)
         if theirs.get("model_type") == OWN_TYPE:
             config, state = _read_own(theirs), weights
+            _refuse_more(config, state, empty_names)
         else:
             config, state = _from_transformers(theirs, weights)
         return config, _checked(config, state)
@@ -207,6 +208,7 @@ def _from_transformers(
         )
     tensors = family.split({_modern_name(name): tensor for name, tensor in weights.items()})
     config = _configuration(family.read(theirs, tensors))
+    _refuse_more(config, tensors, lambda one: family.their_names(one, empty_names(one)).values())
     names = family.their_names(config, empty_names(config))
     missing = [name for name in names.values() if name not in tensors]
     if missing:
@@ -224,6 +226,21 @@ def _refuse_endless(theirs: Mapping[str, Any], weights: Mapping[str, Tensor]) ->
             f"the configuration says {layers} layers of {networks} feed-forward networks each, "
             f"the weights have fewer"
         )
+
+
+def _refuse_more(
+    config: EncoderConfig, weights: Container[str], names: Callable[[EncoderConfig], Iterable[str]]
+) -> None:
+    """Weights that have a layer or a network more than the configuration are of another model."""
+    own = set(names(config))
+    for key in ("layers", "feed_forwards"):
+        larger = dataclasses.replace(config, **{key: getattr(config, key) + 1})
+        for name in names(larger):
+            if name not in own and name in weights:
+                raise ModelError(
+                    f"{key}: the configuration says {getattr(config, key)}, but the weights have "
+                    f"more: {name}"
+                )
 
 
 def _largest(theirs: Mapping[str, Any], keys: Sequence[str]) -> float:

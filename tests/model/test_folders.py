@@ -75,7 +75,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: edit_config(f, hidden_size="wide"),
         "hidden_size: 'wide' is not of type int",
     ),
-    "no heads": (lambda f: edit_config(f, num_attention_heads=0), "heads: must be at least 1"),
+    "no heads": (lambda f: edit_config(f, num_attention_heads=0), "heads: must be 1 to"),
     "uneven heads": (lambda f: edit_config(f, num_attention_heads=3), "heads: 3 does not divide"),
     "activation": (lambda f: edit_config(f, hidden_act="maxout"), "activation 'maxout'"),
     "relative": (

@@ -344,7 +344,7 @@ def test_layers_that_share_weights_hold_them_once() -> None:
     [
         ({"heads": 3}, "heads: 3 does not divide"),
         ({"activation": "tanh"}, "activation: 'tanh' is not one of"),
-        ({"layers": 0}, "layers: must be at least 1"),
+        ({"layers": 0}, "layers: must be 1 to"),
         ({"dropout": 1.0}, "dropout: must lie in"),
         ({"embedding_size": 8}, "embedding_projection: must be word or sum"),
         ({"groups": 2}, "groups: needs sharing"),

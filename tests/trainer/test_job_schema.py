@@ -7,6 +7,7 @@ import pytest
 import configs
 from tests.conftest import TINY_JOB
 from trainer.config import JobConfig
+from trainer.lifecycle.unreached import warning
 
 
 def load(*overrides: str) -> JobConfig:
@@ -27,3 +28,57 @@ def test_a_batch_may_be_stated_in_tokens():
     assert (job.batch.size, job.batch.tokens) == (None, 9)
     assert configs.load_text(configs.dump(job), JobConfig, "job", [], "a file") == job
     assert refusal("batch={size: 4, tokens: 4096}").startswith("batch.tokens: ")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("students.tinybert.start.step=-1", "students.tinybert.start.step: must be at least 0"),
+        ("recover=[{checkpoint: -5}]", "recover[0].checkpoint: must not be negative"),
+        ("teacher.model.norm_eps=-1", "teacher.model.norm_eps: must be positive, not -1"),
+        ("teacher.model.local_window=-1", "teacher.model.local_window: must be 0 to"),
+        ("teacher.model.initializer_range=-1", "teacher.model.initializer_range: must be positive"),
+        ("teacher.model.max_positions=100000000000000000000", "does not fit into 64 bits"),
+        ("teacher.model.max_positions=100000000000000000", "max_positions: must be 1 to 16777216"),
+        ("teacher.model.layers=1000000", "teacher.model.layers: must be 1 to 4096"),
+        ('name="a\\nb"', "name: must be a plain folder name, not 'a\\nb'"),
+        ("name=", "name: must be set"),
+        ("runs=''", "runs: must not be empty"),
+        ("data.mixture={a: DIR}", "data.mixture.a: expected keys and values (path, weight) or a"),
+        ("data.mixture={a: {path: ''}}", "data.mixture.a.path: must name a corpus"),
+        ("teacher.init.pretrained=''", "teacher.init.pretrained: must name a folder, or be null"),
+        ("teacher.objective.mlm.weight=-1", "teacher.objective.mlm.weight: must not be negative"),
+        ("teacher.objective.mlm.weight={0: 1, 00: 2}", "teacher.objective.mlm.weight: 0 is there"),
+        (
+            "students.tinybert.objective.hidden.layer_weights=[1, 1, 1, 1, -1]",
+            "students.tinybert.objective.hidden: layer_weights: none may be negative",
+        ),
+        ("seed=9223372036854775808", "seed: 9223372036854775808 does not fit into 64 bits"),
+        ("watch.hang_seconds=1e300", "watch.hang_seconds: must be positive, and at most 1e+09"),
+        ("batch.micro_batch=1e3", "batch.micro_batch: must be a whole number, not 1e3"),
+        ("data.phases={from_step: 3}", "data.phases: expected a list, not {from_step: 3}"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(override, words):
+    assert refusal(override).startswith(words) or words in refusal(override)
+
+
+def test_what_the_steps_do_not_reach_is_said_in_one_line_and_never_refused():
+    learners = ("teacher", "students.distilbert", "students.tinybert")
+    short = [f"{learner}.schedule.warmup_steps=2" for learner in learners]
+    assert warning(load(*short)) == ""
+    long_job = [
+        *short,
+        "teacher.schedule.warmup_steps=8",
+        "students.tinybert.schedule.warmup_steps=3",
+        "students.tinybert.stop.steps=3",
+        "students.distilbert.start.step=9",
+        "batch.growth=[{step: 2, size: 16}, {step: 8, size: 32}]",
+        "data.phases=[{from_step: 1000, sequence_length: 16}]",
+        "profile.steps=20:22",
+    ]
+    assert warning(load(*long_job)) == (
+        "steps: 8 end before teacher.schedule.warmup_steps (8), students.distilbert.start.step (9),"
+        " students.tinybert.schedule.warmup_steps (3), batch.growth (8), data.phases (1000), "
+        "profile.steps (20); fine for a trial run"
+    )

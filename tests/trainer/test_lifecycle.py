@@ -239,5 +239,5 @@ def test_the_first_budget_that_is_used_up_ends_a_student():
     assert schedule_steps(stop, LearnerState(5, tokens=800), 9, last=100) == 5
     assert schedule_steps(stop, LearnerState(5, tokens=100), 9, last=100) == 10
     assert schedule_steps(stop, LearnerState(5), 5, last=9) == 4
-    with pytest.raises(ValueError, match="tokens must be at least 1"):
+    with pytest.raises(ValueError, match="tokens: must be at least 1"):
         StopConfig(tokens=0)

@@ -50,5 +50,5 @@ def test_a_job_of_every_precision_ends_at_its_deadline(corpus, tmp_path):
 
 
 def test_hours_are_positive():
-    with pytest.raises(ConfigError, match="hours must be positive"):
+    with pytest.raises(ConfigError, match="hours: must be positive"):
         configs.load(str(TINY_JOB), JobConfig, "job", ["hours=0"])

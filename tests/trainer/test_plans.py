@@ -70,7 +70,7 @@ def test_time_runs_from_a_learners_start_to_its_own_or_the_jobs_end():
     assert time_used(hour, LearnerState(5), 1e9, last=math.inf) == 0
     assert not is_over(hour, counters, 9, seconds=3699.0)
     assert is_over(hour, counters, 9, seconds=3700.0)
-    with pytest.raises(ValueError, match="hours must be positive"):
+    with pytest.raises(ValueError, match="hours: must be positive"):
         StopConfig(hours=0.0)
 
 

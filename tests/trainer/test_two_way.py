@@ -105,7 +105,7 @@ def test_while_the_student_is_not_there_the_teacher_is_as_ever(results):
         ("teacher.objective={from_student: {student: tinybert}, mlm: null}", "needs mlm beside"),
         (
             "students.tinybert.objective.from_student={student: tinybert}",
-            "from_student is for the teacher",
+            "from_student: is for the teacher",
         ),
     ],
 )

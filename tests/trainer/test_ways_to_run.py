@@ -167,7 +167,7 @@ def test_the_keys_reach_a_learner_from_the_job():
             ["teacher.frozen=true", "teacher.init.pretrained=x", "teacher.objective=null",
              "teacher.optimizer=null", "teacher.schedule=null", "teacher.zero_stage=0",
              "teacher.checkpoint_activations=true"],
-            "checkpoint_activations is for training",
+            "checkpoint_activations: is for training",
         ),
     ],
 )  # fmt: skip

@@ -26,7 +26,10 @@ FREE = (
 
 def from_folder(section: str, folder: str, config: EncoderConfig) -> Mapping[str, Tensor]:
     """The weights in a Hugging Face `folder`; TrainingError where it is another model."""
-    found = from_pretrained(Path(folder))
+    try:
+        found = from_pretrained(Path(folder))
+    except ModelError as error:
+        raise TrainingError(f"{section}.init.pretrained: {error}") from error
     ours, theirs = _plain(config), _plain(found.config)
     for key, value in theirs.items():
         if key not in FREE and ours[key] != value:

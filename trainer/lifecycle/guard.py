@@ -27,11 +27,11 @@ class GuardConfig:
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
         if self.sigmas is not None and self.sigmas <= 0:
-            raise ValueError("sigmas must be positive, or null for no limit")
-        if self.window < 2:
-            raise ValueError("window must be at least 2")
+            raise ValueError("sigmas: must be positive, or null for no limit")
+        if not 2 <= self.window <= 1_000_000:
+            raise ValueError("window: must be 2 to 1000000")
         if self.tolerate < 0:
-            raise ValueError("tolerate must not be negative")
+            raise ValueError("tolerate: must not be negative")
 
 
 @dataclass

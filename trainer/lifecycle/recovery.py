@@ -27,9 +27,13 @@ class RecoveryConfig:
     skip: list[int] | None = None  # null: only go back
 
     def __post_init__(self) -> None:
-        """Refuse ranges that are none."""
+        """Refuse steps and ranges that are none."""
+        if self.checkpoint < 0:
+            raise ValueError("checkpoint: must not be negative")
         if self.skip is not None and not (len(self.skip) == 2 and 0 <= self.skip[0] < self.skip[1]):
-            raise ValueError("skip must be two numbers, the first batch and the one after the last")
+            raise ValueError(
+                "skip: must be two numbers, the first batch and the one after the last"
+            )
 
 
 def batch_number(step: int, recoveries: Sequence[RecoveryConfig]) -> int:

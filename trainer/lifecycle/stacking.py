@@ -22,7 +22,7 @@ class StackingConfig:
     def __post_init__(self) -> None:
         """Refuse steps that are not in order."""
         if any(step < 1 for step in self.steps) or sorted(set(self.steps)) != list(self.steps):
-            raise ValueError("steps must be positive and in ascending order")
+            raise ValueError("steps: must be positive and in ascending order")
 
     def require_fit(self, model: EncoderConfig) -> None:
         """Raise ValueError unless the final `model` can be reached by doubling."""

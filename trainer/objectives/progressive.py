@@ -31,9 +31,11 @@ class ProgressiveConfig:
     def __post_init__(self) -> None:
         """Refuse lengths and rates that mean nothing."""
         if self.steps_per_layer < 1:
-            raise ValueError("steps_per_layer must be at least 1")
-        if self.current <= 0 or self.earlier < 0:
-            raise ValueError("current must be positive, and earlier not negative")
+            raise ValueError("steps_per_layer: must be at least 1")
+        if self.current <= 0:
+            raise ValueError("current: must be positive")
+        if self.earlier < 0:
+            raise ValueError("earlier: must not be negative")
 
 
 @dataclass(frozen=True)

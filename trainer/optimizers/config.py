@@ -22,17 +22,17 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         """Refuse values that the optimizers are not defined for."""
         if self.kind not in EPSILONS:
-            raise ValueError(f"kind must be one of {tuple(EPSILONS)}, not {self.kind}")
+            raise ValueError(f"kind: must be one of {', '.join(EPSILONS)}, not {self.kind}")
         if self.learning_rate <= 0:
-            raise ValueError("learning_rate must be positive")
+            raise ValueError("learning_rate: must be positive")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError("betas must be two numbers from 0 up to 1")
+            raise ValueError("betas: must be two numbers from 0 up to 1")
         if self.epsilon is not None and self.epsilon <= 0:
-            raise ValueError("epsilon must be positive")
+            raise ValueError("epsilon: must be positive")
         if self.weight_decay < 0:
-            raise ValueError("weight_decay must be 0 (off) or positive")
+            raise ValueError("weight_decay: must be 0 (off) or positive")
         if self.kind == "lamb" and self.bias_correction:
-            raise ValueError("bias_correction is for adamw, lamb has none; remove it")
+            raise ValueError("bias_correction: is for adamw, lamb has none; remove it")
 
     @property
     def smoothing(self) -> float:

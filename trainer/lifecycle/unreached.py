@@ -1,0 +1,40 @@
+"""What a job's config names but its steps never reach: normal for a short trial run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.config import JobConfig, LearnerConfig
+
+
+def warning(config: JobConfig) -> str:
+    """One line about all that comes after the last step; empty where nothing does."""
+    found = list(_unreached(config))
+    if not found:
+        return ""
+    return f"steps: {config.steps} end before {', '.join(found)}; fine for a trial run"
+
+
+def _unreached(config: JobConfig) -> Iterator[str]:
+    steps = config.steps
+    students = {f"students.{name}": one for name, one in config.students.items()}
+    for section, learner in {"teacher": config.teacher, **students}.items():
+        if learner.schedule.warmup_steps >= _steps_of(learner, steps):
+            yield f"{section}.schedule.warmup_steps ({learner.schedule.warmup_steps})"
+        if learner.start.step >= steps:
+            yield f"{section}.start.step ({learner.start.step})"
+    for key, starts in {
+        "batch.growth": [one.step for one in config.batch.growth],
+        "data.phases": [one.from_step for one in config.data.phases],
+        "teacher.stacking.steps": config.teacher.stacking.steps,
+        "profile.steps": list(config.profile.span or ())[:1],
+    }.items():
+        late = [step for step in starts if step >= steps]
+        if late:
+            yield f"{key} ({late[0]})"
+
+
+def _steps_of(learner: LearnerConfig, steps: int) -> int:
+    return min(learner.stop.steps or steps, steps)
