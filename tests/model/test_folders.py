@@ -85,6 +85,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "untied": (lambda f: edit_config(f, tie_word_embeddings=False), "tie_word_embeddings"),
     "decoder": (lambda f: edit_config(f, is_decoder=True), "is_decoder"),
     "wrong width": (lambda f: edit_config(f, vocab_size=51), "has shape (50, 16)"),
+    "fewer layers": (
+        lambda f: edit_config(f, num_hidden_layers=1),
+        "layers: the configuration says 1, but the weights have more: ",
+    ),
     "endless": (lambda f: edit_config(f, num_hidden_layers=10**9), "1000000000 layers"),
     "endless, shared": (
         lambda f: edit_config(f, model_type="albert", num_hidden_layers=10**9),

@@ -32,7 +32,7 @@ def test_it_is_part_of_a_checkpoint():
 
 @pytest.mark.parametrize("settings", [{"initial": 3.0}, {"initial": 0.5}, {"initial": 2.0**25}])
 def test_scales_that_would_round_are_refused(settings):
-    with pytest.raises(ValueError, match=r"^initial "):
+    with pytest.raises(ValueError, match=r"^initial: "):
         LossScaleConfig(**settings)
 
 

@@ -161,8 +161,8 @@ def test_the_keys_reach_a_learner_from_the_job():
     ("overrides", "message"),
     [
         (["teacher.masked_only=true"], "students.distilbert.objective.cosine: needs more than"),
-        (["students.tinybert.masked_only=true"], "students.tinybert.masked_only is for the"),
-        (["teacher.compile=true", "teacher.zero_stage=3"], "compile must be false at zero_stage 3"),
+        (["students.tinybert.masked_only=true"], "students.tinybert.masked_only: is for the"),
+        (["teacher.compile=true", "teacher.zero_stage=3"], "compile: must be false at zero_stage"),
         (
             ["teacher.frozen=true", "teacher.init.pretrained=x", "teacher.objective=null",
              "teacher.optimizer=null", "teacher.schedule=null", "teacher.zero_stage=0",
