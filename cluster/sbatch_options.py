@@ -6,7 +6,7 @@ import difflib
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cluster.errors import LaunchError
 
@@ -63,6 +63,17 @@ _NAMES = """
     use-min-nodes verbose wait wait-all-nodes wckey wrap
 """
 SBATCH = frozenset(_NAMES.split())
+
+
+def without_own(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment for sbatch, which lets its variables go before the lines of a script.
+
+    Those of options that the script itself needs are left out.
+    """
+    own = {f"SBATCH_{name.upper().replace('-', '_')}" for name in OWN_SBATCH}
+    return {
+        name: text for name, text in env.items() if name not in own and name != "SBATCH_ARRAY_INX"
+    }
 
 
 def gpus_in_gres(gres: str) -> int:

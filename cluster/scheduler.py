@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.errors import LaunchError
+from cluster.sbatch_options import without_own
 
 ACCOUNTING_SECONDS = 20.0  # its database may be slow or away, and is only asked for details
 
@@ -122,8 +123,11 @@ def cancel(ids: Sequence[str]) -> None:
 
 def slurm_command(*argv: str, seconds: float | None = None) -> str:
     """The output of a SLURM command. Raises LaunchError with its own words in one line."""
+    env = without_own(os.environ)
     try:
-        result = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=seconds)
+        result = subprocess.run(
+            argv, env=env, capture_output=True, text=True, check=False, timeout=seconds
+        )
     except FileNotFoundError:
         raise LaunchError(f"{argv[0]} is not installed here: submit from a login node") from None
     except subprocess.TimeoutExpired:

@@ -280,6 +280,16 @@ def test_options_of_the_sites_own_plugins(tmp_path, capsys):
     assert "#SBATCH --zzz=5\n" in capsys.readouterr().out
 
 
+def test_variables_of_a_site_do_not_overrule_the_script(tmp_path, monkeypatch):
+    """sbatch lets SBATCH_* go before the lines of a script: a site's account, but not its tasks."""
+    for name in ("WAIT", "GPUS", "NTASKS_PER_GPU", "ARRAY_INX", "ACCOUNT", "EXPORT"):
+        monkeypatch.setenv(f"SBATCH_{name}", "1")
+    sbatch = tmp_path / "bin/sbatch"
+    sbatch.write_text(f"#!/bin/sh\nenv | grep ^SBATCH_ | sort >{tmp_path}/seen\necho 41\n")
+    commands.submit("demo", Path("runs/demo"), "")
+    assert (tmp_path / "seen").read_text() == "SBATCH_ACCOUNT=1\nSBATCH_EXPORT=1\n"
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

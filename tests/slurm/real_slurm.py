@@ -259,7 +259,7 @@ class RealSlurm:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
-def until(condition: Callable[[], object], what: str, timeout: float = 20) -> None:
+def until(condition: Callable[[], object], what: str, timeout: float = 60) -> None:
     """Wait for a condition; an assertion names what never came."""
     end = time.monotonic() + timeout
     while not condition():

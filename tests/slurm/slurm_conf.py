@@ -97,7 +97,7 @@ class Layout:
             "SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1,sched_min_interval=0",
             "ReturnToService=2",
             "SlurmdTimeout=5",
-            "KillWait=4",
+            "KillWait=30",
             "MessageTimeout=5",
             "TCPTimeout=2",
             "CompleteWait=0",

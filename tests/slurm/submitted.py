@@ -25,7 +25,7 @@ class Submitted:
     ) -> None:
         self.slurm = slurm
         self.run = slurm.root / "runs" / name
-        values = {"steps": 100, "seconds": 0.05, "save_every": 1000, **config}
+        values = {"steps": 30, "seconds": 0.02, "save_every": 1000, **config}
         text = json.dumps({"runs": str(slurm.root / "runs"), "name": name, **values})
         defaults = {"nodes": "2", "ranks_per_node": 2, "preflight": False, "min_free_gb": 0.01}
         chosen = ClusterConfig(**(defaults | (cluster or {})))
@@ -49,16 +49,21 @@ class Submitted:
         files = sorted(self.run.glob(f"seen/{restart}-*"))
         return [json.loads(file.read_text()) for file in files]
 
-    def reach(self, step: int, timeout: float = 40) -> None:
+    def reach(self, step: int, timeout: float = 120) -> None:
         until(lambda: self.steps and self.steps[-1] >= step, f"step {step}", timeout)
 
-    def end(self, state: str = "COMPLETED", timeout: float = 60) -> None:
+    def release(self) -> None:
+        """Let it go on from the step at which it is held."""
+        (self.run / "go").touch()
+
+    def end(self, state: str = "COMPLETED", timeout: float = 120) -> None:
         facts = self.slurm.wait_job(self.id, timeout=timeout)
         assert facts["JobState"] == state, self.log
 
     def requeue_soon(self, restarts: int) -> None:
-        """Spare the test SLURM's pause before a requeued job starts again."""
+        """Spare the test SLURM's pause before a requeued job starts again, and is not held."""
         requeue_soon(self.slurm, self.id, restarts)
+        self.release()
 
     @property
     def log(self) -> str:

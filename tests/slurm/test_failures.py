@@ -17,21 +17,22 @@ def test_a_chain_goes_on_when_a_node_dies(
 ) -> None:
     """Where ranks take longer to save than `srun` waits for them, it returns 0."""
     slurm.configure(KillWait=patience)
-    job = Submitted(slurm, source, steps=60, save_every=10, saving=saving, length=3)
-    job.reach(12)
+    job = Submitted(slurm, source, hold_at=5, save_every=2, saving=saving, length=3)
+    job.reach(5)
     slurm.power_off("n2")
     slurm.declare_down("n2")
+    slurm.wait_job(job.id)
+    job.release()
     slurm.wait_job(job.ids[2], timeout=150)
     states = [slurm.job(one)["JobState"] for one in job.ids]
     assert states == ["NODE_FAIL", "COMPLETED", "COMPLETED"], job.log
-    assert job.steps == list(range(1, 61))
+    assert job.steps == list(range(1, 31))
     assert [name for name, _ in job.events if name != "ended"] == ["start", "start", "done"]
     assert "not started: finished" in (job.run / f"logs/slurm-{job.ids[2]}.log").read_text()
 
 
 def test_cancelled_before_the_first_step_is_not_finished(slurm: RealSlurm, source: Path) -> None:
-    slurm.configure(KillWait=30)  # time for the last word of the batch shell
-    job = Submitted(slurm, source, seconds=1)
+    job = Submitted(slurm, source, hold_at=0)
     until(lambda: len(list(job.run.glob("seen/*"))) == 4, "the ranks")
     slurm.run("scancel", job.id)
     job.end("CANCELLED")
@@ -41,14 +42,14 @@ def test_cancelled_before_the_first_step_is_not_finished(slurm: RealSlurm, sourc
 
 def test_a_frozen_slurmd(slurm: RealSlurm, source: Path) -> None:
     """SLURM takes the node for dead, while its ranks train on beside those of the next start."""
-    job = Submitted(slurm, source, steps=60)
-    job.reach(7)
+    job = Submitted(slurm, source, hold_at=5)
+    job.reach(5)
     slurm.freeze_daemon("n2")
     slurm.declare_down("n2")
     job.requeue_soon(1)
     job.end()
     assert {one["node"] for one in job.ranks(1)} == {"n1", "n3"}
-    assert job.steps == list(range(1, 61))
+    assert job.steps == list(range(1, 31))
     assert [name for name, _ in job.events if name != "ended"] == ["start", "start", "done"]
 
 
@@ -109,7 +110,7 @@ def test_the_reason_is_what_the_rank_said(
     slurm: RealSlurm, source: Path, config: dict, code: str, words: str
 ) -> None:
     given_up = {"requeue": False, "srun": {"wait": "1"}}
-    job = Submitted(slurm, source, cluster=given_up, **config)
+    job = Submitted(slurm, source, hold_at=5, cluster=given_up, **config)
     job.end("FAILED")
     assert job.events[-1] == ("left", words)
     assert slurm.job(job.id)["ExitCode"] == code

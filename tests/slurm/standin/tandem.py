@@ -1,7 +1,8 @@
 """A stand-in for training, without torch: it obeys the same contract in a few lines.
 
 It resumes from its newest checkpoint, logs a line per step, stops on request after saving with
-exit code 75, records its attempt, and notes in ``seen/`` who ran where.
+exit code 75, records its attempt, and notes in ``seen/`` who ran where. At the step `hold_at` it
+waits for a file ``go``, so that a test can disturb it there, however slow the machine is.
 """
 
 import json
@@ -37,6 +38,8 @@ def main() -> int:
                     (run / f"checkpoints/step-{step:09d}").mkdir(parents=True, exist_ok=True)
                 return 75
             time.sleep(config["seconds"])
+            if step == config.get("hold_at") and not (run / "go").exists():
+                continue
             step += 1
             if record:
                 with (run / "metrics.jsonl").open("a") as file:
