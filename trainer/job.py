@@ -20,6 +20,7 @@ from data_pipeline.torch_masking import TorchMasker
 from trainer.batch_plan import global_batches
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, newest_intact
 from trainer.config import JobConfig
+from trainer.control.beginning import accept
 from trainer.control.run_folder import RunFolder
 from trainer.control.surroundings import Surroundings
 from trainer.errors import TrainingError
@@ -37,6 +38,7 @@ from trainer.record.recorder import Recorder
 from trainer.staging import folder_on_node, stager_of_node
 from trainer.state import JobState
 from trainer.step import StepResult
+from trainer.watch.first_failure import on_rank_0
 from trainer.watch.replicas import verify
 
 _log = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ class Job:
         self._unigram = self._validation.unigram()
         surroundings.startup.mark("data")
         newest = newest_intact(self.folder.checkpoints, _log.warning, dist.group.WORLD)
-        checkpoint = checkpoint_to_go_on_from(newest, config.recover, surroundings.attempt)
+        checkpoint = checkpoint_to_go_on_from(newest, config.recover)
         surroundings.startup.mark("finding a checkpoint")
         require_same_tokenizers(config, corpora, set(checkpoint.learners) if checkpoint else set())
         self.state = self._state_of(checkpoint)
@@ -77,6 +79,7 @@ class Job:
             resumed_from=checkpoint.step if checkpoint else None,
             max_failures=config.checkpoint.max_failures,
         )
+        on_rank_0(lambda: self._accept(checkpoint, newest))
         self._evaluated_at = -1  # step
         self._saved_at = self.state.step
         self._began = time.monotonic() - self.state.seconds
@@ -216,6 +219,12 @@ class Job:
             return stream.batch(number)
 
         return read
+
+    def _accept(self, checkpoint: Checkpoint | None, newest: Checkpoint | None) -> None:
+        """Write down where and with which config the run resumes: nothing refuses it any more."""
+        if checkpoint is not None and checkpoint is not newest:
+            self.surroundings.attempt.disown_after(checkpoint.step)
+        accept(self.config)
 
     def _say_where_it_begins(
         self, checkpoint: Checkpoint | None, newest: Checkpoint | None

@@ -76,8 +76,7 @@ def _train_and_conclude(
     with watch:
         with Job(beginning.config, device, surroundings) as job:
             for change in beginning.changes:
-                _log.info("since the run was last started: %s", change)
-                job.recorder.say(f"since the run was last started: {change}")
+                job.recorder.say(f"changed since the newest checkpoint: {change}")
             outcome = train(job)
 
         def give_results(beat: Beat) -> None:

@@ -133,7 +133,7 @@ def test_a_fork_goes_on_from_its_step_as_another_run(stopped, corpus):
     done = tandem("train", new.config, *more, "--nproc", 1)
     assert done.returncode == 0, done.stderr
     assert f"going on from step {step:,}" in done.stdout
-    change = f"since the run was last started: steps: 1000000 -> {step + 4}"
+    change = f"changed since the newest checkpoint: steps: 1000000 -> {step + 4}"
     assert change in done.stdout
     assert change in (new.logs / "rank-000.log").read_text()
     rows = [row for row in metrics.read(new.metrics) if "teacher/loss" in row]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from functools import partial
 
@@ -13,8 +12,10 @@ from data_pipeline import Corpus, build, contents
 from tests.conftest import TINY_JOB
 from tests.trainer.jobs import tiny_job
 from trainer.checkpoint import Owner
+from trainer.checkpoint.manifest import Manifest
+from trainer.checkpoint.storage import write_json
 from trainer.config import JobConfig
-from trainer.control.beginning import begin
+from trainer.control.beginning import accept, begin
 from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
 from trainer.lifecycle import continuity
@@ -125,21 +126,53 @@ def test_the_corpora_of_a_mixture_keep_their_places():
         continuity.accepted_changes(mixed, mixed, read, dict(reversed(read.items())))
 
 
+def save(folder: RunFolder, **state: object) -> None:
+    """A checkpoint that has nothing but the trainer's own state."""
+    checkpoint = folder.checkpoints / "step-000000002"
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    checkpoint.mkdir(parents=True)
+    files = [write_json(checkpoint, "trainer.json", {"state": state})]
+    write_json(checkpoint, "manifest.json", Manifest(2, 1, files, {}).encode())
+
+
 def test_a_run_notices_what_has_become_of_its_corpus(corpus, text, tmp_path):
     """Moved, then built anew from the same text with another share of it held out."""
     there = tmp_path / "there"
     before = tiny_job(corpus, tmp_path)
     folder, after = RunFolder.of(before), tiny_job(there, tmp_path)
     begin(before, Owner.here())
-    checkpoint = folder.checkpoints / "step-000000002"
-    checkpoint.mkdir(parents=True)
-    state = {"state": {"corpora": contents(before.data)}}
-    (checkpoint / "trainer.json").write_text(json.dumps(state))
+    accept(before)
+    save(folder, corpora=contents(before.data))
     shutil.copytree(corpus, there)
     assert begin(after, Owner.here()).changes == [f"data.path: {corpus} -> {there}"]
+    accept(after)
     shutil.rmtree(there)
     build([str(text)], str(Corpus.open(str(corpus)).tokenizer_dir), str(there), val_fraction=0.3)
     with pytest.raises(TrainingError, match=r"^data\.path: the corpus there is not what the run"):
         begin(after, Owner.here())
-    (checkpoint / "trainer.json").write_text(json.dumps({"state": {}}))  # by an older version
+    save(folder)  # by an older version
     assert begin(after, Owner.here()).changes == []
+
+
+def test_a_refused_start_leaves_the_config_alone_and_a_missing_or_edited_one_hides_nothing(
+    corpus, tmp_path
+):
+    before, other = tiny_job(corpus, tmp_path), tiny_job(corpus, tmp_path, "seed=2")
+    folder = RunFolder.of(before)
+    begin(before, Owner.here())
+    assert not folder.config.exists(), "nothing has accepted it yet"
+    accept(before)
+    save(folder, config=configs.dump(before), corpora=contents(before.data))
+    text = folder.config.read_text()
+    for in_the_folder in (text, None, text.replace("seed: 1", "seed: 2")):
+        folder.config.unlink()
+        if in_the_folder:
+            folder.config.write_text(in_the_folder)
+        with pytest.raises(TrainingError, match=r"^seed: 1 -> 2: the order of the data"):
+            begin(other, Owner.here())
+        assert (folder.config.read_text() if folder.config.exists() else None) == in_the_folder
+        if in_the_folder is None:
+            accept(before)
+    damaged = folder.checkpoints / "step-000000002" / "trainer.json"
+    damaged.write_text(damaged.read_text().replace("seed: 1", "seed: 3"))
+    assert begin(before, Owner.here()).changes == [], "whoever verifies checkpoints says it"

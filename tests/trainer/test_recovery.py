@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 
 import configs
+from data_pipeline import DataError
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, run, tiny_job
 from trainer.checkpoint import Checkpoint, CheckpointError, published
-from trainer.config import JobConfig
+from trainer.config import InitConfig, JobConfig
 from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
 from trainer.lifecycle.recovery import RecoveryConfig, batch_number, proposal
@@ -58,7 +59,7 @@ def test_entries_that_cannot_be_are_refused(corpus, tmp_path, entries, reason):
 
 
 def failure(job: JobConfig) -> str:
-    with pytest.raises((TrainingError, CheckpointError)) as failed:
+    with pytest.raises((TrainingError, CheckpointError, DataError)) as failed:
         run(job)
     return str(failed.value)
 
@@ -67,7 +68,13 @@ def jobs(corpus, runs):
     """A run taken back from step 6 to 2, interrupted at 5; one that was never elsewhere."""
     job = tiny_job(corpus, runs, "name=recovered", "checkpoint.keep=9")
     run(job, stop_after=6)
+    before = RunFolder.of(job).config.read_text()
     nowhere = failure(dataclasses.replace(job, recover=[RecoveryConfig(3, [3, 5])]))
+    with_weights = dataclasses.replace(job.students["tinybert"], init=InitConfig(pretrained="nowhere"))
+    fresh = {**job.students, "fresh": with_weights}
+    gone = failure(dataclasses.replace(job, recover=[FIRST], students=fresh))
+    assert RunFolder.of(job).config.read_text() == before
+    assert published(RunFolder.of(job).checkpoints) == [2, 4, 6], "nothing was gone back to"
     recovered = dataclasses.replace(job, recover=[FIRST])
     folder = run(recovered, stop_after=5)
     steps = published(folder.checkpoints)
@@ -75,7 +82,7 @@ def jobs(corpus, runs):
     run(recovered)
     run(dataclasses.replace(recovered, name="straight"))
     later = failure(dataclasses.replace(recovered, recover=[FIRST, RecoveryConfig(12, [20, 21])]))
-    return steps, [nowhere, later], forgotten
+    return steps, [nowhere, later, gone], forgotten
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +106,9 @@ def test_it_goes_back_once_and_is_as_if_it_had_never_been_elsewhere(launched):
 
 
 def test_what_cannot_be_done_is_one_line(launched):
-    for _, (nowhere, later), forgotten in launched[1]:
+    for _, (nowhere, later, gone), forgotten in launched[1]:
         assert "has no checkpoint of step 3; there are: 2, 4, 6" in nowhere
         assert "has no checkpoint of step 12; there are: 2, 4, 5, 6, 8" in later
-        assert "recover: the run has carried out" in forgotten
-        assert "\n" not in nowhere + later + forgotten
+        assert "recover: the run has carried out [{checkpoint: 2, skip: [3, 5]}]; leave" in forgotten
+        assert "nowhere" in gone
+        assert "\n" not in nowhere + later + forgotten + gone

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainer.checkpoint.attempts import published
 from trainer.checkpoint.errors import CheckpointError
-from trainer.checkpoint.folder import read_trainer_file, step_name
+from trainer.checkpoint.folder import TRAINER, read_trainer_file, step_name
 from trainer.checkpoint.manifest import (
     LearnerRecord,
     TensorRecord,
@@ -59,6 +59,12 @@ class Checkpoint:
         """
         for file in self._manifest.files[part::parts]:
             check_file(self.path, file)
+
+    def verify_state(self) -> None:
+        """The same for the trainer's own state alone."""
+        for file in self._manifest.files:
+            if file.path == TRAINER:
+                check_file(self.path, file)
 
     def load(self, learner: str, engine: DeepSpeedEngine) -> None:
         """Put a learner's weights, optimizer state and counters into a fresh engine; collective.
@@ -135,6 +141,21 @@ def newest_intact(
             )
         if rank == 0:
             report(f"{found[0]}: the checkpoint before step {step} is used")
+    return None
+
+
+def newest_state(folder: Path) -> dict[str, Any] | None:
+    """The trainer's own state in the newest checkpoint in which that is intact; None without one.
+
+    The tensors are not looked at.
+    """
+    for step in reversed(published(folder)):
+        try:
+            checkpoint = Checkpoint(folder, step)
+            checkpoint.verify_state()
+        except CheckpointError:
+            continue
+        return checkpoint.trainer_state
     return None
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import configs
 from data_pipeline import contents
-from trainer.checkpoint import Attempt, Owner, published
-from trainer.checkpoint.folder import read_trainer_file
+from trainer.checkpoint import Attempt, Owner, newest_state
 from trainer.config import JobConfig
 from trainer.control.requests import forget
 from trainer.control.run_folder import REVISION, RunFolder
@@ -23,11 +24,11 @@ class Beginning:
 
     config: JobConfig
     attempt: Attempt
-    changes: list[str]  # of the config since the run was last started, one line each
+    changes: list[str]  # of the config since the newest checkpoint, one line each
 
 
 def begin(config: JobConfig, owner: Owner) -> Beginning:
-    """Take the run folder over, and write the config into it. On rank 0 only.
+    """Take the run folder over, unless the run cannot resume with this config. On rank 0 only.
 
     Raises CheckpointError where another job is at work in it, TrainingError where the run cannot go
     on with this config or with what its corpora hold now, DataError where one of them is missing.
@@ -36,23 +37,26 @@ def begin(config: JobConfig, owner: Owner) -> Beginning:
     folder.path.mkdir(parents=True, exist_ok=True)
     attempt = Attempt.begin(folder.path, owner)
     changes = []
-    if folder.config.exists() and published(folder.checkpoints):
-        read, there = _corpora_so_far(folder), contents(config.data)
-        changes = accepted_changes(folder.load_config(), config, read, there)
+    state = newest_state(folder.checkpoints)
+    if state is not None:
+        before, read = _config_so_far(folder, state), state.get("corpora", {})
+        changes = accepted_changes(before, config, read, contents(config.data))
     if owner.restart == 0:  # a person has started it, whatever was asked of the run before
         forget(folder.requests)
-    text = f"{REVISION}{_git_revision()}\n{configs.dump(config)}"
-    replace(folder.config, text)
     return Beginning(config, attempt, changes)
 
 
-def _corpora_so_far(folder: RunFolder) -> dict[str, str]:
-    """What the run has read, as its newest checkpoint that says so has it; empty in old ones."""
-    for step in reversed(published(folder.checkpoints)):
-        state = read_trainer_file(folder.checkpoints, step).get("state", {})
-        if "corpora" in state:
-            return dict(state["corpora"])
-    return {}
+def accept(config: JobConfig) -> None:
+    """Write ``config.yaml``: nothing refuses this start any more. On rank 0 only."""
+    text = f"{REVISION}{_git_revision()}\n{configs.dump(config)}"
+    replace(RunFolder.of(config).config, text)
+
+
+def _config_so_far(folder: RunFolder, state: Mapping[str, Any]) -> JobConfig:
+    """What the newest checkpoint was made with: ``config.yaml`` may be gone, or edited."""
+    if "config" not in state:  # written by an old version
+        return folder.load_config()
+    return configs.load_text(state["config"], JobConfig, "job", [], str(folder.checkpoints))
 
 
 def _git_revision() -> str:

@@ -6,13 +6,11 @@ is part of the trainer's state, so that a later start does not go back again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch.distributed as dist
-
-from trainer.checkpoint import Attempt, Checkpoint, published
+from trainer.checkpoint import Checkpoint, published
 from trainer.errors import TrainingError
 
 
@@ -34,6 +32,11 @@ class RecoveryConfig:
             raise ValueError(
                 "skip: must be two numbers, the first batch and the one after the last"
             )
+
+    def __str__(self) -> str:
+        """As in the YAML."""
+        skip = "null" if self.skip is None else self.skip
+        return f"{{checkpoint: {self.checkpoint}, skip: {skip}}}"
 
 
 def batch_number(step: int, recoveries: Sequence[RecoveryConfig]) -> int:
@@ -72,8 +75,12 @@ def proposal(recoveries: Sequence[RecoveryConfig], checkpoint: int, steps: range
         else:
             skips.append([number, number + 1])
     everything = [*recoveries, *(RecoveryConfig(checkpoint, skip) for skip in skips)]
-    entries = [f"{{checkpoint: {one.checkpoint}, skip: {one.skip}}}" for one in everything]
-    return f"recover=[{', '.join(entries)}]".replace("None", "null")
+    return f"recover={_as_yaml(everything)}"
+
+
+def _as_yaml(recoveries: Iterable[RecoveryConfig]) -> str:
+    """As one line that the command line and a YAML file take."""
+    return f"[{', '.join(map(str, recoveries))}]"
 
 
 def done_with(recoveries: Sequence[RecoveryConfig]) -> list[dict[str, Any]]:
@@ -82,21 +89,20 @@ def done_with(recoveries: Sequence[RecoveryConfig]) -> list[dict[str, Any]]:
 
 
 def checkpoint_to_go_on_from(
-    newest: Checkpoint | None,
-    recoveries: Sequence[RecoveryConfig],
-    attempt: Attempt,
+    newest: Checkpoint | None, recoveries: Sequence[RecoveryConfig]
 ) -> Checkpoint | None:
-    """The `newest` intact, or an earlier one that a new entry names: later ones then count no more.
+    """The `newest` intact, or an earlier one that a new entry names.
 
-    Collective. Raises TrainingError where an entry that was carried out has gone or has changed,
+    Raises TrainingError where an entry that was carried out has gone or has changed,
     and CheckpointError where the checkpoint to go back to is missing or damaged.
     """
     if newest is None:
         return None
     done = newest.trainer_state["recovered"]
     if done_with(recoveries)[: len(done)] != done:
+        carried_out = _as_yaml(RecoveryConfig(**one) for one in done)
         raise TrainingError(
-            f"recover: the run has carried out {done}; leave that in place, and add to it"
+            f"recover: the run has carried out {carried_out}; leave that in place, and add to it"
         )
     target = min((one.checkpoint for one in recoveries[len(done) :]), default=newest.step)
     folder = newest.path.parent
@@ -104,7 +110,4 @@ def checkpoint_to_go_on_from(
         return newest  # the one that is named is damaged
     checkpoint = Checkpoint(folder, target)
     checkpoint.verify()
-    if dist.get_rank() == 0:
-        attempt.disown_after(target)
-    dist.barrier()
     return checkpoint
