@@ -69,22 +69,23 @@ def _announce(folder: Any, results: dict[str, Any]) -> None:
     from trainer.report import student_table
 
     click.echo(student_table(results))
-    click.echo(f"\nReport: {folder.path / 'report.html'}")
+    click.echo(f"\nReport: {folder.report}")
 
 
 def _announce_if_finished(job: JobConfig) -> bool:
-    """Say where the results are when there is nothing left to do."""
-    import json
-
+    """Say where the results are when there is nothing left to do but what is missing of them."""
     from trainer.control.run_folder import RunFolder
+    from trainer.report.run_files import read_evaluation
 
     folder = RunFolder.of(job)
-    if not folder.evaluation.exists():
-        return False
-    results = json.loads(folder.evaluation.read_text(encoding="utf-8"))
-    if results["step"] < job.steps:
+    results = read_evaluation(folder.evaluation)
+    if results is None or results["step"] < job.steps:
         return False
     click.echo(f"{folder.path} is finished.\n")
+    if not (folder.has_final_report() and all(map(folder.has_export, results["learners"]))):
+        from trainer.conclusion import conclude
+
+        results = conclude(folder)
     _announce(folder, results)
     return True
 

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ _WRONG_VALUES = (
     *(ValueError, TypeError, AttributeError),
     *(ArithmeticError, LookupError, RuntimeError),
 )
+# The keys of config.json for ids that only the tokenizer gives a meaning; the model has none.
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -70,13 +73,14 @@ def save_pretrained(
     folder: str | Path,
     tokenizer: str | Path | None = None,
     card: str = "",
+    special_ids: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
     """Write a model, or its configuration and state, as a folder that `transformers` loads.
 
-    Tokenizer files are copied from the folder `tokenizer`; `card`, made by `model_card`, becomes
-    README.md, or one that knows nothing of the training. Returns an
-    empty string, or the one line that says why `transformers` cannot express this architecture;
-    the folder then has our own form.
+    Tokenizer files are copied from the folder `tokenizer`, whose `special_ids` (by the keys of
+    `SPECIAL_IDS`) go into config.json; `card`, made by `model_card`, becomes README.md, or one that
+    knows nothing of the training. Returns an empty string, or the one line that says why
+    `transformers` cannot express this architecture; the folder then has our own form.
     """
     if isinstance(model, MaskedLanguageModel):
         config, state = model.config, dict(model.state_dict())
@@ -86,6 +90,7 @@ def save_pretrained(
     reason = ""
     try:
         theirs, tensors = to_transformers(config, state)
+        theirs |= {key: special_ids[key] for key in SPECIAL_IDS if key in special_ids}
     except Inexpressible as error:
         reason = f"{error}; saved in Tandem's own form"
         theirs, tensors = {"model_type": OWN_TYPE, **dataclasses.asdict(config)}, state
@@ -166,6 +171,12 @@ def read_folder(folder: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:
         raise ModelError(f"{folder}: {error}") from error
     except _WRONG_VALUES as error:
         raise ModelError(f"{path}: {' '.join(str(error).split())[:300]}") from error
+
+
+def special_ids_in(folder: Path) -> dict[str, int]:
+    """What the config.json of a model folder says of its tokenizer's special tokens."""
+    theirs = _read_json(folder / "config.json")
+    return {key: theirs[key] for key in SPECIAL_IDS if isinstance(theirs.get(key), int)}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

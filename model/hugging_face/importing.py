@@ -8,7 +8,12 @@ from pathlib import Path
 import yaml
 
 from model.config import EncoderConfig
-from model.hugging_face.folder import TOKENIZER_FILES, from_pretrained, save_pretrained
+from model.hugging_face.folder import (
+    TOKENIZER_FILES,
+    from_pretrained,
+    save_pretrained,
+    special_ids_in,
+)
 from model.masked_language_model import MaskedLanguageModel
 
 
@@ -22,7 +27,8 @@ def import_folder(source: str | Path, out: str | Path) -> MaskedLanguageModel:
     source, out = Path(source), Path(out)
     model = from_pretrained(source)
     has_tokenizer = any((source / name).is_file() for name in TOKENIZER_FILES)
-    save_pretrained(model, out, tokenizer=source if has_tokenizer else None)
+    tokenizer = source if has_tokenizer else None
+    save_pretrained(model, out, tokenizer, special_ids=special_ids_in(source))
     write_config(model.config, out, source.resolve().name)
     return model
 

@@ -11,6 +11,8 @@ from trainer.errors import TrainingError
 
 # How the first line of config.yaml begins, a comment.
 REVISION = "# git revision: "
+# What every export has, the last one last.
+EXPORTED = ("config.json", "model.safetensors", "model.yaml")
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,26 @@ class RunFolder:
     def exports(self) -> Path:
         """One folder per learner, in Hugging Face format."""
         return self.path / "exports"
+
+    @property
+    def report(self) -> Path:
+        """The page that shows the run."""
+        return self.path / "report.html"
+
+    def export(self, learner: str) -> Path:
+        """Where the export of a learner, given by its full name, lies in the end."""
+        return self.exports / learner.removeprefix("students/")
+
+    def has_export(self, learner: str) -> bool:
+        """Whether that is whole; the last of its files is written last."""
+        return all((self.export(learner) / name).is_file() for name in EXPORTED)
+
+    def has_final_report(self) -> bool:
+        """Whether the report was written after the results, and not while the run went on."""
+        try:
+            return self.report.stat().st_mtime_ns >= self.evaluation.stat().st_mtime_ns
+        except FileNotFoundError:
+            return False
 
     @property
     def slow_ranks(self) -> Path:

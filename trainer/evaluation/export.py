@@ -4,40 +4,60 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from data_pipeline import open_corpora
+from data_pipeline import Vocabulary, open_corpora
 from model import Training, model_card, save_pretrained, write_config
 from trainer.config import JobConfig
 from trainer.control.run_folder import RunFolder
 from trainer.evaluation.finished import SavedLearners
 from trainer.learner import TEACHER
 from trainer.record import metrics
+from trainer.report.run_files import read_evaluation
 
 _log = logging.getLogger(__name__)
 
 
-def export_learner(saved: SavedLearners, learner: str, out: Path) -> None:
+def export_learner(
+    saved: SavedLearners, learner: str, out: Path, results: Mapping[str, Any] | None = None
+) -> None:
     """Write a learner of the newest checkpoint, its tokenizer and its model card to `out`.
 
-    As from ``tandem import``, a job can name `out` as ``init.pretrained`` and its model.yaml as
-    ``model``.
+    The card has the scores in the run's final `results` (those in its folder, if none are given),
+    or, of a run that goes on, the last held-out ones. As from ``tandem import``, a job can name
+    `out` as ``init.pretrained`` and its model.yaml as ``model``.
 
     Raises TrainingError when there is no such learner, ModelError when it cannot be written.
     """
     name = saved.resolve(learner)
     config = saved.config(name).model
     title = f"{saved.job.name} {name.removeprefix('students/')}"
-    training = None if saved.config(name).frozen else _training(saved, name)
+    results = results or read_evaluation(saved.folder.evaluation)
+    training = None if saved.config(name).frozen else _training(saved, name, results)
     card = model_card(title, config, training)
-    tokenizer = next(iter(open_corpora(saved.job.data).values())).tokenizer_dir
-    note = save_pretrained((config, saved.weights(name)), out, tokenizer, card)
+    corpus = next(iter(open_corpora(saved.job.data).values()))
+    ids = _special_ids(corpus.vocabulary)
+    note = save_pretrained((config, saved.weights(name)), out, corpus.tokenizer_dir, card, ids)
     write_config(config, out, title)
     if note:
         _log.warning("%s: %s", name, note)
 
 
-def _training(saved: SavedLearners, name: str) -> Training:
+def _special_ids(vocabulary: Vocabulary) -> dict[str, int]:
+    """By the keys of `transformers`: sequences begin with [CLS] and end with [SEP]."""
+    first, last = vocabulary.cls, vocabulary.sep
+    return {
+        "bos_token_id": first,
+        "eos_token_id": last,
+        "cls_token_id": first,
+        "sep_token_id": last,
+        "mask_token_id": vocabulary.mask,
+    }
+
+
+def _training(saved: SavedLearners, name: str, results: Mapping[str, Any] | None) -> Training:
     """What the model card says of the learner's training."""
     state = saved.state
     counters = state.learners[name]
@@ -47,7 +67,7 @@ def _training(saved: SavedLearners, name: str) -> Training:
         steps=counters.steps_taken(state.step),
         tokens=counters.tokens,
         objectives={term: _settings(section) for term, section in terms.items()},
-        metrics=_newest_scores(saved.folder, name),
+        metrics=_scores(saved, name, results),
         teacher="" if name == TEACHER else _teacher(saved.job),
         licence=saved.job.licence,
         revision=saved.folder.revision(),
@@ -64,6 +84,19 @@ def _settings(section: object) -> str:
     assert dataclasses.is_dataclass(section)
     values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _scores(saved: SavedLearners, name: str, results: Mapping[str, Any] | None) -> dict[str, float]:
+    """Held-out scores by corpus and kind: the final ones, or, before there are any, the last."""
+    if results is None or results["step"] != saved.checkpoint.step:
+        return _newest_scores(saved.folder, name)
+    corpora = results["learners"][name]["corpora"]
+    return {
+        f"{corpus} {kind}": value
+        for corpus, scores in corpora.items()
+        for kind, value in scores.items()
+        if value is not None
+    }
 
 
 def _newest_scores(folder: RunFolder, name: str) -> dict[str, float]:

@@ -7,6 +7,7 @@ from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
 from trainer.measure.models_table import models_table
 from trainer.record import tracking
+from trainer.report.run_files import read_evaluation
 
 PATIENCE_SECONDS = 3600.0
 
@@ -34,7 +35,8 @@ def sync(folder: RunFolder) -> str:
     )
     if following is None:
         raise TrainingError("WANDB_MODE=disabled: Weights & Biases is off; unset it")
-    if not following.finish(completed=folder.evaluation.exists(), seconds=PATIENCE_SECONDS):
+    completed = read_evaluation(folder.evaluation) is not None
+    if not following.finish(completed=completed, seconds=PATIENCE_SECONDS):
         raise TrainingError(f"Weights & Biases did not take it; see {folder.logs / 'wandb.log'}")
     offline = sorted(folder.path.glob(f"wandb/offline-run-*-{run_id}"))
     if offline:

@@ -255,10 +255,10 @@ def log_results(run: Any, folder: Path, step: int) -> None:
 
     They join the row of the last `step`, or, where W&B had that before, the summary alone.
     """
-    path = folder / "evaluation.json"
-    if not path.exists():
+    try:
+        learners = json.loads((folder / "evaluation.json").read_bytes())["learners"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or a damaged file
         return
-    learners = json.loads(path.read_text(encoding="utf-8"))["learners"]
     columns = ["parameters", "loss", "accuracy", "retention", "tokens_per_second"]
     table = wandb.Table(columns=["learner", *columns])
     for name, facts in learners.items():

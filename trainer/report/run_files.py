@@ -15,6 +15,16 @@ from trainer.report.chart import COLOURS
 from trainer.report.scale import Floats
 
 
+def read_evaluation(file: Path) -> dict[str, Any] | None:
+    """A run's final results; None where there are none, or where the file is damaged."""
+    try:
+        results = json.loads(file.read_bytes())
+        whole = isinstance(results["step"], int) and bool(results["learners"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return dict(results) if whole else None
+
+
 @dataclass(frozen=True)
 class RunFiles:
     """What is known of a run; `evaluation` is None until it is finished, or when it goes on."""
@@ -30,8 +40,7 @@ class RunFiles:
         """Everything in `folder`, which must have a ``config.yaml``."""
         text = (folder / "config.yaml").read_text(encoding="utf-8")
         config: Any = yaml.safe_load(text)
-        results = folder / "evaluation.json"
-        evaluation = json.loads(results.read_text(encoding="utf-8")) if results.exists() else None
+        evaluation = read_evaluation(folder / "evaluation.json")
         rows = metrics.read(folder / "metrics.jsonl")
         if evaluation and any(row["step"] > evaluation["step"] for row in rows[-1:]):
             evaluation = None  # the run was given more steps since

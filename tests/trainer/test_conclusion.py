@@ -1,0 +1,108 @@
+"""What a run leaves behind at its end, and how it is completed where a kill came between."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import tandem
+from tests.conftest import TINY_JOB
+from trainer import conclusion
+from trainer.control.run_folder import RunFolder
+from trainer.evaluation import final_scores
+from trainer.evaluation.export import export_learner
+from trainer.evaluation.finished import SavedLearners
+from trainer.record import metrics
+
+LEARNERS = ("teacher", "students/distilbert", "students/tinybert")
+
+
+@pytest.fixture
+def ended(finished, tmp_path, monkeypatch) -> RunFolder:
+    """A finished run of one's own."""
+    monkeypatch.setattr(final_scores, "SPEED_SECONDS", 0.0)
+    shutil.copytree(finished[0], tmp_path / "tiny")
+    return RunFolder(tmp_path / "tiny")
+
+
+@pytest.fixture
+def scored(monkeypatch) -> list[str]:
+    """What is evaluated and exported from here on, in order."""
+    seen: list[str] = []
+    evaluate, export = conclusion.evaluate_run, conclusion.export_learner
+
+    def note_evaluation(*arguments, **more):
+        seen.append("scores")
+        return evaluate(*arguments, **more)
+
+    def note_export(saved, name, *rest):
+        seen.append(name)
+        export(saved, name, *rest)
+
+    monkeypatch.setattr(conclusion, "evaluate_run", note_evaluation)
+    monkeypatch.setattr(conclusion, "export_learner", note_export)
+    return seen
+
+
+def cut(file: Path) -> None:
+    """Half of a file."""
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def test_what_is_missing_is_made_and_nothing_else(ended, scored):
+    whole = ended.report.read_text()
+    assert conclusion.conclude(ended) == json.loads(ended.evaluation.read_text())
+    assert scored == []
+    ended.report.write_text("of a live run")
+    os.utime(ended.report, ns=(0, ended.evaluation.stat().st_mtime_ns - 1))
+    conclusion.conclude(ended)
+    assert (ended.report.read_text(), scored) == (whole, [])
+    for lost in (ended.export("students/tinybert"), ended.export("teacher") / "model.safetensors"):
+        shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+    conclusion.conclude(ended)
+    assert scored == ["teacher", "students/tinybert"]
+    assert all(map(ended.has_export, LEARNERS))
+    scored.clear()
+    cut(ended.evaluation)
+    assert list(conclusion.conclude(ended)["learners"]) == list(LEARNERS)
+    assert scored == ["scores", *LEARNERS]
+
+
+def test_a_run_that_was_killed_before_its_report_gets_it(ended, corpus):
+    ended.report.unlink()
+    job = ["train", str(TINY_JOB), f"data.path={corpus}", f"runs={ended.path.parent}"]
+    done = CliRunner().invoke(tandem.main, job)
+    assert done.exit_code == 0, done.output
+    assert f"{ended.path} is finished" in done.output
+    assert "students" in ended.report.read_text()
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_an_export_has_the_final_figures_and_the_ids_of_its_tokenizer(finished, learner):
+    from transformers import AutoConfig, AutoTokenizer
+
+    run = RunFolder(finished[0])
+    folder = run.export(learner)
+    results = json.loads(run.evaluation.read_text())["learners"][learner]["corpora"]["data"]
+    for kind in ("loss", "accuracy"):
+        assert f"| data {kind} | {results[kind]:.4f} |" in (folder / "README.md").read_text()
+    config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    for key in ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id"):
+        assert getattr(config, key) == getattr(tokenizer, key) is not None
+    assert (config.bos_token_id, config.eos_token_id) == (config.cls_token_id, config.sep_token_id)
+
+
+def test_a_card_has_the_last_scores_where_a_run_goes_on(ended):
+    """Those of the results are of another checkpoint then."""
+    results = json.loads(ended.evaluation.read_text())
+    ended.evaluation.write_text(json.dumps({**results, "step": 4}))
+    out = ended.path / "out"
+
+    export_learner(SavedLearners(ended), "teacher", out)
+    newest = metrics.series(metrics.read(ended.metrics), "val/data/teacher/accuracy")[1][-1]
+    assert f"| data accuracy | {newest:.4f} |" in (out / "README.md").read_text()
