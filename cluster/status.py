@@ -136,7 +136,7 @@ def read_run(run: Path, jobs: Sequence[QueuedJob] | None, ends: Ends | None = No
         steps=steps,
         losses=_losses(rows),
         tokens_per_second=_newest(rows, "tokens_per_second") if state == "running" else None,
-        seconds_left=_seconds_left(rows, steps) if state == "running" else None,
+        seconds_left=_seconds_left(rows, steps, hours) if state == "running" else None,
         checkpoint=checkpoint,
         checkpoint_age=age,
         attempts=len(list(run.glob("attempts/*.json"))),
@@ -235,10 +235,14 @@ def _losses(rows: Sequence[Row]) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: (item[0] != "teacher", item[0])))
 
 
-def _seconds_left(rows: Sequence[Row], steps: int) -> float | None:
+def _seconds_left(rows: Sequence[Row], steps: int, hours: float | None) -> float | None:
+    """Until its steps or its hours of training are used up, whichever comes first."""
     recent = training_rows(rows)[-USUAL_ROWS:]
     made = recent[-1]["step"] - recent[0]["step"] if recent else 0
     if made <= 0:
         return None
-    pace = (recent[-1]["seconds"] - recent[0]["seconds"]) / made
-    return float(pace * max(0, steps - recent[-1]["step"]))
+    seconds = recent[-1]["seconds"]
+    left = (seconds - recent[0]["seconds"]) / made * (steps - recent[-1]["step"])
+    if hours is not None:
+        left = min(left, hours * 3600 - seconds)
+    return float(max(0.0, left))

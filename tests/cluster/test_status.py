@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from cluster import LaunchError, commands
+from cluster.run_files import newest_rows
 from cluster.scheduler import QueuedJob
 from cluster.status import read_array, read_run, read_runs, to_json
 from cluster.status_table import duration
@@ -39,6 +40,15 @@ def test_running_here(run):
     assert status.checkpoint == 20
     assert status.checkpoint_age is not None
     assert status.log == str(run.path / "logs/rank-000.log")
+
+
+def test_time_left_is_that_of_the_steps_or_of_the_hours_whichever_is_less(run):
+    run.log(10, 20, 30)
+    run.attempt(os.getpid())
+    spent = newest_rows(run.path / "metrics.jsonl")[-1]["seconds"]
+    for hours, left in ((10.0, 140.0), ((spent + 50) / 3600, 50.0)):
+        (run.path / "config.yaml").write_text(f"steps: 100\nhours: {hours}\n")
+        assert read_run(run.path, []).seconds_left == pytest.approx(left)
 
 
 def test_a_recycled_process_id_is_not_the_run(run):

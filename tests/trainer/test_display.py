@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from trainer.record.display import Display, duration
+from trainer.record.display import Display, duration, seconds_left
 
 
 class Clock:
@@ -45,6 +45,18 @@ def test_off_a_terminal_there_is_a_line_every_ten_seconds_and_a_last_one(clock):
     )
     assert lines[-1] == "demo: step 100/100 · 1,000 tokens/s · teacher 4.000, half waiting"
     assert "\x1b" not in out.file.getvalue()
+
+
+def test_time_left_is_that_of_the_steps_or_of_the_hours_whichever_is_less(clock):
+    out = console(terminal=False)
+    with Display("demo", 100_000, hours=0.5, console=out, clock=clock) as display:
+        for step in range(1, 61):
+            clock.now += 10
+            display.update(step, row(5.0, seconds=10.0 * step))
+    assert " · 29:50 left · " in out.file.getvalue().splitlines()[0]
+    assert " · 20:00 left · " in out.file.getvalue().splitlines()[-1]
+    assert seconds_left(90, 100, pace=1.0, seconds=90.0, hours=0.5) == 10.0
+    assert seconds_left(90, 100, pace=1.0, seconds=1800.0, hours=0.5) is None
 
 
 def test_a_waiting_student_gets_its_loss_once_it_has_one(clock):

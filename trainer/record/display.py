@@ -35,11 +35,16 @@ class Display:
         name: str,
         steps: int,
         step: int = 0,
+        hours: float | None = None,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`step` of `steps` are done already. `clock` returns seconds."""
+        """`step` of `steps` are done already; the run ends after `hours` of training if not before.
+
+        `clock` returns seconds.
+        """
         self._name, self._steps, self._step = name, steps, step
+        self._hours, self._seconds = hours, 0.0  # of training, over all restarts
         self._console, self._clock = console or Console(), clock
         self._tokens_per_second: float | None = None
         self._losses: dict[str, float | None] = {}  # None: the learner has not started
@@ -69,6 +74,7 @@ class Display:
     def update(self, step: int, row: Mapping[str, float], waiting: Iterable[str] = ()) -> None:
         """Take in the metrics row of `step`; `waiting` names learners that have not started."""
         self._step = step
+        self._seconds = row.get("seconds", self._seconds)
         self._tokens_per_second = row.get("tokens_per_second", self._tokens_per_second)
         for key, value in row.items():
             learner, _, column = key.rpartition("/")
@@ -136,9 +142,24 @@ class Display:
     def _seconds_left(self) -> float | None:
         """At the speed of the last minute; None before there is one, and when all is done."""
         (then, first), (now, last) = self._history[0], self._history[-1]
-        if last == first or last >= self._steps:
+        if last == first:
             return None
-        return (self._steps - last) * (now - then) / (last - first)
+        return seconds_left(
+            self._step, self._steps, (now - then) / (last - first), self._seconds, self._hours
+        )
+
+
+def seconds_left(
+    step: int, steps: int, pace: float, seconds: float, hours: float | None
+) -> float | None:
+    """How long a run of `steps`, or of `hours` of training, will go on; None when it is done.
+
+    `pace` is in seconds per step, `seconds` how long it has been trained.
+    """
+    left = (steps - step) * pace
+    if hours is not None:
+        left = min(left, hours * 3600.0 - seconds)
+    return left if left > 0 else None
 
 
 def duration(seconds: float) -> str:

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from trainer.record.display import duration
+from trainer.record.display import duration, seconds_left
 from trainer.report.curves import curves_section
 from trainer.report.results import results_section
 from trainer.report.run_files import RunFiles
@@ -51,7 +51,7 @@ def _head(run: RunFiles, live: bool) -> str:
     done, steps = int(run.last["step"]), run.config["steps"]
     state = "finished" if run.evaluation and not live else f"step {done:,} of {steps:,}"
     if live:
-        state += f", at {time.strftime('%H:%M')}"
+        state += f"{_time_left(run)}, at {time.strftime('%H:%M')}"
     what = "A teacher, pre-trained by masked language modelling."
     if students:
         what = (
@@ -66,6 +66,15 @@ def _head(run: RunFiles, live: bool) -> str:
         f'<header><h1>{escape(run.name)}</h1> <span class="state">{state}</span>'
         f'<p>{what}</p></header><dl class="facts">{facts}</dl>'
     )
+
+
+def _time_left(run: RunFiles) -> str:
+    """At the pace of the whole run so far."""
+    step, seconds = int(run.last["step"]), run.last["seconds"]
+    if not step or not seconds:
+        return ""
+    left = seconds_left(step, run.config["steps"], seconds / step, seconds, run.config.get("hours"))
+    return "" if left is None else f", {duration(left)} left"
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
