@@ -16,6 +16,7 @@ from commands import data
 from commands.errors import OneLineErrors
 from commands.job_configs import load_job, models
 from commands.options import POSITIVE, Number
+from commands.output import drop_what_cannot_be_written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +42,7 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     from cluster.local import launch
     from cluster.ranks import is_launched
 
+    drop_what_cannot_be_written()
     if is_launched():
         if nproc is not None:
             raise click.UsageError("--nproc: srun or torchrun has started the processes already")

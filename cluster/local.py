@@ -30,6 +30,7 @@ from typing import IO
 
 from cluster.errors import LaunchError
 from cluster.ranks import Ranks, export, free_port
+from cluster.signals import hang_up_is_stop
 
 STOPPED = 75  # the exit code of a rank that saved and stopped on request
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -117,8 +118,7 @@ class _Launcher:
     @contextlib.contextmanager
     def _signals(self, selector: selectors.BaseSelector) -> Iterator[None]:
         """Note signals as they come, and have each of them wake the selector."""
-        hangup_is_stop = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # not under nohup
-        caught = [*FORWARDED, signal.SIGCHLD] + [signal.SIGHUP] * hangup_is_stop
+        caught = [*FORWARDED, signal.SIGCHLD] + [signal.SIGHUP] * hang_up_is_stop()
         reader, writer = os.pipe()
         for end in (reader, writer):
             os.set_blocking(end, False)

@@ -8,9 +8,15 @@ from types import FrameType
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
+def hang_up_is_stop() -> bool:
+    """Whether SIGHUP is to be heeded: nohup has it ignored."""
+    return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+
+
 class StopRequest:
     """Remembers the first of SIGTERM, SIGINT, SIGUSR1; a second SIGINT interrupts at once.
 
+    A terminal that is closed (SIGHUP) asks for a stop too, but not under nohup, which ignores it.
     As a context manager it puts the previous handlers back. The local launcher starts its children
     with these signals blocked, and installing unblocks them: one that came while the process was
     still importing is not lost, and does not kill it.
@@ -19,7 +25,8 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._interrupts = 0
-        self._previous = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
+        numbers = [*STOP_SIGNALS] + [signal.SIGHUP] * hang_up_is_stop()
+        self._previous = {number: signal.signal(number, self._receive) for number in numbers}
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     @property

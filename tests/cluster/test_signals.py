@@ -10,7 +10,7 @@ import pytest
 from cluster.signals import StopRequest
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_first_signal_is_remembered(number):
     before = signal.getsignal(number)
     with StopRequest() as stop:
@@ -20,6 +20,16 @@ def test_first_signal_is_remembered(number):
         assert stop.requested
         assert stop.signal == number
     assert signal.getsignal(number) is before
+
+
+def test_a_hang_up_under_nohup_is_none():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_second_interrupt_is_at_once():

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import re
+import select
 import shutil
 import signal
 import socket
 import subprocess
+import termios
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import REPOSITORY, command_environment
 from tests.faults.jobs import (
     STOPPED,
     arguments,
@@ -78,6 +84,68 @@ def test_a_disk_without_room_for_a_checkpoint_costs_checkpoints_only(calm, corpu
         )
         assert all_steps(tmp_path / "tiny" / "checkpoints")[-1] == STEPS
         assert losses(tmp_path / "tiny") == calm
+
+
+def fill(file: Path) -> None:
+    """Take every byte that is free."""
+    with file.open("wb", buffering=0) as ballast, suppress(OSError):
+        while ballast.write(bytes(2**20)):
+            pass
+    assert shutil.disk_usage(file.parent).free == 0
+
+
+def test_a_disk_with_not_a_byte_free_between_checkpoints_ends_nothing(calm, corpus, tmp_path):
+    """The rows of the metrics wait in memory, and all of them are there in the end."""
+    with mounted(tmp_path, "size=120m"):
+        process = start(corpus, tmp_path, *LONG, "checkpoint.max_failures=1000")
+        reach(process, tmp_path / "tiny", 40)
+        fill(tmp_path / "ballast")
+        time.sleep(1.0)
+        assert newest_step(tmp_path / "tiny") < STEPS
+        (tmp_path / "ballast").unlink()
+        errors = finish(process)
+        assert re.search(r"metrics\.jsonl: No space left on device; its rows wait in mem", errors)
+        assert "Traceback" not in errors
+        assert losses(tmp_path / "tiny") == calm
+
+
+def start_on_terminal(nohup: bool, command: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """The job as the leader of the session of a terminal of its own, and our end of that."""
+    ours, theirs = pty.openpty()
+
+    def prepare() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        env=command_environment(),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=prepare,
+    )
+    os.close(theirs)
+    return process, ours
+
+
+@pytest.mark.parametrize("nohup", [False, True], ids=["hang-up", "nohup"])
+def test_a_terminal_that_vanishes_saves_the_job_or_is_not_missed(nohup, calm, corpus, tmp_path):
+    command = tandem_command(*arguments(corpus, tmp_path, *LONG))
+    process, terminal = start_on_terminal(nohup, command)
+    while newest_step(tmp_path / "tiny") < 20:
+        assert process.poll() is None
+        if select.select([terminal], [], [], 0.1)[0]:
+            os.read(terminal, 1 << 16)
+    os.close(terminal)
+    assert process.wait(timeout=600) == (0 if nohup else STOPPED)
+    if not nohup:
+        saved = all_steps(tmp_path / "tiny/checkpoints")[-1]
+        assert saved == newest_step(tmp_path / "tiny") < STEPS
+        finish(start(corpus, tmp_path, *LONG))
+    assert losses(tmp_path / "tiny") == calm
 
 
 def test_too_many_failed_saves_in_a_row_end_the_run(corpus, tmp_path):

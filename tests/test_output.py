@@ -1,0 +1,40 @@
+"""A job's output: shown where it can be, and never the end of the job."""
+
+import os
+import subprocess
+import sys
+
+from tests.conftest import command_environment
+
+PROGRAM = """
+import sys, click
+from rich.console import Console
+from commands.output import drop_what_cannot_be_written
+drop_what_cannot_be_written()
+for _ in range(3):
+    print("words" * 10_000, flush=True)
+    click.echo("echo", err=True)
+    Console().print("picture")
+    sys.stderr.buffer.write(b"bytes"); sys.stderr.flush()
+print("to the end")
+"""
+
+
+def run(out) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-c", PROGRAM]
+    return subprocess.run(command, stdout=out, stderr=out, env=command_environment())
+
+
+def test_what_cannot_be_written_is_dropped():
+    with open("/dev/full", "wb") as full:
+        assert run(full).returncode == 0
+    reader, gone = os.pipe()
+    os.close(reader)
+    assert run(gone).returncode == 0
+    os.close(gone)
+
+
+def test_what_can_be_written_is():
+    done = run(subprocess.PIPE)
+    assert (done.returncode, done.stdout.count(b"words")) == (0, 30_000)
+    assert done.stdout.endswith(b"to the end\n")
