@@ -86,8 +86,9 @@ class Job:
         self._seconds = self.state.seconds  # on which all ranks agree
         self._open = ExitStack()
         gauges = Gauges(config, self.folder, surroundings.attempt.number, device)
+        kept_rows = checkpoint.metrics if checkpoint else b""
         self.recorder = Recorder(
-            config, self.folder, self.state, gauges, speaks=dist.get_rank() == 0
+            config, self.folder, self.state, gauges, kept_rows, speaks=dist.get_rank() == 0
         )
         self._open.enter_context(self.recorder)
         self.batches = Prefetched(self._reader(stream, staged), self.state.step)
@@ -169,6 +170,7 @@ class Job:
         finishing = self.cohort.finishing
         self.state.learners = self.cohort.counters()
         self.state.teacher_layers = self.cohort.teacher.config.model.layers
+        self.state.rows = self.recorder.rows
         held_out = self.state.teacher_held_out
         began = time.monotonic()
         self._writer.save(
@@ -179,6 +181,7 @@ class Job:
             wait=wait,
             then=self.surroundings.requests.answer_after_save(self.state.step),
             carried=self.cohort.finished,
+            metrics=self.recorder.kept_by_a_checkpoint(),
         )
         self._saved_at = self.state.step
         if finishing and self._writer.wait():

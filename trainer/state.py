@@ -65,6 +65,7 @@ class JobState:
     teacher_held_out: HeldOut | None = None  # the newest evaluation of the teacher
     unreadable: int = 0  # sequences
     corpora: dict[str, str] = field(default_factory=dict)  # see `data_pipeline.contents`
+    rows: int | None = None  # of metrics.jsonl so far; None in old checkpoints
     config: str = ""  # the job's, resolved, as YAML
 
     def to_json(self) -> dict[str, Any]:

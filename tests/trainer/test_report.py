@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.record.metrics import MetricsLog
+from trainer.record.metrics_log import MetricsLog
 from trainer.report import student_table, write_report
 from trainer.report.chart import Series, curve
 from trainer.report.labels import around, beside, heights, rows_of_names
+from trainer.report.page import render
 from trainer.report.refreshing import LiveReport
+from trainer.report.run_files import RunFiles
 from trainer.report.scale import MOST_POINTS, log_ticks, nice_ticks, padded, thin
 from trainer.report.words import count, short
 
@@ -164,6 +166,14 @@ def test_a_batch_that_is_stated_in_tokens(make):
     text = config(["half", "tiny"]).replace("size: 64,", "size: null, tokens: 8192,")
     (folder / "config.yaml").write_text(text, encoding="utf-8")
     assert "of about 8,192 tokens in sequences of 128" in Page(write_report(folder)).words
+
+
+def test_a_live_page_says_how_much_time_is_left(make):
+    folder = make(results=False, logged=rows((), steps=range(10, 101, 10)))
+    assert "0:20 left" in render(RunFiles.read(folder), live=True)
+    config_file = folder / "config.yaml"
+    config_file.write_text(f"hours: {25 / 3600}\n" + config_file.read_text())
+    assert "0:05 left" in render(RunFiles.read(folder), live=True)
 
 
 def test_every_learner_is_drawn_against_steps_tokens_and_time(make):

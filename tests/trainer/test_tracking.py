@@ -14,7 +14,7 @@ import pytest
 from tests.wandb_files import history, offline_folder, records
 from tests.wandb_server import WandbServer
 from trainer.record import tracking
-from trainer.record.metrics import MetricsLog, cut_back
+from trainer.record.metrics_log import MetricsLog, resume
 from trainer.record.tracking import current_id
 from trainer.record.wandb_follower import Alerts, agrees, by_step
 
@@ -120,7 +120,7 @@ def test_a_resumed_run_has_each_step_once_and_none_of_the_abandoned_ones(run):
     first = start(run)
     log(run, *[{"step": step, "teacher/loss": 1.0} for step in range(8)])
     assert first.finish(completed=False, seconds=300)
-    cut_back(run / "metrics.jsonl", 4)
+    resume(run / "metrics.jsonl", 4)
     second = start(run)
     log(run, *[{"step": step, "teacher/loss": 2.0} for step in range(5, 10)])
     assert second.finish(completed=True, seconds=300)
@@ -131,7 +131,7 @@ def test_a_resumed_run_has_each_step_once_and_none_of_the_abandoned_ones(run):
 TRAINER = """
 import os, pathlib, signal, sys
 from trainer.record import tracking
-from trainer.record.metrics import MetricsLog
+from trainer.record.metrics_log import MetricsLog
 run = pathlib.Path(sys.argv[1])
 tracking.start(run, mode="offline", project="tandem", run_id="abcd1234")
 with MetricsLog(run / "metrics.jsonl") as log:
@@ -295,7 +295,7 @@ def test_online_a_requeued_run_goes_on_and_sync_puts_it_right(run, monkeypatch):
             return [(row["_step"], row["teacher/loss"]) for row in server.history(name)]
 
         attempt(range(1, 9), loss=1.0)
-        cut_back(run / "metrics.jsonl", 4)
+        resume(run / "metrics.jsonl", 4)
         attempt(range(5, 12), loss=2.0)
         assert steps_and_losses("abcd1234") == [(i, 1.0 if i <= 8 else 2.0) for i in range(1, 12)]
         attempt(verify=True)

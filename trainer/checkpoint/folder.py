@@ -18,6 +18,7 @@ from typing import Any
 
 MANIFEST = "manifest.json"
 TRAINER = "trainer.json"
+METRICS = "metrics.jsonl"  # the newest rows of the run's
 _PUBLISHED = re.compile(r"step-(\d{9,})")
 _PASSING = re.compile(r"(step-\d{9,})\.(writing|replaced|deleted)-(\d+)")
 

@@ -16,6 +16,7 @@ from trainer.checkpoint.carried import Carried
 from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.folder import (
     MANIFEST,
+    METRICS,
     TRAINER,
     all_steps,
     read_trainer_file,
@@ -47,6 +48,7 @@ class Unit:
     learners: Mapping[str, Snapshot]  # by "teacher", "students/NAME"
     trainer: Mapping[str, Any]  # the content of trainer.json
     carried: Carried = field(default_factory=Carried)  # the same on all ranks
+    metrics: Callable[[], bytes] | None = None  # rank 0's, called when they are to be stored
 
     @property
     def bytes(self) -> int:
@@ -146,6 +148,8 @@ def _commit(
     """Rank 0's last act: manifest, rename, then retention."""
     trainer = write_json(staging, TRAINER, {**unit.trainer, "attempt": shelf.number})
     files, learners = [trainer], {}
+    if unit.metrics is not None:
+        files.append(write_durably(staging, METRICS, [unit.metrics()]))
     for name in unit.learners:
         learners[name] = _merge(name, parts, first_file=len(files))
         files += [stored[name] for _, stored in parts]

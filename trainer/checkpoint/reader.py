@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainer.checkpoint.attempts import published
 from trainer.checkpoint.errors import CheckpointError
-from trainer.checkpoint.folder import TRAINER, read_trainer_file, step_name
+from trainer.checkpoint.folder import METRICS, TRAINER, read_trainer_file, step_name
 from trainer.checkpoint.manifest import (
     LearnerRecord,
     TensorRecord,
@@ -65,6 +65,12 @@ class Checkpoint:
         for file in self._manifest.files:
             if file.path == TRAINER:
                 check_file(self.path, file)
+
+    @property
+    def metrics(self) -> bytes:
+        """The newest rows of the run's metrics when it was written; empty in an old one."""
+        file = self.path / METRICS
+        return file.read_bytes() if file.exists() else b""
 
     def load(self, learner: str, engine: DeepSpeedEngine) -> None:
         """Put a learner's weights, optimizer state and counters into a fresh engine; collective.

@@ -88,6 +88,7 @@ class CheckpointWriter:
         wait: bool = False,
         then: Callable[[CheckpointError | None], None] | None = None,
         carried: Collection[str] = (),
+        metrics: Callable[[], bytes] | None = None,
     ) -> None:
         """Copy the state of all learners as it is now, and write it, in the background.
 
@@ -103,6 +104,8 @@ class CheckpointWriter:
             then: called on rank 0, from the writing thread, when the checkpoint is published, or
                 with the reason why it is not.
             carried: learners without engines, who go over from the last published checkpoint.
+            metrics: the newest rows of the run's metrics; called on rank 0, from the writing
+                thread, before the checkpoint is published.
 
         Raises:
             StaleAttempt, CheckpointError: as :meth:`wait` does, about the save before; with
@@ -116,7 +119,8 @@ class CheckpointWriter:
             for name, engine in learners.items()
         }
         # Through JSON: a copy that the trainer cannot change any more, and proof that it is plain.
-        unit = Unit(step, {}, json.loads(json.dumps(trainer)), self._carried(carried))
+        plain = json.loads(json.dumps(trainer))
+        unit = Unit(step, {}, plain, self._carried(carried), metrics)
         optimizers = map(torch_optimizer, learners.values())
         self._gate.close(optimizer for optimizer in optimizers if optimizer is not None)
         self._thread = threading.Thread(

@@ -25,7 +25,7 @@ from trainer.durable import replace, sync_folder
 from trainer.errors import TrainingError
 from trainer.learner import TEACHER, student_key
 from trainer.lifecycle.continuity import SHAPE, changes
-from trainer.record import metrics
+from trainer.record.metrics_log import resume
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,11 @@ def _fill(
     if moved or state.get("corpora", there) != there:  # its held-out text may be another
         own["teacher_held_out"] = None
     state = {**state, "learners": counters, **own}
-    branch(run.checkpoints, step, new.checkpoints, learners, state)
+    new.path.mkdir(parents=True)
     if run.metrics.exists():
         shutil.copyfile(run.metrics, new.metrics)
-        metrics.cut_back(new.metrics, step)
+    rows = resume(new.metrics, step, Checkpoint(run.checkpoints, step).metrics).rows
+    branch(run.checkpoints, step, new.checkpoints, learners, {**state, "rows": rows})
     origin = {"run": str(run.path.resolve()), "step": step, "time": time.time(), "changes": found}
     replace(new.origin, json.dumps(origin, indent=2) + "\n")
     text = f"{REVISION}{run.revision()}\n# forked from {run.path} at step {step}\n"

@@ -1,7 +1,8 @@
 """The record of a run: ``metrics.jsonl``, one line per logged step.
 
 Everything that shows a run (the report, Weights & Biases, ``tandem status``) is computed from this
-file, so it is written first and read back exactly: a float is the shortest text with the same bits.
+file, so it is written first (see `metrics_log`) and read back exactly: a float is the shortest text
+with the same bits.
 JSON has no NaN or infinity: they are the strings "NaN", "Infinity" and "-Infinity", which
 `read` turns back into floats, and any strict JSON parser can read the file.
 
@@ -37,13 +38,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from trainer.durable import replace
 from trainer.errors import TrainingError
 
 Row = dict[str, float]
@@ -59,44 +57,6 @@ MEASURED = (
     "slowest_rank",
     "restarts",
 )
-
-
-class MetricsLog:
-    """Appends rows to a ``metrics.jsonl``; every row is in the file when `append` returns.
-
-    Opening drops a torn last line (the process before was killed while writing), so that the next
-    row starts on a line of its own.
-    """
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _drop_torn_line(path)
-        self._file = path.open("a", encoding="utf-8")
-
-    def append(self, row: Mapping[str, float]) -> None:
-        """Write one row; `row` must have ``step``. Values are Python or NumPy numbers."""
-        assert "step" in row, f"a metrics row without a step: {row}"
-        try:
-            self._file.write(encode(row) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, self._file.name) from error
-
-    def close(self) -> None:
-        """Put the rows on the disk itself, not only in the system's cache, and close."""
-        os.fsync(self._file.fileno())
-        self._file.close()
-
-    def __enter__(self) -> MetricsLog:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def encode(row: Mapping[str, float]) -> str:
@@ -117,24 +77,7 @@ def read(path: Path) -> list[Row]:
 
     Raises TrainingError, naming file and line, when any other line is not a row.
     """
-    return [row for row, _ in _rows(path)]
-
-
-def cut_back(path: Path, step: int) -> int:
-    """Remove the rows after `step`, atomically, and return how many there were.
-
-    A resumed run does the steps after its checkpoint again, and logs them again. The file is always
-    a new one afterwards: an older attempt that still runs, cut off, goes on writing to the old one.
-    """
-    kept, removed = [], 0
-    for row, line in _rows(path):
-        if row["step"] <= step:
-            kept.append(line)
-        else:
-            removed += 1
-    if path.exists():
-        replace(path, b"".join(kept))
-    return removed
+    return list(_rows(path))
 
 
 def series(rows: list[Row], key: str, against: str = "step") -> tuple[list[float], list[float]]:
@@ -184,7 +127,7 @@ def learners(rows: list[Row]) -> list[str]:
     return sorted(names, key=lambda name: name != "teacher")
 
 
-def _rows(path: Path) -> Iterator[tuple[Row, bytes]]:
+def _rows(path: Path) -> Iterator[Row]:
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -192,19 +135,11 @@ def _rows(path: Path) -> Iterator[tuple[Row, bytes]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield decode(line), line
+                yield decode(line)
             except ValueError as error:
                 raise TrainingError(
                     f"{path}: line {number} is not a row of metrics; repair or remove the line"
                 ) from error
-
-
-def _drop_torn_line(path: Path) -> None:
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)
 
 
 def _to_json(value: Any) -> int | float | str:

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from trainer.config import JobConfig
@@ -20,6 +20,7 @@ from trainer.measure.gauges import Gauges
 from trainer.measure.models_table import models_table
 from trainer.record import metrics, tracking
 from trainer.record.display import Display
+from trainer.record.metrics_log import MetricsLog, resume
 from trainer.report import write_report
 from trainer.report.refreshing import LiveReport
 from trainer.state import JobState
@@ -32,18 +33,29 @@ class Recorder:
     """Writes the rows of `metrics.jsonl` and keeps the display and W&B up to date."""
 
     def __init__(
-        self, config: JobConfig, folder: RunFolder, state: JobState, gauges: Gauges, speaks: bool
+        self,
+        config: JobConfig,
+        folder: RunFolder,
+        state: JobState,
+        gauges: Gauges,
+        kept_rows: bytes,
+        speaks: bool,
     ) -> None:
-        """Drop the rows after `state.step`; `speaks` is true on rank 0 only."""
+        """Make the metrics what they were at `state`; `kept_rows` is what its checkpoint has.
+
+        `speaks` is true on rank 0 only.
+        """
         self._config, self._speaks, self._gauges = config, speaks, gauges
         self._stack = contextlib.ExitStack()
         self._stack.callback(gauges.close)
         self._since, self._tokens, self._waited = time.monotonic(), state.tokens, 0.0
         if not speaks:
             return
-        metrics.cut_back(folder.metrics, state.step)
-        self._log = self._stack.enter_context(metrics.MetricsLog(folder.metrics))
-        self._display = self._stack.enter_context(Display(config.name, config.steps, state.step))
+        resumed = resume(folder.metrics, state.step, kept_rows, state.rows)
+        self._log = self._stack.enter_context(MetricsLog(folder.metrics, resumed.rows))
+        self._display = self._stack.enter_context(
+            Display(config.name, config.steps, state.step, config.hours)
+        )
         self._report = LiveReport(folder.path)
         self._folder = folder
         self._stack.callback(self._report.close)
@@ -54,6 +66,8 @@ class Recorder:
             run_id=tracking.current_id(folder.path, state.wandb_id),
             models=models_table(config),
         )
+        if told := str(resumed):
+            self.warn(told)
 
     def step(
         self,
@@ -75,7 +89,7 @@ class Recorder:
             return
         measured |= {"tokens_per_second": speed, "data_wait": wait}
         row = {**_row(state, result, learners), **measured}
-        self._log.append(row)
+        self._append(row)
         self._display.update(state.step, row, waiting)
         self._report.refresh()
         for line in lines:
@@ -99,7 +113,7 @@ class Recorder:
                 for column, value in dataclasses.asdict(score).items():
                     if value is not None:
                         row[metrics.held_out_key(corpus, learner, column)] = value
-        self._log.append(row)
+        self._append(row)
         self._display.update(state.step, row, [])
 
     def say(self, message: str) -> None:
@@ -108,12 +122,29 @@ class Recorder:
             _log.info(message)
             self._display.say(message)
 
+    def warn(self, message: str) -> None:
+        """One line for what needs a look, as an error, and for the log."""
+        if self._speaks:
+            _log.warning(message)
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows there are so far; None on ranks that do not write them."""
+        return self._log.rows if self._speaks else None
+
+    def kept_by_a_checkpoint(self) -> Callable[[], bytes] | None:
+        """What a checkpoint is to have of the rows so far; None on ranks that do not write them."""
+        return self._log.kept_by_a_checkpoint() if self._speaks else None
+
     def finish(self, *, completed: bool) -> None:
         """Let Weights & Biases catch up; `completed` is whether the job reached its last step."""
         if not self._speaks:
             return
         if not completed:
-            write_report(self._folder.path)
+            try:
+                write_report(self._folder.path)
+            except OSError as error:  # a full disk: the checkpoint is what counts
+                _log.warning("the report was not written: %s", error)
         if self._tracking is not None:
             self._tracking.finish(completed=completed)
 
@@ -127,6 +158,15 @@ class Recorder:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+    def _append(self, row: metrics.Row) -> None:
+        """Write a row; a disk that takes none, and one that does again, is told once."""
+        before = self._log.error
+        self._log.append(row)
+        if self._log.error and not before:
+            self.warn(f"{self._folder.metrics}: {self._log.error}; its rows wait in memory")
+        elif before and not self._log.error:
+            self.say(f"{self._folder.metrics} has its rows again")
 
     def _is_logged(self, step: int) -> bool:
         return step % self._config.log.every == 0 or step == self._config.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -39,13 +40,14 @@ class LiveReport:
         self._since = now
         code = str(Path(__file__).parents[2])
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._writer = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(self._folder), code, str(os.getpid())],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # a report that cannot be written must not spoil the screen
-        )
+        with contextlib.suppress(OSError):  # no memory, or no process, for it: the next one may do
+            self._writer = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, str(self._folder), code, str(os.getpid())],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # one that cannot be written must not spoil the screen
+            )
 
     def close(self) -> None:
         """Wait for a writer, lest it should write over what comes after."""

@@ -8,6 +8,7 @@ status` in ``slow_ranks.json``, while it is slow.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 from collections.abc import Sequence
@@ -39,7 +40,8 @@ class SlowRanks:
         self._said |= now
         if now != self._named:
             self._named = now
-            self._write(step, busy)
+            with contextlib.suppress(OSError):  # a full disk: the log has the lines
+                self._write(step, busy)
         return lines
 
     def _line(self, rank: int, busy: Sequence[float]) -> str:
