@@ -18,7 +18,13 @@ import configs
 from data_pipeline import Batch, BatchStream, contents, open_corpora
 from data_pipeline.torch_masking import TorchMasker
 from trainer.batch_plan import global_batches
-from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, newest_intact
+from trainer.checkpoint import (
+    Checkpoint,
+    CheckpointWriter,
+    Retention,
+    newest_intact,
+    newest_sound,
+)
 from trainer.config import JobConfig
 from trainer.control.beginning import accept
 from trainer.control.run_folder import RunFolder
@@ -30,7 +36,7 @@ from trainer.learner import TEACHER, Learner, Workload, student_key
 from trainer.lifecycle import unreached
 from trainer.lifecycle.admission import HOUR
 from trainer.lifecycle.cohort import Cohort
-from trainer.lifecycle.recovery import batch_number, checkpoint_to_go_on_from, done_with, proposal
+from trainer.lifecycle.recovery import batch_number, checkpoint_to_go_on_from, done_with, way_out
 from trainer.measure.gauges import Gauges
 from trainer.prefetch import Prefetched
 from trainer.record import tracking
@@ -80,7 +86,7 @@ class Job:
             max_failures=config.checkpoint.max_failures,
         )
         on_rank_0(lambda: self._accept(checkpoint, newest))
-        self._evaluated_at = -1  # step
+        self._evaluations: dict[str, tuple[int, float]] = {}  # the newest: step, held-out loss
         self._saved_at = self.state.step
         self._began = time.monotonic() - self.state.seconds
         self._seconds = self.state.seconds  # on which all ranks agree
@@ -156,7 +162,7 @@ class Job:
             scores[name] = self._validation.evaluate(
                 learner.evaluate, self.config.batch.micro_batch, *where
             )
-        self._evaluated_at = self.state.step
+            self._evaluations[name] = (self.state.step, scores[name].overall.loss)
         self.state.teacher_held_out = scores[TEACHER].overall
         self.recorder.held_out(self.state, scores)
 
@@ -171,17 +177,18 @@ class Job:
         self.state.learners = self.cohort.counters()
         self.state.teacher_layers = self.cohort.teacher.config.model.layers
         self.state.rows = self.recorder.rows
-        held_out = self.state.teacher_held_out
+        evaluated_at, held_out = self._evaluations.get(TEACHER, (None, None))
         began = time.monotonic()
         self._writer.save(
             self.state.step,
             self._engines(),
             self.state.to_json(),
-            metric=held_out.loss if held_out and self._evaluated_at == self.state.step else None,
+            metric=held_out if evaluated_at == self.state.step else None,
             wait=wait,
             then=self.surroundings.requests.answer_after_save(self.state.step),
             carried=self.cohort.finished,
             metrics=self.recorder.kept_by_a_checkpoint(),
+            evaluations=self._evaluations,
         )
         self._saved_at = self.state.step
         if finishing and self._writer.wait():
@@ -234,6 +241,8 @@ class Job:
     ) -> None:
         if checkpoint is not None:
             self.recorder.say(f"going on from step {self.state.step:,}")
+            if checkpoint.suspect:
+                self.recorder.warn(f"its checkpoint is suspect: {checkpoint.suspect}")
         if checkpoint is not newest:
             self.recorder.say(f"the checkpoints after it count no more: {self.config.recover[-1]}")
         for name in sorted(self._dropped(checkpoint)):
@@ -259,13 +268,13 @@ class Job:
         self.recorder.say(f"step {step:,}: {learner.name} sits out: {learner.sat_out} ({loss:.4g})")
         if in_a_row > learner.config.guard.tolerate:
             self._writer.wait()
-            way_out = proposal(
-                self.config.recover, self._writer.last_published or 0, range(step - in_a_row, step)
-            )
+            newest = self._writer.last_published or 0
+            sound = newest_sound(self.folder.checkpoints, before=newest + 1)
+            back_to = sound.step if sound else None
+            advice = way_out(self.config.recover, newest, back_to, range(step - in_a_row, step))
             raise TrainingError(
                 f"{learner.name} sat out {in_a_row} steps in a row ({learner.sat_out} at step "
-                f"{step}); start again with a lower learning_rate, or without these batches: "
-                f"'{way_out}'"
+                f"{step}); {advice}"
             )
 
     def _engines(self) -> dict[str, DeepSpeedEngine]:

@@ -23,7 +23,7 @@ from trainer.checkpoint.branching import branch
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.gather import full_state_dict
 from trainer.checkpoint.owner import Owner, beat
-from trainer.checkpoint.reader import Checkpoint, newest_intact, newest_state
+from trainer.checkpoint.reader import Checkpoint, newest_intact, newest_sound, newest_state
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.writer import CheckpointWriter
 
@@ -40,6 +40,7 @@ __all__ = [
     "full_state_dict",
     "live_owner",
     "newest_intact",
+    "newest_sound",
     "newest_state",
     "published",
 ]

@@ -40,7 +40,9 @@ def branch(
             moved[index] = len(files)
             files.append(_share(manifest.files[index], old, new))
     records = {name: _renumbered(record, moved) for name, record in kept.items()}
-    write_json(new, MANIFEST, Manifest(step, manifest.world_size, files, records).encode())
+    health = {name: one for name, one in manifest.health.items() if name in kept}
+    written = Manifest(step, manifest.world_size, files, records, health, manifest.suspect)
+    write_json(new, MANIFEST, written.encode())
     for folder, _, _ in os.walk(target):
         sync_folder(Path(folder))
 

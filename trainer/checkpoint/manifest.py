@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.folder import MANIFEST
 from trainer.checkpoint.snapshot import Fragment, Snapshot
+from trainer.checkpoint.soundness import Health
 from trainer.checkpoint.storage import StoredFile, sha256
 
 FORMAT = 1
@@ -45,6 +46,8 @@ class Manifest:
     world_size: int
     files: list[StoredFile]
     learners: dict[str, LearnerRecord]
+    health: dict[str, Health] = field(default_factory=dict)  # of each learner; empty in old ones
+    suspect: str = ""  # why no run should go back to it; empty where it is sound
 
     def encode(self) -> dict[str, Any]:
         """As JSON, with a checksum of itself."""
@@ -60,10 +63,14 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        whole = json.loads(path.read_text())
-        content, digest = whole["content"], whole["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged ({error})") from None
+        whole = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path} is damaged ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged (not JSON: {error})") from None
+    if not isinstance(whole, dict) or not {"content", "sha256"} <= whole.keys():
+        raise CheckpointError(f"{path} is damaged (not the manifest of a checkpoint)")
+    content, digest = whole["content"], whole["sha256"]
     if digest != _digest(content):
         raise CheckpointError(f"{path} is damaged (its checksum differs)")
     if content["format"] != FORMAT:
@@ -148,7 +155,9 @@ def _decode(content: Mapping[str, Any]) -> Manifest:
         for name, learner in content["learners"].items()
     }
     files = [StoredFile(**file) for file in content["files"]]
-    return Manifest(content["step"], content["world_size"], files, learners)
+    health = {name: Health(**one) for name, one in content.get("health", {}).items()}
+    suspect = content.get("suspect", "")
+    return Manifest(content["step"], content["world_size"], files, learners, health, suspect)
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -23,10 +23,19 @@ from trainer.checkpoint.folder import (
     remove,
     step_name,
 )
-from trainer.checkpoint.manifest import LearnerRecord, Manifest, merge_learner
+from trainer.checkpoint.manifest import LearnerRecord, Manifest, merge_learner, read_manifest
 from trainer.checkpoint.ranks import Ranks
+from trainer.checkpoint.reader import newest_sound
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.snapshot import Snapshot
+from trainer.checkpoint.soundness import (
+    Health,
+    Portion,
+    health,
+    measure,
+    suspicions,
+    with_older_evaluations,
+)
 from trainer.checkpoint.storage import (
     StoredFile,
     safetensors_chunks,
@@ -49,6 +58,7 @@ class Unit:
     trainer: Mapping[str, Any]  # the content of trainer.json
     carried: Carried = field(default_factory=Carried)  # the same on all ranks
     metrics: Callable[[], bytes] | None = None  # rank 0's, called when they are to be stored
+    evaluations: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # step, loss
 
     @property
     def bytes(self) -> int:
@@ -80,8 +90,8 @@ class Shelf:
         return self.folder / f"{step_name(step)}.writing-{self.number}"
 
 
-def publish(unit: Unit, shelf: Shelf, ranks: Ranks) -> None:
-    """Write a checkpoint and make it visible; collective.
+def publish(unit: Unit, shelf: Shelf, ranks: Ranks) -> str:
+    """Write a checkpoint and make it visible; collective. Returns, on rank 0, why it is suspect.
 
     Raises:
         StaleAttempt, CheckpointError: on every rank; nothing was published then.
@@ -90,10 +100,10 @@ def publish(unit: Unit, shelf: Shelf, ranks: Ranks) -> None:
     needed = sum(ranks.collect(unit.bytes)) + unit.carried.bytes
     try:
         _together(ranks, shelf, lambda: _begin(unit, shelf, staging, needed) if first else None)
-        stored = _together(ranks, shelf, lambda: _write_learners(unit, staging, ranks))
-        heads = {name: _without_data(snapshot) for name, snapshot in unit.learners.items()}
-        parts = ranks.collect((heads, stored))
-        _together(ranks, shelf, lambda: _commit(unit, shelf, staging, parts) if first else None)
+        parts = ranks.collect(_together(ranks, shelf, lambda: _write(unit, staging, ranks)))
+        return _together(
+            ranks, shelf, lambda: _commit(unit, shelf, staging, parts) if first else ""
+        )
     except Exception:
         if first:
             shutil.rmtree(staging, ignore_errors=True)
@@ -128,46 +138,66 @@ def _begin(unit: Unit, shelf: Shelf, staging: Path, needed: int) -> None:
         (staging / name).mkdir(parents=True)
 
 
-def _write_learners(unit: Unit, staging: Path, ranks: Ranks) -> dict[str, StoredFile]:
+@dataclass(frozen=True)
+class _Part:
+    """What one rank has stored of a learner; `head` is without the data."""
+
+    head: Snapshot
+    file: StoredFile
+    portion: Portion
+
+
+def _write(unit: Unit, staging: Path, ranks: Ranks) -> dict[str, _Part]:
     """Write this rank's file of every learner, and copy its share of the carried ones."""
-    stored = {}
+    parts = {}
     for name, snapshot in unit.learners.items():
         header = safetensors_header({f.key: (f.dtype, f.numel) for f in snapshot.fragments})
         path = f"{name}/rank-{ranks.rank:05d}.safetensors"
-        stored[name] = write_durably(staging, path, safetensors_chunks(header, snapshot.data))
+        stored = write_durably(staging, path, safetensors_chunks(header, snapshot.data))
+        parts[name] = _Part(_without_data(snapshot), stored, measure(snapshot))
     unit.carried.copy(staging, ranks.rank, ranks.size)
-    return stored
+    return parts
 
 
-def _commit(
-    unit: Unit,
-    shelf: Shelf,
-    staging: Path,
-    parts: list[tuple[dict[str, Snapshot], dict[str, StoredFile]]],
-) -> None:
-    """Rank 0's last act: manifest, rename, then retention."""
+def _commit(unit: Unit, shelf: Shelf, staging: Path, parts: list[dict[str, _Part]]) -> str:
+    """Rank 0's last act: manifest, rename, then retention. Returns why it is suspect."""
     trainer = write_json(staging, TRAINER, {**unit.trainer, "attempt": shelf.number})
     files, learners = [trainer], {}
     if unit.metrics is not None:
         files.append(write_durably(staging, METRICS, [unit.metrics()]))
     for name in unit.learners:
         learners[name] = _merge(name, parts, first_file=len(files))
-        files += [stored[name] for _, stored in parts]
+        files += [part[name].file for part in parts]
     learners |= unit.carried.records(first_file=len(files))
     files += unit.carried.files
-    manifest = Manifest(unit.step, len(parts), files, learners)
+    healths, suspect = _judge(unit, shelf, parts)
+    manifest = Manifest(unit.step, len(parts), files, learners, healths, suspect)
     write_json(staging, MANIFEST, manifest.encode())
     for folder, _, _ in os.walk(staging):
         sync_folder(Path(folder))
     shelf.check_attempt()
     _rename_into_place(staging, shelf.folder / step_name(unit.step), shelf.number)
     _expire(shelf, unit.step)
+    return suspect
 
 
-def _merge(
-    name: str, parts: list[tuple[dict[str, Snapshot], dict[str, StoredFile]]], first_file: int
-) -> LearnerRecord:
-    snapshots = [heads[name] for heads, _ in parts]
+def _judge(
+    unit: Unit, shelf: Shelf, parts: list[dict[str, _Part]]
+) -> tuple[dict[str, Health], str]:
+    """The health of every learner, and why the checkpoint is suspect, if it is."""
+    sound = newest_sound(shelf.folder, before=unit.step)
+    before = sound.health if sound else {}
+    measured = {
+        name: health([part[name].portion for part in parts], unit.evaluations.get(name))
+        for name in unit.learners
+    }
+    now = with_older_evaluations(measured, before)
+    carried = {name: before[name] for name in unit.carried.learners if name in before}
+    return {**now, **carried}, suspicions(unit.step, now, before)
+
+
+def _merge(name: str, parts: list[dict[str, _Part]], first_file: int) -> LearnerRecord:
+    snapshots = [part[name].head for part in parts]
     return merge_learner(snapshots, range(first_file, first_file + len(parts)))
 
 
@@ -190,7 +220,8 @@ def _expire(shelf: Shelf, newest: int) -> None:
         for step in published(shelf.folder)
         if step <= newest and step not in passed_over
     }
-    expired = shelf.retention.expired(metrics, shelf.pinned | {newest})
+    suspect = [step for step in metrics if _is_suspect(shelf.folder / step_name(step))]
+    expired = shelf.retention.expired(metrics, shelf.pinned | {newest}, suspect)
     for step in [*passed_over, *expired]:
         shelf.check_attempt()  # a newer one may train on from this checkpoint
         remove(shelf.folder / step_name(step), shelf.number)
@@ -205,6 +236,14 @@ def _passed_over(shelf: Shelf, newest: int) -> list[int]:
     between = [step for step in all_steps(shelf.folder) if since < step < newest]
     writers = {step: read_trainer_file(shelf.folder, step).get("attempt") for step in between}
     return [step for step in between if writers[step] not in (None, shelf.number)]
+
+
+def _is_suspect(checkpoint: Path) -> bool:
+    """Whether no run should go back to it; nothing of a damaged one is known."""
+    try:
+        return bool(read_manifest(checkpoint).suspect)
+    except CheckpointError:
+        return True
 
 
 def _without_data(snapshot: Snapshot) -> Snapshot:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
@@ -17,6 +19,7 @@ from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.folder import METRICS, TRAINER, read_trainer_file, step_name
 from trainer.checkpoint.manifest import (
     LearnerRecord,
+    Manifest,
     TensorRecord,
     check_file,
     read_manifest,
@@ -65,6 +68,11 @@ class Checkpoint:
         for file in self._manifest.files:
             if file.path == TRAINER:
                 check_file(self.path, file)
+
+    @property
+    def suspect(self) -> str:
+        """Why no run should go back to it; empty where it is sound."""
+        return self._manifest.suspect
 
     @property
     def metrics(self) -> bytes:
@@ -147,6 +155,20 @@ def newest_intact(
             )
         if rank == 0:
             report(f"{found[0]}: the checkpoint before step {step} is used")
+    return None
+
+
+def newest_sound(folder: Path, before: float = math.inf) -> Manifest | None:
+    """The manifest of the newest checkpoint of a step `before` which is not suspect; None without.
+
+    No file but the manifests is looked at; those that are damaged are passed over.
+    """
+    for step in reversed(published(folder)):
+        if step < before:
+            with contextlib.suppress(CheckpointError):
+                manifest = read_manifest(folder / step_name(step))
+                if not manifest.suspect:
+                    return manifest
     return None
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 class Retention:
     """The last ``last`` checkpoints, every one at a multiple of ``every`` steps, the ``best`` ones.
 
-    ``best`` counts by the metric passed to ``save`` (a held-out loss: lower is better).
+    ``best`` counts by the metric passed to ``save`` (a held-out loss: lower is better). Suspect
+    checkpoints are never among the best, and push out none that are sound.
     """
 
     last: int = 3
@@ -25,17 +26,24 @@ class Retention:
         if self.best < 0:
             raise ValueError("best: must not be negative")
 
-    def expired(self, metrics: Mapping[int, float | None], pinned: Collection[int]) -> list[int]:
+    def expired(
+        self,
+        metrics: Mapping[int, float | None],
+        pinned: Collection[int],
+        suspect: Collection[int] = (),
+    ) -> list[int]:
         """Steps to delete, oldest first.
 
         Args:
             metrics: for every checkpoint, by step, its metric (None where none was measured).
             pinned: steps never to delete (the one this run was resumed from).
+            suspect: steps of checkpoints that no run should go back to.
         """
         steps = sorted(metrics)
-        measured = [step for step in steps if metrics[step] is not None]
+        sound = [step for step in steps if step not in suspect]
+        measured = [step for step in sound if metrics[step] is not None]
         ranked = sorted(measured, key=lambda step: (metrics[step], step))
-        keep = set(steps[-self.last :]) | set(ranked[: self.best]) | set(pinned)
+        keep = {*steps[-self.last :], *sound[-self.last :], *ranked[: self.best], *pinned}
         if self.every is not None:
             keep |= {step for step in steps if step % self.every == 0}
         return [step for step in steps if step not in keep]

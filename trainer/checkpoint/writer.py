@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint.attempts import Attempt
@@ -56,7 +57,8 @@ class CheckpointWriter:
             folder: ``runs/NAME/checkpoints``, on a file system that all ranks share.
             retention: what to keep.
             attempt: this incarnation of the run; None in a run without fencing.
-            report: called on rank 0, from the writing thread, with one line about a failed save.
+            report: called on rank 0, from the writing thread, with one line about a failed save,
+                or about a checkpoint that is suspect.
             resumed_from: the step this run was resumed from, which is never deleted.
             max_failures: so many failed saves in a row are an error.
 
@@ -89,6 +91,7 @@ class CheckpointWriter:
         then: Callable[[CheckpointError | None], None] | None = None,
         carried: Collection[str] = (),
         metrics: Callable[[], bytes] | None = None,
+        evaluations: Mapping[str, tuple[int, float]] = MappingProxyType({}),
     ) -> None:
         """Copy the state of all learners as it is now, and write it, in the background.
 
@@ -106,6 +109,7 @@ class CheckpointWriter:
             carried: learners without engines, who go over from the last published checkpoint.
             metrics: the newest rows of the run's metrics; called on rank 0, from the writing
                 thread, before the checkpoint is published.
+            evaluations: the step and the loss (nats) of each learner's newest held-out evaluation.
 
         Raises:
             StaleAttempt, CheckpointError: as :meth:`wait` does, about the save before; with
@@ -120,7 +124,7 @@ class CheckpointWriter:
         }
         # Through JSON: a copy that the trainer cannot change any more, and proof that it is plain.
         plain = json.loads(json.dumps(trainer))
-        unit = Unit(step, {}, plain, self._carried(carried), metrics)
+        unit = Unit(step, {}, plain, self._carried(carried), metrics, dict(evaluations))
         optimizers = map(torch_optimizer, learners.values())
         self._gate.close(optimizer for optimizer in optimizers if optimizer is not None)
         self._thread = threading.Thread(
@@ -175,12 +179,14 @@ class CheckpointWriter:
     ) -> None:
         try:
             snapshots = self._ranks.agree(lambda: self._copy(sketches))
-            publish(replace(unit, learners=snapshots), self._shelf, self._ranks)
+            suspect = publish(replace(unit, learners=snapshots), self._shelf, self._ranks)
         except Exception as error:
             self._fail(unit.step, error)
         else:
             self._error, self._in_a_row = None, 0
             self.last_published = unit.step
+            if suspect:
+                self._report(f"checkpoint of step {unit.step} is suspect: {suspect}")
         if then and self._ranks.rank == 0:
             then(self._error)
 

@@ -78,6 +78,29 @@ def proposal(recoveries: Sequence[RecoveryConfig], checkpoint: int, steps: range
     return f"recover={_as_yaml(everything)}"
 
 
+def way_out(
+    recoveries: Sequence[RecoveryConfig], newest: int, sound: int | None, steps: range
+) -> str:
+    """What a user can do about a learner that sat out `steps`, in words that end with an override.
+
+    `newest` is the step of the newest checkpoint, `sound` that of the newest which is not suspect.
+    Where they differ, everything since `sound` is passed over: what ruined the weights is in it.
+    """
+    if newest and sound is None:
+        return (
+            f"no checkpoint is sound (the newest is that of step {newest}): begin another run, "
+            f"with a lower learning_rate: 'name=NEW'"
+        )
+    if newest and sound != newest:
+        back = proposal(recoveries, sound or 0, range(sound or 0, steps.stop))
+        return (
+            f"the checkpoint of step {newest} is suspect, its weights were ruined before: go back "
+            f"to that of step {sound}, with a lower learning_rate if it is high: '{back}'"
+        )
+    back = proposal(recoveries, newest, steps)
+    return f"start again with a lower learning_rate, or without these batches: '{back}'"
+
+
 def _as_yaml(recoveries: Iterable[RecoveryConfig]) -> str:
     """As one line that the command line and a YAML file take."""
     return f"[{', '.join(map(str, recoveries))}]"

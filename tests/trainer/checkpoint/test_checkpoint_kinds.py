@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trainer.checkpoint import (
     Retention,
     full_state_dict,
 )
+from trainer.checkpoint.manifest import read_manifest
 from trainer.checkpoint.snapshot import sketch
 
 KINDS = {
@@ -84,6 +86,8 @@ def round_trip(folder: Path) -> dict[str, Any]:
     resumed = {name: train(fresh[name], 2, 4) for name in trained}
     return {
         "weights": {name: digest(state) for name, state in weights.items()},
+        "squares": {name: squares(state) for name, state in weights.items()},
+        "health": read_manifest(checkpoint.path).health,
         "loaded": loaded,
         "expected": expected,
         "resumed": resumed,
@@ -93,6 +97,10 @@ def round_trip(folder: Path) -> dict[str, Any]:
         "parameters": live_parameters_follow(fresh["stage-3-bf16"], fresh["stage-0-bf16"]),
         **resume_as_others(checkpoint),
     }
+
+
+def squares(state: dict[str, torch.Tensor]) -> float:
+    return sum(float((t.double() ** 2).sum()) for t in state.values() if t.is_floating_point())
 
 
 def loss_scaler(**numbers: float) -> Any:
@@ -150,6 +158,13 @@ def test_weights_come_back_exactly(result: dict[str, Any]) -> None:
     assert result["loaded"] == result["weights"]
     assert result["dtypes"] == {"torch.float32", "torch.int64"}
     assert result["parameters"]
+
+
+def test_the_norm_of_the_weights_is_that_over_all_ranks(result: dict[str, Any]) -> None:
+    for name, squares in result["squares"].items():
+        health = result["health"][name]
+        assert health.finite
+        assert health.norm == pytest.approx(math.sqrt(squares), rel=1e-6), name
 
 
 def test_training_continues_bit_for_bit(result: dict[str, Any]) -> None:

@@ -1,0 +1,75 @@
+"""Weights that one step ruined: what the job advises leads to a run that trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from tests.distributed import run_distributed
+from tests.trainer.jobs import run, tiny_job
+from trainer.checkpoint import Checkpoint, published
+from trainer.control.run_folder import RunFolder
+from trainer.errors import TrainingError
+from trainer.lifecycle.recovery import RecoveryConfig, way_out
+from trainer.record import metrics
+
+JOB = (
+    *("name=ruined", "students=null", "steps=14", "checkpoint.every=2", "checkpoint.keep=2"),
+    *("evaluation.every=100", "teacher.zero_stage=3"),
+    "teacher.guard={sigmas: 3.0, window: 4, tolerate: 2}",
+)
+
+
+def jobs(corpus, runs):
+    """Five steps; one at a huge learning rate, after which it is saved; and what is advised."""
+    job = tiny_job(corpus, runs, *JOB)
+    folder = run(job, stop_after=5)
+    optimizer = dataclasses.replace(job.teacher.optimizer, learning_rate=1e6)
+    teacher = dataclasses.replace(job.teacher, optimizer=optimizer)
+    with pytest.raises(TrainingError) as failed:
+        run(dataclasses.replace(job, teacher=teacher))
+    found = {step: Checkpoint(folder.checkpoints, step) for step in published(folder.checkpoints)}
+    suspect = {step: checkpoint.suspect for step, checkpoint in found.items()}
+    (advice,) = re.findall(r"'(recover=.*)'", str(failed.value))
+    run(tiny_job(corpus, runs, *JOB, advice))
+    return str(failed.value), suspect, Checkpoint(folder.checkpoints, 14).suspect
+
+
+@pytest.fixture(scope="module")
+def launched(corpus, tmp_path_factory):
+    runs = tmp_path_factory.mktemp("ruin")
+    return RunFolder(runs / "ruined"), run_distributed(jobs, 2, corpus, runs)
+
+
+def test_the_ruined_checkpoint_is_marked_kept_and_passed_over(launched):
+    for message, suspect, _ in launched[1]:
+        assert list(suspect) == [4, 5, 6]
+        assert (suspect[4], suspect[5]) == ("", "")
+        assert re.match(r"teacher: the norm of its weights is \S+ times", suspect[6])
+        assert "teacher sat out 3 steps in a row (loss not finite at step 9)" in message
+        assert "the checkpoint of step 6 is suspect" in message
+        assert message.endswith("'recover=[{checkpoint: 5, skip: [5, 9]}]'")
+
+
+def test_what_is_advised_leads_to_a_run_that_trains(launched):
+    folder, results = launched
+    assert {suspect for _, _, suspect in results} == {""}
+    rows = [row for row in metrics.read(folder.metrics) if "teacher/loss" in row]
+    assert [row["step"] for row in rows] == list(range(1, 15))
+    assert rows[-1]["teacher/loss"] < rows[0]["teacher/loss"]
+    assert rows[-1]["teacher/skipped_steps"] == 0
+
+
+def test_the_ways_out():
+    done = [RecoveryConfig(2, [3, 5])]
+    here = "start again with a lower learning_rate, or without these batches: "
+    assert way_out([], 6, 6, range(7, 9)) == f"{here}'recover=[{{checkpoint: 6, skip: [7, 9]}}]'"
+    assert way_out([], 0, None, range(7, 9)).startswith(here), "nothing has been saved yet"
+    assert way_out([], 6, None, range(7, 9)).endswith("'name=NEW'")
+    back = way_out(done, 6, 4, range(7, 9))
+    assert "the checkpoint of step 6 is suspect, its weights were ruined before" in back
+    assert back.endswith(
+        "'recover=[{checkpoint: 2, skip: [3, 5]}, {checkpoint: 4, skip: [6, 11]}]'"
+    )

@@ -1,0 +1,127 @@
+"""Whether a learner's weights can still be trained on, judged when they are saved.
+
+A step can ruin weights while every loss so far was finite; a checkpoint of them is written like any
+other, and what comes after it is NaN. So a checkpoint records of each learner the norm of its
+weights, whether all of its numbers are finite, and its newest held-out loss, and is *suspect* if
+
+- a weight or a number of the optimizer's state is not finite, or the held-out loss is not;
+- the held-out loss is more than `LOSS_JUMP` nats above that of the sound checkpoint before;
+- the norm per weight is more than `NORM_JUMP` times that of the sound checkpoint before, or less
+  than one `NORM_JUMP`-th of it, unless the learner was evaluated at the very step of the checkpoint
+  and its loss has not jumped: norms may double early in training.
+
+It is all computed from the copy in host memory, in the thread that writes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from trainer.checkpoint.snapshot import MASTER, Snapshot
+
+LOSS_JUMP = 0.5  # nats
+NORM_JUMP = 2.0  # times, per weight: a model that grows has more of them
+_CHUNK = 2**20  # numbers that are squared at a time
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What one rank stores of a learner: the sum of its squared weights, and how many there are."""
+
+    squares: float
+    weights: int
+    finite: bool  # weights and optimizer states
+
+
+@dataclass(frozen=True)
+class Health:
+    """A learner in a checkpoint. What is not finite is None."""
+
+    finite: bool  # weights and optimizer states
+    norm: float | None  # L2, over the weights on all ranks
+    weights: int
+    evaluated_at: int | None = None  # the step of its newest held-out loss; None before the first
+    held_out: float | None = None  # that loss, nats
+
+
+def measure(snapshot: Snapshot) -> Portion:
+    """What this rank stores of a learner."""
+    squares, weights, finite = 0.0, 0, True
+    for state, values in _numbers(snapshot):
+        total = sum(float(part.double().square().sum()) for part in values.split(_CHUNK))
+        finite &= math.isfinite(total)
+        if state == MASTER:
+            squares, weights = squares + total, weights + values.numel()
+    return Portion(squares, weights, finite)
+
+
+def _numbers(snapshot: Snapshot) -> Iterator[tuple[str, Tensor]]:
+    """Each floating point fragment: its state and its values [numel]."""
+    at = 0
+    for fragment in snapshot.fragments:
+        end = at + fragment.numel * fragment.dtype.itemsize
+        if fragment.dtype.is_floating_point:
+            yield fragment.state, snapshot.data[at:end].view(fragment.dtype)
+        at = end
+
+
+def health(portions: Sequence[Portion], evaluation: tuple[int, float] | None) -> Health:
+    """A learner's, from what each rank stores and from (step, loss) of its newest evaluation."""
+    norm = math.sqrt(math.fsum(portion.squares for portion in portions))
+    found = Health(
+        finite=all(portion.finite for portion in portions),
+        norm=norm if math.isfinite(norm) else None,
+        weights=sum(portion.weights for portion in portions),
+    )
+    if evaluation is None:
+        return found
+    step, loss = evaluation
+    return replace(found, evaluated_at=step, held_out=loss if math.isfinite(loss) else None)
+
+
+def suspicion(step: int, now: Health, before: Health | None) -> str:
+    """Why a learner at `step` is suspect; empty where it is not.
+
+    `before` is the same learner in the newest sound checkpoint before, if it is in it.
+    """
+    if not now.finite or now.norm is None:
+        return "its weights or optimizer states are not finite"
+    if now.evaluated_at is not None and now.held_out is None:
+        return f"its held-out loss at step {now.evaluated_at} is not finite"
+    if before is None:
+        return ""
+    if now.held_out is not None and before.held_out is not None:
+        if now.held_out > before.held_out + LOSS_JUMP:
+            return f"its held-out loss rose from {before.held_out:.3f} to {now.held_out:.3f}"
+        if now.evaluated_at == step:
+            return ""
+    times = _per_weight(now) / (_per_weight(before) or math.inf)
+    if 1 / NORM_JUMP <= times <= NORM_JUMP:
+        return ""
+    return f"the norm of its weights is {times:.3g} times that of the sound checkpoint before"
+
+
+def _per_weight(one: Health) -> float:
+    return (one.norm or 0.0) / math.sqrt(max(1, one.weights))
+
+
+def with_older_evaluations(
+    now: Mapping[str, Health], before: Mapping[str, Health]
+) -> dict[str, Health]:
+    """Learners that were not evaluated since a resume have the evaluation from before it."""
+    return {
+        name: one
+        if one.evaluated_at is not None or name not in before
+        else replace(one, evaluated_at=before[name].evaluated_at, held_out=before[name].held_out)
+        for name, one in now.items()
+    }
+
+
+def suspicions(step: int, now: Mapping[str, Health], before: Mapping[str, Health]) -> str:
+    """Why a checkpoint is suspect, a reason for each learner that is; empty where it is sound."""
+    found = {name: suspicion(step, one, before.get(name)) for name, one in now.items()}
+    return "; ".join(f"{name}: {reason}" for name, reason in found.items() if reason)
