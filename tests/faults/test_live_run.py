@@ -155,7 +155,7 @@ def test_a_fork_from_a_step_that_is_not_there_lists_those_that_are(stopped):
     assert answer.exit_code == 1
     steps = ", ".join(map(str, published(folder.checkpoints)))
     assert answer.output == (
-        f"tandem: {folder.path}: no checkpoint of step 3; there are: {steps}\n"
+        f"tandem: {folder.checkpoints}: no checkpoint of step 3; there are: {steps}\n"
     )
 
 

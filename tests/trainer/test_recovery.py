@@ -114,8 +114,8 @@ def test_it_goes_back_once_and_is_as_if_it_had_never_been_elsewhere(launched):
 
 def test_what_cannot_be_done_is_one_line(launched):
     for _, (nowhere, later, gone), forgotten in launched[1]:
-        assert "has no checkpoint of step 3; there are: 2, 4, 6" in nowhere
-        assert "has no checkpoint of step 12; there are: 2, 4, 5, 6, 8" in later
+        assert "no checkpoint of step 3; there are: 2, 4, 6" in nowhere
+        assert "no checkpoint of step 12; there are: 2, 4, 5, 6, 8" in later
         assert (
             "recover: the run has carried out [{checkpoint: 2, skip: [3, 5]}]; leave" in forgotten
         )

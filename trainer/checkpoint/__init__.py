@@ -23,7 +23,7 @@ from trainer.checkpoint.branching import branch
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.gather import full_state_dict
 from trainer.checkpoint.owner import Owner, beat
-from trainer.checkpoint.reader import Checkpoint, newest_intact, newest_sound, newest_state
+from trainer.checkpoint.reader import Checkpoint, missing, newest_intact, newest_sound, newest_state
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.writer import CheckpointWriter
 
@@ -39,6 +39,7 @@ __all__ = [
     "branch",
     "full_state_dict",
     "live_owner",
+    "missing",
     "newest_intact",
     "newest_sound",
     "newest_state",

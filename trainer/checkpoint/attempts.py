@@ -12,6 +12,7 @@ long as the first one lives.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,21 +52,20 @@ class Attempt:
 
     def finish(self) -> None:
         """Note that the run is finished: a scheduler's word for how its processes ended is not."""
-        content = json.loads(self.record.read_text())
-        _write(self.record, {**content, "finished": True})
+        _write(self.record, {**_content(self.record), "finished": True})
 
     def end(self) -> None:
         """Note that this attempt has ended in good order: nobody need wonder whether it lives."""
-        content = json.loads(self.record.read_text())
-        _write(self.record, {**content, "ended": True})
+        _write(self.record, {**_content(self.record), "ended": True})
 
     def disown_after(self, step: int) -> None:
         """Let later checkpoints count no more: they stay on the disk until others take their place.
 
         What this attempt publishes counts.
         """
-        content = json.loads(self.record.read_text())
-        kept = [found for found in content["checkpoints"] if found <= step]
+        content = _content(self.record)
+        found = _found(content) or all_steps(self.run_folder / _CHECKPOINTS)
+        kept = [one for one in found if one <= step]
         _write(self.record, {**content, "checkpoints": kept})
 
     @property
@@ -149,16 +149,26 @@ def _write(record: Path, content: dict[str, Any]) -> None:
     replace(record, json.dumps(content))
 
 
+def _content(record: Path) -> dict[str, Any]:
+    """What a record says; nothing where it was cut off or damaged."""
+    try:
+        content = json.loads(record.read_bytes())
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def _numbers(folder: Path) -> list[int]:
-    return [int(path.stem) for path in folder.glob("*.json")]
+    return [int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal()]
+
+
+def _found(content: Mapping[str, Any]) -> list[int] | None:
+    """Which checkpoints an attempt found, by its record; None where that does not say."""
+    steps = content.get("checkpoints")
+    return steps if isinstance(steps, list) else None
 
 
 def _inherited(folder: Path) -> dict[int, set[int]]:
     """For each attempt, the steps it found. One that died while beginning has no say."""
-    records = {}
-    for path in folder.glob("*.json"):
-        try:
-            records[int(path.stem)] = set(json.loads(path.read_text())["checkpoints"])
-        except (json.JSONDecodeError, KeyError):
-            continue
-    return records
+    found = {number: _found(_content(folder / f"{number:06d}.json")) for number in _numbers(folder)}
+    return {number: set(steps) for number, steps in found.items() if steps is not None}

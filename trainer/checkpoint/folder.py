@@ -32,8 +32,10 @@ def all_steps(folder: Path) -> list[int]:
     """Steps of every published checkpoint, oldest first, whoever wrote it."""
     if not folder.is_dir():
         return []
-    matches = (_PUBLISHED.fullmatch(name) for name in os.listdir(folder))
-    return sorted(int(match[1]) for match in matches if match)
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.is_dir()]
+    steps = [int(match[1]) for name in names if (match := _PUBLISHED.fullmatch(name))]
+    return sorted(step for step in steps if step_name(step) in names)
 
 
 def read_trainer_file(folder: Path, step: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainer.checkpoint.attempts import published
 from trainer.checkpoint.errors import CheckpointError
-from trainer.checkpoint.folder import METRICS, TRAINER, read_trainer_file, step_name
+from trainer.checkpoint.folder import METRICS, TRAINER, all_steps, read_trainer_file, step_name
 from trainer.checkpoint.manifest import (
     LearnerRecord,
     Manifest,
@@ -32,6 +32,22 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
 
+def missing(folder: Path, step: int, there: Sequence[int]) -> CheckpointError:
+    """That there is no checkpoint of a step in ``RUN/checkpoints``, where these steps are."""
+    if step in there:  # it was published, or removed, a moment ago
+        return CheckpointError(f"{folder}: the checkpoint of step {step} was not there; try again")
+    if step in all_steps(folder):
+        return CheckpointError(
+            f"{folder}: the checkpoint of step {step} counts no more, since the run went back to "
+            f"one before it; there are: {_listed(there)}"
+        )
+    return CheckpointError(f"{folder}: no checkpoint of step {step}; there are: {_listed(there)}")
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps)) or "none"
+
+
 class Checkpoint:
     """A published checkpoint. Opening it reads the manifest, not the tensors."""
 
@@ -44,8 +60,7 @@ class Checkpoint:
         self.step = step
         self.path = folder / step_name(step)
         if not self.path.is_dir():
-            steps = ", ".join(map(str, published(folder))) or "none"
-            raise CheckpointError(f"{folder} has no checkpoint of step {step}; there are: {steps}")
+            raise missing(folder, step, published(folder))
         self._manifest = read_manifest(self.path)
         self.trainer_state: dict[str, Any] = read_trainer_file(folder, step).get("state", {})
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import configs
 from data_pipeline import contents
-from trainer.checkpoint import Checkpoint, CheckpointError, branch, published
+from trainer.checkpoint import Checkpoint, CheckpointError, branch, missing, published
 from trainer.config import JobConfig
 from trainer.control.run_folder import REVISION, RunFolder
 from trainer.durable import replace, sync_folder
@@ -49,9 +49,9 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
             would have another shape.
         DataError: a corpus is missing.
     """
-    if step not in published(run.checkpoints):
-        steps = ", ".join(map(str, published(run.checkpoints))) or "none"
-        raise CheckpointError(f"{run.path}: no checkpoint of step {step}; there are: {steps}")
+    there = published(run.checkpoints)
+    if step not in there:
+        raise missing(run.checkpoints, step, there)
     checkpoint = Checkpoint(run.checkpoints, step)
     checkpoint.verify()
     text, source = checkpoint.trainer_state["config"], str(checkpoint.path)

@@ -55,7 +55,7 @@ class Tracking:
 def first_id(run_folder: Path) -> str:
     """The id of a run at W&B, from its first instant on: a hash of its first attempt's record."""
     first = min((run_folder / "attempts").glob("*.json"))
-    return f"{derive(first.read_text(encoding='utf-8')) % 16**8:08x}"
+    return f"{derive(first.read_text(encoding='utf-8', errors='replace')) % 16**8:08x}"
 
 
 def current_id(run_folder: Path, first: str) -> str:

@@ -173,6 +173,26 @@ def test_a_damaged_file_is_named_and_the_one_before_is_used(
     assert lines[0].endswith("the checkpoint before step 3 is used")
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{}", "not the manifest of a checkpoint"),
+        ("[1, 2]", "not the manifest of a checkpoint"),
+        ('{"content": {', "not JSON: "),
+        ("[" * 100_000, "not JSON: "),
+        ('{"content": {}, "sha256": ""}', "its checksum differs"),
+    ],
+)
+def test_what_is_wrong_with_a_manifest_is_said_in_words(
+    run: tuple[Path, Attempt], content: str, reason: str
+) -> None:
+    path = run[0] / "checkpoints" / "step-000000003" / "manifest.json"
+    path.write_text(content)
+    with pytest.raises(CheckpointError) as damaged:
+        Checkpoint(run[0] / "checkpoints", 3)
+    assert str(damaged.value).startswith(f"{path} is damaged ({reason}")
+
+
 def test_a_checkpoint_that_a_live_run_deletes_while_it_is_read(
     run: tuple[Path, Attempt], monkeypatch: pytest.MonkeyPatch
 ) -> None:

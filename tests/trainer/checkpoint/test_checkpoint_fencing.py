@@ -14,6 +14,8 @@ from trainer.checkpoint import (
     Attempt,
     CheckpointError,
     StaleAttempt,
+    live_owner,
+    missing,
     newest_intact,
     publication,
     published,
@@ -149,3 +151,40 @@ def test_without_attempts_every_checkpoint_counts(run: Path) -> None:
     save(run, 2, None)
     assert published(run / "checkpoints") == [1, 2]
     assert newest_intact(run / "checkpoints", pytest.fail).step == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b'{"attempt": 1, "host"', b"[1]", b"\xff\xfe", b'{"checkpoints": 7}']
+)
+def test_a_damaged_record_has_no_say_and_stops_nobody(run: Path, damage: bytes) -> None:
+    first = Attempt.begin(run)
+    save(run, 1, first)
+    (run / "attempts" / "notes.json").write_text("no attempt")
+    first.record.write_bytes(damage)
+    second = Attempt.begin(run)
+    assert second.number == 2
+    second.record.write_bytes(damage)
+    assert published(run / "checkpoints") == [1]
+    second.disown_after(0)
+    assert published(run / "checkpoints") == []
+    save(run, 2, second)
+    assert published(run / "checkpoints") == [2]
+    second.record.write_bytes(damage)
+    second.finish()
+    second.end()
+    assert live_owner(run) is None
+
+
+def test_of_a_checkpoint_that_is_not_there_no_contradiction_is_told(run: Path) -> None:
+    attempt = Attempt.begin(run)
+    for step in (1, 2, 3):
+        save(run, step, attempt, keep=9)
+    attempt.disown_after(2)
+    folder = run / "checkpoints"
+    (folder / "step-000000004").touch()
+    (folder / "step-0000000005").mkdir()
+    there = published(folder)
+    assert there == [1, 2]
+    assert str(missing(folder, 4, there)) == (f"{folder}: no checkpoint of step 4; there are: 1, 2")
+    assert "of step 3 counts no more" in str(missing(folder, 3, there))
+    assert str(missing(folder, 2, there)).endswith("was not there; try again")
