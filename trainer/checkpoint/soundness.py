@@ -19,13 +19,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from trainer.checkpoint.snapshot import MASTER, Snapshot
 
 LOSS_JUMP = 0.5  # nats
 NORM_JUMP = 2.0  # times, per weight: a model that grows has more of them
-_CHUNK = 2**20  # numbers that are squared at a time
+_CHUNK = 2**18  # numbers that are squared at a time
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,16 @@ def measure(snapshot: Snapshot) -> Portion:
     """What this rank stores of a learner."""
     squares, weights, finite = 0.0, 0, True
     for state, values in _numbers(snapshot):
-        total = sum(float(part.double().square().sum()) for part in values.split(_CHUNK))
-        finite &= math.isfinite(total)
+        finite &= all(math.isfinite(end) for end in values.aminmax())
         if state == MASTER:
-            squares, weights = squares + total, weights + values.numel()
+            squares, weights = squares + _squares(values), weights + values.numel()
     return Portion(squares, weights, finite)
+
+
+def _squares(values: Tensor) -> float:
+    """Their sum, in float64 without a copy of them all."""
+    norms = (torch.linalg.vector_norm(part, dtype=torch.float64) for part in values.split(_CHUNK))
+    return math.fsum(float(norm) ** 2 for norm in norms)
 
 
 def _numbers(snapshot: Snapshot) -> Iterator[tuple[str, Tensor]]:
