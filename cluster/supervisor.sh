@@ -40,7 +40,8 @@ job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
 node=${SLURMD_NODENAME:-$HOSTNAME}
 log=$run/logs/slurm-$SLURM_JOB_ID.log # where this shell and the ranks write
-gave_up="gave up after $budget requeues without a new step; mend it, then \`tandem submit\` again"
+plural=$([ "$budget" = 1 ] || echo s)
+gave_up="gave up after $budget requeue$plural without a new step; mend it, then \`tandem submit\` again"
 gpu_hours_used="its $max_gpu_hours GPU-hours are used up"
 often_enough="it was started again $max_requeues times, as often as max_requeues allows"
 starts=0 seconds_left=0 timer='' capped=no announced=no

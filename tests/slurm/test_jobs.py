@@ -84,7 +84,7 @@ def test_a_crash_loop_ends(slurm: RealSlurm, source: Path) -> None:
         job.requeue_soon(restarts)
     job.end("FAILED")
     assert job.events[-1][0] == "final"
-    assert "gave up after 1 requeues without a new step" in job.events[-1][1]
+    assert "gave up after 1 requeue without a new step" in job.events[-1][1]
 
 
 @pytest.mark.slow
