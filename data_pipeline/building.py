@@ -12,14 +12,14 @@ What a corpus folder looks like::
 
 This process reads, tokenizes and writes, other workers only tokenize; chunks come back in order, so
 the bytes do not depend on the number of workers. Every `JOURNAL_SECONDS` the state is put down in
-``.build/``, and the same command goes on from there after whatever ended it.
+``.build/``, and the same command goes on from there after whatever ended it. A build replaces and
+removes only what its journal there proves that it wrote (`data_pipeline.claims`).
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import time
 import zlib
 from bisect import bisect_right
@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline import manifest, tokenization
+from data_pipeline.claims import JOURNAL, Claims
 from data_pipeline.corpus import SPLITS
 from data_pipeline.documents import (
     RawChunk,
@@ -42,8 +43,9 @@ from data_pipeline.documents import (
 )
 from data_pipeline.encoding import EncodedChunk, held_out
 from data_pipeline.errors import DataError
-from data_pipeline.finishing import DIGESTS, finish_folder
+from data_pipeline.finishing import finish_folder
 from data_pipeline.journal import Journal, alone
+from data_pipeline.manifest import DIGESTS, MANIFEST
 from data_pipeline.parallel_encoding import encode_all
 from data_pipeline.shards import BLOCK_BYTES, token_dtype
 from data_pipeline.text_files import STDIN
@@ -51,6 +53,7 @@ from data_pipeline.writing import SplitWriter
 
 JOURNAL_SECONDS = 20.0
 PROBLEMS_SHOWN = 20
+PARTS = "parts"
 HISTOGRAM_LIMITS = [1 << power for power in range(4, 21)]
 
 
@@ -147,7 +150,7 @@ def build(
     )
     folder = Path(out)
     if tasks > 1:
-        if (folder / "corpus.json").exists():
+        if (folder / MANIFEST).exists():
             raise DataError(f"{folder}: already holds a corpus; choose another --out or remove it")
         folder = part_folder(folder, number, tasks)
     return _Build(options, folder).run(workers, on_progress)
@@ -155,7 +158,7 @@ def build(
 
 def part_folder(out: Path, task: int, tasks: int) -> Path:
     """Where task number `task` (from 0) of `tasks` builds its part."""
-    return out / "parts" / f"{task:05d}-of-{tasks:05d}"
+    return out / PARTS / f"{task:05d}-of-{tasks:05d}"
 
 
 class _Build:
@@ -174,15 +177,18 @@ class _Build:
         """Build to the end, unless that is done."""
         finished = self._finished()
         if finished is None:
-            with alone(self.folder / ".build"):
+            Claims(self.folder).refuse_strangers()
+            with alone(self.folder / JOURNAL):
                 finished = self._finished()  # by another process, meanwhile
                 finished = finished or self._build(workers, on_progress)
-            shutil.rmtree(self.folder / ".build", ignore_errors=True)
+        Claims(self.folder).remove_journal()
         return finished
 
     def _build(self, workers: int, on_progress: Callable[[Progress], None] | None) -> dict:
+        self.claims = Claims(self.folder)
+        self.journal = Journal(self.folder / JOURNAL, self.identity)
+        self.claims.add(*self.journal.files)
         self.writers = {split: self._writer(split) for split in SPLITS}
-        self.journal = Journal(self.folder / ".build", self.identity)
         self._resume()
         saved = time.monotonic()
         for chunk, encoded in encode_all(
@@ -200,6 +206,7 @@ class _Build:
     def _writer(self, split: str) -> SplitWriter:
         return SplitWriter(
             self.folder / split,
+            self.claims.add,
             token_dtype(self.vocabulary.vocab_size),
             self.vocabulary.vocab_size,
             int(self.options.shard_mb * (1 << 20)),
@@ -207,8 +214,7 @@ class _Build:
         )
 
     def _finished(self) -> dict | None:
-        path = self.folder / "corpus.json"
-        if not path.exists():
+        if not (self.folder / MANIFEST).exists():
             return None
         tree = manifest.read(self.folder)
         if tree.get("identity") != self.identity or self._has_other_text(tree["tally"]):
@@ -227,13 +233,12 @@ class _Build:
     def _resume(self) -> None:
         loaded = self.journal.load()
         if loaded is None:
-            for path in [p for split in SPLITS for p in (self.folder / split).iterdir()]:
-                path.unlink()
+            self.claims.remove_files()
             return
         self.tally = Tally(**loaded.tally)
         self.seen = loaded.digests
         for split, state in loaded.states.items():
-            self.writers[split].restore(state)
+            self.writers[split].restore(state, self.journal.advice)
 
     def _save(self) -> None:
         states = {split: writer.state for split, writer in self.writers.items()}
@@ -296,9 +301,11 @@ class _Build:
             first = next(iter(self.tally.first_problems), None)
             raise nothing_there(self.options.inputs, self.tally.problems, first)
         if self.options.tasks > 1:
+            self.claims.add(self.folder / DIGESTS)
             self.journal.keep_digests(self.folder / DIGESTS)
         return finish_folder(
             self.folder,
+            self.claims.add,
             self.options.tokenizer_dir,
             self.identity,
             (self.tokenizer, self.vocabulary),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,13 @@ import tokenizers
 from data_pipeline import manifest, tokenization
 from data_pipeline.corpus import SPLITS, WORD_STARTS
 from data_pipeline.index import INDEX_FILES, Index
-from data_pipeline.manifest import MANIFEST
+from data_pipeline.manifest import DIGESTS, MANIFEST, PART
 from data_pipeline.writing import disk_errors, to_disk
-
-DIGESTS = "digests.bin"  # of a part's documents, for the merge
 
 
 def finish_folder(
     folder: Path,
+    claim: Callable[..., None],
     tokenizer_dir: str,
     identity: dict,
     loaded: tuple[tokenizers.Tokenizer, tokenization.Vocabulary],
@@ -26,7 +26,8 @@ def finish_folder(
 ) -> dict:
     """Add what is not in the splits, `corpus.json` last. Returns its contents.
 
-    `loaded` is what `tokenization.load` gives for `tokenizer_dir`.
+    `claim` is told of every file before it exists; `loaded` is what `tokenization.load` gives for
+    `tokenizer_dir`.
     """
     tree = {
         "format": manifest.FORMAT,
@@ -35,6 +36,9 @@ def finish_folder(
         "splits": {split: _describe(Index.open(folder / split)) for split in SPLITS},
         "tally": {key: value for key, value in tally.items() if key != "chunks"},
     }
+    part = folder / PART
+    claim(part, folder / MANIFEST, folder / WORD_STARTS)
+    claim(*(folder / "tokenizer" / name for name in tokenization.TOKENIZER_FILES))
     with disk_errors(folder):
         tokenizer_files = tokenization.install(Path(tokenizer_dir), folder / "tokenizer")
         np.save(folder / WORD_STARTS, tokenization.word_starts(*loaded))
@@ -42,7 +46,6 @@ def finish_folder(
         names += [WORD_STARTS, *(f"tokenizer/{name}" for name in tokenizer_files)]
         names += [DIGESTS] if (folder / DIGESTS).exists() else []
         tree["files"] = manifest.records(folder, names)
-        part = folder / f".{MANIFEST}.part"
         part.write_text(manifest.render(tree))
         # Shards are on disk since they have their names.
         for name in [*names, part.name, *SPLITS, "tokenizer", "."]:

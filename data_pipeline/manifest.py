@@ -18,7 +18,8 @@ from pathlib import Path
 
 from data_pipeline.errors import DataError
 
-MANIFEST = "corpus.json"
+MANIFEST, PART = "corpus.json", ".corpus.json.part"
+DIGESTS = "digests.bin"  # of a part's documents, for the merge
 FORMAT = 2
 SMALL = 64 << 20
 CHUNK = 1 << 22

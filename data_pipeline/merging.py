@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline import manifest, tokenization
-from data_pipeline.building import Tally, part_folder
+from data_pipeline.building import PARTS, Tally, part_folder
+from data_pipeline.claims import (
+    JOURNAL,
+    Claims,
+    refuse_strangers_in_corpus,
+    remove_corpus,
+    remove_if_empty,
+)
 from data_pipeline.corpus import SPLITS, Corpus, CorpusSplit
 from data_pipeline.encoding import DIGEST_BYTES, held_out
 from data_pipeline.errors import DataError
-from data_pipeline.finishing import DIGESTS, finish_folder
-from data_pipeline.index import DOCUMENTS, SENTENCES, Index, shard_name, write_index
+from data_pipeline.finishing import finish_folder
+from data_pipeline.index import DOCUMENTS, INDEX_FILES, SENTENCES, Index, shard_name, write_index
+from data_pipeline.journal import alone
+from data_pipeline.manifest import DIGESTS, MANIFEST
 from data_pipeline.shards import token_dtype
 from data_pipeline.writing import SplitWriter, disk_errors
 
@@ -36,16 +44,29 @@ def merge(folder: str) -> dict:
     unfinished or built with other options.
     """
     out = Path(folder)
-    parts_folder = out / "parts"
-    if (out / "corpus.json").exists():
-        if next(parts_folder.glob("*-of-?????/*/shard-*.tar"), None):  # a merge moves them away
+    if (out / MANIFEST).exists():
+        tree = manifest.read(out)
+        if next((out / PARTS).glob("*-of-?????/*/shard-*.tar"), None):  # a merge moves them away
             raise DataError(f"{out}: holds a corpus besides these parts; move parts elsewhere")
-        shutil.rmtree(parts_folder, ignore_errors=True)
-        return manifest.read(out)
+    else:
+        if not any((out / PARTS).glob("*-of-?????*")):
+            raise DataError(
+                f"{out}: holds no {PARTS}; build them with `tandem data build --task I/N`"
+            )
+        Claims(out).refuse_strangers()
+        with alone(out / JOURNAL):
+            tree = _merge(out)
+    _remove_parts(out / PARTS)
+    Claims(out).remove_journal()
+    return tree
+
+
+def _merge(out: Path) -> dict:
     parts = _parts(out)
     trees = [manifest.read(part) for part in parts]
     _require_alike(parts, trees)
     for part, tree in zip(parts, trees, strict=True):
+        refuse_strangers_in_corpus(part)
         manifest.verify(part, manifest.files_of(tree), up_to=math.inf)
     if trees[0]["identity"]["drop_duplicates"]:
         _drop_duplicates(parts)
@@ -53,31 +74,38 @@ def merge(folder: str) -> dict:
     tally = _joined_tally(trees)
     if not tally.documents:
         raise DataError(f"{out}: the parts hold no documents")
+    claims = Claims(out)
     for split in SPLITS:
-        _join_split(out / split, [part / split for part in parts])
-    corpus = Corpus.open(str(parts[0]))
+        _join_split(out / split, [part / split for part in parts], claims)
     identity = {
         key: value for key, value in trees[0]["identity"].items() if key not in ("files", "task")
     }
-    tree = _finish(out, corpus, identity, tally)
-    shutil.rmtree(parts_folder)
-    return tree
+    return _finish(out, claims, Corpus.open(str(parts[0])), identity, tally)
 
 
-def _finish(folder: Path, part: Corpus, identity: dict, tally: Tally) -> dict:
-    loaded = tokenization.load(part.tokenizer_dir)
-    return finish_folder(folder, str(part.tokenizer_dir), identity, loaded, vars(tally))
+def _remove_parts(folder: Path) -> None:
+    """Remove finished parts whose shards are elsewhere now, and nothing that is not theirs."""
+    for part in sorted(folder.glob("*-of-?????*")):
+        if (part / MANIFEST).exists():
+            remove_corpus(part)
+    remove_if_empty(folder)
+
+
+def _finish(folder: Path, claims: Claims, part: Corpus, identity: dict, tally: Tally) -> dict:
+    source = part.tokenizer_dir
+    loaded = tokenization.load(source)
+    return finish_folder(folder, claims.add, str(source), identity, loaded, vars(tally))
 
 
 def _parts(out: Path) -> list[Path]:
     """The finished parts, in order. Ends the replacement of a part where a merge was killed."""
-    for fresh in (out / "parts").glob("*.new"):
+    for fresh in (out / PARTS).glob("*.new"):
         if not fresh.with_suffix("").exists():
             fresh.rename(fresh.with_suffix(""))
-    names = sorted(path.name for path in (out / "parts").glob("*-of-?????"))
+    names = sorted(path.name for path in (out / PARTS).glob("*-of-?????"))
     match = re.fullmatch(r"\d+-of-(\d+)", names[0]) if names else None
     if match is None:
-        raise DataError(f"{out}: holds no parts; build them with `tandem data build --task I/N`")
+        raise DataError(f"{out / PARTS}: holds other folders than parts; move them away")
     tasks = int(match[1])
     parts = [part_folder(out, task, tasks) for task in range(tasks)]
     strangers = set(names) - {part.name for part in parts}
@@ -129,13 +157,18 @@ def _rewrite(part: Path, digests: list[bytes], keep: NDArray[np.bool_]) -> None:
     """Replace a part by one that holds only the documents of `keep`."""
     tree, corpus = manifest.read(part), Corpus.open(str(part))
     fresh, old = part.with_name(f"{part.name}.new"), part.with_name(f"{part.name}.old")
-    shutil.rmtree(fresh, ignore_errors=True)
+    Claims(fresh).refuse_strangers()
+    with disk_errors(fresh):
+        (fresh / JOURNAL).mkdir(parents=True, exist_ok=True)
+    claims = Claims(fresh)
+    claims.remove_files()
     identity, tally = tree["identity"], Tally(**tree["tally"])
     tally.documents, tally.tokens_per_document = 0, Tally().tokens_per_document
     in_val = np.array([held_out(one, identity["val_fraction"]) for one in digests], bool)
     for split, chosen in (("train", keep[~in_val]), ("val", keep[in_val])):
         writer = SplitWriter(
             fresh / split,
+            claims.add,
             token_dtype(corpus.vocab_size),
             corpus.vocab_size,
             int(identity["shard_mb"] * (1 << 20)),
@@ -149,11 +182,13 @@ def _rewrite(part: Path, digests: list[bytes], keep: NDArray[np.bool_]) -> None:
         writer.finish()
     tally.duplicates += int((~keep).sum())
     kept = [one for one, wanted in zip(digests, keep, strict=True) if wanted]
+    claims.add(fresh / DIGESTS)
     (fresh / DIGESTS).write_bytes(b"".join(kept))
-    _finish(fresh, corpus, identity, tally)
+    _finish(fresh, claims, corpus, identity, tally)
     part.rename(old)
     fresh.rename(part)
-    shutil.rmtree(old)
+    Claims(part).remove_journal()
+    remove_corpus(old)
 
 
 def documents(split: CorpusSplit) -> Iterator[tuple[NDArray[np.integer], NDArray[np.uint16]]]:
@@ -179,17 +214,19 @@ def documents(split: CorpusSplit) -> Iterator[tuple[NDArray[np.integer], NDArray
         yield held
 
 
-def _join_split(out: Path, parts: list[Path]) -> None:
+def _join_split(out: Path, parts: list[Path], claims: Claims) -> None:
     """Move the shards of the parts into one folder and join their indexes."""
     indexes = [Index.open(part) for part in parts]
     shards, blocks, first_shard, first_block = [], [], 0, 0
     with disk_errors(out):
         out.mkdir(exist_ok=True)
+        claims.add(*(out / name for name in INDEX_FILES))
         for part, index in zip(parts, indexes, strict=True):
             for number in range(len(index.shards)):
                 source = part / shard_name(number)
                 target = out / shard_name(first_shard + number)
                 if source.exists() or not target.exists():
+                    claims.add(target)
                     os.replace(source, target)
             records = np.array(index.shards)
             records["first_block"] += np.uint64(first_block)

@@ -2,7 +2,7 @@
 
 A shard is written under a hidden name and renamed when it is complete and on disk, so that a
 visible shard is always whole. `state` is all that a later process needs to go on from here: it
-names how many bytes of each file count, and `restore` drops what was written beyond.
+says how many bytes of each file count, and `restore` verifies these and drops what is beyond.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import errno
 import hashlib
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,24 +19,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
-from data_pipeline.index import BLOCK, DOCUMENTS, SENTENCES, SHARD, shard_name, write_index
+from data_pipeline.growing import Growth
+from data_pipeline.index import (
+    BLOCK,
+    DOCUMENTS,
+    INDEX_FILES,
+    SENTENCES,
+    SHARD,
+    shard_name,
+    shard_number,
+    write_index,
+)
 from data_pipeline.shards import BLOCK_BYTES, END_OF_TAR, Block, encode_block
 
 State = dict[str, NDArray]
 
 
 class SplitWriter:
-    """Collects documents into blocks and blocks into shards, in the order they come."""
+    """Collects documents into blocks and blocks into shards, in the order they come.
+
+    `claim` is told of every file before it exists.
+    """
 
     def __init__(
         self,
         folder: Path,
+        claim: Callable[..., None],
         dtype: np.dtype,
         vocab_size: int,
         shard_bytes: int,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        self.folder = folder
+        self.folder, self._claim = folder, claim
         self._dtype = dtype
         self._shard_bytes = shard_bytes
         self._block_tokens = block_bytes // dtype.itemsize
@@ -44,12 +58,14 @@ class SplitWriter:
         self._shards = np.zeros(0, SHARD)
         self._blocks: list[NDArray[np.void]] = []  # to be joined
         self._block_count = 0
-        self._written = 0  # bytes in the open shard
+        self._open = Growth()  # of the open shard
         self._pending: list[tuple[NDArray, NDArray]] = []  # (tokens, sentences) per document
         self._pending_tokens = 0
         self._continues = False  # whether the first pending document began in the block before
-        self._boundaries = {SENTENCES: 0, DOCUMENTS: 0}  # bytes written
-        folder.mkdir(parents=True, exist_ok=True)
+        self._boundaries = {SENTENCES: Growth(), DOCUMENTS: Growth()}
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        claim(*(folder / name for name in INDEX_FILES))
 
     def add(self, tokens: NDArray[np.integer], sentences: NDArray[np.uint16]) -> None:
         """Append a document: its ids and the number of ids of each sentence."""
@@ -79,9 +95,9 @@ class SplitWriter:
         """Close the last block and shard and write the index."""
         self._flush_block()
         self._close_shard()
-        for name in self._boundaries:
-            self._append_to(self.folder / name, b"", self._boundaries[name])
         with disk_errors(self.folder):
+            for name, grown in self._boundaries.items():
+                grown.append(self.folder / name, b"")
             write_index(self.folder, [self._shards], self._blocks, self._token_counts)
 
     @property
@@ -91,9 +107,11 @@ class SplitWriter:
             if path.exists():
                 with disk_errors(path):
                     to_disk(path)
-        numbers = [self._block_count, self._written, self._pending_tokens, self._continues]
         return {
-            "numbers": np.array([*numbers, *self._boundaries.values()], np.int64),
+            "numbers": np.array(
+                [self._block_count, self._pending_tokens, self._continues], np.int64
+            ),
+            "grown": np.array([(one.size, one.crc32) for one in self._grown], np.int64),
             "token_counts": self._token_counts,
             "shards": self._shards.view(np.uint8),
             "blocks": np.concatenate([np.zeros(0, BLOCK), *self._blocks]).view(np.uint8),
@@ -102,30 +120,54 @@ class SplitWriter:
             "documents": np.array([len(one) for _, one in self._pending], np.int64),
         }
 
-    def restore(self, state: State) -> None:
-        """Go on from `state`; shards finished after it are made again."""
-        numbers = state["numbers"].tolist()
-        self._block_count, self._written, self._pending_tokens = numbers[:3]
-        self._continues = bool(numbers[3])
-        self._boundaries = dict(zip(self._boundaries, numbers[4:], strict=True))
+    def restore(self, state: State, advice: str) -> None:
+        """Go on from `state`; shards finished after it are made again.
+
+        Raises DataError, with the `advice`, where the files are not as `state` says.
+        """
+        self._block_count, self._pending_tokens, continues = state["numbers"].tolist()
+        self._continues = bool(continues)
+        grown = [Growth(size, crc32) for size, crc32 in state["grown"].tolist()]
+        self._open, self._boundaries = grown[0], dict(zip(self._boundaries, grown[1:], strict=True))
         self._token_counts = state["token_counts"].copy()
         self._shards = state["shards"].view(SHARD)
         self._blocks = [state["blocks"].view(BLOCK)]
+        self._restore_pending(state)
+        with disk_errors(self.folder):
+            self._drop_later_files()
+        self._verify(advice)
+
+    def _restore_pending(self, state: State) -> None:
         ends = np.cumsum(state["documents"])
         parts = np.split(state["sentences"], ends[:-1]) if len(ends) else []
         token_ends = np.cumsum([part.sum(dtype=np.int64) for part in parts], dtype=np.int64)
         tokens = np.split(state["tokens"], token_ends[:-1]) if len(ends) else []
         self._pending = list(zip(tokens, parts, strict=True))
+
+    def _drop_later_files(self) -> None:
         finished = self.folder / shard_name(len(self._shards))
-        with disk_errors(self.folder):
-            if finished.exists() and self._written:
-                finished.rename(self._open_path)
-            for path in self.folder.glob("shard-*.tar"):
-                if path.name >= finished.name:
-                    path.unlink()
-            for path in self.folder.glob(".shard-*.part"):
-                if path != self._open_path:
-                    path.unlink()
+        if finished.exists() and self._open.size:
+            finished.rename(self._open_path)
+        for path in self.folder.glob("shard-*.tar"):
+            if shard_number(path.name) >= len(self._shards):
+                path.unlink()
+        for path in self.folder.glob(".shard-*.part"):
+            if path != self._open_path:
+                path.unlink()
+
+    def _verify(self, advice: str) -> None:
+        """Finished shards by their size: `data check` reads them all."""
+        for number, record in enumerate(self._shards):
+            path = self.folder / shard_name(number)
+            if not path.is_file() or path.stat().st_size != record["bytes"]:
+                raise DataError(f"{path}: not as the unfinished build left it; {advice}")
+        self._open.verify(self._open_path, advice)
+        for name, grown in self._boundaries.items():
+            grown.verify(self.folder / name, advice)
+
+    @property
+    def _grown(self) -> list[Growth]:
+        return [self._open, *self._boundaries.values()]
 
     def _append(self, tokens: NDArray[np.integer], sentences: NDArray[np.uint16]) -> None:
         self._pending.append((tokens, sentences))
@@ -144,35 +186,31 @@ class SplitWriter:
         data = encode_block(f"block-{self._block_count:09d}", block)
         sizes = (len(block.documents), len(block.sentences), len(block.tokens))
         record = np.array(
-            [(self._written, len(data), zlib.crc32(data), *sizes, self._continues)], BLOCK
+            [(self._open.size, len(data), zlib.crc32(data), *sizes, self._continues)], BLOCK
         )
         self._continues = False
-        self._written = self._append_to(self._open_path, data, self._written)
-        for name, array in ((SENTENCES, block.sentences), (DOCUMENTS, block.documents)):
-            at = self._boundaries[name]
-            self._boundaries[name] = self._append_to(self.folder / name, array.tobytes(), at)
+        if not self._open.size:
+            self._claim(self._open_path, self.folder / shard_name(len(self._shards)))
+        with disk_errors(self._open_path):
+            self._open.append(self._open_path, data)
+            for name, array in ((SENTENCES, block.sentences), (DOCUMENTS, block.documents)):
+                self._boundaries[name].append(self.folder / name, array.tobytes())
         self._blocks.append(record)
         self._block_count += 1
-        if self._written >= self._shard_bytes:
+        if self._open.size >= self._shard_bytes:
             self._close_shard()
 
     @property
     def _open_path(self) -> Path:
         return self.folder / f".{shard_name(len(self._shards))}.part"
 
-    def _append_to(self, path: Path, data: bytes, size: int) -> int:
-        """Append to a file of which the first `size` bytes count; returns its new size."""
-        with disk_errors(path), open(path, "ab") as file:
-            file.truncate(size)
-            file.write(data)
-        return size + len(data)
-
     def _close_shard(self) -> None:
-        if not self._written:
+        if not self._open.size:
             return
-        size = self._append_to(self._open_path, END_OF_TAR, self._written)
+        with disk_errors(self._open_path):
+            self._open.append(self._open_path, END_OF_TAR)
         record = np.zeros(1, SHARD)
-        record["bytes"] = size
+        record["bytes"] = self._open.size
         record["sha256"] = np.frombuffer(publish(self._open_path, len(self._shards)), np.uint8)
         done = int(self._shards["blocks"].sum())
         joined = np.concatenate(self._blocks)
@@ -181,7 +219,7 @@ class SplitWriter:
         for name in ("documents", "sentences", "tokens"):
             record[name] = blocks[name].sum(dtype=np.uint64)
         self._shards = np.concatenate([self._shards, record])
-        self._written = 0
+        self._open = Growth()
 
 
 def publish(part: Path, number: int) -> bytes:

@@ -34,6 +34,14 @@ class Damage:
     content: bytes | None = None
     is_folder: bool = False
 
+    def inflict(self, path: Path) -> None:
+        """Do this to the file at `path`."""
+        path.unlink()
+        if self.is_folder:
+            path.mkdir()
+        elif self.content is not None:
+            path.write_bytes(self.content)
+
 
 def damages(data: bytes, flips: int = FLIPS, seed: int = 0) -> Iterator[Damage]:
     """A file of `data` cut, extended, with single bits flipped, replaced by another kind, gone."""
@@ -47,12 +55,8 @@ def damages(data: bytes, flips: int = FLIPS, seed: int = 0) -> Iterator[Damage]:
 def harmed(path: Path, damage: Damage) -> Iterator[None]:
     """The file at `path` in the state of `damage`; as it was, times included, when this ends."""
     content, before = path.read_bytes(), path.stat()
-    path.unlink()
+    damage.inflict(path)
     try:
-        if damage.is_folder:
-            path.mkdir()
-        elif damage.content is not None:
-            path.write_bytes(damage.content)
         yield
     finally:
         if damage.is_folder and path.is_dir():
