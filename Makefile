@@ -21,6 +21,8 @@ setup: $(READY)
 $(READY): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	    { echo "Python 3.10 or newer is needed: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || test ! -e .venv || \
+	    { echo ".venv: not a virtual environment; move it away"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
 	    { rm -rf .venv; echo "Python's venv module is needed: apt-get install python3-venv"; exit 1; }
 	@echo "Installing into .venv ..."
@@ -38,7 +40,6 @@ demo: $(DEMO)-data/corpus.json
 	    { code=$$?; [ $$code != 75 ] || echo "Saved: make demo goes on from here."; exit $$code; }
 
 $(DEMO)-data/corpus.json: $(DEMO)-tokenizer/tokenizer.json
-	@rm -rf $(@D)
 	@$(BIN)/tandem data build $(DEMO)-text.txt --tokenizer $(<D) --out $(@D) --val-fraction 0.03
 
 $(DEMO)-tokenizer/tokenizer.json: $(DEMO)-text.txt

@@ -314,6 +314,9 @@ def evaluate(run: str, learner: str | None, as_json: bool) -> None:
 @click.option("--onnx", is_flag=True, help="Also write model.onnx.")
 def export(run: str, learner: str, out: Path, onnx: bool) -> None:
     """Write a learner of RUN in Hugging Face format."""
+    from model import require_free
+
+    require_free(out)  # before what takes long to import
     from trainer.control.run_folder import RunFolder
     from trainer.evaluation.export import export_learner
     from trainer.evaluation.finished import SavedLearners

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from data_pipeline.masking import NO_LABEL
 from data_pipeline.padding import padding_shares
 from data_pipeline.slots import BatchSizes
 from data_pipeline.stream import BatchStream, open_splits
-from data_pipeline.writing import disk_errors
+from data_pipeline.writing import disk_errors, refuse_existing
 
 MASK_STYLE, RANDOM_STYLE, KEPT_STYLE = "bold white on blue", "bold white on red", "bold green"
 PAIR_NAMES = {
@@ -42,13 +44,16 @@ def dump(
 
     One row for each sequence: step, sample_ids (unique within an epoch), epochs, input_ids,
     segment_ids, attention_mask, labels (-100 where not masked) and, for pairs, pair_labels.
-    Where phases differ in length, shorter rows are padded. Returns the number of rows.
+    Where phases differ in length, shorter rows are padded. Returns the number of rows. Of what
+    lies at `out` only an earlier dump is replaced: raises DataError for anything else.
     """
     first, last = steps
     if not 0 <= first < last:
         raise DataError(f"--steps {first}:{last}: must be A:B with 0 <= A < B")
     if not 0 <= rank < world_size:
         raise DataError(f"--rank {rank}: must lie between 0 and {world_size - 1}")
+    if not _is_dump(path := Path(out)):
+        refuse_existing([path])
     stream = BatchStream.open(config, split, seed, batch_sizes, rank, world_size)
     batches = [stream.batch(step) for step in range(first, last)]
     length = max(batch.input_ids.shape[1] for batch in batches)
@@ -68,9 +73,22 @@ def dump(
             for b in batches
         ]
     arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
-    with disk_errors(Path(out)), open(out, "wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with disk_errors(path), open(part, "xb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     return len(arrays["step"])
+
+
+def _is_dump(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as file:
+            return {"step.npy", "sample_ids.npy", "input_ids.npy"} <= set(file.namelist())
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return False
 
 
 def show(config: DataConfig, seed: int, count: int = 4, split: str = "train") -> Iterator[Text]:

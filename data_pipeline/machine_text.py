@@ -179,6 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", required=True, type=Path, help="the .txt file to write")
     out: Path = parser.parse_args(arguments).out
+    if out.exists():
+        raise SystemExit(f"{out}: exists; move it away, or choose another --out")
     documents = list(gather(machine_sources()))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("\n\n".join(documents) + "\n", encoding="utf-8")

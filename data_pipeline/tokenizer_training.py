@@ -15,7 +15,7 @@ from data_pipeline import sentencepiece_models
 from data_pipeline.documents import Problem, line_of, nothing_there, read_documents
 from data_pipeline.errors import DataError
 from data_pipeline.library_errors import as_data_errors
-from data_pipeline.tokenization import save
+from data_pipeline.tokenization import TOKENIZER_FILES, save
 from data_pipeline.vocabularies import (
     ROLES,
     Roles,
@@ -23,6 +23,7 @@ from data_pipeline.vocabularies import (
     byte_level_tokenizer,
     complete,
 )
+from data_pipeline.writing import refuse_existing
 
 SPECIAL_TOKENS = [names[0] for names in ROLES.values()]  # ids 0 to 4
 KINDS = ("wordpiece", "bpe", "unigram")
@@ -38,10 +39,11 @@ def train(
 
     [PAD] [UNK] [CLS] [SEP] [MASK] are ids 0 to 4. By default WordPiece is uncased, as BERT's,
     and the others are cased. Raises DataError for missing or empty inputs, an unknown kind, or a
-    vocabulary size that the text or the kind does not allow.
+    vocabulary size that the text or the kind does not allow, or where the folder holds a tokenizer.
     """
     if kind not in KINDS:
         raise DataError(f"--kind {kind}: must be one of {', '.join(KINDS)}")
+    refuse_existing(Path(out) / name for name in TOKENIZER_FILES)
     if not len(SPECIAL_TOKENS) < vocab_size <= MOST_TOKENS:
         least = len(SPECIAL_TOKENS) + 1
         raise DataError(f"--vocab-size {vocab_size}: must be from {least} to {MOST_TOKENS:,}")

@@ -11,7 +11,7 @@ import errno
 import hashlib
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -240,6 +240,13 @@ def to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def refuse_existing(paths: Iterable[Path]) -> None:
+    """Raise DataError, naming the first, for files that a command would overwrite."""
+    for path in paths:
+        if os.path.lexists(path):
+            raise DataError(f"{path}: exists; move it away, or choose another --out")
 
 
 @contextmanager

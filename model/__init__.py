@@ -12,6 +12,7 @@ from model.encoder import Capture
 from model.hugging_face import (
     from_pretrained,
     import_folder,
+    require_free,
     save_pretrained,
     write_config,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "from_pretrained",
     "import_folder",
     "model_card",
+    "require_free",
     "save_pretrained",
     "select_layers",
     "write_config",

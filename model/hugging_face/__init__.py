@@ -5,7 +5,7 @@ Each architecture is one `Family`: how its configuration and tensor names corres
 with EncoderConfig's keys and our tensor names.
 """
 
-from model.hugging_face.folder import from_pretrained, save_pretrained
+from model.hugging_face.folder import from_pretrained, require_free, save_pretrained
 from model.hugging_face.importing import import_folder, write_config
 
-__all__ = ["from_pretrained", "import_folder", "save_pretrained", "write_config"]
+__all__ = ["from_pretrained", "import_folder", "require_free", "save_pretrained", "write_config"]

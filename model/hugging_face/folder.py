@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -54,6 +55,14 @@ TOKENIZER_FILES = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
+MODEL_FILES = ("config.json", "model.safetensors", "README.md", "model.yaml", "model.onnx")
+
+
+def require_free(folder: str | Path) -> None:
+    """Raise ModelError, naming the first, for files in `folder` that a model would overwrite."""
+    for name in (*MODEL_FILES, *TOKENIZER_FILES):
+        if os.path.lexists(path := Path(folder) / name):
+            raise ModelError(f"{path}: exists; move it away, or choose another --out")
 
 
 def from_pretrained(folder: str | Path) -> MaskedLanguageModel:

@@ -11,6 +11,7 @@ from model.config import EncoderConfig
 from model.hugging_face.folder import (
     TOKENIZER_FILES,
     from_pretrained,
+    require_free,
     save_pretrained,
     special_ids_in,
 )
@@ -22,9 +23,11 @@ def import_folder(source: str | Path, out: str | Path) -> MaskedLanguageModel:
 
     `out` gets config.json, model.safetensors (float32), the tokenizer files there are, and
     model.yaml, which a job names as ``model:`` beside ``init.pretrained: OUT``. Returns the
-    model. Raises ModelError, one line, for a folder that is not such a model.
+    model. Raises ModelError, one line, for a folder that is not such a model, and where `out` has
+    files of a model or tokenizer already.
     """
     source, out = Path(source), Path(out)
+    require_free(out)
     model = from_pretrained(source)
     has_tokenizer = any((source / name).is_file() for name in TOKENIZER_FILES)
     tokenizer = source if has_tokenizer else None

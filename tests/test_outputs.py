@@ -1,0 +1,119 @@
+"""No command and no rule of make overwrites or removes a file that it did not write."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import model
+import tandem
+from data_pipeline import machine_text
+from data_pipeline.tokenization import TOKENIZER_FILES
+from model.hugging_face.folder import MODEL_FILES
+from tests.conftest import REPOSITORY
+
+MINE = b"years of work"
+SMALL = {"vocab_size": 30, "hidden_size": 8, "layers": 1, "heads": 2, "max_positions": 16}
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(tandem.main, [str(argument) for argument in arguments])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def refused(path: Path, *arguments: object) -> None:
+    """The command fails with a line that begins with the file, which it leaves as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(MINE)
+    before = sorted(path.parent.iterdir())
+    code, output = run(*arguments)
+    assert code == 1, output
+    assert output.startswith(f"tandem: {path}: exists"), output
+    assert len(output.splitlines()) == 1
+    assert path.read_bytes() == MINE
+    assert sorted(path.parent.iterdir()) == before
+    path.unlink()
+
+
+@pytest.mark.parametrize("name", TOKENIZER_FILES)
+def test_tokenizer_train(tmp_path: Path, name: str) -> None:
+    (tmp_path / "text.txt").write_text("a river and a stone\n\na house\n")
+    out = tmp_path / "out"
+    sizes = ["--kind", "wordpiece", "--vocab-size", 40]
+    refused(out / name, "tokenizer", "train", tmp_path / "text.txt", *sizes, "--out", out)
+
+
+@pytest.mark.parametrize("name", [*MODEL_FILES, *TOKENIZER_FILES])
+def test_import_and_export(tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    refused(out / name, "import", tmp_path / "theirs", "--out", out)
+    refused(out / name, "export", tmp_path / "run", "--learner", "teacher", "--out", out)
+
+
+def test_a_model_is_not_imported_over_itself(tmp_path: Path) -> None:
+    model.save_pretrained(model.build(model.EncoderConfig(**SMALL), seed=0), tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    code, output = run("import", tmp_path, "--out", tmp_path)
+    assert (code, len(output.splitlines())) == (1, 1)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_dump_replaces_dumps_only(corpus: Path, tmp_path: Path) -> None:
+    (config := tmp_path / "data.yaml").write_text(f"path: {corpus}\nsequence_length: 64\n")
+    out = tmp_path / "out" / "rows.npz"
+    dump = ["data", "dump", config, "--out", out, "--steps"]
+    refused(out, *dump, "0:1")
+    np.savez(out, mine=np.arange(3))
+    assert run(*dump, "0:1")[0] == 1
+    out.unlink()
+    for last in (1, 2):
+        assert run(*dump, f"0:{last}")[0] == 0
+        assert set(np.load(out)["step"]) == set(range(last))
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_the_text_of_the_demo(tmp_path: Path) -> None:
+    (path := tmp_path / "text.txt").write_bytes(MINE)
+    with pytest.raises(SystemExit, match=rf"{path}: exists"):
+        machine_text.main(["--out", str(path)])
+    assert path.read_bytes() == MINE
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_rules_of_make(tmp_path: Path) -> None:
+    shutil.copyfile(REPOSITORY / "Makefile", tmp_path / "Makefile")
+    shutil.copyfile(REPOSITORY / "pyproject.toml", tmp_path / "pyproject.toml")
+    (tmp_path / "constraints.txt").touch()
+    mine = [tmp_path / ".venv" / "mine.txt", tmp_path / "runs" / "demo-data" / "mine.txt"]
+    for path in mine:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(MINE)
+
+    def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["make", "PYTHON=python3", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    failed = make("setup")
+    assert failed.returncode != 0
+    assert ".venv: not a virtual environment" in failed.stdout
+    for name in ("python", "tandem"):
+        tool = tmp_path / ".venv" / "bin" / name
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text("#!/bin/sh\necho $0 $*\n")
+        tool.chmod(0o755)
+    os.utime(tmp_path / "constraints.txt", (0, 0))
+    os.utime(tmp_path / "pyproject.toml", (0, 0))
+    (tmp_path / ".venv" / ".ready").touch()
+    (tmp_path / "runs" / "demo-text.txt").touch()
+    (tmp_path / "runs" / "demo-tokenizer").mkdir()
+    (tmp_path / "runs" / "demo-tokenizer" / "tokenizer.json").touch()
+    made = make("demo")
+    assert "data build" in made.stdout, made.stderr
+    assert [path.read_bytes() for path in mine] == [MINE, MINE]
