@@ -297,7 +297,7 @@ def test_mistakes_are_one_line(tmp_path: Path, text_file: Path, tokenizer_dir: P
     (tmp_path / "empty.txt").write_text("\n \n")
     cases = [
         ([str(tmp_path / "none.txt")], tokenizer_dir, {}, "none.txt: no such file"),
-        ([str(tmp_path / "empty.txt")], tokenizer_dir, {}, "no documents"),
+        ([str(tmp_path / "empty.txt")], tokenizer_dir, {}, "no text there"),
         ([str(text_file)], tmp_path, {}, "holds no tokenizer"),
         ([str(text_file)], tokenizer_dir, {"val_fraction": 1.5}, "--val-fraction"),
         ([str(text_file)], tokenizer_dir, {"task": (5, 3)}, "--task 5/3"),

@@ -40,7 +40,7 @@ def test_every_model_of_a_job() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("hidden_sise: 3", "unknown key hidden_sise; did you mean hidden_size?"),
+        ("hidden_sise: 3", "hidden_sise: unknown key; did you mean hidden_size?"),
         ("heads: 5", "heads: 5 does not divide the width 768"),
         ("heads: many", "heads: "),
     ],
