@@ -38,9 +38,9 @@ class BlockWalk:
             yield row, epoch, stretch
 
     def order(self, epoch: int) -> EpochOrder:
-        """The order of an epoch; two are kept, since a batch may straddle them."""
+        """The order of an epoch; four are kept: a batch may straddle two, and so may its pairs."""
         if epoch not in self._orders:
             self._orders[epoch] = EpochOrder(self.counts, self._seed, epoch)
-            if len(self._orders) > 2:
+            if len(self._orders) > 4:
                 self._orders.popitem(last=False)
         return self._orders[epoch]

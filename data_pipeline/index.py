@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,32 @@ class Index:
     def shard_of(self, block: int) -> int:
         """The number of the shard that holds a block."""
         return int(np.searchsorted(self.shards["first_block"], block, side="right")) - 1
+
+    @cached_property
+    def _before_shards(self) -> NDArray[np.int64]:
+        """[shards, 2] sentences and documents (parts of cut ones too) of all shards before."""
+        sizes = np.stack([self.shards["sentences"], self.shards["documents"]], 1).astype(np.int64)
+        return np.cumsum(sizes, axis=0) - sizes
+
+    def boundaries_of(self, block: int) -> tuple[Block, int]:
+        """One block with zeros for tokens, and the number of its first document in its shard.
+
+        A document that is cut has one number in all its blocks.
+        """
+        shard = self.shard_of(block)
+        before = self.blocks[int(self.shards["first_block"][shard]) : block + 1]
+        sentences, documents = (
+            int(self._before_shards[shard, column] + before[name][:-1].sum(dtype=np.int64))
+            for column, name in enumerate(("sentences", "documents"))
+        )
+        record = before[-1]
+        bounds = Block(
+            np.broadcast_to(np.uint16(0), int(record["tokens"])),
+            self.sentence_sizes[sentences : sentences + int(record["sentences"])],
+            self.document_sizes[documents : documents + int(record["documents"])],
+        )
+        earlier = before["documents"][:-1].sum(dtype=np.int64)
+        return bounds, int(earlier - before["continues"][1:].sum(dtype=np.int64))
 
     def boundaries(self) -> Iterator[Block]:
         """Each block in order with zeros for tokens, from the index alone.

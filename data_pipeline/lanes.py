@@ -2,7 +2,8 @@
 
 `Lanes` serves some rows of the global batch from one split, as long as the batch has its size.
 Each row keeps the block that it is reading; several rows of one block share it. Memory: about
-1.5 MB for each row, or for each block of the split where these are fewer, and `SPARE_BLOCKS`.
+1.5 MB for each row, or for each block of the split where these are fewer, and `SPARE_BLOCKS`; of
+pairs about 4 MB, since a row keeps the pool of its block.
 """
 
 from __future__ import annotations
@@ -10,26 +11,26 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline import packing, pairs
+from data_pipeline import packing
 from data_pipeline.block_walk import BlockWalk
 from data_pipeline.corpus import CorpusSplit
 from data_pipeline.errors import BadShard
-from data_pipeline.hashing import scalar_key
 from data_pipeline.masking import NO_LABEL
 from data_pipeline.order import Stretch
 from data_pipeline.packing import PackingRules
+from data_pipeline.pools import OpenPool, Pools
+from data_pipeline.shards import Block
 from data_pipeline.slots import BatchSizes, Slots
 from data_pipeline.tokenization import Vocabulary
 
 _log = logging.getLogger(__name__)
 
 SPARE_BLOCKS = 8
-PAIRS = 4  # what a hash decides; part of its key, beside those of `order`
 SOURCE_SHIFT = 48  # sample ids of source number n of a mixture begin at n << 48
 
 
@@ -63,15 +64,17 @@ class Sequences:
 
 @dataclass(frozen=True)
 class _OpenBlock:
-    """A block of one epoch, its sequences in shuffled order. `spans` are (start, length) lists.
-
-    `stream` is None where the block could not be read.
-    """
+    """A block of one epoch, its sequences in shuffled order: where they lie in `text`."""
 
     stretch: Stretch
     sample_ids: list[int]
-    stream: NDArray[np.integer] | None = None
-    spans: tuple[list[int], ...] = ()
+    readable: list[bool]
+    text: NDArray[np.integer]
+    spans: list[list[int]]  # starts, lengths; of pairs the fields of `PairSpans`
+    pool: OpenPool | None = None  # kept for the pool's other blocks
+
+
+NO_BLOCK = _OpenBlock(Stretch(0, 0, 0, 0), [], [], np.zeros(0, np.uint16), [])
 
 
 class Lanes:
@@ -86,17 +89,20 @@ class Lanes:
         rows: NDArray[np.int64],
         source: int = 0,
         skip_bad_shards: bool = False,
+        copies: int = 0,
     ) -> None:
+        """With `copies`, the pairs of an epoch are those of so many epochs before."""
         self.counts = split.sequence_counts(rules)
         self.split, self._rules, self._seed = split, rules, seed
         self._rows, self._slots = rows, Slots(sizes, self.counts.total)
         self._first_sample = source << SOURCE_SHIFT
-        self._skip_bad_shards = skip_bad_shards
+        self._skip_bad_shards, self._copies = skip_bad_shards, copies
         self._bad_shards: set[int] = set()
+        self._pools = Pools(split, rules, seed, self._read) if rules.is_pair else None
         self._walk = BlockWalk(self.counts, seed, len(rows))
         self._blocks: OrderedDict[tuple[int, int], _OpenBlock] = OrderedDict()
         self._most_blocks = min(len(rows), len(split.index.blocks)) + SPARE_BLOCKS
-        self._lanes: list[_OpenBlock] = [_OpenBlock(Stretch(0, 0, 0, 0), [])] * len(rows)
+        self._lanes: list[_OpenBlock] = [NO_BLOCK] * len(rows)
 
     def fill(self, step: int, out: Sequences, at: NDArray[np.int64]) -> None:
         """Write this object's rows of step `step` into the rows `at` of `out`."""
@@ -109,10 +115,10 @@ class Lanes:
         ]
         fill_row = self._fill_pair if self._rules.is_pair else self._fill_single
         for row, lane, number in zip(at.tolist(), self._lanes, within, strict=True):
-            if lane.stream is None:
-                self._fill_unreadable(out, row)
-            else:
+            if lane.readable[number]:
                 fill_row(out, row, lane, number)
+            else:
+                self._fill_unreadable(out, row)
 
     def samples(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(epochs [R], sample ids [R]) of this object's rows of a step; reads no token data."""
@@ -128,22 +134,20 @@ class Lanes:
         return epochs, sample_ids
 
     def _fill_single(self, out: Sequences, row: int, lane: _OpenBlock, number: int) -> None:
-        assert lane.stream is not None
         start, length = lane.spans[0][number], lane.spans[1][number]
         ids = out.input_ids[row]
-        ids[1 : length + 1] = lane.stream[start : start + length]
+        ids[1 : length + 1] = lane.text[start : start + length]
         ids[length + 1] = self.split.vocabulary.sep
         out.lengths[row] = length + 2
 
     def _fill_pair(self, out: Sequences, row: int, lane: _OpenBlock, number: int) -> None:
-        assert lane.stream is not None
         first, first_length, second, second_length, label = (
             column[number] for column in lane.spans
         )
         ids, middle = out.input_ids[row], first_length + 2
         end = middle + second_length
-        ids[1 : middle - 1] = lane.stream[first : first + first_length]
-        ids[middle:end] = lane.stream[second : second + second_length]
+        ids[1 : middle - 1] = lane.text[first : first + first_length]
+        ids[middle:end] = lane.text[second : second + second_length]
         ids[middle - 1] = ids[end] = self.split.vocabulary.sep
         out.segment_ids[row, middle : end + 1] = 1
         out.lengths[row] = end + 1
@@ -157,11 +161,23 @@ class Lanes:
         out.readable[row] = False
 
     def blocks_entered(self, steps: Iterable[int]) -> Iterator[list[int]]:
-        """For each step the blocks that rows begin to read at it; reads no token data."""
+        """For each step the blocks that rows begin to read at it, with those of their pools.
+
+        Reads no token data.
+        """
         walk = BlockWalk(self.counts, self._seed, len(self._rows))
         for step in steps:
             moves = walk.moved(*self._slots.locate(step, self._rows))
-            yield [stretch.block for _, _, stretch in moves]
+            entered = [self._needed(walk, epoch, stretch.block) for _, epoch, stretch in moves]
+            yield [block for needed in entered for block in needed]
+
+    def _needed(self, walk: BlockWalk, epoch: int, block: int) -> list[int]:
+        """The blocks that are read for a block's sequences."""
+        return walk.order(self._copy(epoch)).pool(block) if self._pools else [block]
+
+    def _copy(self, epoch: int) -> int:
+        """The epoch whose pairs those of an epoch are."""
+        return epoch % self._copies if self._copies else epoch
 
     def _move(self, epochs: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
         """Open the next block for every lane that has left its current one."""
@@ -186,30 +202,29 @@ class Lanes:
     def _pack(self, stretch: Stretch, epoch: int) -> _OpenBlock:
         shuffled = self._walk.order(epoch).within_block(stretch)
         sample_ids = (self._first_sample + stretch.first_sample + shuffled).tolist()
+        if self._pools:
+            pool = self._pools.of(self._walk.order(self._copy(epoch)), stretch.block)
+            spans, readable = pool.of_block(stretch.block)
+            columns, found = spans[:, shuffled].tolist(), readable[shuffled].tolist()
+            return _OpenBlock(stretch, sample_ids, found, pool.text, columns, pool)
+        unread = replace(NO_BLOCK, stretch=stretch, sample_ids=sample_ids)
+        block = self._read(stretch.block)
+        if block is None:
+            return replace(unread, readable=[False] * stretch.count)
+        single = packing.single_spans(block, self._rules)
+        return replace(
+            unread,
+            readable=[True] * stretch.count,
+            text=packing.stream(block, self.split.vocabulary.sep),
+            spans=[column[shuffled].tolist() for column in (single.starts, single.lengths)],
+        )
+
+    def _read(self, number: int) -> Block | None:
+        """A block; None where it cannot be read and that is to be skipped."""
         try:
-            block = self.split.read_block(stretch.block)
+            return self.split.read_block(number)
         except BadShard as error:
             if not self._skip_bad_shards:
                 raise
-            self._warn(error, self.split.index.shard_of(stretch.block))
-            return _OpenBlock(stretch, sample_ids)
-        columns: tuple[NDArray[np.int64], ...]
-        if self._rules.is_pair:
-            key = scalar_key(self._seed, epoch, PAIRS, stretch.block)
-            pair = pairs.pair_spans(block, self._rules, key)
-            columns = (
-                pair.first_starts,
-                pair.first_lengths,
-                pair.second_starts,
-                pair.second_lengths,
-                pair.labels,
-            )
-        else:
-            single = packing.single_spans(block, self._rules)
-            columns = (single.starts, single.lengths)
-        return _OpenBlock(
-            stretch=stretch,
-            sample_ids=sample_ids,
-            stream=packing.stream(block, self.split.vocabulary.sep),
-            spans=tuple(column[shuffled].tolist() for column in columns),
-        )
+            self._warn(error, self.split.index.shard_of(number))
+            return None

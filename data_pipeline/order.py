@@ -3,6 +3,8 @@
 It is nested: shards are shuffled, the blocks inside each shard, and the sequences inside each
 block. A position is found by prefix sums over the shards and then over the blocks of one shard.
 Which position a row of a step reads is in `data_pipeline.slots`.
+
+Blocks that are read one after the other are a pool, in which pairs find their negatives.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ class EpochOrder:
     """The shuffled order of one epoch. Memory: 24 bytes for each shard."""
 
     def __init__(self, counts: SequenceCounts, seed: int, epoch: int) -> None:
-        self.counts = counts
-        self._seed, self._epoch = seed, epoch
+        self.counts, self.epoch = counts, epoch
+        self._seed = seed
         self._shards = permutation(scalar_key(seed, epoch, SHARDS), len(counts.per_shard))
         self._ends = np.cumsum(counts.per_shard[self._shards])
         self._first_samples = np.cumsum(counts.per_shard) - counts.per_shard
@@ -58,7 +60,7 @@ class EpochOrder:
         start = int(self._ends[nth]) - int(self.counts.per_shard[shard])
         first = int(self.counts.first_block[shard])
         sizes = self.counts.per_block[first : int(self.counts.first_block[shard + 1])]
-        blocks = permutation(scalar_key(self._seed, self._epoch, BLOCKS, shard), len(sizes))
+        blocks = self._shuffled(shard, len(sizes))
         ends = start + np.cumsum(sizes[blocks], dtype=np.int64)
         within = int(np.searchsorted(ends, position, side="right"))
         block = int(blocks[within])
@@ -70,7 +72,24 @@ class EpochOrder:
             first_sample=int(self._first_samples[shard]) + int(sizes[:block].sum(dtype=np.int64)),
         )
 
+    def pool(self, block: int) -> list[int]:
+        """The blocks of the pool that `block` is in, ascending; numbers are those of the index.
+
+        Two that follow each other in their shard's order, or at its end three, if it has an odd
+        number of them: whoever reads one has read the other or will do so next.
+        """
+        shard = int(np.searchsorted(self.counts.first_block, block, side="right")) - 1
+        first, end = self.counts.first_block[shard : shard + 2].tolist()
+        blocks = self._shuffled(shard, end - first)
+        pools = max(len(blocks) // 2, 1)
+        pool = min(int(np.flatnonzero(blocks == block - first)[0]) // 2, pools - 1)
+        last = 2 * pool + 2 if pool < pools - 1 else len(blocks)
+        return (first + np.sort(blocks[2 * pool : last])).tolist()
+
+    def _shuffled(self, shard: int, blocks: int) -> NDArray[np.int64]:
+        return permutation(scalar_key(self._seed, self.epoch, BLOCKS, shard), blocks)
+
     def within_block(self, stretch: Stretch) -> NDArray[np.int64]:
         """The order of the sequences inside a block: [stretch.count]."""
-        key = scalar_key(self._seed, self._epoch, SEQUENCES, stretch.block)
+        key = scalar_key(self._seed, self.epoch, SEQUENCES, stretch.block)
         return permutation(key, stretch.count)

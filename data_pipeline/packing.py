@@ -12,7 +12,9 @@ RoBERTa (arXiv 1907.11692, section 4.2) defines the packings, ALBERT (1909.11942
 - full_sentences: sentences until the next does not fit, across documents;
 - contiguous: the same, but a sentence may be split, so nothing is padded but the block's end;
 - doc_sentences: sentences of one document;
-- segment_pair, sentence_pair, sop: see `data_pipeline.pairs`.
+- segment_pair, sentence_pair, sop: see `data_pipeline.pairs`. A unit of segment_pair or sop has
+  two sentences, or parts of two, wherever its document has them: no part is longer than half a
+  sequence.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from data_pipeline.hashing import array_keys, scalar_key
 from data_pipeline.shards import Block
 
 SHORT = 21  # what a hash decides; part of its key
+PAIR_UNITS = 2  # of which kind the units of pairs are; counts of another kind are not read
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class PackingRules:
         return self.kind in PAIR_PACKINGS
 
     @property
+    def needs_boundary(self) -> bool:
+        """Whether a sequence is split at a boundary between sentences."""
+        return self.kind in ("segment_pair", "sop")
+
+    @property
     def capacity(self) -> int:
         """Text tokens that fit into a sequence."""
         return self.length - (3 if self.is_pair else 2)
@@ -51,16 +59,18 @@ class PackingRules:
     def name(self) -> str:
         """A name for files, different for different rules."""
         short = f"-short{self.short_probability:g}" if self.short_probability else ""
-        return f"{self.kind}-{self.length}{short}"
+        units = f"-units{PAIR_UNITS}" if self.is_pair else ""
+        return f"{self.kind}-{self.length}{short}{units}"
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Sentences in the stream; one that is longer than a sequence is several pieces."""
+    """Sentences in the stream; one that is too long is several pieces."""
 
     starts: NDArray[np.int64]  # [pieces]
     ends: NDArray[np.int64]  # [pieces]
     documents: NDArray[np.int64]  # [pieces] ascending
+    begins: NDArray[np.bool_]  # [pieces] whether it begins its sentence
 
 
 @dataclass(frozen=True)
@@ -95,32 +105,39 @@ def count(block: Block, rules: PackingRules) -> int:
     """The number of sequences that a block makes."""
     if rules.kind == "contiguous":
         return len(_contiguous(block, rules).starts)
-    return len(units(pieces(block, rules.capacity), rules, short_key(block)).first)
+    return len(units(pieces(block, rules), rules, short_key(block)).first)
 
 
 def single_spans(block: Block, rules: PackingRules) -> Spans:
     """The sequences that a block makes with a packing of single segments, in reading order."""
     if rules.kind == "contiguous":
         return _contiguous(block, rules)
-    cut = pieces(block, rules.capacity)
+    cut = pieces(block, rules)
     runs = units(cut, rules, short_key(block))
     starts = cut.starts[runs.first]
     return Spans(starts, cut.ends[runs.last - 1] - starts)
 
 
-def pieces(block: Block, capacity: int) -> Pieces:
-    """The sentences of a block, none longer than `capacity`."""
+def pieces(block: Block, rules: PackingRules) -> Pieces:
+    """The sentences of a block, none longer than the text of a sequence.
+
+    Where sequences are split between sentences, none is longer than half of it, so that two fit;
+    the parts of a longer one are about equal.
+    """
+    longest = rules.capacity // 2 if rules.needs_boundary else rules.capacity
     lengths = block.sentences.astype(np.int64)
     document = np.repeat(np.arange(len(block.documents)), block.documents)
     starts = np.cumsum(lengths) - lengths + document
-    parts = -(-lengths // capacity)
+    begins = np.ones(len(lengths), bool)
+    parts = -(-lengths // longest)
     if parts.max(initial=1) > 1:
         nth = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
-        remaining = np.repeat(lengths, parts) - nth * capacity
-        starts = np.repeat(starts, parts) + nth * capacity
-        lengths = np.minimum(remaining, capacity)
-        document = np.repeat(document, parts)
-    return Pieces(starts, starts + lengths, document)
+        each = -(-lengths // parts) if rules.needs_boundary else np.full_like(lengths, longest)
+        before = nth * np.repeat(each, parts)
+        starts = np.repeat(starts, parts) + before
+        lengths = np.minimum(np.repeat(lengths, parts) - before, np.repeat(each, parts))
+        document, begins = np.repeat(document, parts), nth == 0
+    return Pieces(starts, starts + lengths, document, begins)
 
 
 def units(cut: Pieces, rules: PackingRules, key: int) -> Units:
@@ -133,15 +150,31 @@ def units(cut: Pieces, rules: PackingRules, key: int) -> Units:
     else:
         targets = _targets(len(numbers), rules, key)
         last = np.searchsorted(cut.ends, cut.starts + targets, side="right")
-        last = np.maximum(last, numbers + 1)
+        last = np.maximum(last, numbers + (2 if rules.needs_boundary else 1))
     if rules.kind != "full_sentences":
         last = np.minimum(last, document_end)
     first = _follow(last)
-    found = Units(first, last[first])
-    if rules.is_pair:  # a single token cannot be split into two segments
-        splittable = cut.ends[found.last - 1] - cut.starts[found.first] > 1
-        found = Units(found.first[splittable], found.last[splittable])
-    return found
+    if rules.needs_boundary:
+        first = _share_ends(first, document_end, cut.begins)
+    last = np.append(first[1:], len(numbers))
+    if not rules.is_pair:
+        return Units(first, last)
+    splittable = cut.ends[last - 1] - cut.starts[first] > 1  # a single token is no two segments
+    return Units(first[splittable], last[splittable])
+
+
+def _share_ends(
+    first: NDArray[np.int64], document_end: NDArray[np.int64], begins: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Give a sentence that is left alone at its document's end the piece before it.
+
+    If a sentence still begins inside the unit that gives it. Any two pieces fit into a sequence.
+    """
+    before = np.concatenate([[0], np.cumsum(begins)])  # how many begin before each piece
+    alone = (np.diff(np.append(first, len(begins))) == 1) & begins[first]
+    same_document = document_end[first[1:]] == document_end[first[:-1]]
+    keeps = before[first[1:] - 1] > before[first[:-1] + 1]
+    return first - np.concatenate([[False], alone[1:] & same_document & keeps])[: len(first)]
 
 
 def short_key(block: Block) -> int:

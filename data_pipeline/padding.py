@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from data_pipeline.config import DataConfig
 from data_pipeline.corpus import CorpusSplit
 from data_pipeline.packing import PackingRules, single_spans
-from data_pipeline.pairs import pair_spans
+from data_pipeline.pairs import Pool, pair_spans
 from data_pipeline.shards import Block
 
 BLOCKS_LOOKED_AT = 256
@@ -18,7 +18,7 @@ def padding_share(split: CorpusSplit, rules: PackingRules) -> float:
     """The share of an epoch's positions that is padding, from the index alone: no shard is read.
 
     Of a corpus of more than `BLOCKS_LOOKED_AT` blocks, that of about as many, evenly spread. Exact
-    for single segments; in pairs the lengths differ a little from epoch to epoch.
+    for single segments; what pairs are cut differs a little from epoch to epoch.
     """
     every = -(-len(split.index.blocks) // BLOCKS_LOOKED_AT)
     used = sequences = 0
@@ -69,7 +69,7 @@ def _mean_share(
 def _text_of(block: Block, rules: PackingRules) -> tuple[int, int]:
     """(tokens in the sequences of a block without [CLS] and their own [SEP], sequences)."""
     if rules.is_pair:
-        pairs = pair_spans(block, rules, key=0)
+        pairs = pair_spans(Pool([block], [0]), rules, key=0)
         lengths = pairs.first_lengths + pairs.second_lengths
     else:
         lengths = single_spans(block, rules).lengths

@@ -188,6 +188,7 @@ class BatchStream:
                 rows=np.searchsorted(of_source, mine[at]),
                 source=number,
                 skip_bad_shards=self.config.on_bad_shard == "skip",
+                copies=self.config.masking.copies,
             )
             _require_samples(split, rules, lanes.counts.total, self._world_size)
             sources.append(_Source(lanes, at))

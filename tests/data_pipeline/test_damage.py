@@ -131,7 +131,9 @@ def test_bad_shards_stop_or_are_skipped_row_by_row(
         except BadShard:
             broken += int(counts.per_block[block])
     wrapped = steps * 8 - counts.total  # rows of the last batch that belong to the next epoch
-    assert broken <= lost <= broken + wrapped
+    # A pair whose second segment lies in another block of its pool is lost with that block.
+    exchanged = 0 if packing == "full_sentences" else broken
+    assert broken <= lost <= broken + exchanged + wrapped
 
 
 def test_pickles_are_never_read() -> None:

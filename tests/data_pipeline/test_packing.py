@@ -149,12 +149,11 @@ def test_sentence_pairs_are_two_sentences(corpus: Corpus) -> None:
         for tokens, sizes in documents(corpus.split("train"))
         for one in np.split(tokens, np.cumsum(sizes, dtype=int)[:-1])
     }
-    whole = [
-        tuple(part) in sentences
-        for row, kinds in zip(ids, segment_ids, strict=True)
-        for part in segments(corpus, row, kinds)
-    ]
-    assert np.mean(whole) > 0.8  # the rest: a third sentence, or a lone one cut in two
+    prefixes = {sentence[:end] for sentence in sentences for end in range(1, len(sentence) + 1)}
+    pairs = [segments(corpus, *row) for row in zip(ids, segment_ids, strict=True)]
+    # The rest: a third sentence, or a lone one cut in two.
+    assert np.mean([tuple(first) in sentences for first, _ in pairs]) > 0.8
+    assert np.mean([tuple(second) in prefixes for _, second in pairs]) > 0.8
     assert 0.4 < np.mean(labels) < 0.6
 
 
@@ -206,8 +205,8 @@ def test_padding_share_is_that_of_an_epoch(corpus: Corpus, packing: str, short: 
     rules = PackingRules(packing, 64, short)
     ids, _, _ = epoch_of(corpus, packing=packing, short_sequence_probability=short)
     expected = np.mean(np.array(ids) == corpus.vocabulary.pad)
-    # Exchanged segments are cut to fit, in each epoch others.
-    tolerance = 0.02 if rules.is_pair else 1e-12
+    # Exchanged segments are cut alike, in each epoch others; in blocks as small as these by much.
+    tolerance = 0.03 if rules.is_pair else 1e-12
     assert padding_share(corpus.split("train"), rules) == pytest.approx(expected, abs=tolerance)
 
 

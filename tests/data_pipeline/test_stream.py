@@ -169,3 +169,19 @@ def test_rows_for_tokens(corpus: Corpus, packing: str) -> None:
     mean_row = tokens / rows
     assert abs(tokens - 6000) <= 4 * mean_row + 0.03 * 6000  # the nearest multiple
     assert rows_for_tokens(split, data, 0, tokens=1, multiple=8) == 8
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_copies_come_again_after_as_many_epochs(corpus: Corpus, packing: str) -> None:
+    """With two fixed copies of each sequence, epochs 0 and 2 hold the same, masks and all."""
+    data = config(packing=packing, masking=MaskingConfig(copies=2))
+    stream = BatchStream(corpus.split("train"), data, 3, 7)
+    total = stream.samples_per_epoch
+    rows = joined([stream.batch(step) for step in range(-(-4 * total // 7))])
+    ordered = rows.take(np.lexsort((rows.sample_ids, rows.epochs)))
+    epochs = [ordered.rows(n * total, (n + 1) * total) for n in range(4)]
+    for one, other in ((epochs[0], epochs[2]), (epochs[1], epochs[3])):
+        assert_equal(dataclasses.replace(one, epochs=other.epochs), other)
+    assert (epochs[0].masked_positions != epochs[1].masked_positions).any()
+    if epochs[0].pair_labels is not None:
+        assert (epochs[0].pair_labels != epochs[1].pair_labels).mean() > 0.3
