@@ -28,7 +28,8 @@ class MaskingConfig:
       with probability proportional to 1/n, as in ALBERT).
     - smoothing: tokens are drawn with probability proportional to count**-smoothing (DistilBERT:
       0.7); 0 draws them alike.
-    - copies: 0 gives new masks every epoch; k > 0 gives k fixed masks for each sequence in turn.
+    - copies: 0 gives new masks every epoch; k > 0 gives k fixed masks for each sequence in turn,
+      and of pairs k fixed splits, partners and labels.
     - on_device: token masks are made on the device that trains; the same masks, to the bit.
     - Of the chosen positions `mask_share` become the mask token, `random_share` a random ordinary
       token, and the rest stay as they are.
