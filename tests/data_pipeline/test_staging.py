@@ -21,6 +21,7 @@ from data_pipeline import (
     CorpusSplit,
     DataConfig,
     DataError,
+    MaskingConfig,
     PhaseConfig,
     SourceConfig,
     sources,
@@ -97,12 +98,16 @@ def settled(folder: Path) -> Callable[[], bool]:
 def test_what_is_ahead_is_what_is_read(
     corpus: Corpus, make_corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With phases, a growing batch, a mixture, and over the end of an epoch."""
+    """With phases, pairs, a growing batch, a mixture, and over the end of an epoch."""
     from tests.data_pipeline.conftest import make_documents
 
     config = DataConfig(
         sequence_length=64,
-        phases=[PhaseConfig(from_step=40, sequence_length=32)],
+        phases=[
+            PhaseConfig(from_step=40, sequence_length=32),
+            PhaseConfig(from_step=80, packing="segment_pair"),
+        ],
+        masking=MaskingConfig(copies=1),
         mixture={
             "big": SourceConfig(str(corpus.folder), 2.0),
             "small": SourceConfig(str(make_corpus(make_documents(60, 77)).folder), 1.0),
