@@ -70,7 +70,7 @@ lint: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/shellcheck --shell=bash --severity=warning cluster/supervisor.sh tests/cluster/golden/job.sbatch .ci/run
+	@$(BIN)/shellcheck --shell=bash --severity=warning cluster/*.sh tests/cluster/golden/job.sbatch .ci/run
 
 format: $(READY)
 	@$(BIN)/ruff check --fix .

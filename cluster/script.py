@@ -15,7 +15,8 @@ from cluster.config import ClusterConfig
 from cluster.errors import LaunchError
 from cluster.ranks import EXPORTED
 
-SUPERVISOR = Path(__file__).with_name("supervisor.sh")
+# The same in every script; the last one does the work, with functions of those before it.
+PARTS = [Path(__file__).with_name(name) for name in ("accounts.sh", "supervisor.sh")]
 BACKSLASH = "\\"
 SECRET = "WANDB_API_KEY"
 FLAG = ("", "true")  # values of an option that has none
@@ -46,7 +47,8 @@ def build(job: Job, cluster: ClusterConfig) -> str:
     _refuse_unprintable(job, cluster)
     if set(str(job.run)) & {"%", BACKSLASH}:
         raise LaunchError(f"{job.run}: SLURM cannot log to a path with % or {BACKSLASH} in it")
-    work, supervisor = _work(job, cluster), SUPERVISOR.read_text(encoding="utf-8")
+    work = _work(job, cluster)
+    supervisor = "\n".join(part.read_text(encoding="utf-8") for part in PARTS)
     _refuse_own_names(cluster, work + supervisor)
     text = "\n".join([_options(job, cluster), work, _environment(cluster), supervisor])
     if f"{SECRET}=" in text:
