@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -127,6 +128,9 @@ def failure(corpus, runs, overrides):
 def on_one_rank(corpus, runs):
     """What each of the jobs that cannot run says, and what those of few learners print."""
     reasons = {name: failure(corpus, runs, overrides) for name, (overrides, _) in JOBS.items()}
+    shutil.copytree(corpus, damaged := runs / "damaged")
+    (damaged / "word_starts.npy").write_bytes(b"")
+    reasons["a damaged corpus"] = failure(damaged, runs, [])
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         jobs.run(jobs.tiny_job(corpus, runs, "name=nobody", "steps=2", "students=null"))
         later = "students.distilbert.start.step=100"
@@ -142,6 +146,10 @@ def said(corpus, tmp_path_factory):
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_that_cannot_run_says_why(name, said):
     assert JOBS[name][1] in one_line(said[0][name])
+
+
+def test_a_job_refuses_a_damaged_corpus_by_the_file(said):
+    assert "damaged/word_starts.npy: 0 bytes instead of" in one_line(said[0]["a damaged corpus"])
 
 
 def test_no_students_is_plain_pre_training(said):
