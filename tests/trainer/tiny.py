@@ -67,7 +67,7 @@ def learner_configs(stages: tuple[int, int, int]) -> dict[str, LearnerConfig]:
             model=encoder(), objective=ObjectiveConfig(mlm=mlm, nsp=nsp), zero_stage=stages[0]
         ),
         student_key("distilbert"): LearnerConfig(
-            model=encoder(layers=2), objective=distilbert, zero_stage=stages[1]
+            model=encoder(layers=2, norm="no_norm"), objective=distilbert, zero_stage=stages[1]
         ),
         student_key("tinybert"): LearnerConfig(
             model=encoder(hidden_size=16, layers=2), objective=tinybert, zero_stage=stages[2]
