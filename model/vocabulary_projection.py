@@ -74,7 +74,9 @@ class Distribution:
         chunk = next(one for one in self._chunks if rows.start < one.stop)
         key = (chunk.start, temperature)
         if key not in self._held:
-            self._held[key] = self._compute(chunk, temperature)
+            # Not in the precision of the reader who happens to ask first.
+            with torch.autocast(self._projection.x.device.type, enabled=False):
+                self._held[key] = self._compute(chunk, temperature)
         local = slice(rows.start - chunk.start, rows.stop - chunk.start)
         p, negative_entropy = self._held[key]
         return p[local], negative_entropy[local]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from data_pipeline import Batch
 from data_pipeline.torch_masking import TorchMasker
@@ -125,17 +126,28 @@ def _sum_terms(
 ) -> tuple[dict[str, dict[str, float]], Wishes]:
     """The global value of every term of every learner, and what any rank wishes.
 
-    In one all-reduce and one host sync.
+    In one collective and one host sync.
     """
     votes = torch.tensor(wishes.votes()).to(device, non_blocking=True)
     shares = torch.cat([*(learner.take_shares() for learner in learners), votes])
-    dist.all_reduce(shares)
-    values = iter(shares.tolist())
+    values = iter(_sum_by_rank(shares))
     terms = {
         learner.name: {term: next(values) for term in learner.objective.terms}
         for learner in learners
     }
     return terms, Wishes.agreed(list(values))
+
+
+def _sum_by_rank(shares: Tensor) -> list[float]:
+    """Each of `shares` [n] summed over the ranks, in float64 and in the order of the ranks.
+
+    An all-reduce of three ranks or more adds in an order that depends on where in the tensor a
+    number lies, so that a learner's loss would depend on who else is trained. Collective.
+    """
+    ranks = dist.get_world_size()
+    everyone = shares.new_empty(ranks * len(shares))
+    dist.all_gather_into_tensor(everyone, shares)
+    return [sum(by_rank) for by_rank in everyone.view(ranks, -1).t().tolist()]
 
 
 def _weighted(learner: Learner, terms: dict[str, float], step: int) -> float:

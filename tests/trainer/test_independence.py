@@ -1,0 +1,96 @@
+"""A learner's metrics are the same to the last bit whoever else is trained, and in any order."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.distributed import run_distributed
+from tests.trainer import tiny
+from trainer.batches import to_device
+from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.step import train_step
+
+ROWS, STEPS = 6, 2  # rows divide by 1, 2 and 3 ranks
+PRECISIONS = ("fp32", "bf16", "fp16")
+# Two objectives in each precision, at the ZeRO stages in turn.
+STUDENTS = [
+    (objective, precision, number % 4)
+    for number, (precision, objective) in enumerate(
+        (precision, objective)
+        for precision in ("bf16", "fp32", "fp16")
+        for objective in ("distilbert", "tinybert")
+    )
+]
+COMPANIES = {
+    "everyone": (0, 1, 2, 3, 4, 5),
+    "in another order": (5, 4, 3, 2, 1, 0),
+    "without the first": (1, 2, 3, 4, 5),
+    "two, exchanged": (3, 1),
+    "nobody": (),
+}
+
+
+def rows_in_all_companies(precision):
+    """The metric rows of every learner, by company; `precision` is the teacher's."""
+    return {title: metric_rows(precision, students) for title, students in COMPANIES.items()}
+
+
+def metric_rows(precision, students):
+    learners = started(precision, students)
+    rows = {learner.name: [] for learner in learners}
+    for step in range(STEPS):
+        batch = tiny.my_rows(tiny.random_batch(step, rows=ROWS))
+        result = train_step(learners[0], learners[1:], batch, step)
+        for learner in learners:
+            rows[learner.name].append(
+                {
+                    **result.terms[learner.name],
+                    "loss": result.losses[learner.name],
+                    "grad_norm": learner.gradient_norm,
+                    "skipped_steps": learner.counters.skipped_steps,
+                    "loss_scale": learner.loss_scale.value,
+                    "held out": learner.evaluate(to_device(batch, torch.device("cpu"))).tolist(),
+                }
+            )
+    return rows
+
+
+def started(precision, students):
+    configs = tiny.learner_configs((0, 0, 0))
+    cut = ROWS // dist.get_world_size()
+    learners = {TEACHER: dataclasses.replace(configs[TEACHER], precision=precision)}
+    for number in students:
+        objective, own, stage = STUDENTS[number]
+        learners[student_key(f"{objective}-{own}")] = dataclasses.replace(
+            configs[student_key(objective)], precision=own, zero_stage=stage
+        )
+    return [
+        Learner(name, config, configs[TEACHER].model, Workload(STEPS, tiny.SEED, 1, cut))
+        for name, config in learners.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "precision"),
+    [
+        pytest.param(
+            ranks,
+            precision,
+            marks=() if number == ranks - 1 else pytest.mark.slow,
+        )
+        for ranks in (1, 2, 3)
+        for number, precision in enumerate(PRECISIONS)
+    ],
+)
+def test_no_metric_depends_on_who_else_is_trained(ranks, precision):
+    for companies in run_distributed(rows_in_all_companies, ranks, precision):
+        everyone = companies["everyone"]
+        for title, rows in companies.items():
+            for name, found in rows.items():
+                assert found == everyone[name], (title, name)
+        steps = [[row["grad_norm"] for row in rows] for rows in everyone.values()]
+        assert all(len(set(norms)) == STEPS for norms in steps)  # they did learn
