@@ -212,3 +212,7 @@ class EncoderConfig:
     def is_local(self, layer: int) -> bool:
         """Whether the 0-based layer attends to a window only."""
         return self.local_window > 0 and layer % self.global_every != 0
+
+    def window(self, number: int) -> int:
+        """Tokens that layer `number`, from 1, attends to, both sides together; 0: all."""
+        return self.local_window if self.is_local(number - 1) else 0

@@ -180,6 +180,6 @@ class MaskedLanguageModel(nn.Module):
         return output
 
     def _scores(self, number: int, qkv: QKV, attention_mask: Tensor | None) -> Tensor:
-        window = self.config.local_window if self.config.is_local(number - 1) else 0
-        visible = visible_keys(attention_mask, qkv.q.shape[2], window, qkv.q.device)
+        window, length = self.config.window(number), qkv.q.shape[2]
+        visible = visible_keys(attention_mask, length, window, qkv.q.device)
         return attention_scores(qkv.q, qkv.k, visible)

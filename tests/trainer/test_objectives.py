@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 import configs
-from model import Capture, build
-from tests.trainer.tiny import encoder, random_batch
+from model import QKV, Capture, build
+from tests.trainer.tiny import LENGTH, encoder, random_batch
 from trainer.batches import Counts, count, to_device
 from trainer.config import JobConfig, LearnerConfig
 from trainer.knowledge import Decoder, detach
 from trainer.learner import build_module
-from trainer.objectives import Lesson, Objective, ObjectiveConfig
+from trainer.objectives import Lesson, Objective, ObjectiveConfig, relations
 from trainer.objectives.layer_maps import at_depth, map_layers
 from trainer.objectives.over_steps import OverSteps
 from trainer.objectives.terms import (
@@ -167,6 +168,50 @@ def teacher_logits(lesson):
     batch = lesson.batch
     inputs = batch.input_ids, batch.segment_ids, batch.attention_mask
     return build(encoder(), seed=1).eval()(*inputs).logits.flatten(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "windows"),
+    [
+        ({"local_window": 6, "global_every": 4}, [0, 6, 0, 6]),
+        ({"local_window": 2, "global_every": 4}, [0, 4, 0, 4]),
+        ({}, [0, 0, 0, 0]),
+    ],
+)
+@pytest.mark.parametrize(
+    ("term", "loss", "factors", "divisor"),
+    [
+        (Attention(), relations.attention_mse, (0, 1), 1),
+        (AttentionTransfer(), relations.attention_cross_entropy, (0, 1), 4),
+        (AttentionRelation(layers="uniform"), relations.relation_kl, (0, 1), 1),
+        (ValueRelation(layers="uniform"), relations.relation_kl, (2, 2), 1),
+    ],
+)
+def test_what_neither_layer_attends_to_is_not_compared(
+    term, loss, factors, divisor, teacher, windows
+):
+    """Our layers 2 and 4 see a window, and with it of the teacher's all but the first, or none."""
+    ours, theirs = (
+        {layer: QKV(*torch.randn(3, 2, 4, LENGTH, 8)) for layer in range(1, 5)} for _ in range(2)
+    )
+    batch = to_device(random_batch(1, rows=2), torch.device("cpu"))
+    lesson = SimpleNamespace(
+        batch=batch,
+        features=SimpleNamespace(attention=ours),
+        teacher=SimpleNamespace(attention=theirs),
+        step=0,
+    )
+    student = encoder(local_window=4, global_every=2)
+    total, _ = term.build(student, encoder(**teacher))(lesson)
+    expected = sum(
+        loss(
+            *(tuple(qkv[layer][factor] for factor in factors) for qkv in (ours, theirs)),
+            batch.attention_mask,
+            window,
+        )[0]
+        for layer, window in enumerate(windows, start=1)
+    )
+    torch.testing.assert_close(total, expected / divisor)
 
 
 def test_everything_is_a_term():

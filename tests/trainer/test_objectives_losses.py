@@ -94,14 +94,21 @@ def matrix(width, seed):
     return tuple(random(2, 2, 3, width, seed=seed + n).requires_grad_() for n in range(2))
 
 
-def plain_scores(factors, row, length):
-    """[heads, length, length], of one row without its padding."""
+UNSEEN = -1e9
+
+
+def plain_scores(factors, row, length, reach=3):
+    """[heads, length, length], of one row without its padding; `UNSEEN` further than `reach`."""
     first, second = (x[row, :, :length] for x in factors)
-    return torch.einsum("hqd,hkd->hqk", first, second) / math.sqrt(first.shape[-1])
+    scores = torch.einsum("hqd,hkd->hqk", first, second) / math.sqrt(first.shape[-1])
+    unseen = [[abs(q - k) > reach for k in range(length)] for q in range(length)]
+    return scores.masked_fill(torch.tensor(unseen), UNSEEN)
 
 
 def mse(student, teacher):
-    return (student - teacher).pow(2).sum()
+    """The mean over what is seen, times all there is."""
+    seen = student[0] > UNSEEN
+    return (student - teacher).pow(2).sum() / seen.sum() * seen.numel()
 
 
 def cross_entropy(student, teacher):
@@ -121,17 +128,19 @@ PLAIN = [
 ]
 
 
+@pytest.mark.parametrize("window", [0, 1, 2, 8])
 @pytest.mark.parametrize("score_bytes", [1, 4 * 2 * 3 * 2, 1 << 20])
 @pytest.mark.parametrize(("loss", "formula", "pairs"), PLAIN)
-def test_matrix_losses_row_by_row(monkeypatch, loss, formula, pairs, score_bytes):
+def test_matrix_losses_row_by_row(monkeypatch, loss, formula, pairs, score_bytes, window):
     """Values and gradients against a loop over rows without padding, in blocks of any size."""
     monkeypatch.setattr(relations, "SCORE_BYTES", score_bytes)
     student, teacher = matrix(4, 0), matrix(8, 10)  # head widths differ
+    reach = window // 2 if window else 3
     expected = sum(
-        formula(plain_scores(student, row, length), plain_scores(teacher, row, length)) / 2  # heads
+        formula(*(plain_scores(one, row, length, reach) for one in (student, teacher))) / 2  # heads
         for row, length in enumerate([3, 2])
     )
-    total, count = loss(student, teacher, MASK)
+    total, count = loss(student, teacher, MASK, window)
     assert count.item() == pairs
     torch.testing.assert_close(total, expected)
     for ours, plain in zip(

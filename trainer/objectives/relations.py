@@ -6,8 +6,9 @@ for the backward pass. Sums are float32 scalars, averaged over heads.
 
 Shapes: B rows, L positions, A heads, D head width. Queries, keys and values are [B, A, L, D]; head
 widths may differ between student and teacher, the number of heads must not. `mask` is [B, L] bool,
-True at attended positions. Distributions are over all attended keys, in layers with a local window
-too.
+True at attended positions, which begin a row. With a `window` pairs of positions more than
+window // 2 apart do not count, and distributions are over the other keys: what neither layer
+attends to teaches nothing. 0 hides nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model.attention_kernel import visible_keys
 from model.precision import is_native
 
 # Scores of one block, float32. A loss holds about six such arrays.
@@ -29,27 +31,35 @@ HIDDEN = -1e9
 
 Matrix = tuple[Tensor, Tensor]  # what scores are products of: queries and keys, or values twice
 Block = tuple[slice, slice]  # rows and queries
-# Float scores [b, A, l, L] of student and teacher, attended pairs [b, l, L] -> loss, a scalar.
-BlockLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+# Float scores [b, A, l, L] of student and teacher, attended pairs [b, l, L] of these rows
+# -> loss, a scalar.
+BlockLoss = Callable[[Tensor, Tensor, Tensor, slice], Tensor]
 
 
-def attention_mse(student: Matrix, teacher: Matrix, mask: Tensor) -> tuple[Tensor, Tensor]:
+def attention_mse(
+    student: Matrix, teacher: Matrix, mask: Tensor, window: int = 0
+) -> tuple[Tensor, Tensor]:
     """(s - t)^2 of pre-softmax scores (TinyBERT, arXiv 1909.10351, eq. 7, its code's form).
 
     Scores of -100 and below are 0 in both, as in the original, where they stand for padding. Here
     pairs with padding do not count: without padding it is the same, with it the original divides
-    by B * L * L. Count: pairs of attended positions in a row.
+    by B * L * L. Count: pairs of attended positions in a row. Where a `window` hides some of them,
+    the mean over the others stands for all of the row, so that the count is the same.
     """
+    lengths = mask.sum(dim=1)  # [B]
+    attended = lengths.square()
+    weights = attended / _pairs_within(window, lengths).clamp(min=1)
 
-    def loss(ours: Tensor, theirs: Tensor, pairs: Tensor) -> Tensor:
+    def loss(ours: Tensor, theirs: Tensor, pairs: Tensor, rows: slice) -> Tensor:
         ours, theirs = (scores.where(scores > LOWEST_SCORE, 0.0) for scores in (ours, theirs))
-        return ((ours - theirs).square().mean(dim=1) * pairs).sum()
+        squares = (ours - theirs).square().mean(dim=1)
+        return (squares * (pairs * weights[rows, None, None])).sum()
 
-    return _sum_over_blocks(loss, student, teacher, mask), mask.sum(dim=1).square().sum()
+    return _sum_over_blocks(loss, student, teacher, mask, window), attended.sum()
 
 
 def attention_cross_entropy(
-    student: Matrix, teacher: Matrix, mask: Tensor
+    student: Matrix, teacher: Matrix, mask: Tensor, window: int = 0
 ) -> tuple[Tensor, Tensor]:
     """-softmax(t) . log softmax(s) over keys (MobileBERT, attention transfer, its code's form).
 
@@ -57,26 +67,28 @@ def attention_cross_entropy(
     same gradient. Count: attended positions.
     """
 
-    def loss(ours: Tensor, theirs: Tensor, pairs: Tensor) -> Tensor:
+    def loss(ours: Tensor, theirs: Tensor, pairs: Tensor, rows: slice) -> Tensor:
         log_q, log_p = _log_softmax(ours, pairs), _log_softmax(theirs, pairs)
         return -((log_p.exp() * log_q).sum(dim=-1).mean(dim=1) * pairs.any(dim=-1)).sum()
 
-    return _sum_over_blocks(loss, student, teacher, mask), mask.sum()
+    return _sum_over_blocks(loss, student, teacher, mask, window), mask.sum()
 
 
-def relation_kl(student: Matrix, teacher: Matrix, mask: Tensor) -> tuple[Tensor, Tensor]:
+def relation_kl(
+    student: Matrix, teacher: Matrix, mask: Tensor, window: int = 0
+) -> tuple[Tensor, Tensor]:
     """KL(softmax(t) || softmax(s)) over keys (MiniLM, arXiv 2002.10957).
 
     With queries and keys its eq. 5, attention; with the values twice its eq. 7, value relations.
     Count: attended positions.
     """
 
-    def loss(ours: Tensor, theirs: Tensor, pairs: Tensor) -> Tensor:
+    def loss(ours: Tensor, theirs: Tensor, pairs: Tensor, rows: slice) -> Tensor:
         log_q, log_p = _log_softmax(ours, pairs), _log_softmax(theirs, pairs)
         divergence = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1)
         return (divergence.mean(dim=1) * pairs.any(dim=-1)).sum()
 
-    return _sum_over_blocks(loss, student, teacher, mask), mask.sum()
+    return _sum_over_blocks(loss, student, teacher, mask, window), mask.sum()
 
 
 def scaled_scores(queries: Tensor, keys: Tensor) -> Tensor:
@@ -91,12 +103,26 @@ def _log_softmax(scores: Tensor, pairs: Tensor) -> Tensor:
     return scores.masked_fill(~pairs[:, None], HIDDEN).log_softmax(dim=-1)
 
 
-def _sum_over_blocks(loss: BlockLoss, student: Matrix, teacher: Matrix, mask: Tensor) -> Tensor:
+def _pairs_within(window: int, lengths: Tensor) -> Tensor:
+    """Of the pairs of positions in rows of `lengths` int64 [B], those within the window, [B]."""
+    if not window:
+        return lengths.square()
+    reach = (lengths - 1).clamp(max=window // 2)
+    return lengths * (2 * reach + 1) - reach * (reach + 1)
+
+
+def _sum_over_blocks(
+    loss: BlockLoss, student: Matrix, teacher: Matrix, mask: Tensor, window: int
+) -> Tensor:
+    near = visible_keys(None, mask.shape[1], window, mask.device)  # [1, 1, L, L], None: all
+
     def of_block(queries: Tensor, keys: Tensor, block: Block) -> Tensor:
         rows, span = block
         theirs = scaled_scores(teacher[0][rows, :, span], teacher[1][rows])
         pairs = mask[rows, span, None] & mask[rows, None, :]  # [b, l, L]
-        return loss(scaled_scores(queries, keys), theirs, pairs)
+        if near is not None:
+            pairs &= near[0, :, span]
+        return loss(scaled_scores(queries, keys), theirs, pairs, rows)
 
     total: Tensor = _SumOverBlocks.apply(*student, of_block)
     return total

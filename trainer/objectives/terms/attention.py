@@ -1,4 +1,7 @@
-"""Terms between attention matrices and relations, derived from Q, K and V."""
+"""Terms between attention matrices and relations, derived from Q, K and V.
+
+Between two layers with local windows they are over the pairs within the wider one.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from trainer.objectives.term import (
 )
 
 QUERIES_AND_KEYS, VALUES_TWICE = ("q", "k"), ("v", "v")
-MatrixLoss = Callable[[Matrix, Matrix, Tensor], tuple[Tensor, Tensor]]
+MatrixLoss = Callable[[Matrix, Matrix, Tensor, int], tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -87,6 +90,7 @@ class MatrixTerm(LayerTerm):
         super().__init__(config, student, teacher)
         if student.heads != teacher.heads:
             raise ValueError("student and teacher must have the same number of heads")
+        self.student, self.teacher = student, teacher
         self.loss, self.factors, self.averaged, self.unit = loss, factors, averaged, unit
 
     def compare(self, lesson: Lesson, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
@@ -97,9 +101,15 @@ class MatrixTerm(LayerTerm):
                 self._matrix(ours[pair.ours]),
                 self._matrix(theirs[pair.theirs]),
                 lesson.batch.attention_mask,
+                self._window(pair),
             )
             for pair in pairs
         ]
+
+    def _window(self, pair: LayerPair) -> int:
+        """What either of two layers attends to, as `EncoderConfig.window`."""
+        windows = self.student.window(pair.ours), self.teacher.window(pair.theirs)
+        return max(windows) if all(windows) else 0
 
     def _matrix(self, qkv: QKV) -> Matrix:
         first, second = self.factors
