@@ -29,7 +29,7 @@ from types import FrameType
 from typing import IO
 
 from cluster.errors import LaunchError
-from cluster.ranks import Ranks, export, free_port
+from cluster.ranks import Ranks, export, reserved_port
 from cluster.signals import hang_up_is_stop
 
 STOPPED = 75  # the exit code of a rank that saved and stopped on request
@@ -79,9 +79,12 @@ class _Launcher:
         self.interrupted = False
 
     def run(self, argv: Sequence[str], nproc: int) -> int:
-        with selectors.DefaultSelector() as selector, self._signals(selector):
+        with (
+            selectors.DefaultSelector() as selector,
+            self._signals(selector),
+            reserved_port() as port,
+        ):
             try:
-                port = free_port()
                 for rank in range(nproc):
                     self._start(argv, Ranks(rank, nproc, rank, nproc, 0, "127.0.0.1", port))
                 for child in self.children:

@@ -6,11 +6,12 @@ SLURM's under ``srun``, and nothing at all, which is a job of one process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 
 from cluster.errors import LaunchError
@@ -83,15 +84,28 @@ def incarnation(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on."""
-    while True:
-        port = FIRST_PORT + random.randrange(PORTS)
-        with socket.socket() as probe:
+    """A TCP port of this machine that nobody has at this moment."""
+    with reserved_port() as port:
+        return port
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A TCP port of this machine that no other start is given while the block lasts.
+
+    A socket is bound to it and does not listen. Whoever sets SO_REUSEADDR and names the port may
+    listen on it, as the store of torch.distributed does.
+    """
+    with socket.socket() as holder:
+        while True:
             try:
-                probe.bind(("", port))
+                holder.bind(("", FIRST_PORT + random.randrange(PORTS)))
+                break
             except OSError:
                 continue
-        return port
+        # Not before: two holders that both set it could bind to one port.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        yield int(holder.getsockname()[1])
 
 
 def first_host(node_list: str) -> str:

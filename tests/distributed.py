@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import pickle
-import socket
 import sys
 import tempfile
 import time
@@ -23,6 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
+
+from cluster.ranks import reserved_port
 
 TIME_LIMIT = 300.0  # seconds; a hang then shows every rank's stack
 
@@ -39,9 +40,8 @@ def run_distributed(
     Raises:
         RankFailed: as soon as one rank fails; the others are killed.
     """
-    with tempfile.TemporaryDirectory(prefix="ranks-") as name:
+    with tempfile.TemporaryDirectory(prefix="ranks-") as name, reserved_port() as port:
         folder = Path(name)
-        port = free_port()
         context = spawn(
             _rank, (world_size, port, folder, fn, args, time_limit), world_size, join=False
         )
@@ -57,13 +57,6 @@ def run_distributed(
                 process.kill()
                 process.join()
         return [_result(folder, rank) for rank in range(world_size)]
-
-
-def free_port() -> int:
-    """A TCP port of this machine that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def set_rank_environment(rank: int, world_size: int, port: int) -> None:

@@ -1,9 +1,11 @@
 """Ranks from each launcher's variables; SLURM's node lists against SLURM's own expansion."""
 
+import random
 import shutil
 import subprocess
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +18,7 @@ from cluster.ranks import (
     free_port,
     is_launched,
     job_port,
+    reserved_port,
     tasks_on_node,
 )
 
@@ -103,8 +106,21 @@ def test_export_is_read_back():
     assert derive(env) == derive(SLURM)
 
 
-def test_free_port_is_below_the_ephemeral_range():
+def test_ports_are_below_the_ephemeral_range():
     assert 1024 < free_port() < 32768
+
+
+def test_a_reserved_port_is_the_jobs_alone_and_its_ranks_meet_there(monkeypatch):
+    drawn = random.Random(1)
+    monkeypatch.setattr(random, "randrange", drawn.randrange)
+    with reserved_port() as port:
+        drawn.seed(1)  # another start draws the same numbers
+        assert free_port() != port
+        for _ in range(2):  # and again, once its first store is gone
+            store = dist.TCPStore("127.0.0.1", port, world_size=1, is_master=True)
+            store.set("rank 0", "here")
+            assert store.get("rank 0") == b"here"
+            del store
 
 
 @pytest.mark.parametrize(

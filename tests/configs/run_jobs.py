@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 
+from cluster.ranks import free_port
 from tandem import main
 from tests.conftest import REPOSITORY, command_environment
-from tests.distributed import free_port, set_rank_environment
+from tests.distributed import set_rank_environment
 
 
 def run_jobs(told: Mapping[str, list[str]], folder: Path) -> dict[str, tuple[int, str]]:

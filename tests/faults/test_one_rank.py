@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.distributed import free_port
+from cluster.ranks import free_port
 from tests.faults.jobs import arguments, end, processes_of, run, start_sabotaged
 from trainer.checkpoint.folder import all_steps
 

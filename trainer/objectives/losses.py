@@ -77,7 +77,8 @@ def mean_difference(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Ten
 def variance_difference(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """|var(s) - var(t)| of the variances over the width (MobileBERT's code, gamma).
 
-    Arguments, count and remark as for `mean_difference`.
+    Arguments, count and remark as for `mean_difference`. Where layer norms have brought both to 1,
+    rounding decides the sign, and with it the gradient.
     """
     ours, theirs = (x.float().var(dim=-1, correction=0) for x in (student, teacher))
     return _masked_sum((ours - theirs).abs(), mask)
