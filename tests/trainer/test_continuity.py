@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from functools import partial
 
@@ -163,6 +164,9 @@ def test_a_refused_start_leaves_the_config_alone_and_a_missing_or_edited_one_hid
     assert not folder.config.exists(), "nothing has accepted it yet"
     accept(before)
     save(folder, config=configs.dump(before), corpora=contents(before.data))
+    os.utime(folder.config, (0, 0))
+    begin(before, Owner.here())
+    assert folder.config.stat().st_mtime > 0, "status takes it for a sign of progress"
     text = folder.config.read_text()
     for in_the_folder in (text, None, text.replace("seed: 1", "seed: 2")):
         folder.config.unlink()

@@ -4,8 +4,9 @@ Weights and optimizer states are stored per parameter, not per rank: what was sa
 ranks at any ZeRO stage resumes on any other::
 
     checkpoints/step-000001000/
-        manifest.json                        what lies where, and a sha256 of every file
+        manifest.json                        what lies where, checksums, and how sound it is
         trainer.json                         step, attempt, metric, the trainer's own state
+        metrics.jsonl                        the newest rows of the run's
         teacher/rank-00000.safetensors       fragments named "parameter|state|first element"
         students/NAME/rank-00000.safetensors
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,6 +43,8 @@ def begin(config: JobConfig, owner: Owner) -> Beginning:
     if state is not None:
         before, read = _config_so_far(folder, state), state.get("corpora", {})
         changes = accepted_changes(before, config, read, contents(config.data))
+    with contextlib.suppress(FileNotFoundError):
+        os.utime(folder.config)  # for `tandem status`: it loads now, and is not stalled
     if owner.restart == 0:  # a person has started it, whatever was asked of the run before
         forget(folder.requests)
     return Beginning(config, attempt, changes)
