@@ -55,7 +55,7 @@ def test_a_preempted_job_saves_and_goes_on(slurm: RealSlurm, source: Path) -> No
     """SLURM takes its nodes away for a more urgent job, and requeues it by itself."""
     job = Submitted(slurm, source, hold_at=5)
     job.reach(5)
-    urgent = ("sbatch", "--parsable", "-p", "urgent", "-N3", "--exclusive", "--wrap=sleep 1")
+    urgent = ("sbatch", "--parsable", "-p", "urgent", "-N3", "--exclusive", "--wrap=true")
     slurm.wait_job(slurm.run(*urgent).strip(), "COMPLETED")
     saved = [int(path.name[5:]) for path in job.run.glob("checkpoints/*")]
     assert len(saved) == 1
