@@ -37,6 +37,7 @@ def job(*overrides: str) -> JobConfig:
         ("batch.micro_batch=4", "batch.micro_batch: 2 -> 4"),
         ("students.tinybert.zero_stage=2", "students.tinybert.zero_stage: 0 -> 2"),
         ("data.cache_gb=1.0", "data.cache_gb: 50.0 -> 1.0"),
+        ("data.stage=/local", "data.stage: None -> /local"),
         ("teacher.model.attention_dropout=0.2", "teacher.model.attention_dropout: 0.0 -> 0.2"),
         (
             "students.tinybert.model.initializer_range=0.1",

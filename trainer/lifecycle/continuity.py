@@ -27,6 +27,8 @@ SHAPE = "the learner's checkpoint would not fit"
 POLICY: tuple[tuple[str, str | None], ...] = (
     ("data.cache_dir", None),  # how shards are fetched, not what comes out of them
     ("data.cache_gb", None),
+    ("data.stage", None),
+    ("data.stage_gb", None),
     ("data.on_bad_shard", None),
     ("data.*", ORDER),
     ("seed", ORDER),
