@@ -101,7 +101,9 @@ def test_a_slow_rank_is_printed_and_logged_once(tmp_path, capfd, caplog):
     terminal.setLevel(logging.WARNING)
     logging.getLogger().addHandler(terminal)
     caplog.set_level(logging.INFO)
-    with Recorder(config, RunFolder(tmp_path), JobState("id"), Gauges(), speaks=True) as recorder:
+    with Recorder(
+        config, RunFolder(tmp_path), JobState("id"), Gauges(), b"", speaks=True
+    ) as recorder:
         result = StepResult({}, {}, 8, 8, 0, NO_WISHES, 0.0)
         recorder.step(JobState("id", step=1), result, [], [], 0.0)
     logging.getLogger().removeHandler(terminal)
