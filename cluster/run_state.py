@@ -71,8 +71,19 @@ class Evidence:
     @property
     def last_job(self) -> str | None:
         """SLURM_JOB_ID of the last job that was submitted or seen."""
-        seen = [str(self.last["job"])] if "job" in self.last else job_ids(self.run)[-1:]
-        return seen[0] if seen else None
+        seen = str(self.last["job"]) if "job" in self.last else None
+        return self.gone_unstarted or seen or next(reversed(job_ids(self.run)), None)
+
+    @property
+    def gone_unstarted(self) -> str | None:
+        """The newest submission's job, where it left the queue before it began anything."""
+        newest = max(self.run.glob("submissions/*/jobs"), default=None)
+        if newest is None or self.jobs is None or self.job:
+            return None
+        ids = newest.read_text().split()
+        begun = {str(event.get("job")) for event in self.events} | {self.attempt.get("job")}
+        since = self.attempt.get("time", 0) > newest.stat().st_mtime
+        return None if since or begun & {*ids} else ids[-1]
 
     @property
     def end(self) -> str:
@@ -143,6 +154,8 @@ def _live_state(known: Evidence) -> tuple[str, str]:
 
 
 def _ended_state(known: Evidence) -> tuple[str, str]:
+    if known.gone_unstarted:
+        return _never_started(known)
     event = known.last_event
     if event == "done":
         words = "its ranks ended with code 0, but have not finished it; submit it again to resume"
@@ -154,7 +167,7 @@ def _ended_state(known: Evidence) -> tuple[str, str]:
     if event in ("ended", "left"):
         return "stopped", STOPPED_ENDS.get(known.end) or FAILED_ENDS.get(known.end, _reason(known))
     if not event and not known.rows and not known.attempt:
-        return _never_started(known)
+        return "new", ""
     return _ended_without_a_word(known)
 
 
@@ -177,8 +190,6 @@ def _gone(known: Evidence) -> str:
 
 
 def _never_started(known: Evidence) -> tuple[str, str]:
-    if known.last_job is None or known.jobs is None:
-        return "new", ""
     if known.end in FAILED_ENDS:
         return "failed", f"before its script began, {FAILED_ENDS[known.end]}"
     return "stopped", f"{_gone(known)} before it started"

@@ -99,6 +99,19 @@ def test_a_job_that_never_started(run, end, state, reason):
     assert read_run(run.path, None).state == "new"
 
 
+def test_a_second_submission_that_never_started_is_not_the_first_ones_failure(run):
+    run.event("start", job="5", time=1000.0)
+    run.event("final", 1, "no such corpus", job="5", time=1001.0)
+    run.attempt(2**22 + 1, job="5", started=1000.0)
+    assert read_run(run.path, []).reason == "no such corpus"
+    run.submit("8", "9")
+    status = read_run(run.path, [], {"9": "CANCELLED"})
+    assert (status.state, status.reason) == ("stopped", "job 9 was cancelled before it started")
+    run.event("start", job="8")
+    run.event("final", 75, ON_REQUEST, job="8")
+    assert read_run(run.path, []).reason == ON_REQUEST
+
+
 def test_a_reason_to_wait_that_will_not_pass(run):
     run.submit("7")
     job = QueuedJob("7", "7", "PENDING", "PartitionTimeLimit", "", "1:00")
