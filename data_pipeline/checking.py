@@ -1,22 +1,26 @@
 """Verifying a corpus: ``tandem data check``.
 
-Every file is read once, and compared with the size and SHA-256 that the manifest, or for shards
-the index, has of it; of a shard also each block's checksum, and its members as `tarfile` (which
-knows nothing of our index) lists them. Kept sequence counts have a checksum of their own.
+Every file is read once, from its beginning to its end, and compared with the size and SHA-256 that
+the manifest, or for shards the index, has of it; of a shard also each block's checksum, and its
+members as `tarfile` (which knows nothing of our index) lists them. Kept sequence counts have a
+checksum of their own.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from data_pipeline import manifest
 from data_pipeline.corpus import SPLITS, Corpus, CorpusSplit, origin_of
 from data_pipeline.errors import BadShard, DataError
 from data_pipeline.index import Index, shard_name
 from data_pipeline.kept import PATTERN, is_sound
+from data_pipeline.manifest import CHUNK
 from data_pipeline.shards import MEMBERS, token_dtype
 from data_pipeline.sources import is_url
 
@@ -60,32 +64,39 @@ def _kept_files(folder: Path, origin: str) -> Iterator[str]:
 def check_shard(split: CorpusSplit, number: int) -> Iterator[str]:
     """What is wrong with one shard."""
     path = split.folder / shard_name(number)
-    record = split.index.shards[number]
     try:
-        size = path.stat().st_size
-        digest = hashlib.sha256()
         with open(path, "rb") as file:
-            while data := file.read(1 << 22):
-                digest.update(data)
+            yield from _check_contents(split, number, path, file)
     except FileNotFoundError:
         yield f"{path}: missing"
-        return
     except OSError as error:
         yield f"{path}: cannot be read: {error.strerror}"
-        return
+
+
+def _check_contents(split: CorpusSplit, number: int, path: Path, file: BinaryIO) -> Iterator[str]:
+    record = split.index.shards[number]
+    digest, size, end = hashlib.sha256(), 0, b""
+    first = int(record["first_block"])
+    for block in range(first, first + int(record["blocks"])):
+        data = file.read(int(split.index.blocks[block]["bytes"]))
+        digest.update(data)
+        size += len(data)
+        yield from _check_block(split, block, data, path)
+    while data := file.read(CHUNK):
+        digest.update(data)
+        size += len(data)
+        end = end or data
     if size != record["bytes"]:
         yield f"{path}: {size} bytes instead of {record['bytes']}"
     elif digest.digest() != record["sha256"].tobytes():
         yield f"{path}: its SHA-256 is not that of the index"
-    first = int(record["first_block"])
-    for block in range(first, first + int(record["blocks"])):
-        yield from _check_block(split, block)
-    yield from _check_members(path, first, int(record["blocks"]))
+    for name in _members(end):
+        yield f"{path}: holds a member that is not ours: {name}"
 
 
-def _check_block(split: CorpusSplit, number: int) -> Iterator[str]:
+def _check_block(split: CorpusSplit, number: int, data: bytes, path: Path) -> Iterator[str]:
     try:
-        block = split.read_block(number)
+        block = split.decode_block(number, data)
     except BadShard as error:
         yield str(error)
         return
@@ -94,31 +105,19 @@ def _check_block(split: CorpusSplit, number: int) -> Iterator[str]:
         or block.tokens.dtype != token_dtype(split.vocabulary.vocab_size)
         or block.tokens.max(initial=0) >= split.vocabulary.vocab_size
     ):
-        yield f"{split.name}: block {number} is not as the index says"
+        yield f"{path}: block {number} is not as the index says"
+    names = _members(data)
+    if names != [f"block-{number:09d}.{name}.npy" for name in MEMBERS]:
+        yield f"{path}: block {number} has other members: {', '.join(names)}"
 
 
-def _check_members(path: Path, first: int, blocks: int) -> Iterator[str]:
-    expected = [
-        f"block-{number:09d}.{name}.npy"
-        for number in range(first, first + blocks)
-        for name in MEMBERS
-    ]
+def _members(data: bytes) -> list[str]:
+    """The names in a piece of a tar file; none where it is not one."""
     try:
-        with tarfile.open(path, "r:") as tar:
-            names = tar.getnames()
-    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
-        yield f"{path}: not a readable tar file: {error}"
-        return
-    for name in names:
-        if not _is_ours(name):
-            yield f"{path}: holds a member that is not ours: {name}"
-    if len(names) != len(expected):
-        yield f"{path}: {len(names)} members instead of {len(expected)}"
-
-
-def _is_ours(name: str) -> bool:
-    parts = name.split(".")
-    return len(parts) == 3 and parts[0].startswith("block-") and parts[1] in MEMBERS
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+            return tar.getnames()
+    except (tarfile.TarError, OSError, ValueError, OverflowError):
+        return []
 
 
 def _strangers(split: CorpusSplit) -> list[str]:

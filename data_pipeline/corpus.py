@@ -59,6 +59,12 @@ class CorpusSplit:
         record = self.index.blocks[number]
         shard = shard_name(self.index.shard_of(number))
         data = self.shards.read(shard, int(record["offset"]), int(record["bytes"]))
+        return self.decode_block(number, data)
+
+    def decode_block(self, number: int, data: bytes) -> Block:
+        """The block that `data`, read where the index says, holds. Raises BadShard likewise."""
+        record = self.index.blocks[number]
+        shard = shard_name(self.index.shard_of(number))
         if len(data) < record["bytes"]:
             raise BadShard(f"{self.name}/{shard}: cut off inside block {number}")
         if zlib.crc32(data) != record["crc32"]:

@@ -180,3 +180,18 @@ def test_a_member_that_is_not_ours_is_named_though_its_checksum_is_right(copied:
         split = Corpus.of(str(copied), copied, manifest.read(copied)).split("train")
         with pytest.raises(BadShard, match=r"shard-000000\.tar: block 0 is not ours"):
             split.read_block(0)
+
+
+def test_check_reads_every_shard_once_and_in_order(copied: Path) -> None:
+    """As the kernel counts what this process asks for; the index is small beside the shards."""
+    if not Path("/proc/self/io").exists():
+        pytest.skip("needs Linux")
+
+    def read_so_far() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    stored = sum(path.stat().st_size for path in copied.rglob("*") if path.is_file())
+    check(str(copied))  # imports, caches
+    before = read_so_far()
+    assert check(str(copied)) == []
+    assert read_so_far() - before < 1.2 * stored
