@@ -65,7 +65,8 @@ def parse(text: bytes, name: str) -> dict:
         raise DataError(f"{name}: not the manifest of a corpus; {MEND}")
     if tree["format"] != FORMAT:
         raise DataError(
-            f"{name}: of another format ({tree['format']}, not {FORMAT}); build the corpus again"
+            f"{name}: of another format ({tree['format']}, not {FORMAT}); "
+            "build the corpus again, in another folder"
         )
     tree.pop("sha256", None)
     if render(tree).encode() != text:

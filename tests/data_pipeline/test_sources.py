@@ -25,6 +25,7 @@ from data_pipeline import (
     sources,
 )
 from data_pipeline.mixing import rows_of_sources
+from tests.damage import damages
 
 STEPS = 40
 
@@ -212,3 +213,24 @@ def test_a_mixture_of_vocabularies_is_refused(corpus: Corpus, tmp_path: Path) ->
         BatchStream.open(DataConfig(sequence_length=64, mixture=sources_), "train", 1, 8)
     with pytest.raises(DataError, match=r"data\.path: must be set"):
         BatchStream.open(DataConfig(), "train", 1, 8)
+
+
+def test_a_damaged_index_is_fetched_again_or_refused(
+    corpus: Corpus, tmp_path: Path, quick_retries: None
+) -> None:
+    """In the cache it is fetched again; where the corpus lies it is refused by name."""
+    copied, cache = tmp_path / "corpus", tmp_path / "cache"
+    shutil.copytree(corpus.folder, copied)
+    url = f"file:{copied}"
+    folder = Corpus.open(url, str(cache)).folder
+    for name in ("train/blocks.npy", "word_starts.npy", "tokenizer/tokenizer.json"):
+        for damage in damages((folder / name).read_bytes(), flips=1):
+            if not damage.is_folder:
+                damage.inflict(folder / name)
+                Corpus.open(url, str(cache))
+                assert (folder / name).read_bytes() == (copied / name).read_bytes()
+    assert_same_batches(stream(str(corpus.folder), cache), stream(url, cache))
+    flipped = next(one for one in damages(b"x" * 99) if "flipped" in one.name)
+    flipped.inflict(copied / "word_starts.npy")
+    with pytest.raises(DataError, match=r"word_starts\.npy: cannot be fetched .* bytes came"):
+        Corpus.open(url, str(tmp_path / "other"))
