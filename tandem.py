@@ -15,7 +15,7 @@ import click
 from commands import data
 from commands.errors import OneLineErrors
 from commands.job_configs import load_job, models
-from commands.options import POSITIVE, Number
+from commands.options import PLACE, POSITIVE, Number
 from commands.output import drop_what_cannot_be_written
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ main.add_command(data.data)
 
 
 @main.command()
-@click.argument("config")
+@click.argument("config", type=PLACE)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--nproc", type=click.IntRange(min=1), help="Processes on this machine.")
 def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
@@ -107,7 +107,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str | Non
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
-@click.argument("config")
+@click.argument("config", type=PLACE)
 @click.argument("rest", nargs=-1, metavar="[KEY=VALUE]... [--SBATCH-OPTION VALUE]...")
 @click.option("--cluster", help="A name or file of configs/cluster.")
 @click.option("--seeds", callback=_numbers, help="One run for each, as in 1,2,3.")
@@ -154,7 +154,7 @@ def _is_override(word: str, before: str) -> bool:
 
 
 @main.command()
-@click.argument("run", required=False)
+@click.argument("run", type=PLACE, required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(run: str | None, as_json: bool) -> None:
     """Show how RUN goes, or every run in runs/."""
@@ -169,7 +169,7 @@ _WAIT = click.option(
 
 
 @main.command()
-@click.argument("run")
+@click.argument("run", type=PLACE)
 @_WAIT
 def stop(run: str, wait: float) -> None:
     """Have the job that is at work in RUN save and end, from any node, and its chain with it."""
@@ -186,7 +186,7 @@ def stop(run: str, wait: float) -> None:
 
 
 @main.command()
-@click.argument("run")
+@click.argument("run", type=PLACE)
 @_WAIT
 def checkpoint(run: str, wait: float) -> None:
     """Have the job that is at work in RUN save now and go on."""
@@ -201,7 +201,7 @@ def _ask(run: str, kind: str, wait: float) -> None:
 
 
 @main.command("fork")
-@click.argument("run")
+@click.argument("run", type=PLACE)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--step", type=int, required=True, help="Of the checkpoint to begin with.")
 @click.option("--name", required=True, help="The new run's.")
@@ -219,7 +219,7 @@ def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None
 
 
 @main.command("model")
-@click.argument("config")
+@click.argument("config", type=PLACE)
 @click.option("--length", type=click.IntRange(min=1), help="Tokens of a sequence, for the FLOPs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe_models(config: str, length: int | None, as_json: bool) -> None:
@@ -243,7 +243,7 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
 
 
 @main.command("plan")
-@click.argument("config")
+@click.argument("config", type=PLACE)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, show_default=True)
@@ -271,8 +271,8 @@ def make_plan(
 
 
 @main.command("import")
-@click.argument("folder")
-@click.option("--out", required=True)
+@click.argument("folder", type=PLACE)
+@click.option("--out", type=PLACE, required=True)
 def import_model(folder: str, out: str) -> None:
     """Turn the Hugging Face checkpoint in FOLDER into a teacher or student."""
     from model import describe, import_folder
@@ -282,7 +282,7 @@ def import_model(folder: str, out: str) -> None:
 
 
 @main.command()
-@click.argument("run")
+@click.argument("run", type=PLACE)
 def sync(run: str) -> None:
     """Make Weights & Biases agree with RUN's metrics.jsonl; offline without a key."""
     from trainer.control.run_folder import RunFolder
@@ -292,7 +292,7 @@ def sync(run: str) -> None:
 
 
 @main.command()
-@click.argument("run")
+@click.argument("run", type=PLACE)
 @click.option("--learner", help="Only this one: teacher, or a student's name.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(run: str, learner: str | None, as_json: bool) -> None:
@@ -308,25 +308,26 @@ def evaluate(run: str, learner: str | None, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("run")
+@click.argument("run", type=PLACE)
 @click.option("--learner", required=True, help="teacher, or a student's name.")
-@click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option("--out", type=PLACE, required=True)
 @click.option("--onnx", is_flag=True, help="Also write model.onnx.")
-def export(run: str, learner: str, out: Path, onnx: bool) -> None:
+def export(run: str, learner: str, out: str, onnx: bool) -> None:
     """Write a learner of RUN in Hugging Face format."""
     from model import require_free
 
-    require_free(out)  # before what takes long to import
+    folder = Path(out)
+    require_free(folder)  # before what takes long to import
     from trainer.control.run_folder import RunFolder
     from trainer.evaluation.export import export_learner
     from trainer.evaluation.finished import SavedLearners
 
-    export_learner(SavedLearners(RunFolder.existing(run)), learner, out)
+    export_learner(SavedLearners(RunFolder.existing(run)), learner, folder)
     if onnx:
         from model import from_pretrained
         from model.onnx_export import export_onnx
 
-        export_onnx(from_pretrained(out), out / "model.onnx")
+        export_onnx(from_pretrained(folder), folder / "model.onnx")
     click.echo(f"{learner} of {run} is in {out}")
 
 

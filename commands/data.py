@@ -9,7 +9,7 @@ import click
 
 from commands.errors import FAILED
 from commands.job_configs import data_section
-from commands.options import POSITIVE, slice_of
+from commands.options import PLACE, POSITIVE, slice_of
 
 
 @click.group()
@@ -18,10 +18,10 @@ def tokenizer() -> None:
 
 
 @tokenizer.command("train")
-@click.argument("text", nargs=-1, required=True)
+@click.argument("text", type=PLACE, nargs=-1, required=True)
 @click.option("--kind", type=click.Choice(["wordpiece", "bpe", "unigram"]), required=True)
 @click.option("--vocab-size", type=click.IntRange(min=1), required=True)
-@click.option("--out", required=True)
+@click.option("--out", type=PLACE, required=True)
 @click.option("--cased/--uncased", default=None, help="Default: wordpiece uncased, others cased.")
 def tokenizer_train(
     text: tuple[str, ...], kind: str, vocab_size: int, out: str, cased: bool | None
@@ -39,9 +39,11 @@ def data() -> None:
 
 
 @data.command("build")
-@click.argument("text", nargs=-1, required=True)
-@click.option("--tokenizer", "tokenizer_dir", required=True, help="A tokenizer's folder.")
-@click.option("--out", required=True)
+@click.argument("text", type=PLACE, nargs=-1, required=True)
+@click.option(
+    "--tokenizer", "tokenizer_dir", type=PLACE, required=True, help="A tokenizer's folder."
+)
+@click.option("--out", type=PLACE, required=True)
 @click.option("--shard-mb", type=POSITIVE, default=64.0, show_default=True)
 @click.option(
     "--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Processes."
@@ -88,7 +90,7 @@ def data_build(
 
 
 @data.command("merge")
-@click.argument("folder", metavar="DIR")
+@click.argument("folder", type=PLACE, metavar="DIR")
 def data_merge(folder: str) -> None:
     """Join the slices that `data build --task` made in DIR."""
     from data_pipeline.merging import merge
@@ -98,7 +100,7 @@ def data_merge(folder: str) -> None:
 
 
 @data.command("check")
-@click.argument("folder", metavar="DIR")
+@click.argument("folder", type=PLACE, metavar="DIR")
 def data_check(folder: str) -> None:
     """Verify every file of the corpus in DIR."""
     from data_pipeline.checking import check
@@ -112,7 +114,7 @@ def data_check(folder: str) -> None:
 
 
 @data.command("show")
-@click.argument("config")
+@click.argument("config", type=PLACE)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True)
 def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
@@ -128,13 +130,13 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
 
 
 @data.command("dump")
-@click.argument("config")
+@click.argument("config", type=PLACE)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--steps", metavar="A:B", required=True, help="From step A up to step B.")
 @click.option("--world-size", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--split", type=click.Choice(["train", "val"]), default="train", show_default=True)
-@click.option("--out", required=True, help="The .npz file to write.")
+@click.option("--out", type=PLACE, required=True, help="The .npz file to write.")
 def data_dump(config: str, overrides: tuple[str, ...], steps: str, **options: Any) -> None:
     """Write exactly what a rank of the job CONFIG trains on."""
     from data_pipeline.dumping import dump

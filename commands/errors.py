@@ -47,7 +47,7 @@ def one_line(error: Exception) -> str | None:
     if isinstance(error, OSError):
         return _of_the_system(error)
     if isinstance(error, MemoryError):
-        return f"out of memory: {error or 'the machine has too little'}"
+        return f"out of memory: {str(error) or 'the machine has too little'}"
     return None
 
 

@@ -21,6 +21,21 @@ class Number(click.FloatRange):
 
 
 MOST_DIGITS = 18  # of a number that fits into 64 bits
+
+
+class PlaceName(click.ParamType):
+    """A file, a folder, or the name of a run or config: any word but an empty one."""
+
+    name = "path"
+
+    def convert(self, value: Any, *context: Any) -> str:
+        """The word as it is."""
+        if not value:
+            self.fail("must not be empty", *context)
+        return str(value)
+
+
+PLACE = PlaceName()
 POSITIVE = Number(0, 1e9, min_open=True)
 
 

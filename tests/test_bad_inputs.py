@@ -157,7 +157,8 @@ def of_damaged_files(
             out.mkdir()
             with harmed(path, damage):
                 yield Case(commands[number % len(commands)])
-                assert content(folder, path) == before, f"{path}: {damage.name}: files were lost"
+                lost = before.items() - content(folder, path).items()
+                assert not lost, f"{path}: {damage.name}: {lost}"
 
     for number, ended in enumerate(run_all(cases())):
         path, damage = chosen[number]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import math
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import tandem as command_line
+from commands.errors import one_line as one_line_for
 from configs import ConfigError
 from data_pipeline import DataError
 from model import ModelError
@@ -79,6 +81,32 @@ def test_wrong_usage_exits_2():
     for words in ("plan bert --mfu", "data build x --shard-mb", "stop x --wait"):
         done = CliRunner().invoke(command_line.main, [*words.split(), "nan"])
         assert (done.exit_code, "nan is not a number" in done.output) == (2, True), done.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["import", "x", "--out", ""], ["export", "x", "--learner", "teacher", "--out", ""],
+        ["data", "build", "x", "--tokenizer", "t", "--out", ""], ["train", ""], ["stop", ""],
+        ["data", "check", ""], ["data", "build", "", "--tokenizer", "t", "--out", "o"],
+    ],
+)  # fmt: skip
+def test_an_empty_path_is_wrong_usage(words):
+    done = CliRunner().invoke(command_line.main, words)
+    assert (done.exit_code, "must not be empty" in done.output) == (2, True), done.output
+
+
+def test_what_the_system_refuses_is_one_line_with_its_path(tmp_path):
+    for error, line in {
+        OSError(errno.EIO, "Input/output error", "a/file"): "a/file: Input/output error",
+        OSError(errno.EXDEV, "Invalid link", "a", None, "b"): "a to b: Invalid link",
+        FileExistsError(errno.EEXIST, "File exists", tmp_path): f"{tmp_path}: File exists",
+        MemoryError(): "out of memory: the machine has too little",
+        MemoryError("Unable to allocate 8 EiB"): "out of memory: Unable to allocate 8 EiB",
+    }.items():
+        assert one_line_for(error) == line
+    assert one_line_for(BrokenPipeError(errno.EPIPE, "Broken pipe")) is None
+    assert one_line_for(KeyError("a bug")) is None
 
 
 def test_scores_that_are_not_finite_are_null_in_json(tmp_path, monkeypatch):
