@@ -179,7 +179,7 @@ def test_of_a_checkpoint_that_is_not_there_no_contradiction_is_told(run: Path) -
     attempt = Attempt.begin(run)
     for step in (1, 2, 3):
         save(run, step, attempt, keep=9)
-    attempt.disown_after(2)
+    Attempt.begin(run).disown_after(2)
     folder = run / "checkpoints"
     (folder / "step-000000004").touch()
     (folder / "step-0000000005").mkdir()
