@@ -40,7 +40,6 @@ gpu_hours_used="its $max_gpu_hours GPU-hours are used up"
 often_enough="it was started again $max_requeues times, as often as max_requeues allows"
 starts=0 seconds_left=0 timer='' capped=no announced=no
 verdict='' why='' code=0 step='' logged=0 bad='' shared=no best=0 fruitless=0
-ended_by_slurm='ended by SLURM: cancelled, preempted, or a node failed'
 signals=0 pending='' child='' warned=no ended=no rescued=no preempted=no
 
 say() { printf 'tandem: %s\n' "$*"; }
@@ -83,6 +82,18 @@ deliver() {
 timed_out() { scontrol -o show job "$job" | grep -q ' Reason=TimeLimit '; }
 
 was_preempted() { scontrol -o show job "$job" | grep -q ' PreemptTime=[0-9]'; }
+
+requeues() { # by SLURM's own count, which has one more as soon as it has requeued this job
+  scontrol -o show job "$job" | sed -n 's/.* Restarts=\([0-9]*\) .*/\1/p'
+}
+
+ended_by_slurm() { # why it was, as far as can be told
+  case $(requeues)$may_requeue in
+  "${SLURM_RESTART_COUNT:-0}yes") echo cancelled ;;
+  "$((${SLURM_RESTART_COUNT:-0} + 1))"*) echo 'preempted, or a node failed: SLURM starts it again' ;;
+  *) echo 'ended by SLURM: cancelled, preempted, or a node failed' ;;
+  esac
+}
 
 rescue() { # at the limit itself: this shell is killed when the ranks are, so it is now or never
   [ "$may_requeue" = yes ] && timed_out && scontrol requeue "$job" || return
@@ -180,7 +191,7 @@ leave_set_up() { # at an exit, whether `must` made it or the line itself
   code=1 verdict=final why="$step failed on $node"
   [ "$rescued" = no ] || exit "$code"
   if [ "$ended" = yes ]; then
-    verdict=ended why=$ended_by_slurm
+    verdict=ended why=$(ended_by_slurm)
   fi
   finish
 }
@@ -211,7 +222,7 @@ judge() { # sets $verdict (done, requeue, left, ended, final) and $why from $cod
   elif [ "$code" = 75 ] && stop_requested; then
     verdict=final why='stopped on request'
   elif [ "$ended" = yes ]; then
-    verdict=ended why=$ended_by_slurm
+    verdict=ended why=$(ended_by_slurm)
   elif [ "$capped" = yes ]; then
     verdict=final why=$gpu_hours_used
   elif [ "$warned" = yes ]; then
@@ -284,15 +295,11 @@ is_last() { # of a chain
   [ "$chained" = no ] || [ "$(tail -n 1 "$submission/jobs")" = "$SLURM_JOB_ID" ]
 }
 
-stays_ended() { # SLURM counts a requeue of its own at once; else it was cancelled, or its time was up
-  scontrol -o show job "$job" | grep -q " Restarts=${SLURM_RESTART_COUNT:-0} "
-}
-
 is_the_end() { # of the run, as far as SLURM and this script would go on with it
   case $verdict in
   done | final) ;;
   left) is_last ;;
-  ended) stays_ended && is_last ;;
+  ended) [ "$(requeues)" = "${SLURM_RESTART_COUNT:-0}" ] && is_last ;;
   *) false ;;
   esac
 }

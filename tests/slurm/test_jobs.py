@@ -195,7 +195,9 @@ def test_the_end_is_told_of_a_job_that_is_cancelled_not_of_one_that_is_requeued(
     slurm.run("scancel", job.id)
     job.end("CANCELLED")
     until(told.exists, "the word of the end")
-    assert told.read_text().startswith("stopped: ended by SLURM")
+    assert told.read_text() == "stopped: cancelled\n"
+    lost = [reason for event, reason in job.events if event in ("ended", "requeue")]
+    assert lost == ["preempted, or a node failed: SLURM starts it again", "cancelled"]
 
 
 @pytest.mark.slow
