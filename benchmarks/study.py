@@ -149,12 +149,12 @@ def spread(values: Sequence[float]) -> str:
 
 
 def _results(folder: Path, arm: str, learner: str) -> dict[int, Facts]:
-    """The learner's final scores by seed, where the run has finished and the learner joined."""
+    """The learner's final scores by seed, where its run has finished and has trained its head."""
     key = learner if learner == "teacher" else f"students/{learner}"
     found = {}
     for path in folder.glob(f"{arm}-*/evaluation.json"):
         learners = json.loads(path.read_text(encoding="utf-8"))["learners"]
-        if key in learners:
+        if key in learners and learners[key]["accuracy"] is not None:
             found[int(path.parent.name.rpartition("-")[2])] = learners[key]
     return found
 

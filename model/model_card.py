@@ -14,6 +14,7 @@ class Training:
     """How a model came to be, in words and numbers that a reader can check.
 
     objectives: name -> weight and settings, as in the job. metrics: name -> held-out value.
+    predicts: whether its masked-LM head was trained, and not only the layers below.
     teacher: what it was distilled from, empty if nothing. licence: an SPDX identifier in the
     spelling of the Hugging Face hub, such as apache-2.0; "other" says that nobody has chosen.
     """
@@ -26,6 +27,7 @@ class Training:
     teacher: str = ""
     licence: str = "other"
     revision: str = ""
+    predicts: bool = True
 
 
 def model_card(name: str, config: EncoderConfig, training: Training | None = None) -> str:
@@ -35,10 +37,11 @@ def model_card(name: str, config: EncoderConfig, training: Training | None = Non
     """
     size = describe(config)
     licence = training.licence if training else "other"
+    predicts = training is None or training.predicts
     lines = [
         "---",
         "library_name: transformers",
-        "pipeline_tag: fill-mask",
+        f"pipeline_tag: {'fill-mask' if predicts else 'feature-extraction'}",
         f"license: {licence}",
         "tags: [masked-language-modeling, tandem]",
         "---",
@@ -69,6 +72,12 @@ def _training(training: Training) -> list[str]:
     if training.objectives:
         lines += ["", "| objective | settings |", "|---|---|"]
         lines += [f"| {name} | {settings} |" for name, settings in training.objectives.items()]
+    if not training.predicts:
+        lines += [
+            "",
+            "Its masked-LM head is not trained: no term of the objective predicts tokens. Use its"
+            " hidden states, or fine-tune it.",
+        ]
     if training.metrics:
         lines += ["", "## Held-out text", "", "| metric | value |", "|---|---|"]
         lines += [f"| {name} | {value:.4f} |" for name, value in training.metrics.items()]

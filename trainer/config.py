@@ -239,7 +239,8 @@ class CheckpointConfig:
     """A checkpoint every `every` steps.
 
     The `keep` newest stay, those of every `keep_every`-th step, and the `keep_best` with the
-    teacher's lowest held-out loss (of those that are saved right after an evaluation).
+    teacher's lowest held-out loss (of those that are saved right after an evaluation, where the
+    teacher trains).
     """
 
     every: int = 500

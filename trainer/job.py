@@ -31,6 +31,7 @@ from trainer.control.run_folder import RunFolder
 from trainer.control.surroundings import Surroundings
 from trainer.errors import TrainingError
 from trainer.evaluation.held_out import ValidationSet
+from trainer.evaluation.trained_heads import head_is_trained
 from trainer.fit import require_fit, require_same_tokenizers
 from trainer.learner import TEACHER, Learner, Workload, student_key
 from trainer.lifecycle import unreached
@@ -157,14 +158,17 @@ class Job:
     def evaluate(self) -> None:
         """Score every learner on held-out text, and record it."""
         where = (self.device, dist.get_rank(), dist.get_world_size())
-        scores = {}
+        scores, trained = {}, {}
         for name, learner in self.cohort.learners.items():
             scores[name] = self._validation.evaluate(
                 learner.evaluate, self.config.batch.micro_batch, *where
             )
-            self._evaluations[name] = (self.state.step, scores[name].overall.loss)
-        self.state.teacher_held_out = scores[TEACHER].overall
-        self.recorder.held_out(self.state, scores)
+            steps = learner.counters.steps_made(self.state.step)
+            trained[name] = head_is_trained(learner.config, steps)
+            if trained[name]:
+                self._evaluations[name] = (self.state.step, scores[name].overall.loss)
+        self.state.teacher_held_out = scores[TEACHER].overall if trained[TEACHER] else None
+        self.recorder.held_out(self.state, scores, trained)
 
     def save(self, wait: bool = False) -> None:
         """Checkpoint everyone and everything; training goes on meanwhile unless `wait`.
@@ -177,13 +181,12 @@ class Job:
         self.state.learners = self.cohort.counters()
         self.state.teacher_layers = self.cohort.teacher.config.model.layers
         self.state.rows = self.recorder.rows
-        evaluated_at, held_out = self._evaluations.get(TEACHER, (None, None))
         began = time.monotonic()
         self._writer.save(
             self.state.step,
             self._engines(),
             self.state.to_json(),
-            metric=held_out if evaluated_at == self.state.step else None,
+            metric=self._merit,
             wait=wait,
             then=self.surroundings.requests.answer_after_save(self.state.step),
             carried=self.cohort.finished,
@@ -197,6 +200,13 @@ class Job:
                 self.recorder.say(f"step {self.state.step:,}: {name} has used up its budget")
         if not wait:
             self.recorder.stalled(time.monotonic() - began)
+
+    @property
+    def _merit(self) -> float | None:
+        """What makes a checkpoint better: the loss, just measured, of a teacher in training."""
+        evaluated_at, held_out = self._evaluations.get(TEACHER, (None, None))
+        is_new = evaluated_at == self.state.step
+        return held_out if is_new and self.cohort.teacher.is_trained else None
 
     def verify_replicas(self) -> None:
         """Raise DivergenceError unless all ranks hold the same where they should."""

@@ -30,10 +30,14 @@ class LearnerState:
         """Steps of the job that it sat out."""
         return sum(self.guard.sat_out.values())
 
+    def steps_made(self, step: int) -> int:
+        """How many of its own it has made by the job's `step`, those included that it sat out."""
+        last = step if self.finished_at is None else self.finished_at
+        return last - self.started_at
+
     def steps_taken(self, step: int) -> int:
         """How often its weights have changed by the job's `step`."""
-        last = step if self.finished_at is None else self.finished_at
-        return last - self.started_at - self.skipped_steps - self.overflows
+        return self.steps_made(step) - self.skipped_steps - self.overflows
 
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> LearnerState:

@@ -21,6 +21,8 @@ VOCABULARY, LENGTH = 600, 32  # of the corpus that all tests share
 BATCH = "{size: 4, tokens: null, growth: [], micro_batch: 2}"
 # Jobs whose teacher another of them has trained, and where that leaves it.
 TEACHERS = {"mobilebert": "ib_bert/exports/teacher"}
+# Those whose predictions nothing trains: never, and not before layers have been transferred.
+UNTRAINED = {"tinybert": ["students/tinybert"], "mobilebert": ["students/mobilebert"]}
 
 
 def narrow(config: EncoderConfig) -> EncoderConfig:
@@ -90,9 +92,33 @@ def test_a_shipped_job_trains(runs, name):
     for learner, config in trained.items():
         for term in config.objective.terms():
             assert any(f"{learner}/{term}" in row for row in last), (learner, term)
-        assert any(f"val/data/{learner}/loss" in row for row in last)
+        is_scored = any(f"val/data/{learner}/loss" in row for row in last)
+        assert is_scored == (learner not in UNTRAINED.get(name, ()))
         assert (folder / name / "exports" / learner.removeprefix("students/")).is_dir()
     pairs = job.teacher.model.pair_head
     assert any("val/data/teacher/pair_accuracy" in row for row in last) == pairs
     results = json.loads((folder / name / "evaluation.json").read_text(encoding="utf-8"))
     assert (results["learners"]["teacher"]["pair_accuracy"] is not None) == pairs
+
+
+@pytest.mark.parametrize("name", UNTRAINED)
+def test_nothing_is_claimed_of_a_head_that_nothing_has_trained(runs, name):
+    folder, outcomes = runs
+    results = json.loads((folder / name / "evaluation.json").read_text(encoding="utf-8"))
+    rows = metrics.read(folder / name / "metrics.jsonl")
+    for learner in UNTRAINED[name]:
+        facts = results["learners"][learner]
+        scores = [*facts["corpora"].values(), facts]
+        assert all(one[key] is None for one in scores for key in ("loss", "accuracy"))
+        assert facts["retention"] is facts["agreement"] is None
+        assert facts["tokens_per_second"] > 0
+        assert not any(f"val/data/{learner}/accuracy" in row for row in rows)
+        short = learner.removeprefix("students/")
+        (line,) = [one for one in outcomes[name][1].splitlines() if one.startswith(f"{short} ")]
+        assert line.count("not trained") == 2
+        card = (folder / name / "exports" / short / "README.md").read_text(encoding="utf-8")
+        assert "head is not trained" in card
+        assert "accuracy" not in card.replace("pair_accuracy", "")
+    assert results["learners"]["teacher"]["accuracy"] is not None
+    report = (folder / name / "report.html").read_text(encoding="utf-8")
+    assert report.count("<td>not trained</td>") == 2

@@ -1,5 +1,6 @@
 """The model card says what it was trained on and how, and the hub can read its front matter."""
 
+import dataclasses
 from pathlib import Path
 
 import yaml
@@ -27,6 +28,16 @@ def test_it_holds_everything_about_the_training() -> None:
     for fact in ("prose, 1.2M tokens", "1,800", "14,745,600", "temperature 2.0", "4.3219",
                  "demo_teacher, in the same job", "apache-2.0", "abc1234", "2 layers"):  # fmt: skip
         assert fact in body
+
+
+def test_a_model_whose_head_is_not_trained_is_said_to_predict_nothing() -> None:
+    untrained = dataclasses.replace(TRAINING, metrics={}, predicts=False)
+    _, front, body = model.model_card("student", SMALL, untrained).split("---\n", 2)
+    assert yaml.safe_load(front)["pipeline_tag"] == "feature-extraction"
+    assert "head is not trained" in body
+    _, front, body = model.model_card("student", SMALL, TRAINING).split("---\n", 2)
+    assert yaml.safe_load(front)["pipeline_tag"] == "fill-mask"
+    assert "not trained" not in body
 
 
 def test_every_saved_folder_has_one(tmp_path: Path) -> None:

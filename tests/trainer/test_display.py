@@ -59,6 +59,17 @@ def test_time_left_is_that_of_the_steps_or_of_the_hours_whichever_is_less(clock)
     assert seconds_left(90, 100, pace=1.0, seconds=1800.0, hours=0.5) is None
 
 
+def test_a_student_whose_head_is_not_trained_has_no_accuracy_but_words(clock):
+    out, students = console(terminal=False), {"students/half/loss": 6.0}
+    with Display("demo", 3, console=out, clock=clock) as display:
+        for step, untrained in enumerate([["students/half"], None, []], start=1):
+            clock.now += 10
+            display.update(step, row(1.0, **students), untrained=untrained)
+    lines = out.file.getvalue().splitlines()
+    told = [line.endswith("half 6.000 (head not trained)") for line in lines]
+    assert told == [True, True, False]
+
+
 def test_a_waiting_student_gets_its_loss_once_it_has_one(clock):
     out = console(terminal=False)
     with Display("demo", 3, console=out, clock=clock) as display:

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from model import from_pretrained, import_folder
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
+from trainer.checkpoint import published
+from trainer.checkpoint.folder import read_trainer_file
 from trainer.config import InitConfig, LearnerConfig
 from trainer.control.run_folder import RunFolder
 from trainer.measure.gauges import Gauges
@@ -108,3 +110,12 @@ def test_another_model_than_the_folder_has_is_named(runs, corpus, tmp_path):
     assert "teacher.model.norm_eps: is 1e-09, but" in one_line(failed.stderr)
     failed = tandem("train", TINY_JOB, *places, *FROZEN, "students=null")
     assert "students: a frozen teacher needs at least one" in one_line(failed.stderr)
+
+
+def test_no_checkpoint_is_the_best_by_the_loss_of_a_teacher_that_stands_still(runs):
+    def merits(run):
+        checkpoints = RunFolder(runs / run).checkpoints
+        return {read_trainer_file(checkpoints, step)["metric"] for step in published(checkpoints)}
+
+    assert merits("offline") == {None}
+    assert None not in merits("online")

@@ -270,6 +270,19 @@ def test_the_table_keeps_long_export_paths_on_one_line():
     assert "/very/long" * 20 in student_table(results)
 
 
+def test_a_head_that_is_not_trained_has_words_for_scores_and_no_place_in_the_picture(make):
+    folder = make()
+    results = evaluation(["half", "tiny"])
+    nothing = dict.fromkeys(("loss", "accuracy", "retention", "agreement"))
+    results["learners"]["students/half"] |= nothing
+    (folder / "evaluation.json").write_text(json.dumps(results), encoding="utf-8")
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert page.count("<td>not trained</td>") == 2
+    assert page.count("Not trained: ") == 1
+    line = student_table(results).splitlines()[2]
+    assert line.split()[2:6] == ["not", "trained", "not", "trained"]
+
+
 def test_the_table_of_a_scoring_that_exports_nothing():
     results = evaluation(["half"])
     for facts in results["learners"].values():

@@ -71,6 +71,7 @@ def _training(saved: SavedLearners, name: str, results: Mapping[str, Any] | None
         teacher="" if name == TEACHER else _teacher(saved.job),
         licence=saved.job.licence,
         revision=saved.folder.revision(),
+        predicts=saved.head_is_trained(name),
     )
 
 

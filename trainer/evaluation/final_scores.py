@@ -18,6 +18,7 @@ from trainer.evaluation.agreement import agreement
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import Scores, ValidationSet
 from trainer.evaluation.scores import capture_for, score
+from trainer.evaluation.trained_heads import shown
 from trainer.knowledge import Decoder
 from trainer.learner import TEACHER
 from trainer.measure.machine import describe as describe_machine
@@ -34,8 +35,8 @@ def evaluate_run(
     Returns the facts of the corpus, the unigram baseline, and for each learner its parameters
     (embeddings, encoder, pooler) and their bytes, masked-LM loss and accuracy, how far it agrees
     with the teacher, the share of the teacher's accuracy that it kept, its speed, and the step it
-    started at. `beat` is called for every batch that is scored. Raises TrainingError when there is
-    no such learner.
+    started at. What a head that nothing has trained would score is None. `beat` is called for every
+    batch that is scored. Raises TrainingError when there is no such learner.
     """
     names = saved.names if only is None else [saved.resolve(only)]
     measurement = _Measurement(saved, beat)
@@ -64,14 +65,16 @@ class _Measurement:
         is_teacher = name == TEACHER
         model = self.teacher if is_teacher else self.saved.load(name).to(self.device)
         scores = self.teacher_scores if is_teacher else self._score(model)
+        is_trained = self.saved.head_is_trained(name)
+        comparable = is_trained and self.saved.head_is_trained(TEACHER)
         size = describe(model.config)
         return {
             "parameters": size.parameters,
             "bytes": size.bytes,
-            **dataclasses.asdict(scores.overall),
-            "corpora": {name: dataclasses.asdict(one) for name, one in scores.by_corpus.items()},
-            "retention": self._retention(scores.overall.accuracy),
-            "agreement": None if is_teacher else self._agreement(model),
+            **shown(scores.overall, is_trained),
+            "corpora": {name: shown(one, is_trained) for name, one in scores.by_corpus.items()},
+            "retention": self._retention(scores.overall.accuracy) if comparable else None,
+            "agreement": self._agreement(model) if comparable and not is_teacher else None,
             **self._speed(model),
             "started_at": self.saved.state.learners[name].started_at,
             "finished_at": self.saved.state.learners[name].finished_at,

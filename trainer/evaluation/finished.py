@@ -12,6 +12,7 @@ from trainer.checkpoint import Checkpoint, newest_intact
 from trainer.config import JobConfig, LearnerConfig
 from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
+from trainer.evaluation.trained_heads import head_is_trained
 from trainer.learner import TEACHER, student_key
 from trainer.lifecycle.first_weights import model_state
 from trainer.lifecycle.stacking import StackingConfig
@@ -59,6 +60,11 @@ class SavedLearners:
     def state(self) -> JobState:
         """How far the job had come."""
         return JobState.from_json(self.checkpoint.trainer_state)
+
+    def head_is_trained(self, name: str) -> bool:
+        """Whether the predictions of the learner with this full name mean anything."""
+        steps = self.state.learners[name].steps_made(self.checkpoint.step)
+        return head_is_trained(self.config(name), steps)
 
     def weights(self, name: str) -> dict[str, Tensor]:
         """The model's float32 weights, without its objective's projections."""

@@ -37,6 +37,12 @@ class OverSteps:
         """Between which of its points a step lies, by their number."""
         return bisect_right(self.steps, step)
 
+    def weighs_between(self, first: int, end: int) -> bool:
+        """Whether it is anything but 0 at a step from `first` up to, and without, `end`."""
+        turns = [step for step in self.steps if first <= step < end]
+        ends = [first, end - 1] if first < end else []
+        return any(self.at(step) for step in (*turns, *ends))
+
     def at(self, step: int) -> float:
         """The value at a step, on the line between the points around it."""
         return float(np.interp(step, self.steps, self.values))

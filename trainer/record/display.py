@@ -3,8 +3,9 @@
     demo ━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━ 1,200/3,000 · 41,200 tokens/s · 2:31 left
       teacher 4.213 (18.3%)   half waiting   tiny 5.120 (12.0%)
 
-The percentage is accuracy on held-out text. Nothing runs in the background: the picture changes
-when the trainer has something to say, so it can neither slow nor outlive it.
+The percentage is accuracy on held-out text, unless nothing has trained the head that predicts it.
+Nothing runs in the background: the picture changes when the trainer has something to say, so it can
+neither slow nor outlive it.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Display:
         self._tokens_per_second: float | None = None
         self._losses: dict[str, float | None] = {}  # None: the learner has not started
         self._accuracies: dict[str, float] = {}
+        self._untrained: set[str] = set()  # whose predictions nothing has trained yet
         self._history = deque([(clock(), step)])  # when which step was done
         self._shown_at = clock() - LINE_SECONDS
         self._is_shown = True  # nothing to show yet
@@ -71,8 +73,17 @@ class Display:
             self._live.stop()
             self._live = None
 
-    def update(self, step: int, row: Mapping[str, float], waiting: Iterable[str] = ()) -> None:
-        """Take in the metrics row of `step`; `waiting` names learners that have not started."""
+    def update(
+        self,
+        step: int,
+        row: Mapping[str, float],
+        waiting: Iterable[str] = (),
+        untrained: Iterable[str] | None = None,
+    ) -> None:
+        """Take in the metrics row of `step`; `waiting` names learners that have not started.
+
+        `untrained` names those whose predictions nothing has trained; None: the same as before.
+        """
         self._step = step
         self._seconds = row.get("seconds", self._seconds)
         self._tokens_per_second = row.get("tokens_per_second", self._tokens_per_second)
@@ -86,6 +97,8 @@ class Display:
                 self._losses[learner] = value
         for learner in waiting:
             self._losses.setdefault(learner, None)
+        if untrained is not None:
+            self._untrained = set(untrained)
         self._note_time()
         self._is_shown = False
         self._show()
@@ -137,6 +150,8 @@ class Display:
         short = name.removeprefix("students/")
         if loss is None:
             return f"{short} waiting"
+        if name in self._untrained:
+            return f"{short} {loss:.3f} (head not trained)"
         return f"{short} {loss:.3f}" + ("" if accuracy is None else f" ({accuracy:.1%})")
 
     def _seconds_left(self) -> float | None:

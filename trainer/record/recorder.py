@@ -6,7 +6,6 @@ Only rank 0 says anything. `metrics.jsonl` is the record; the others are views o
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from types import TracebackType
 from trainer.config import JobConfig
 from trainer.control.run_folder import RunFolder
 from trainer.evaluation.held_out import Scores
+from trainer.evaluation.trained_heads import shown
 from trainer.learner import Learner
 from trainer.measure.gauges import Gauges
 from trainer.measure.models_table import models_table
@@ -103,18 +103,21 @@ class Recorder:
         """Training stood still for a checkpoint."""
         self._gauges.stalled(seconds)
 
-    def held_out(self, state: JobState, scores: Mapping[str, Scores]) -> None:
-        """Record a held-out evaluation of every learner."""
+    def held_out(
+        self, state: JobState, scores: Mapping[str, Scores], trained: Mapping[str, bool]
+    ) -> None:
+        """Record a held-out evaluation of every learner: of those whose head is `trained`, all."""
         if not self._speaks:
             return
         row: dict[str, float] = {"step": state.step, "tokens": state.tokens}
         for learner, found in scores.items():
             for corpus, score in found.by_corpus.items():
-                for column, value in dataclasses.asdict(score).items():
+                for column, value in shown(score, trained[learner]).items():
                     if value is not None:
                         row[metrics.held_out_key(corpus, learner, column)] = value
         self._append(row)
-        self._display.update(state.step, row, [])
+        untrained = [name for name, is_trained in trained.items() if not is_trained]
+        self._display.update(state.step, row, untrained=untrained)
 
     def say(self, message: str) -> None:
         """One line for the person who watches, and for the log."""

@@ -263,7 +263,8 @@ def log_results(run: Any, folder: Path, step: int) -> None:
     table = wandb.Table(columns=["learner", *columns])
     for name, facts in learners.items():
         table.add_data(name, *(facts[column] for column in columns))
-        run.summary.update({f"final/{name}/{column}": facts[column] for column in columns})
+        known = [column for column in columns if facts[column] is not None]
+        run.summary.update({f"final/{name}/{column}": facts[column] for column in known})
     media: dict[str, Any] = {"learners": table}
     report = folder / "report.html"
     if report.exists():

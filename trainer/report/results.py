@@ -7,14 +7,15 @@ from typing import Any
 
 from trainer.report.chart import Level, Point, scatter
 from trainer.report.run_files import RunFiles
-from trainer.report.words import percent, plain_name, short
+from trainer.report.words import nats, percent, plain_name, short
 
 HEADINGS = ("parameters", "loss", "accuracy", "kept", "agrees", "tokens/s", "ms/seq", "joined at")
 LEGEND = (
     "Loss (nats) and accuracy are of masked tokens in held-out text; kept is the share of the "
     "teacher's accuracy; agrees is the share of first choices that are the teacher's; parameters "
     "are without the heads; tokens/s is the encoder alone, ms/seq the same for a single sequence. "
-    "Unigram always guesses by frequency."
+    "Unigram always guesses by frequency. Not trained: no term of the learner's objective has "
+    "trained what predicts tokens."
 )
 
 
@@ -52,7 +53,7 @@ def _row(name: str, facts: dict[str, Any], colour: int) -> str:
     agreement = facts["agreement"]
     cells = [
         short(facts["parameters"]),
-        f"{facts['loss']:.3f}",
+        nats(facts["loss"]),
         percent(facts["accuracy"]),
         "" if kept is None else _bar(kept),
         "" if agreement is None else percent(agreement["top_1"]),
@@ -74,6 +75,7 @@ def _picture(run: RunFiles, evaluation: dict[str, Any]) -> str:
     points = [
         Point(plain_name(name), run.colour(name), facts["parameters"], facts["accuracy"])
         for name, facts in evaluation["learners"].items()
+        if facts["accuracy"] is not None
     ]
     return scatter(
         "Size against quality",

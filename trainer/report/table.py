@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from trainer.report.words import percent, plain_name, short
+from trainer.report.words import nats, percent, plain_name, short
 
 SHARES_AND_SPEED = ("kept", "agrees", "tokens/s", "ms/seq")
 WIDTH = 10_000  # a line is never broken: paths stay copyable
@@ -41,6 +41,7 @@ def student_table(evaluation: dict[str, Any]) -> str:
 _LEGEND = (
     "loss and accuracy: of masked tokens in held-out text; pairs: share of pairs of segments told\n"
     "right; kept: share of the teacher's accuracy; agrees: same first choice as the teacher;\n"
+    "not trained: no term of its objective has trained what predicts tokens;\n"
     "parameters: without the heads; tokens/s: of the encoder alone, on this machine; ms/seq: the\n"
     "same for a single sequence"
 )
@@ -51,7 +52,7 @@ def _cells(name: str, facts: dict[str, Any], pairs: bool) -> list[str]:
     return [
         plain_name(name),
         short(facts["parameters"]),
-        f"{facts['loss']:.3f}",
+        nats(facts["loss"]),
         percent(facts["accuracy"]),
         *([percent(told) if told is not None else ""] if pairs else []),
         "" if kept is None or name == "teacher" else percent(kept),

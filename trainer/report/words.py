@@ -16,9 +16,17 @@ def short(number: float) -> str:
     return f"{number:,.0f}" if size >= 1000 or number == round(number) else _digits(number)
 
 
-def percent(share: float) -> str:
-    """0.1234 as 12.3%."""
-    return f"{share:.1%}"
+NOT_TRAINED = "not trained"
+
+
+def percent(share: float | None) -> str:
+    """0.1234 as 12.3%; None, the score of a head that nothing has trained, in words."""
+    return NOT_TRAINED if share is None else f"{share:.1%}"
+
+
+def nats(loss: float | None) -> str:
+    """1.23456 as 1.235; None as in `percent`."""
+    return NOT_TRAINED if loss is None else f"{loss:.3f}"
 
 
 def plain_name(learner: str) -> str:
