@@ -30,8 +30,9 @@ ROWS, RANKS, ACCUMULATION, STEPS = 8, 2, 2, tiny.STEPS
 CLIPPING = 0.5
 RATES = {"adamw": 1e-4, "lamb": 1e-3}
 STUDENTS = ("distilbert", "tinybert", "distilbert", "tinybert")
-# Relative: of losses, and of gradients and their norms. In 16 bit the stages round elsewhere.
-TOLERANCES = {"fp32": (1e-6, 1e-5), "bf16": (1e-3, 2e-2), "fp16": (1e-4, 2e-3)}
+# Relative: of losses, of the first gradients, and of the norms of all, at weights that have drifted
+# apart where the stages round at other places, in 16 bit.
+TOLERANCES = {"fp32": (1e-6, 1e-5, 1e-5), "bf16": (1e-3, 2e-2, 1e-1), "fp16": (1e-4, 2e-3, 1e-2)}
 LOSS_SCALE = LossScaleConfig(initial=2.0**22, growth_interval=3)  # overflows, and grows
 OFFLOAD = ("none", "optimizer", "optimizer", "parameters")  # the most there is at each stage
 
@@ -239,7 +240,7 @@ def test_every_pair_of_stages_equals_the_whole_batch(ranks, companies):
 def assert_equal(company, result, expected):
     (first, curve, norms, scales), (expected_first, *expected_rest) = result, expected
     assert_gradients_equal(first, expected_first, company)
-    close, near = TOLERANCES[company.precision]
+    close, _, near = TOLERANCES[company.precision]
     for step, (losses, found, scale) in enumerate(zip(curve, norms, scales, strict=True)):
         expected_losses, expected_norms, expected_scale = (rest[step] for rest in expected_rest)
         where = (company, step)
