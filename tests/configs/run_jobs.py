@@ -36,7 +36,7 @@ def run_jobs(told: Mapping[str, list[str]], folder: Path) -> dict[str, tuple[int
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
     return {name: (code, output) for name, code, output in lines}
 
 
