@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+import configs
 from cluster.errors import LaunchError
 from cluster.run_files import (
     Row,
@@ -194,10 +193,12 @@ def _budget(run: Path) -> tuple[int, float | None]:
     if file is None:
         raise LaunchError(f"{run}: no run there (it has no config.yaml)")
     try:
-        config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise LaunchError(f"{file}: not valid YAML: {error}") from error
-    if not isinstance(config, dict) or not isinstance(config.get("steps"), int):
+        config = configs.plain(file.read_text(encoding="utf-8"), str(file))
+    except UnicodeDecodeError as error:
+        raise LaunchError(f"{file}: not valid UTF-8 at byte {error.start}") from error
+    except configs.ConfigError as error:
+        raise LaunchError(str(error)) from error
+    if not isinstance(config.get("steps"), int):
         raise LaunchError(f"{file}: not the config of a run, which has steps")
     return config["steps"], config.get("hours")
 

@@ -12,6 +12,6 @@ ending in it is the path of a file outside the shipped ones.
 """
 
 from configs.errors import ConfigError
-from configs.loading import dump, find, load, load_text, validate
+from configs.loading import dump, find, load, load_text, plain, validate
 
-__all__ = ["ConfigError", "dump", "find", "load", "load_text", "validate"]
+__all__ = ["ConfigError", "dump", "find", "load", "load_text", "plain", "validate"]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 
 from configs.errors import ConfigError
-from configs.typed import build, hints_of, inside, nearest, options_of, shown
+from configs.typed import build, convert, hints_of, inside, nearest, options_of, shown
 from configs.yaml_text import DEEPEST, parse
 
 SHIPPED = Path(__file__).parent
@@ -65,6 +65,14 @@ def validate(tree: Mapping[str, Any], schema: type[T], source: str) -> T:
         return build(tree, schema)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
+
+
+def plain(text: str, source: str) -> dict[str, Any]:
+    """What a config says, without a schema: numbers, true and false are what looks like them.
+
+    Raises ConfigError, which begins with `source`.
+    """
+    return typing.cast(dict[str, Any], convert(_tree(text, source), Any, source))
 
 
 def dump(config: Any) -> str:

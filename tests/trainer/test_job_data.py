@@ -175,7 +175,10 @@ def test_batches_may_be_stated_in_tokens(blocks, tmp_path):
 def test_settings_that_cannot_be(blocks, tmp_path):
     for override, message in (
         ("batch={size: 8, tokens: 100}", "batch.tokens: set either size or tokens"),
-        ("batch.growth=[{step: 5, size: 8}, {step: 5, size: 16}]", "batch.growth: step must"),
+        (
+            "batch.growth=[{step: 5, size: 8}, {step: 5, size: 16}]",
+            "batch.growth: must be in the order of step",
+        ),
         ("batch.growth=[{step: 5}]", "tokens: set either"),
         ("data.masking={unit: word, on_device: true}", "data.masking.on_device: needs unit"),
     ):

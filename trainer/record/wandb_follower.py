@@ -26,7 +26,8 @@ from typing import Any
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 import wandb
-import yaml
+
+import configs
 
 POLL_SECONDS = 1.0
 INIT_SECONDS = 60.0
@@ -309,7 +310,7 @@ def _config(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     text = path.read_text(encoding="utf-8")
-    config: Any = yaml.safe_load(text)
+    config = configs.plain(text, str(path))
     first = text.partition("\n")[0]
     if first.startswith(REVISION):
         config["git_revision"] = first.removeprefix(REVISION)

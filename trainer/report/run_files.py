@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
+import configs
 from trainer.record import metrics
 from trainer.report.chart import COLOURS
 from trainer.report.scale import Floats
@@ -38,8 +38,9 @@ class RunFiles:
     @classmethod
     def read(cls, folder: Path) -> RunFiles:
         """Everything in `folder`, which must have a ``config.yaml``."""
-        text = (folder / "config.yaml").read_text(encoding="utf-8")
-        config: Any = yaml.safe_load(text)
+        path = folder / "config.yaml"
+        text = path.read_text(encoding="utf-8")
+        config = configs.plain(text, str(path))
         evaluation = read_evaluation(folder / "evaluation.json")
         rows = metrics.read(folder / "metrics.jsonl")
         if evaluation and any(row["step"] > evaluation["step"] for row in rows[-1:]):
