@@ -77,9 +77,16 @@ def _require_equal_shares(batches: Sequence[int], site: ClusterConfig) -> None:
 def cancel_waiting(run: Path) -> tuple[list[str], bool]:
     """``tandem stop`` for what waits in SLURM's queue: the rest of a chain, or a requeued job.
 
-    Returns what was done, in lines, and whether a job of the run has started. Raises LaunchError.
+    Returns what was done, in lines, and whether a job of the run has started, or may have: a queue
+    that cannot be read is one of the lines, and keeps nobody from stopping a live run. Raises
+    LaunchError where SLURM does not cancel.
     """
-    jobs = of_run(queued_jobs() or [], run)
+    if not (run / "submissions").exists():
+        return [], False
+    try:
+        jobs = of_run(queued_jobs() or [], run)
+    except LaunchError as error:
+        return [f"{run}: what waits in SLURM's queue stays, which cannot be read: {error}"], True
     waiting = [job.id for job in jobs if job.state == "PENDING"]
     started = [job.id for job in jobs if job.state != "PENDING"]
     lines = []

@@ -50,6 +50,18 @@ def test_a_chain_ends_as_a_whole(tmp_path, queue):
     assert code == 1, "the rank of the first job did not answer: there is none here"
 
 
+def test_a_queue_that_cannot_be_read_keeps_no_run_from_being_stopped(tmp_path, queue):
+    (tmp_path / "bin/squeue").write_text("#!/bin/sh\necho no controller >&2\nexit 1\n")
+    chain(tmp_path)
+    code, said, cancelled = stop(tmp_path)
+    assert (code, cancelled) == (1, [])
+    assert "runs/demo: what waits in SLURM's queue stays, which cannot be read: squeue: no" in said
+    assert "no job is at work in it" in said
+    (tmp_path / "runs/local").mkdir()
+    (tmp_path / "runs/local/config.yaml").write_text("steps: 10\n")
+    assert "queue" not in stop(tmp_path, "runs/local")[1], "nothing of it was ever submitted"
+
+
 def test_a_job_that_waits_to_start_again_is_cancelled(tmp_path, queue):
     chain(tmp_path)
     queue.write_text("7|7|PENDING|BeginTime||1:00|x\n")

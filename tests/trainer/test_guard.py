@@ -55,7 +55,7 @@ def test_runs_of_bad_steps_are_counted_by_reason():
 
 @pytest.mark.parametrize("wrong", [{"sigmas": 0}, {"window": 1}, {"tolerate": -1}])
 def test_limits_without_meaning_are_refused(wrong):
-    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must"):
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))}: must"):
         GuardConfig(**wrong)
 
 

@@ -119,7 +119,7 @@ def test_layers_are_counted_on_the_final_teacher():
 
 @pytest.mark.parametrize(
     ("layers", "steps", "reason"),
-    [(6, [2, 5], "stacking.steps: 6 layers are not 4 times"), (4, [5, 2], "steps must be")],
+    [(6, [2, 5], "stacking.steps: 6 layers are not 4 times"), (4, [5, 2], "steps: must be")],
 )
 def test_what_cannot_double_is_refused(layers, steps, reason):
     with pytest.raises(ValueError, match=reason):
