@@ -48,11 +48,14 @@ $(DEMO)-tokenizer/tokenizer.json: $(DEMO)-text.txt
 $(DEMO)-text.txt: | $(READY)
 	@$(BIN)/python -m data_pipeline.machine_text --out $@
 
+# A test file at a time on each core, with one thread: the tests start processes of their own.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --dist loadfile
+
 test: lint slurm
-	@$(BIN)/python -m pytest -q -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 test-all: lint slurm
-	@$(BIN)/python -m pytest -q
+	@$(PYTEST)
 
 # The tests of SLURM bring up a cluster of Debian's own packages; without them they skip.
 slurm:
