@@ -27,7 +27,7 @@ from data_pipeline.order import SequenceCounts
 from data_pipeline.packing import PackingRules
 from data_pipeline.shards import Block, decode_block
 from data_pipeline.sources import Folder, Remote, is_url, join
-from data_pipeline.staging import Staged
+from data_pipeline.staged import Staged
 from data_pipeline.tokenization import Vocabulary
 
 SPLITS = ("train", "val")

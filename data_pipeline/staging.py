@@ -18,77 +18,22 @@ import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from data_pipeline.corpus import CorpusSplit
 from data_pipeline.errors import BadShard, DataError
 from data_pipeline.index import shard_name
-from data_pipeline.sources import Folder
-
-if TYPE_CHECKING:
-    from data_pipeline.corpus import CorpusSplit
+from data_pipeline.staged import Staged
 
 STEPS_AHEAD = 10_000  # of the reader, at most
 STEPS_BEHIND = 4  # by which another rank of the node may be behind the one that counts
 PREFIX, LOCK = "tandem-staged-", ".lock"  # of the folders that are made here, and the file in each
-CHECKSUM_BYTES = 4
 
 _COPY = re.compile(r"shard-\d{6,}\.tar\.\d+(\.part)?")
 _log = logging.getLogger(__name__)
 
-Entered = list[tuple["CorpusSplit", int]]  # blocks that are read from a step on
-
-
-@dataclass(frozen=True)
-class Staged:
-    """The shards of `source`, of which some blocks are in `folder`, on this node's own disk."""
-
-    source: Folder
-    folder: Path
-    _said: set[str] = field(default_factory=set, compare=False)
-
-    def read(self, name: str, offset: int, size: int) -> bytes:
-        """`size` bytes of a file, fewer at its end. Raises BadShard when it cannot be read."""
-        copied = self._copied(name, offset, size)
-        return self.source.read(name, offset, size) if copied is None else copied
-
-    def put(self, name: str, offset: int, data: bytes) -> None:
-        """Keep a copy of a block. Raises OSError."""
-        path = self._path(name, offset)
-        part = path.with_name(f"{path.name}.part")
-        with open(part, "wb") as file:
-            file.write(data)
-            file.write(zlib.crc32(data).to_bytes(CHECKSUM_BYTES, "little"))
-        part.rename(path)
-
-    def drop(self, name: str, offset: int) -> None:
-        """Remove the copy of a block."""
-        self._path(name, offset).unlink(missing_ok=True)
-
-    def _path(self, name: str, offset: int) -> Path:
-        return self.folder / f"{name}.{offset}"
-
-    def _copied(self, name: str, offset: int, size: int) -> bytes | None:
-        path = self._path(name, offset)
-        try:
-            found = path.read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            self._warn(path, str(error.strerror))
-            return None
-        data, checksum = found[:-CHECKSUM_BYTES], found[-CHECKSUM_BYTES:]
-        if len(data) != size or zlib.crc32(data).to_bytes(CHECKSUM_BYTES, "little") != checksum:
-            self._warn(path, "not as it was written")
-            return None
-        return data
-
-    def _warn(self, path: Path, reason: str) -> None:
-        """Say once that this disk fails."""
-        if not self._said:
-            self._said.add(reason)
-            _log.warning("data.stage: %s: %s; read from the corpus instead", path, reason)
+Entered = list[tuple[CorpusSplit, int]]  # blocks that are read from a step on
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,8 @@ from data_pipeline import (
     SourceConfig,
     sources,
 )
-from data_pipeline.staging import (
-    CHECKSUM_BYTES,
-    LOCK,
-    PREFIX,
-    Staged,
-    Stager,
-    remove_leftovers,
-    stage_folder,
-)
+from data_pipeline.staged import CHECKSUM_BYTES, Staged
+from data_pipeline.staging import LOCK, PREFIX, Stager, remove_leftovers, stage_folder
 
 ROWS, STEPS = 6, 60
 ROOM = 1 << 30

@@ -11,7 +11,7 @@ import pytest
 
 import configs
 from data_pipeline import BatchStream, build
-from data_pipeline.staging import Staged
+from data_pipeline.staged import Staged
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.batch_plan import global_batches, usual_rows
