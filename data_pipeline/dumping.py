@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,8 +56,14 @@ def dump(
         refuse_existing([path])
     stream = BatchStream.open(config, split, seed, batch_sizes, rank, world_size)
     batches = [stream.batch(step) for step in range(first, last)]
+    arrays = _columns(batches, first, stream.vocabulary.pad)
+    _replace(path, arrays)
+    return len(arrays["step"])
+
+
+def _columns(batches: Sequence[Batch], first: int, pad: int) -> dict[str, np.ndarray]:
+    """The rows of the batches of steps from `first` on, by column."""
     length = max(batch.input_ids.shape[1] for batch in batches)
-    pad = stream.vocabulary.pad
     columns: dict[str, list[np.ndarray]] = {
         "step": [np.full(len(b.sample_ids), first + n) for n, b in enumerate(batches)],
         "sample_ids": [batch.sample_ids for batch in batches],
@@ -72,7 +78,11 @@ def dump(
             np.full(len(b.sample_ids), NO_LABEL) if b.pair_labels is None else b.pair_labels
             for b in batches
         ]
-    arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
+    return {name: np.concatenate(parts) for name, parts in columns.items()}
+
+
+def _replace(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write an .npz file at once or not at all."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with disk_errors(path), open(part, "xb") as file:
@@ -80,7 +90,6 @@ def dump(
             part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    return len(arrays["step"])
 
 
 def _is_dump(path: Path) -> bool:

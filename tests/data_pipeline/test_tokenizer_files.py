@@ -1,0 +1,95 @@
+"""Tokenizers that cannot be trained or read: one line that names the file or option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from pydoc_data import topics
+
+import pytest
+import sentencepiece
+
+from data_pipeline import DataError
+from data_pipeline.tokenization import load
+from data_pipeline.tokenizer_training import train
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("A little text.\n\nAnd more.")
+    text = [str(tmp_path / "text.txt")]
+    for kind, size, message in (
+        ("bpe", 100, "at least 261"),
+        ("wordpiece", 9, r"must be at least \d+ for the characters of this text"),
+        ("wordpiece", 1 << 40, "must be from 6 to 1,048,576"),
+        ("unigram", 5, "must be from 6 to"),
+        ("unigram", 9, r"--vocab-size 9: must be at least \d+ for the characters"),
+        ("unigram", 8000, r"--vocab-size 8000: must be at most \d+ for so little text"),
+        ("letters", 100, "--kind letters"),
+    ):
+        with pytest.raises(DataError, match=message) as caught:
+            train(text, kind, size, str(tmp_path / "out"))
+        assert "\n" not in str(caught.value)
+    for name, content in (("empty", b""), ("bad", b"nonsense")):
+        (tmp_path / f"{name}.model").write_bytes(content)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for path, message in (
+        (tmp_path / "bad.model", "not a SentencePiece model"),
+        (tmp_path / "empty.model", "no pieces in it"),
+        (tmp_path, "not a tokenizer"),
+        (tmp_path / "none", "holds no tokenizer"),
+    ):
+        with pytest.raises(DataError, match=message) as caught:
+            load(path)
+        assert "\n" not in str(caught.value)
+
+
+SPECIAL = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"vocab.txt": b"\xff\xfe["}, r"vocab\.txt: not valid UTF-8 at byte 0"),
+        ({"vocab.txt": b""}, r"vocab\.txt: has no \[UNK\]"),
+        ({"vocab.txt": SPECIAL}, "the vocabulary has no ordinary tokens"),
+        (
+            {"vocab.txt": SPECIAL + "a", "tokenizer_config.json": '{"mask_token": "[SEP]"}'},
+            r"\[SEP\] is both the sep and the mask token",
+        ),
+        ({"tokenizer_config.json": "[]"}, r"tokenizer_config\.json: must hold a JSON object"),
+        ({"special_tokens_map.json": '"a"'}, r"special_tokens_map\.json: must hold a JSON object"),
+        ({"tokenizer_config.json": "{"}, r"tokenizer_config\.json: not valid JSON"),
+        ({"tokenizer_config.json": "[" * 100_000}, r"tokenizer_config\.json: not valid JSON"),
+        ({"tokenizer_config.json": '{"sep_token": 3}'}, "sep_token must be a token, not 3"),
+        ({"tokenizer_config.json": '{"do_lower_case": 1}'}, "do_lower_case must be true, false"),
+        ({"tokenizer.json": "[]"}, r"tokenizer\.json: not a tokenizer"),
+        ({"tokenizer.json": b"\xff"}, r"tokenizer\.json: not a tokenizer"),
+        ({"vocab.json": "{}", "merges.txt": "a"}, r"vocab\.json: not a BPE vocabulary"),
+    ],
+)
+def test_odd_folders_are_one_line(tmp_path: Path, files: dict, message: str) -> None:
+    if "vocab.txt" not in files and "vocab.json" not in files:
+        (tmp_path / "vocab.txt").write_text(SPECIAL + "a")
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=message) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_model_of_sentencepiece_is_one_line(tmp_path: Path) -> None:
+    """Whatever byte is wrong: it is read all the same, or refused by name."""
+    model = tmp_path / "own"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(topics.topics["if"].splitlines()), model_prefix=str(model),
+        vocab_size=60, minloglevel=2, hard_vocab_limit=False,
+    )  # fmt: skip
+    whole = model.with_suffix(".model").read_bytes()
+    damaged = tmp_path / "damaged.model"
+    for at in [*range(0, len(whole), len(whole) // 60), *range(len(whole) - 60, len(whole))]:
+        for data in (whole[:at], whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :]):
+            damaged.write_bytes(data)
+            try:
+                load(damaged)[0].encode("A text.")
+            except DataError as error:
+                assert str(error).startswith(f"{damaged}: ")  # noqa: PT017
+                assert "\n" not in str(error)  # noqa: PT017
