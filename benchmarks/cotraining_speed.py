@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data_pipeline import Batch
 from model import EncoderConfig, Features
 from trainer.batches import count, sum_over_ranks, to_device
-from trainer.config import LearnerConfig
 from trainer.engine import join_process_group
 from trainer.knowledge import Knowledge, detach, union
 from trainer.learner import TEACHER, Learner, Place, Workload, student_key
+from trainer.learner_config import LearnerConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import MaskedLanguageModelling, SoftTargets
 from trainer.step import train_step

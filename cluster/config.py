@@ -11,6 +11,7 @@ from typing import Any
 from cluster.errors import LaunchError
 from cluster.ranks import EXPORTED
 from cluster.sbatch_options import OWN, gpus_in_gres
+from configs.bounds import GIGABYTES, INDEX, positive, require_bounds
 
 # Set for each rank, by SLURM or from what it sets; or read-only in bash.
 LAUNCHERS = re.compile(
@@ -59,12 +60,8 @@ class ClusterConfig:
         if not re.fullmatch(r"([A-Za-z][\w.-]*:)?\d+", self.gpus_per_node):
             kinds = "a number, nor one of a kind such as a100:8"
             raise ValueError(f"gpus_per_node: {self.gpus_per_node!r} is neither {kinds}")
-        if self.min_free_gb < 0:
-            raise ValueError("min_free_gb: must not be negative")
-        if self.ranks_per_node < 1:
-            raise ValueError("ranks_per_node must be at least 1")
-        if self.warning_seconds < 1 or self.fruitless_requeues < 0:
-            raise ValueError("warning_seconds must be at least 1, fruitless_requeues at least 0")
+        require_bounds(self, min_free_gb=GIGABYTES, ranks_per_node=(1, 2**20))
+        require_bounds(self, warning_seconds=(1, 10**9), fruitless_requeues=INDEX)
         if not re.fullmatch(r"[\w.=^,:-]*", self.interface):
             raise ValueError(f"interface: {self.interface!r} is not the name of one, such as ib0")
         self._require_caps_that_can_be_kept()
@@ -88,10 +85,9 @@ class ClusterConfig:
             raise ValueError(f"sbatch.cpus-per-task: {self.sbatch['cpus-per-task']} is no number")
 
     def _require_caps_that_can_be_kept(self) -> None:
-        if self.max_requeues is not None and self.max_requeues < 0:
-            raise ValueError("max_requeues: must be at least 0")
-        if self.max_gpu_hours is not None and not (self.gpus and self.max_gpu_hours > 0):
-            raise ValueError("max_gpu_hours: must be more than 0, and needs gpus_per_node")
+        require_bounds(self, max_requeues=INDEX, max_gpu_hours=positive(1e9))
+        if self.max_gpu_hours is not None and not self.gpus:
+            raise ValueError("max_gpu_hours: needs gpus_per_node")
 
     @property
     def has_own_python(self) -> bool:

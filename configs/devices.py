@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from configs.bounds import positive, require_bounds
 from configs.loading import SHIPPED, load
 
 KIND = "device"
@@ -26,11 +27,10 @@ class DeviceConfig:
 
     def __post_init__(self) -> None:
         """Refuse what nothing can be computed from."""
-        if "fp32" not in self.tflops or min(self.tflops.values()) <= 0:
-            raise ValueError("tflops: needs positive numbers, and one for fp32 at least")
-        for key in ("memory_gb", "memory_bandwidth", "link_bandwidth", "network_bandwidth"):
-            if getattr(self, key) <= 0:
-                raise ValueError(f"{key} must be positive")
+        if "fp32" not in self.tflops:
+            raise ValueError("tflops: needs a number for fp32 at least")
+        figures = ("memory_gb", "memory_bandwidth", "link_bandwidth", "network_bandwidth", "tflops")
+        require_bounds(self, **dict.fromkeys(figures, positive(1e9)))
 
     def flops(self, precision: str) -> float:
         """Operations per second of matrix products at a precision; of float32 if it has none."""

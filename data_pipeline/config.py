@@ -16,6 +16,7 @@ PACKINGS = (
 )
 PAIR_PACKINGS = ("segment_pair", "sentence_pair", "sop")
 UNITS = ("token", "word", "ngram")
+_LAST = 2**53  # step; larger whole numbers have no float of their own
 
 
 @dataclass
@@ -50,7 +51,7 @@ class MaskingConfig:
         _require(0.0 <= self.rate <= 1.0, "rate", "must lie between 0 and 1")
         final = self.rate if self.final_rate is None else self.final_rate
         _require(0.0 <= final <= 1.0, "final_rate", "must lie between 0 and 1")
-        _require(self.final_rate_step >= 0, "final_rate_step", "must not be negative")
+        _require(0 <= self.final_rate_step <= _LAST, "final_rate_step", "must be 0 to 2^53")
         _require(
             self.final_rate is None or self.final_rate_step > 0,
             "final_rate_step",
@@ -97,7 +98,7 @@ class SourceConfig:
 
     def __post_init__(self) -> None:
         _require(self.path != "", "path", "must name a corpus")
-        _require(self.weight > 0.0, "weight", "must be positive")
+        _require(0.0 < self.weight <= 1e9, "weight", "must be positive, and at most 1e9")
 
 
 @dataclass
@@ -109,7 +110,7 @@ class PhaseConfig:
     packing: str | None = None
 
     def __post_init__(self) -> None:
-        _require(self.from_step > 0, "from_step", "must be positive")
+        _require(0 < self.from_step <= _LAST, "from_step", "must be 1 to 2^53")
 
 
 @dataclass
@@ -145,7 +146,7 @@ class DataConfig:
         _require(self.on_bad_shard in ("stop", "skip"), "on_bad_shard", "must be stop or skip")
         _require(0.0 < self.cache_gb <= 1e9, "cache_gb", "must be positive, and at most 1e9")
         _require(self.cache_dir != "", "cache_dir", "must name a folder, or be null")
-        _require(self.stage_gb > 0.0, "stage_gb", "must be positive")
+        _require(0.0 < self.stage_gb <= 1e9, "stage_gb", "must be positive, and at most 1e9")
         _require(
             self.stage is None or not all(map(is_url, self.paths())),
             "stage",

@@ -28,7 +28,13 @@ _SIZES = {
     **dict.fromkeys(("layers", "groups", "feed_forwards", "global_every"), (1, 4096)),
     "local_window": (0, 2**31),
 }
-_POSITIVE = ("norm_eps", "global_rope_theta", "local_rope_theta", "initializer_range")
+# Above 0, and at most.
+_POSITIVE = {
+    "norm_eps": 1.0,
+    "global_rope_theta": 1e12,
+    "local_rope_theta": 1e12,
+    "initializer_range": 100.0,
+}
 DROPOUT_PLACES = ("embedding", "attention", "attention_output", "feed_forward")
 
 
@@ -107,11 +113,12 @@ class EncoderConfig:
         for key, (least, most) in _SIZES.items():
             if not least <= getattr(self, key) <= most:
                 raise ValueError(f"{key}: must be {least} to {most}, not {getattr(self, key)}")
-        for key in _POSITIVE:
-            if getattr(self, key) <= 0:
-                raise ValueError(f"{key}: must be positive, not {getattr(self, key)}")
-        if self.fixed_norm_eps < 0:
-            raise ValueError(f"fixed_norm_eps: must not be negative, not {self.fixed_norm_eps}")
+        for key, limit in _POSITIVE.items():
+            if not 0 < getattr(self, key) <= limit:
+                words = f"must be positive, and at most {limit:g}"
+                raise ValueError(f"{key}: {words}, not {getattr(self, key)}")
+        if not 0 <= self.fixed_norm_eps <= 1:
+            raise ValueError(f"fixed_norm_eps: must be 0 to 1, not {self.fixed_norm_eps}")
         for key in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, key) < 1.0:
                 raise ValueError(f"{key}: must lie in [0, 1), not {getattr(self, key)}")

@@ -31,6 +31,8 @@ NO_NUMBER = {
     "a number's expression": "1+1", "a list": "[1]", "a mapping": "{1: 1}",
 }  # fmt: skip
 NO_WHOLE_NUMBER = {"a fraction": "2.5", "beyond 64 bits": str(2**63), "far below": str(-(10**30))}
+BEYOND_MEANING = {"beyond meaning": "9000000000000000000", "far below zero": "-9000000000000000000"}
+ANY_NUMBER = ("seed",)  # keys whose every number is as good as another
 NO_TRUTH = {"a number": "1", "a text": "perhaps", "a quoted truth": "'true'", "a list": "[true]"}
 NO_TEXT = {"a list": "[a]", "a mapping": "{a: b}"}
 NO_SECTION = {
@@ -84,7 +86,8 @@ def bad_values(key: Key) -> Iterator[BadValue]:
     kinds = [dict(NEVER)]
     options = [one for one in key.types if one is not type(None)]
     for option in options:
-        kinds.append(_wrong_for(option))
+        beyond = BEYOND_MEANING if option in (int, float) and key.name not in ANY_NUMBER else {}
+        kinds.append(_wrong_for(option) | beyond)
     wrong = {kind: value for kind, value in kinds[0].items() if not _is_right(value, options)}
     for kind, value in set.intersection(*(set(one.items()) for one in kinds[1:])):
         wrong[kind] = value

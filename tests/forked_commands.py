@@ -16,20 +16,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.conftest import REPOSITORY, command_environment
+from tests.conftest import REPOSITORY, TINY_JOB, command_environment
 
 LIMIT = 120.0  # seconds for one command
 
 
 @dataclass(frozen=True)
 class Case:
-    """The words behind ``tandem``."""
+    """The words behind ``tandem``, and what it has besides in its environment."""
 
     argv: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,9 @@ class Ended:
         return ""
 
 
-def run_all(cases: Iterable[Case]) -> Iterator[Ended]:
-    """How each of the cases ended, in their order."""
+@contextmanager
+def serving() -> Iterator[Callable[[Case], Ended]]:
+    """A function that runs a case and says how it ended."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.forked_commands"],
         cwd=REPOSITORY,
@@ -65,10 +68,14 @@ def run_all(cases: Iterable[Case]) -> Iterator[Ended]:
     ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
-        for case in cases:
-            print(json.dumps(asdict(case)), file=server.stdin, flush=True)
-            yield Ended(**json.loads(server.stdout.readline()))
-        server.stdin.close()
+        requests, replies = server.stdin, server.stdout
+
+        def run(case: Case) -> Ended:
+            print(json.dumps(asdict(case)), file=requests, flush=True)
+            return Ended(**json.loads(replies.readline()))
+
+        yield run
+        requests.close()
 
 
 def _import_everything() -> None:
@@ -80,9 +87,11 @@ def _import_everything() -> None:
             if not module.name.endswith("wandb_follower"):
                 importlib.import_module(module.name)
     from configs import loading
+    from trainer.config import JobConfig
     from trainer.evaluation import final_scores
 
     loading.parse = functools.cache(loading.parse)
+    loading.load(str(TINY_JOB), JobConfig, "job")  # each file of it is parsed once for all forks
     final_scores.SPEED_SECONDS = 0.0
 
 
@@ -104,6 +113,7 @@ def _become(case: Case) -> None:
     import tandem
 
     code = 70
+    os.environ.update(case.environment)
     try:
         tandem.main(case.argv, prog_name="tandem")
         code = 0

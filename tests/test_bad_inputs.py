@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,12 @@ from model import EncoderConfig, ModelError, build, from_pretrained, save_pretra
 from tests.bad_values import BadValue, bad_values, keys
 from tests.conftest import TINY_JOB
 from tests.damage import damages, harmed
-from tests.forked_commands import Case, Ended, run_all
+from tests.forked_commands import Case, serving
 from trainer.config import JobConfig
 
 QUICK = 150  # of each schema's
+OF_JOBS, OF_OTHERS = 3800, 150
 THROUGH_THE_COMMAND_LINE = 4000
-OF_FILES = 400
 SCHEMAS: dict[str, Any] = {"job": JobConfig, "cluster": ClusterConfig, "device": DeviceConfig}
 NAMES = {"job": str(TINY_JOB), "cluster": "cpu", "device": "h100"}
 
@@ -42,7 +40,7 @@ def sample(values: list[Any], size: int) -> list[Any]:
 
 @cache
 def resolved(kind: str) -> Any:
-    overrides = ["data.path=corpus"] if kind == "job" else []
+    overrides = ["data.mixture={tinybert: {path: corpus}}"] if kind == "job" else []
     config = configs.load(NAMES[kind], SCHEMAS[kind], kind, overrides)
     return parse(configs.dump(config), "the base")
 
@@ -99,92 +97,35 @@ def test_a_damaged_model_folder_is_refused_or_whole(tmp_path: Path) -> None:
             assert "\n" not in message, damage.name
 
 
-@pytest.mark.slow
-def test_no_command_takes_a_wrong_value() -> None:
-    """Job keys by every command that reads a job, keys of clusters and devices by theirs."""
-    values = sample(wrong_values("job"), THROUGH_THE_COMMAND_LINE)
-    commands = (["train"], ["submit"], ["plan"], ["data", "show"])
+def through_the_command_line(folder: Path) -> list[Case]:
+    """Wrong values, each in a command that reads the key: a job's, a cluster's or a device's."""
+    job = str(TINY_JOB)
+    commands = (["train", job], ["submit", job], ["plan", job], ["data", "show", job])
     cases = [
-        Case([*commands[number % len(commands)], str(TINY_JOB), bad.override])
-        for number, bad in enumerate(values)
+        Case([*commands[number % len(commands)], bad.override])
+        for number, bad in enumerate(sample(wrong_values("job"), OF_JOBS))
     ]
+    for kind, words in {
+        "cluster": ["submit", job, "--dry-run", "--cluster"],
+        "device": ["plan", job, "--device"],
+    }.items():
+        for number, bad in enumerate(sample(wrong_values(kind), OF_OTHERS)):
+            path = folder / f"{kind}-{number}.yaml"
+            path.write_text(f"base: {NAMES[kind]}\n{bad.key}: {bad.value}\n")
+            cases.append(Case([*words, str(path)]))
+    return cases
+
+
+@pytest.mark.slow
+def test_no_command_takes_a_wrong_value(tmp_path: Path) -> None:
     accepted, faults = [], []
-    for case, ended in zip(cases, run_all(cases), strict=True):
-        if ended.fault:
-            faults.append((case.argv, ended.fault, ended.errors[-300:]))
-        elif ended.code not in (1, 2):
-            accepted.append(case.argv)
+    cases = through_the_command_line(tmp_path)
+    with serving() as run:
+        for case in cases:
+            ended = run(case)
+            if ended.fault:
+                faults.append((case, ended.fault, ended.errors[-300:]))
+            elif ended.code not in (1, 2):
+                accepted.append(case)
     assert len(cases) >= THROUGH_THE_COMMAND_LINE
     assert (faults, accepted) == ([], [])
-
-
-def readers(kind: str, folder: Path, out: Path) -> list[list[str]]:
-    """The commands that read a folder of this kind, and change nothing in it."""
-    place = str(folder)
-    return {
-        "corpus": [
-            ["data", "check", place],
-            ["data", "show", str(TINY_JOB), f"data.path={place}"],
-            ["data", "dump", str(TINY_JOB), f"data.path={place}", "--steps", "0:1", "--out",
-             str(out / "rows.npz")],
-        ],
-        "run": [
-            ["status", place, "--json"],
-            ["export", place, "--learner", "tinybert", "--out", str(out / "exported")],
-            ["evaluate", place, "--learner", "tinybert", "--json"],
-            ["fork", place, "--step", "8", "--name", "forked", f"runs={out}"],
-        ],
-        "model": [
-            ["import", place, "--out", str(out / "imported")],
-            ["model", f"{place}/model.yaml", "--json"],
-        ],
-    }[kind]  # fmt: skip
-
-
-def of_damaged_files(
-    kind: str, folder: Path, out: Path, size: int
-) -> Iterator[tuple[str, list[str], Ended]]:
-    """(file and damage, command, how it ended); the folder is otherwise as it was, each time."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    harms = [(path, one) for path in files for one in damages(path.read_bytes(), flips=1)]
-    chosen = sample(harms, size)
-    commands = readers(kind, folder, out)
-
-    def cases() -> Iterator[Case]:
-        for number, (path, damage) in enumerate(chosen):
-            before = content(folder, path)
-            shutil.rmtree(out, ignore_errors=True)
-            out.mkdir()
-            with harmed(path, damage):
-                yield Case(commands[number % len(commands)])
-                lost = before.items() - content(folder, path).items()
-                assert not lost, f"{path}: {damage.name}: {lost}"
-
-    for number, ended in enumerate(run_all(cases())):
-        path, damage = chosen[number]
-        yield f"{path.relative_to(folder)}: {damage.name}", commands[number % len(commands)], ended
-
-
-def content(folder: Path, harmed_file: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of every file but one."""
-    return {
-        name: (os.stat(name).st_size, os.stat(name).st_mtime_ns)
-        for name in map(str, folder.rglob("*"))
-        if Path(name).is_file() and Path(name) != harmed_file and "requests" not in name
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["corpus", "run", "model"])
-def test_no_damaged_file_ends_in_a_traceback(
-    kind: str, corpus: Path, finished: tuple[Path, str], tmp_path: Path
-) -> None:
-    original = {"corpus": corpus, "run": finished[0], "model": finished[0] / "exports" / "tinybert"}
-    folder = tmp_path / kind
-    shutil.copytree(original[kind], folder)
-    faults = [
-        (what, " ".join(command), ended.fault, ended.errors[-300:])
-        for what, command, ended in of_damaged_files(kind, folder, tmp_path / "out", OF_FILES)
-        if ended.fault
-    ]
-    assert faults == []

@@ -21,7 +21,7 @@ from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from deepspeed.utils import logger as deepspeed_logger
 from torch import Tensor, nn
 
-from trainer.config import LearnerConfig
+from trainer.learner_config import LearnerConfig
 from trainer.measure.timing import watch_collectives
 from trainer.optimizers import GatedOptimizer, Lamb, Shards
 

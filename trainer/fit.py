@@ -7,9 +7,10 @@ from pathlib import Path
 
 from data_pipeline import Corpus, open_corpora
 from data_pipeline.tokenization import load as load_tokenizer
-from trainer.config import JobConfig, LearnerConfig
+from trainer.config import JobConfig
 from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
+from trainer.learner_config import LearnerConfig
 
 
 def require_inputs(config: JobConfig) -> None:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from model import Capture, EncoderConfig, Features, MaskedLanguageModel, build
 from trainer.batches import Counts, MicroBatch
-from trainer.config import LearnerConfig
 from trainer.engine import (
     backward,
     clip_gradients,
@@ -31,6 +30,7 @@ from trainer.engine import (
 from trainer.errors import TrainingError
 from trainer.evaluation.scores import capture_for, score
 from trainer.knowledge import Decoder, Knowledge, detach, union
+from trainer.learner_config import LearnerConfig
 from trainer.lifecycle.admission import schedule_steps, time_used
 from trainer.lifecycle.guard import GRADIENT
 from trainer.loss_scale import LossScale

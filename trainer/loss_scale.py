@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from configs.bounds import COUNT, require_bounds
+
 SMALLEST, LARGEST = 1.0, 2.0**24
 
 
@@ -26,8 +28,7 @@ class LossScaleConfig:
         """Refuse scales that would round."""
         if not SMALLEST <= self.initial <= LARGEST or not math.log2(self.initial).is_integer():
             raise ValueError(f"initial: must be a power of two from 1 to {LARGEST:.0f}")
-        if self.growth_interval < 1:
-            raise ValueError("growth_interval: must be at least 1")
+        require_bounds(self, growth_interval=COUNT)
 
 
 @dataclass(frozen=True)

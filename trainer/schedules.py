@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from configs.bounds import INDEX, positive, require_bounds, require_choice
 from trainer.objectives.over_steps import OverSteps
 
 KINDS = ("linear", "cosine", "constant", "wsd", "points")
@@ -27,18 +28,11 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         """Refuse unknown kinds and shares out of range."""
-        if self.kind not in KINDS:
-            raise ValueError(f"kind: must be one of {', '.join(KINDS)}, not {self.kind}")
-        if self.warmup_steps < 0:
-            raise ValueError("warmup_steps: must not be negative")
-        if not 0 < self.decay_share <= 1:
-            raise ValueError("decay_share: must be above 0 and at most 1")
-        if not 0 <= self.floor <= 1:
-            raise ValueError("floor: must be a share of the peak, from 0 to 1")
+        require_choice(self, kind=KINDS)
+        require_bounds(self, warmup_steps=INDEX, decay_share=positive(1.0))
+        require_bounds(self, floor=(0.0, 1.0), points=(0.0, 1.0))
         if bool(self.points) != (self.kind == "points"):
             raise ValueError("points: set these together with kind: points, or neither")
-        if not all(0 <= share <= 1 for share in self.points.values()):
-            raise ValueError("points: shares of the peak are from 0 to 1")
         if any(step < 0 for step in self.points):
             raise ValueError("points: steps must not be negative")
 

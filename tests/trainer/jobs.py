@@ -13,12 +13,13 @@ import configs
 from tests.conftest import TINY_JOB
 from trainer.checkpoint import Owner
 from trainer.conclusion import conclude
-from trainer.config import JobConfig, LearnerConfig
+from trainer.config import JobConfig
 from trainer.control.beginning import begin
 from trainer.control.run_folder import RunFolder
 from trainer.control.surroundings import Surroundings
 from trainer.evaluation import final_scores as evaluation
 from trainer.job import Job
+from trainer.learner_config import LearnerConfig
 from trainer.loop import Outcome, train
 from trainer.measure.startup import Startup
 from trainer.record import metrics

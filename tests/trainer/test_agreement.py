@@ -9,9 +9,10 @@ import torch
 
 from data_pipeline import DataConfig
 from model import EncoderConfig, build
-from trainer.config import EvaluationConfig, JobConfig, LearnerConfig
+from trainer.config import EvaluationConfig, JobConfig
 from trainer.evaluation.agreement import agreement
 from trainer.evaluation.held_out import ValidationSet
+from trainer.learner_config import LearnerConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import MaskedLanguageModelling
 

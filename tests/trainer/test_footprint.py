@@ -13,8 +13,9 @@ from configs.devices import DeviceConfig
 from data_pipeline import Batch, DataConfig
 from model import EncoderConfig, describe
 from tests.distributed import run_distributed
-from trainer.config import BatchConfig, JobConfig, LearnerConfig
+from trainer.config import BatchConfig, JobConfig
 from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.learner_config import LearnerConfig
 from trainer.measure.demands import demands
 from trainer.measure.footprint import LiveBytes
 from trainer.objectives import ObjectiveConfig

@@ -13,8 +13,8 @@ from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from trainer.checkpoint import published
 from trainer.checkpoint.folder import read_trainer_file
-from trainer.config import InitConfig, LearnerConfig
 from trainer.control.run_folder import RunFolder
+from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.measure.gauges import Gauges
 
 FROZEN = ["teacher.objective=null", "teacher.optimizer=null", "teacher.schedule=null",

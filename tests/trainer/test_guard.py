@@ -11,10 +11,10 @@ import torch.distributed as dist
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, run, tiny_job, with_students
 from trainer.checkpoint import Checkpoint, CheckpointError, published, writer
-from trainer.config import StopConfig
 from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
 from trainer.learner import Learner
+from trainer.learner_config import StopConfig
 from trainer.lifecycle.guard import GRADIENT, LOSS, SPIKE, Guard, GuardConfig
 from trainer.schedules import ScheduleConfig
 

@@ -13,10 +13,10 @@ from model import from_pretrained, select_layers
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job, with_students
 from trainer.checkpoint import Checkpoint, full_state_dict, published
-from trainer.config import InitConfig, StartConfig, StopConfig
 from trainer.control.forking import fork
 from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
+from trainer.learner_config import InitConfig, StartConfig, StopConfig
 from trainer.lifecycle.admission import is_over, schedule_steps
 from trainer.lifecycle.cohort import Cohort
 from trainer.lifecycle.first_weights import model_state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.config import LearnerConfig
+from trainer.learner_config import LearnerConfig
 from trainer.loss_scale import LARGEST, LossScale, LossScaleConfig
 from trainer.state import JobState, LearnerState
 

@@ -13,9 +13,10 @@ import configs
 from model import QKV, Capture, build
 from tests.trainer.tiny import LENGTH, encoder, random_batch
 from trainer.batches import Counts, count, to_device
-from trainer.config import JobConfig, LearnerConfig
+from trainer.config import JobConfig
 from trainer.knowledge import Decoder, detach
 from trainer.learner import build_module
+from trainer.learner_config import LearnerConfig
 from trainer.objectives import Lesson, Objective, ObjectiveConfig, relations
 from trainer.objectives.layer_maps import at_depth, map_layers
 from trainer.objectives.over_steps import OverSteps

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from trainer.config import StartConfig, StopConfig
+from trainer.learner_config import StartConfig, StopConfig
 from trainer.lifecycle.admission import is_due, is_over, time_used
 from trainer.schedules import ScheduleConfig, factor
 from trainer.seeds import derive

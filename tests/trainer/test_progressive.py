@@ -14,8 +14,8 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
 from trainer.checkpoint.layout import torch_optimizer
-from trainer.config import InitConfig, LearnerConfig
 from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.lifecycle.first_weights import from_embeddings, model_state
 from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.progressive import ProgressiveConfig, Transfer

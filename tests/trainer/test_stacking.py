@@ -13,8 +13,8 @@ from model import EncoderConfig, from_pretrained
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from trainer.checkpoint import Checkpoint, full_state_dict
-from trainer.config import LearnerConfig
 from trainer.control.run_folder import RunFolder
+from trainer.learner_config import LearnerConfig
 from trainer.lifecycle.cohort import Cohort
 from trainer.lifecycle.stacking import StackingConfig, layers_of_the_moment
 

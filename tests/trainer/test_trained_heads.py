@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.trainer import tiny
-from trainer.config import InitConfig, LearnerConfig
 from trainer.evaluation.trained_heads import head_is_trained, shown
+from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.progressive import ProgressiveConfig
 from trainer.objectives.terms import (

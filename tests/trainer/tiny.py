@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from data_pipeline import Batch
 from model import EncoderConfig
-from trainer.config import LearnerConfig
 from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.learner_config import LearnerConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import (
     Attention,

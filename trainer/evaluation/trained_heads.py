@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from trainer.config import LearnerConfig
+from trainer.learner_config import LearnerConfig
 from trainer.objectives.over_steps import OverSteps
 from trainer.objectives.progressive import Transfer
 from trainer.objectives.terms.vocabulary import VocabularyTermConfig

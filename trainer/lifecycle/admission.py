@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trainer.config import StartConfig, StopConfig
+from trainer.learner_config import StartConfig, StopConfig
 from trainer.state import HeldOut, JobState, LearnerState
 
 HOUR = 3600.0

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from model import double_layers
 from trainer.checkpoint import Checkpoint, full_state_dict
-from trainer.config import JobConfig, LearnerConfig
+from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.learner_config import LearnerConfig
 from trainer.lifecycle.admission import is_due, is_over
 from trainer.lifecycle.first_weights import from_embeddings, from_folder, from_layers, model_state
 from trainer.lifecycle.stacking import StackingConfig, layers_of_the_moment

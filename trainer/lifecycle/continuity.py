@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import Size
 
-from trainer.config import JobConfig, LearnerConfig
+from trainer.config import JobConfig
 from trainer.errors import TrainingError
+from trainer.learner_config import LearnerConfig
 
 ORDER = "the order of the data would be another from here on"
 SHAPE = "the learner's checkpoint would not fit"

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from configs.bounds import INDEX, positive, require_bounds
+
 LOSS, SPIKE, GRADIENT = "loss not finite", "loss spike", "gradient not finite"
 
 
@@ -26,12 +28,7 @@ class GuardConfig:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if self.sigmas is not None and self.sigmas <= 0:
-            raise ValueError("sigmas: must be positive, or null for no limit")
-        if not 2 <= self.window <= 1_000_000:
-            raise ValueError("window: must be 2 to 1000000")
-        if self.tolerate < 0:
-            raise ValueError("tolerate: must not be negative")
+        require_bounds(self, sigmas=positive(1e6), window=(2, 1_000_000), tolerate=INDEX)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from configs.bounds import INDEX, require_bounds
 from trainer.checkpoint import Checkpoint, published
 from trainer.errors import TrainingError
 
@@ -26,8 +27,7 @@ class RecoveryConfig:
 
     def __post_init__(self) -> None:
         """Refuse steps and ranges that are none."""
-        if self.checkpoint < 0:
-            raise ValueError("checkpoint: must not be negative")
+        require_bounds(self, checkpoint=INDEX, skip=INDEX)
         if self.skip is not None and not (len(self.skip) == 2 and 0 <= self.skip[0] < self.skip[1]):
             raise ValueError(
                 "skip: must be two numbers, the first batch and the one after the last"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from configs.bounds import COUNT, require_bounds
 from model import EncoderConfig
 from trainer.objectives.layer_maps import at_depth
 
@@ -21,8 +22,9 @@ class StackingConfig:
 
     def __post_init__(self) -> None:
         """Refuse steps that are not in order."""
-        if any(step < 1 for step in self.steps) or sorted(set(self.steps)) != list(self.steps):
-            raise ValueError("steps: must be positive and in ascending order")
+        require_bounds(self, steps=COUNT)
+        if sorted(set(self.steps)) != list(self.steps):
+            raise ValueError("steps: must be in ascending order")
 
     def require_fit(self, model: EncoderConfig) -> None:
         """Raise ValueError unless the final `model` can be reached by doubling."""

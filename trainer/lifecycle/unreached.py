@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.config import JobConfig, LearnerConfig
+    from trainer.config import JobConfig
+    from trainer.learner_config import LearnerConfig
 
 
 def warning(config: JobConfig) -> str:

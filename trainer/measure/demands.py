@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.batch_plan import usual_rows
-from trainer.config import JobConfig, LearnerConfig, StartConfig
+from trainer.config import JobConfig
 from trainer.engine import bucket_size
 from trainer.learner import TEACHER, student_key
+from trainer.learner_config import LearnerConfig, StartConfig
 from trainer.measure.footprint import Footprint, footprints
 
 

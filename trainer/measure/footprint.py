@@ -26,9 +26,10 @@ from data_pipeline import Batch
 from model import Features, MaskedLanguageModel
 from model.precision import kernels_of
 from trainer.batches import Counts, MicroBatch, to_device
-from trainer.config import JobConfig, LearnerConfig
+from trainer.config import JobConfig
 from trainer.knowledge import Decoder, detach, union
 from trainer.learner import NOTHING, TEACHER, LearnerModule, always_captured, assemble, student_key
+from trainer.learner_config import LearnerConfig
 
 
 def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:

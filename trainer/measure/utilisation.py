@@ -15,7 +15,7 @@ import torch
 from configs.devices import DeviceConfig, device_named
 from data_pipeline import DataConfig
 from model import describe
-from trainer.config import LearnerConfig
+from trainer.learner_config import LearnerConfig
 
 
 def known_device(device: torch.device) -> DeviceConfig | None:

@@ -285,5 +285,7 @@ def _build(
             if isinstance(term, LayerTerm) and transfer is not None:
                 term.transfer_by(transfer)
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+            keys = {field.name for field in dataclasses.fields(section)}
+            joint = "." if str(error).partition(":")[0] in keys else ": "
+            raise ValueError(f"{name}{joint}{error}") from error
     return terms

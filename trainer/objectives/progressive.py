@@ -10,6 +10,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from configs.bounds import COUNT, positive, require_bounds
+
 _LAYER = re.compile(r"model\.encoder\.(?:attention|feed_forward)\.(\d+)\.")
 
 
@@ -30,12 +32,7 @@ class ProgressiveConfig:
 
     def __post_init__(self) -> None:
         """Refuse lengths and rates that mean nothing."""
-        if self.steps_per_layer < 1:
-            raise ValueError("steps_per_layer: must be at least 1")
-        if self.current <= 0:
-            raise ValueError("current: must be positive")
-        if self.earlier < 0:
-            raise ValueError("earlier: must not be negative")
+        require_bounds(self, steps_per_layer=COUNT, current=positive(1e4), earlier=(0.0, 1e4))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from configs.bounds import WEIGHT, require_bounds
 from model import Capture, EncoderConfig, Features
 from model.row_losses import RowLoss
 from model.vocabulary_loss import project_and_sum
@@ -53,9 +54,9 @@ class TermConfig(ABC):
 
     def __post_init__(self) -> None:
         """Refuse weights that teach nothing, or the opposite."""
-        weights = OverSteps.read(self.weight, "weight").values
-        if min(weights) < 0 or not any(weights):
-            raise ValueError("weight: must not be negative, nor 0 at every step; null ends a term")
+        require_bounds(self, weight=WEIGHT)
+        if not any(OverSteps.read(self.weight, "weight").values):
+            raise ValueError("weight: must not be 0 at every step; null ends a term")
 
     @property
     def reads_masked(self) -> bool:
@@ -160,6 +161,11 @@ class LayerTermConfig(TermConfig):
     layers: Layers = "uniform"
     layer_weights: list[float] | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse weights that teach the opposite."""
+        super().__post_init__()
+        require_bounds(self, layer_weights=WEIGHT)
+
 
 class LayerPair(NamedTuple):
     """A layer of ours, the teacher's that it learns from, and what the pair weighs."""
@@ -193,10 +199,10 @@ class LayerTerm(Term):
         self.weights = config.layer_weights or [1.0] * len(self.map)
         if len(self.weights) != len(self.map):
             raise ValueError(
-                f"layer_weights lists {len(self.weights)} weights for {len(self.map)} layers"
+                f"layer_weights: lists {len(self.weights)} weights for {len(self.map)} layers"
             )
-        if min(self.weights) < 0 or not any(self.weights):
-            raise ValueError("layer_weights: none may be negative, and one must not be 0")
+        if not any(self.weights):
+            raise ValueError("layer_weights: one must not be 0")
         self.final_layers = self.teacher_layers = teacher.layers
         self.transfer: Transfer | None = None  # one layer at a time, once set
 
@@ -218,7 +224,7 @@ class LayerTerm(Term):
         missing = set(range(1, transfer.layers + 1)) - weighty
         if missing:
             raise ValueError(
-                f"layers leaves out {min(missing)}, and progressive needs each of ours"
+                f"layers: leaves out {min(missing)}, and progressive needs each of ours"
             )
         self.transfer = transfer
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from configs import bounds
+from configs.bounds import require_bounds, require_choice
+
 # What each kind adds to the root of the second moment, where the config does not say.
 EPSILONS = {"adamw": 1e-8, "lamb": 1e-6}
 
@@ -21,16 +24,11 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that the optimizers are not defined for."""
-        if self.kind not in EPSILONS:
-            raise ValueError(f"kind: must be one of {', '.join(EPSILONS)}, not {self.kind}")
-        if self.learning_rate <= 0:
-            raise ValueError("learning_rate: must be positive")
+        require_choice(self, kind=EPSILONS)
+        require_bounds(self, learning_rate=bounds.positive(100.0), epsilon=bounds.positive(1.0))
+        require_bounds(self, weight_decay=(0.0, 100.0))
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError("betas: must be two numbers from 0 up to 1")
-        if self.epsilon is not None and self.epsilon <= 0:
-            raise ValueError("epsilon: must be positive")
-        if self.weight_decay < 0:
-            raise ValueError("weight_decay: must be 0 (off) or positive")
         if self.kind == "lamb" and self.bias_correction:
             raise ValueError("bias_correction: is for adamw, lamb has none; remove it")
 

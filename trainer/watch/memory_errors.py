@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from trainer.config import LearnerConfig
 from trainer.errors import TrainingError
+from trainer.learner_config import LearnerConfig
 from trainer.measure.timing import BACKWARD, FORWARD, STEP
 
 BEGINNING, EVALUATION = "beginning", "evaluation"  # when weights and engine are made, or scored

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from configs.bounds import require_choice
 from model import Capture, EncoderConfig
 from trainer.objectives.layer_maps import Layers
 from trainer.objectives.losses import (
@@ -41,8 +42,7 @@ class Cosine(TermConfig):
     def __post_init__(self) -> None:
         """Refuse unknown positions."""
         super().__post_init__()
-        if self.positions not in POSITIONS:
-            raise ValueError(f"positions must be one of {POSITIONS}, not {self.positions}")
+        require_choice(self, positions=POSITIONS)
 
     @property
     def reads_masked(self) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from configs.bounds import require_bounds
 from model import EncoderConfig
 from model.row_losses import RowLoss, kl_divergence_rows
 from trainer.objectives.over_steps import OverSteps, Setting
 from trainer.objectives.term import MASKED, Lesson, VocabularyTerm, weigh_positions
-from trainer.objectives.terms.vocabulary import VocabularyTermConfig, require_positive
+from trainer.objectives.terms.vocabulary import TEMPERATURE, VocabularyTermConfig
 
 
 @dataclass
@@ -28,7 +29,7 @@ class FromStudent(VocabularyTermConfig):
     def __post_init__(self) -> None:
         """Refuse temperatures that mean nothing."""
         super().__post_init__()
-        require_positive(self.temperature)
+        require_bounds(self, temperature=TEMPERATURE)
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
         """See `TermConfig.build`."""

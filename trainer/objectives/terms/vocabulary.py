@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from configs.bounds import positive, require_bounds, require_choice
 from model import EncoderConfig
 from model.row_losses import (
     RowLoss,
@@ -22,6 +23,8 @@ from trainer.objectives.term import (
     VocabularyTerm,
     weigh_positions,
 )
+
+TEMPERATURE = positive(1000.0)
 
 
 @dataclass
@@ -75,9 +78,8 @@ class SoftTargets(VocabularyTermConfig):
     def __post_init__(self) -> None:
         """Refuse temperatures that mean nothing, and unknown positions."""
         super().__post_init__()
-        require_positive(self.temperature)
-        if self.positions not in POSITIONS:
-            raise ValueError(f"positions must be one of {POSITIONS}, not {self.positions}")
+        require_bounds(self, temperature=TEMPERATURE)
+        require_choice(self, positions=POSITIONS)
 
     @property
     def reads_masked(self) -> bool:
@@ -121,7 +123,7 @@ class Prediction(VocabularyTermConfig):
     def __post_init__(self) -> None:
         """Refuse temperatures that mean nothing."""
         super().__post_init__()
-        require_positive(self.temperature)
+        require_bounds(self, temperature=TEMPERATURE)
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
         """See `TermConfig.build`."""
@@ -160,8 +162,7 @@ class Blended(VocabularyTermConfig):
     def __post_init__(self) -> None:
         """Refuse shares that are none."""
         super().__post_init__()
-        if not 0 <= self.teacher_share <= 1:
-            raise ValueError("teacher_share must lie between 0 and 1")
+        require_bounds(self, teacher_share=(0.0, 1.0))
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
         """See `TermConfig.build`."""
@@ -183,12 +184,6 @@ class BlendedTerm(VocabularyTerm):
         """See `VocabularyTerm.row_loss`."""
         teacher = lesson.teacher.distributions[MASKED]
         return blended_cross_entropy_rows(teacher, lesson.batch.masked_labels, self.teacher_share)
-
-
-def require_positive(temperature: Setting) -> None:
-    """Raise ValueError unless a temperature is positive at every step."""
-    if min(OverSteps.read(temperature, "temperature").values) <= 0:
-        raise ValueError("temperature: must be positive")
 
 
 def _require_one_vocabulary(student: EncoderConfig, teacher: EncoderConfig) -> None:

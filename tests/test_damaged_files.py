@@ -1,0 +1,177 @@
+"""Every file of a corpus, a run, a checkpoint and a model comes to harm: no command is misled.
+
+A command that is given a damaged file either says so, or does exactly what it does with the whole
+one: a result that differs in silence is a fault, as is a traceback.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TINY_JOB
+from tests.damage import Damage, damages
+from tests.forked_commands import Case, Ended, serving
+
+OF_EACH_KIND = 240
+# One rank of a job that some launcher has started: training, in the process that is asked for it.
+A_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+          "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # fmt: skip
+# In what two runs of one command differ: times and speeds, and where they wrote.
+PASSING = re.compile(
+    r"time|second|wait|speed|mfu|memory|sequences?_per|tokens_per|age$|path|log$|export"
+)
+# What is not a result, or says when it was made.
+RECORDS = {"attempts", "report.html", "README.md", "origin.json", "evaluation.json",
+           "checkpoints", "config.yaml"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Command:
+    """Words behind ``tandem``; {folder} is what is damaged, {out} an empty folder to write to."""
+
+    words: str
+    trains: bool = False
+
+    def case(self, folder: Path, out: Path, corpus: Path) -> Case:
+        """The command for these folders."""
+        names = {"folder": folder, "out": out, "job": TINY_JOB, "corpus": corpus}
+        return Case(
+            [word.format(**names) for word in self.words.split()], A_RANK if self.trains else {}
+        )
+
+
+COMMANDS = {
+    "corpus": [
+        Command("data check {folder}"),
+        Command("data show {job} data.path={folder}"),
+        Command("data dump {job} data.path={folder} --steps 0:9 --out {out}/rows.npz"),
+        Command("train {job} data.path={folder} runs={out} steps=2", trains=True),
+    ],
+    "run": [
+        Command("status {folder} --json"),
+        Command("export {folder} --learner tinybert --out {out}/exported"),
+        Command("evaluate {folder} --learner tinybert --json"),
+        Command("fork {folder} --step 8 --name forked runs={out}"),
+        Command("train {folder}/config.yaml runs={folder}/.. steps=10", trains=True),
+        Command("train {job} data.path={corpus} runs={folder}/.. steps=10", trains=True),
+        Command("sync {folder}"),
+        Command("stop {folder} --wait 0.1"),
+    ],
+    "model": [
+        Command("import {folder} --out {out}/imported"),
+        Command("model {folder}/model.yaml --json"),
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One file harmed, and what a command did about it."""
+
+    file: str
+    damage: Damage
+    command: Command
+    ended: Ended
+    result: dict[str, Any]
+
+    def __str__(self) -> str:
+        said = (self.ended.errors or self.ended.output)[-300:]
+        return f"{self.file}, {self.damage.name}: {self.command.words}: {self.ended.code} {said!r}"
+
+    def is_noticed(self, whole: dict[str, Any]) -> bool:
+        """Whether it failed, named the file or its checkpoint, or made what the whole ones make."""
+        said = self.ended.errors + self.ended.output
+        names = [Path(self.file).name, *re.findall(r"step-\d+", self.file)]
+        return self.ended.code != 0 or any(name in said for name in names) or self.result == whole
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Commands on fresh copies of a folder, one file of it harmed."""
+
+    original: Path
+    corpus: Path
+    place: Path
+    run: Callable[[Case], Ended]
+
+    def one(self, command: Command, damage: Damage | None = None, file: str = "") -> Trial:
+        """What a command does; a reading one must leave every other file as it was."""
+        shutil.rmtree(self.place, ignore_errors=True)
+        folder, out = self.place / self.original.name, self.place / "out"
+        shutil.copytree(self.original, folder)
+        out.mkdir()
+        if damage is not None:
+            damage.inflict(folder / file)
+        before = contents(folder)
+        ended = self.run(command.case(folder, out, self.corpus))
+        if not command.trains:
+            before.pop(file, None)
+            lost = before.items() - contents(folder).items()
+            assert not lost, (file, damage, command.words, lost)
+        found = result(folder if command.trains else out, "" if command.trains else ended.output)
+        return Trial(file, damage or Damage("whole"), command, ended, found)
+
+    def sample(self, commands: list[Command], size: int) -> Iterator[Trial]:
+        """Some of the kinds of damage to all files, each with one of the commands in turn."""
+        files = sorted(path for path in self.original.rglob("*") if path.is_file())
+        harms = [(path, one) for path in files for one in damages(path.read_bytes(), flips=2)]
+        chosen = random.Random(len(harms)).sample(harms, min(size, len(harms)))
+        for number, (path, damage) in enumerate(chosen):
+            command = commands[number % len(commands)]
+            yield self.one(command, damage, str(path.relative_to(self.original)))
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every file."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file() and not {"requests", "wandb", "logs"}.intersection(path.parts)
+    }
+
+
+def result(folder: Path, output: str) -> dict[str, Any]:
+    """What a command printed and wrote, without what differs whenever it runs."""
+    try:
+        found: dict[str, Any] = {"printed": lasting(json.loads(output))}
+    except ValueError:
+        found = {"printed": re.sub(r"\S*/\S*", "", output)}
+    for name, digest in contents(folder).items():
+        if RECORDS.isdisjoint(Path(name).parts):
+            found[name] = digest
+            if name.endswith("metrics.jsonl"):
+                lines = (folder / name).read_text().splitlines()
+                found[name] = [lasting(json.loads(line)) for line in lines]
+    return found
+
+
+def lasting(tree: Any) -> Any:
+    """A tree without what differs whenever it is made."""
+    if isinstance(tree, dict):
+        return {key: lasting(one) for key, one in tree.items() if not PASSING.search(key)}
+    return [lasting(one) for one in tree] if isinstance(tree, list) else tree
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_damage_is_said_or_repaired(
+    kind: str, corpus: Path, resumable: Path, tmp_path: Path
+) -> None:
+    folders = {"corpus": corpus, "run": resumable, "model": resumable / "exports" / "tinybert"}
+    with serving() as run:
+        trials = Trials(folders[kind], corpus, tmp_path / "trial", run)
+        whole = {command: trials.one(command) for command in COMMANDS[kind]}
+        assert [str(one) for one in whole.values() if one.ended.fault] == []
+        tried = list(trials.sample(COMMANDS[kind], OF_EACH_KIND))
+    assert [f"{one.ended.fault}: {one}" for one in tried if one.ended.fault] == []
+    assert [str(one) for one in tried if not one.is_noticed(whole[one.command].result)] == []
