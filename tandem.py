@@ -120,7 +120,6 @@ def submit(config: str, rest: tuple[str, ...], check: bool, **options: Any) -> N
     from cluster.commands import submit as submit_job
     from trainer.control.run_folder import RunFolder
     from trainer.fit import require_inputs
-    from trainer.lifecycle import unreached
 
     if config.startswith("-"):
         raise click.UsageError(f"{config}: CONFIG comes before the options of sbatch")
@@ -130,12 +129,18 @@ def submit(config: str, rest: tuple[str, ...], check: bool, **options: Any) -> N
     job = load_job(config, overrides)
     if check and not options["dry_run"]:
         require_inputs(job)
-    if late := unreached.warning(job):
-        click.echo(f"warning: {late}", err=True)
+    _warn_of_unreached(job)
     run = RunFolder.of(job).path
     sizes = [job.batch.size, *(growth.size for growth in job.batch.growth)]
     batches = [size or job.batch.multiple for size in sizes]  # or stated in tokens
     submit_job(job.name, run, configs.dump(job), options=sbatch, batches=batches, **options)
+
+
+def _warn_of_unreached(job: JobConfig) -> None:
+    from trainer.lifecycle import unreached
+
+    if late := unreached.warning(job):
+        click.echo(f"warning: {late}", err=True)
 
 
 def _is_override(word: str, before: str) -> bool:
@@ -264,9 +269,10 @@ def make_plan(
     from trainer.measure.demands import demands
 
     on = Machine(configs.load(device, DeviceConfig, "device"), **machine)
-    facts, learners = demands(load_job(config, overrides))
-    job = JobFacts(**facts, learners=tuple(LearnerFacts(**one) for one in learners))
-    plan = make_plan(job, on)
+    job = load_job(config, overrides)
+    _warn_of_unreached(job)
+    facts, learners = demands(job)
+    plan = make_plan(JobFacts(**facts, learners=tuple(LearnerFacts(**one) for one in learners)), on)
     click.echo(plan.to_json() if as_json else describe(plan))
 
 

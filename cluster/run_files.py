@@ -5,10 +5,11 @@ Lines and files that are torn, or are none of ours, are left out: they must not 
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
+
+from configs.strict_json import parse_json
 
 TAIL_BYTES = 256 * 1024  # of metrics.jsonl: enough for hundreds of rows, whatever its length
 
@@ -17,12 +18,18 @@ Row = dict[str, Any]
 
 def newest_rows(file: Path) -> list[Row]:
     """The rows at the end of a ``metrics.jsonl``: numbers, among them a step."""
-    if not file.is_file():
-        return []
-    with file.open("rb") as stream:
-        stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
-        rows = map(_numbers, stream.read().splitlines())
-        return [row for row in rows if "step" in row]
+    return [row for row in map(_numbers, _newest_lines(file)) if row]
+
+
+def damaged_files(run: Path) -> list[str]:
+    """A line for each file whose damage hides how the run went."""
+    results, metrics = run / "evaluation.json", run / "metrics.jsonl"
+    found = []
+    if results.exists() and not isinstance(json_object(results).get("step"), int):
+        found.append("evaluation.json is damaged; tandem train makes it again")
+    if not all(map(_numbers, _newest_lines(metrics))):
+        found.append("metrics.jsonl is damaged; its other rows are shown")
+    return found
 
 
 def events_of(run: Path) -> list[dict[str, Any]]:
@@ -39,7 +46,7 @@ def alerts_of(run: Path) -> list[str]:
 def slow_ranks(run: Path) -> list[str]:
     """A line for each rank that holds up the others."""
     try:
-        return [str(one["says"]) for one in json.loads((run / "slow_ranks.json").read_text())]
+        return [str(one["says"]) for one in parse_json((run / "slow_ranks.json").read_text())]
     except (OSError, ValueError, TypeError, KeyError):
         return []
 
@@ -75,6 +82,18 @@ def newest_log(run: Path) -> str | None:
     return str(max(logs, key=lambda path: path.stat().st_mtime))
 
 
+def _newest_lines(file: Path) -> list[bytes]:
+    """The whole lines among the last `TAIL_BYTES` of a file."""
+    if not file.is_file():
+        return []
+    with file.open("rb") as stream:
+        before = file.stat().st_size - TAIL_BYTES
+        if before > 0:
+            stream.seek(before)
+            stream.readline()
+        return stream.read().split(b"\n")[:-1]
+
+
 def _objects(file: Path) -> list[dict[str, Any]]:
     lines = file.read_bytes().splitlines() if file.is_file() else []
     return [row for row in map(_object, lines) if row]
@@ -82,7 +101,7 @@ def _objects(file: Path) -> list[dict[str, Any]]:
 
 def _object(text: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -20,6 +20,7 @@ from cluster.errors import LaunchError
 from cluster.run_files import (
     Row,
     alerts_of,
+    damaged_files,
     events_of,
     json_object,
     newest_attempt,
@@ -58,6 +59,7 @@ class RunStatus:
     log: str | None = None  # the file to open
     slow_ranks: list[str] = field(default_factory=list)  # a line for each that holds up the others
     alerts: list[str] = field(default_factory=list)  # the newest ones
+    damaged: list[str] = field(default_factory=list)  # a line for each file that hides how it went
 
 
 def read_runs(
@@ -144,6 +146,7 @@ def read_run(run: Path, jobs: Sequence[QueuedJob] | None, ends: Ends | None = No
         log=newest_log(run),
         slow_ranks=slow_ranks(run) if state == "running" else [],
         alerts=alerts_of(run)[-3:],
+        damaged=damaged_files(run),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a command prints with ``--json``."""
+"""JSON that every parser takes, and a parser that any text may be given."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from typing import Any
 def strict_json(tree: Any) -> str:
     """Plain data as indented JSON that every parser takes: a number that is not finite is null."""
     return json.dumps(_finite(tree), indent=2, allow_nan=False)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a JSON text says. Raises ValueError for any other, also one of endless brackets."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def _finite(value: Any) -> Any:

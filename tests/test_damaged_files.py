@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TINY_JOB
+from tests.conftest import TINY_JOB, tandem
 from tests.damage import Damage, damages
 from tests.forked_commands import Case, Ended, serving
 
@@ -33,6 +33,13 @@ PASSING = re.compile(
 # What is not a result, or says when it was made.
 RECORDS = {"attempts", "report.html", "README.md", "origin.json", "evaluation.json",
            "checkpoints", "config.yaml"}  # fmt: skip
+
+# A config is for people to edit, and models of Hugging Face have no checksums: a flipped bit of
+# these may be seen, in a number or a name it cannot be.
+WITHOUT_CHECKSUM = (
+    "config.yaml", "model.yaml", "config.json", "model.safetensors", "tokenizer.json",
+    "tokenizer_config.json", "evaluation.json", "000001.json",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,11 @@ class Trial:
     def __str__(self) -> str:
         said = (self.ended.errors or self.ended.output)[-300:]
         return f"{self.file}, {self.damage.name}: {self.command.words}: {self.ended.code} {said!r}"
+
+    @property
+    def cannot_be_told(self) -> bool:
+        """Whether the file has no checksum, and is another that may well be meant."""
+        return "flipped" in self.damage.name and Path(self.file).name in WITHOUT_CHECKSUM
 
     def is_noticed(self, whole: dict[str, Any]) -> bool:
         """Whether it failed, named the file or its checkpoint, or made what the whole ones make."""
@@ -162,16 +174,35 @@ def lasting(tree: Any) -> Any:
     return [lasting(one) for one in tree] if isinstance(tree, list) else tree
 
 
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the tiny job on one rank, which another attempt may go on with."""
+    runs = tmp_path_factory.mktemp("trained")
+    done = tandem("train", TINY_JOB, f"data.path={corpus}", f"runs={runs}", "--nproc", 1)
+    assert done.returncode == 0, done.stderr
+    for name in ("report.html", "logs/rank-000.log"):
+        (runs / "tiny" / name).unlink()
+    shutil.move(runs / "tiny" / "exports" / "tinybert", runs / "model")
+    shutil.rmtree(runs / "tiny" / "exports")
+    return runs / "tiny"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_damage_is_said_or_repaired(
-    kind: str, corpus: Path, resumable: Path, tmp_path: Path
-) -> None:
-    folders = {"corpus": corpus, "run": resumable, "model": resumable / "exports" / "tinybert"}
+def test_damage_is_said_or_repaired(kind: str, corpus: Path, trained: Path, tmp_path: Path) -> None:
+    folders = {"corpus": corpus, "run": trained, "model": trained.with_name("model")}
     with serving() as run:
         trials = Trials(folders[kind], corpus, tmp_path / "trial", run)
         whole = {command: trials.one(command) for command in COMMANDS[kind]}
         assert [str(one) for one in whole.values() if one.ended.fault] == []
         tried = list(trials.sample(COMMANDS[kind], OF_EACH_KIND))
     assert [f"{one.ended.fault}: {one}" for one in tried if one.ended.fault] == []
-    assert [str(one) for one in tried if not one.is_noticed(whole[one.command].result)] == []
+    silent = [
+        one
+        for one in tried
+        if not one.is_noticed(whole[one.command].result) and not one.cannot_be_told
+    ]
+    assert list(map(str, silent)) == []
+    if kind == "corpus":  # every byte of it has a checksum
+        checks = [one for one in tried if one.command.words == "data check {folder}"]
+        assert [str(one) for one in checks if one.ended.code != 1] == []

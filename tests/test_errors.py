@@ -109,6 +109,15 @@ def test_what_the_system_refuses_is_one_line_with_its_path(tmp_path):
     assert one_line_for(KeyError("a bug")) is None
 
 
+@pytest.mark.parametrize("command", [["plan", "--json"], ["submit", "--dry-run"]])
+def test_what_the_steps_do_not_reach_is_a_warning_of_plan_and_submit(command):
+    words = [command[0], str(TINY_JOB), "profile.steps=20:22", "data.path=corpus", *command[1:]]
+    done = CliRunner().invoke(command_line.main, words)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert (done.exit_code, "profile.steps (20); fine for a trial run" in line) == (0, True)
+    assert line not in done.stdout
+
+
 def test_scores_that_are_not_finite_are_null_in_json(tmp_path, monkeypatch):
     scores = {"learners": {"teacher": {"loss": math.nan, "accuracy": 0.5, "corpora": [math.inf]}}}
     (tmp_path / "config.yaml").touch()

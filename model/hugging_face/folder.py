@@ -96,6 +96,7 @@ def save_pretrained(
     else:
         config, state = model[0], dict(model[1])
     folder = Path(folder)
+    files = [] if tokenizer is None else _tokenizer_files(Path(tokenizer))
     reason = ""
     try:
         theirs, tensors = to_transformers(config, state)
@@ -109,21 +110,37 @@ def save_pretrained(
         write_tensors(folder / "model.safetensors", tensors)
         card = card or model_card(folder.resolve().name, config)
         (folder / "README.md").write_text(card, encoding="utf-8")
-        if tokenizer is not None:
-            copy_tokenizer(Path(tokenizer), folder)
+        for path in files:
+            if path.resolve() != (folder / path.name).resolve():
+                shutil.copyfile(path, folder / path.name)
     except OSError as error:
         raise ModelError(f"{folder}: cannot be written ({error.strerror or error})") from error
     return reason
 
 
-def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy what AutoTokenizer reads; ModelError if there is nothing of the kind."""
-    found = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+def _tokenizer_files(source: Path) -> list[Path]:
+    """What AutoTokenizer reads; ModelError if there is nothing of the kind, or damage."""
+    found = [source / name for name in TOKENIZER_FILES if os.path.lexists(source / name)]
     if not found:
         raise ModelError(f"{source}: has no tokenizer files")
     for path in found:
-        if path.resolve() != (folder / path.name).resolve():
-            shutil.copyfile(path, folder / path.name)
+        _require_form(path)
+    return found
+
+
+def _require_form(path: Path) -> None:
+    """Raise ModelError for a file that is not what its name says."""
+    if path.suffix == ".json":
+        content = _read_json(path)
+        if path.name == "tokenizer.json" and not isinstance(content.get("model"), dict):
+            raise ModelError(f"{path}: not a tokenizer, which has a model")
+        return
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".txt":
+            data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: cannot be read ({error})") from error
 
 
 def nearest_family(config: EncoderConfig) -> Family:
@@ -190,7 +207,7 @@ def special_ids_in(folder: Path) -> dict[str, int]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        theirs = json.loads(path.read_text())
+        theirs = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{path}: not found; a model folder has a config.json") from error
     except (OSError, ValueError, RecursionError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import yaml
@@ -29,7 +30,7 @@ def import_folder(source: str | Path, out: str | Path) -> MaskedLanguageModel:
     source, out = Path(source), Path(out)
     require_free(out)
     model = from_pretrained(source)
-    has_tokenizer = any((source / name).is_file() for name in TOKENIZER_FILES)
+    has_tokenizer = any(os.path.lexists(source / name) for name in TOKENIZER_FILES)
     tokenizer = source if has_tokenizer else None
     save_pretrained(model, out, tokenizer, special_ids=special_ids_in(source))
     write_config(model.config, out, source.resolve().name)

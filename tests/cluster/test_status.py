@@ -227,6 +227,19 @@ def test_a_folder_that_is_broken_or_no_run_does_not_hide_the_others(run, tmp_pat
         commands.status("broken00", False, tmp_path / "runs")
 
 
+def test_a_damaged_file_that_hides_how_a_run_went_is_said(run, capsys):
+    assert read_run(run.path, []).damaged == []
+    (run.path / "evaluation.json").write_text("[" * 20_000)
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "teach\x00')  # torn: it may be being written
+        assert len(read_run(run.path, []).damaged) == 1
+        file.write('\n{"step": 8}\n')
+    commands.status(str(run.path), False)
+    said = capsys.readouterr().out
+    assert "demo: evaluation.json is damaged; tandem train makes it again" in said
+    assert "demo: metrics.jsonl is damaged; its other rows are shown" in said
+
+
 def test_a_folder_of_the_runs_name_elsewhere_does_not_hide_it(run, tmp_path, monkeypatch, capsys):
     (tmp_path / "demo").mkdir()
     monkeypatch.chdir(tmp_path)

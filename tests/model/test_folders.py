@@ -301,3 +301,25 @@ def test_tokenizer_files_travel_with_the_model(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "README.md").read_text() == "# Card\n"
     with pytest.raises(model.ModelError, match="has no tokenizer files"):
         model.save_pretrained(model.build(SMALL, 0), tmp_path / "out", tokenizer=tmp_path / "no")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *((name, b"") for name in ("tokenizer.json", "tokenizer_config.json")),
+        *(("tokenizer.json", content) for content in (b"[]", b"{}", b"[" * 20_000, b"\xff", None)),
+        *(("vocab.txt", content) for content in (b"\xff", None)),
+    ],
+)
+def test_a_damaged_tokenizer_is_refused_by_its_file(
+    name: str, content: bytes | None, tmp_path: Path
+) -> None:
+    model.save_pretrained(model.build(SMALL, 0), source := tmp_path / "source")
+    if content is None:
+        (source / name).mkdir()
+    else:
+        (source / name).write_bytes(content)
+    with pytest.raises(model.ModelError) as refused:
+        model.import_folder(source, tmp_path / "out")
+    assert str(refused.value).startswith(f"{source / name}: ")
+    assert not (tmp_path / "out").exists()

@@ -34,8 +34,11 @@ def test_a_batch_may_be_stated_in_tokens():
     ("override", "words"),
     [
         ("students.tinybert.start.step=-1", "students.tinybert.start.step: must be at least 0"),
-        ("recover=[{checkpoint: -5}]", "recover[0].checkpoint: must not be negative"),
-        ("teacher.model.norm_eps=-1", "teacher.model.norm_eps: must be positive, not -1"),
+        ("recover=[{checkpoint: -5}]", "recover[0].checkpoint: must be at least 0, not -5"),
+        (
+            "teacher.model.norm_eps=-1",
+            "teacher.model.norm_eps: must be positive, and at most 1,",
+        ),
         ("teacher.model.local_window=-1", "teacher.model.local_window: must be 0 to"),
         ("teacher.model.initializer_range=-1", "teacher.model.initializer_range: must be positive"),
         ("teacher.model.max_positions=100000000000000000000", "does not fit into 64 bits"),
@@ -47,11 +50,43 @@ def test_a_batch_may_be_stated_in_tokens():
         ("data.mixture={a: DIR}", "data.mixture.a: expected keys and values (path, weight) or a"),
         ("data.mixture={a: {path: ''}}", "data.mixture.a.path: must name a corpus"),
         ("teacher.init.pretrained=''", "teacher.init.pretrained: must name a folder, or be null"),
-        ("teacher.objective.mlm.weight=-1", "teacher.objective.mlm.weight: must not be negative"),
+        ("teacher.objective.mlm.weight=-1", "teacher.objective.mlm.weight: must be 0 to 1000000"),
         ("teacher.objective.mlm.weight={0: 1, 00: 2}", "teacher.objective.mlm.weight: 0 is there"),
         (
             "students.tinybert.objective.hidden.layer_weights=[1, 1, 1, 1, -1]",
-            "students.tinybert.objective.hidden: layer_weights: none may be negative",
+            "students.tinybert.objective.hidden.layer_weights: must be 0 to 1000000, not -1",
+        ),
+        (
+            "students.tinybert.objective.hidden.layer_weights=[1]",
+            "students.tinybert.objective.hidden.layer_weights: lists 1 weights for 5 layers",
+        ),
+        (
+            "students.distilbert.objective.cosine.positions=nowhere",
+            "students.distilbert.objective.cosine.positions: must be one of masked, attended, not",
+        ),
+        (
+            "students.tinybert.objective.blended.teacher_share=2",
+            "teacher_share: must be 0 to 1",
+        ),
+        (
+            "students.tinybert.init={teacher_embeddings: true, teacher_layers: [0]}",
+            "students.tinybert.init.pretrained: set one of this, teacher_layers and teacher_embed",
+        ),
+        (
+            "teacher.optimizer.learning_rate=9e18",
+            "learning_rate: must be positive, and at most",
+        ),
+        (
+            "teacher.model.initializer_range=9e18",
+            "initializer_range: must be positive, and at",
+        ),
+        (
+            "students.tinybert.schedule.points={0: 9e18}",
+            "schedule.points: must be 0 to 1, not 9e+",
+        ),
+        (
+            "students.distilbert.objective.soft.temperature={0: 9e18}",
+            "temperature: must be positive",
         ),
         ("seed=9223372036854775808", "seed: 9223372036854775808 does not fit into 64 bits"),
         ("watch.hang_seconds=1e300", "watch.hang_seconds: must be positive, and at most 1e+09"),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.strict_json import parse_json
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.folder import all_steps, read_trainer_file, tidy
 from trainer.checkpoint.owner import Owner
@@ -152,7 +153,7 @@ def _write(record: Path, content: dict[str, Any]) -> None:
 def _content(record: Path) -> dict[str, Any]:
     """What a record says; nothing where it was cut off or damaged."""
     try:
-        content = json.loads(record.read_bytes())
+        content = parse_json(record.read_bytes())
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}

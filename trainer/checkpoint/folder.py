@@ -8,13 +8,14 @@ aside while its successor takes the name) and ``….deleted-N`` (being removed).
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from configs.strict_json import parse_json
 
 MANIFEST = "manifest.json"
 TRAINER = "trainer.json"
@@ -44,7 +45,7 @@ def read_trainer_file(folder: Path, step: int) -> dict[str, Any]:
     Empty where it is missing or not JSON: whoever verifies the checkpoint names the damage.
     """
     try:
-        return dict(json.loads((folder / step_name(step) / TRAINER).read_text()))
+        return dict(parse_json((folder / step_name(step) / TRAINER).read_text()))
     except (OSError, ValueError, TypeError):
         return {}
 

@@ -8,7 +8,6 @@ measured by the file system's own clock, or, where it is in doubt, by waiting fo
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import tempfile
@@ -17,6 +16,8 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from configs.strict_json import parse_json
 
 BEAT_SECONDS = 5.0
 SILENT_SECONDS = 30.0  # without a beat: dead, or cut off
@@ -48,7 +49,7 @@ class Owner:
         """Who wrote an attempt's record; None where that cannot be read: it died while writing."""
         for patience in (0.2, 0.2, 0.0):
             try:
-                content = json.loads(record.read_text())
+                content = parse_json(record.read_text())
                 known = {field.name for field in fields(cls)} & content.keys()
                 return cls(**{name: content[name] for name in known})
             except (ValueError, TypeError, AttributeError, FileNotFoundError):

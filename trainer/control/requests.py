@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from configs.strict_json import parse_json
 from trainer.durable import replace
 
 STOP, CHECKPOINT = "stop", "checkpoint"
@@ -109,6 +110,6 @@ def forget(folder: Path) -> None:
 def _read(path: Path) -> dict[str, Any]:
     """Empty where there is none, or none yet; also while the disk is away for a moment."""
     try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError):
+        return dict(parse_json(path.read_text()))
+    except (OSError, ValueError, TypeError):
         return {}

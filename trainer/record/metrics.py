@@ -42,6 +42,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from configs.strict_json import parse_json
 from trainer.errors import TrainingError
 
 Row = dict[str, float]
@@ -66,7 +67,7 @@ def encode(row: Mapping[str, float]) -> str:
 
 def decode(line: str | bytes) -> Row:
     """The inverse of `encode`. Raises ValueError when the line is not a row."""
-    row = json.loads(line)
+    row = parse_json(line)
     if not isinstance(row, dict) or "step" not in row:
         raise ValueError("not a metrics row")
     return {key: _from_json(value) for key, value in row.items()}

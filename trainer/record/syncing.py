@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from trainer.checkpoint import Checkpoint, live_owner, published
+import logging
+
+from trainer.checkpoint import live_owner, newest_intact, published
 from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
 from trainer.measure.models_table import models_table
-from trainer.record import tracking
+from trainer.record import metrics, tracking
 from trainer.report.run_files import read_evaluation
+
+_log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 3600.0
 
@@ -17,12 +21,14 @@ def sync(folder: RunFolder) -> str:
 
     With a key it goes to W&B's server, which then has every logged step once and in order; without
     one, into a single offline folder that is complete. Raises TrainingError while the run is live,
-    whose own process sends it, where W&B is off, and when W&B cannot be reached.
+    whose own process sends it, where its metrics are damaged, where W&B is off, and when it cannot
+    be reached.
     """
     if owner := live_owner(folder.path):
         raise TrainingError(f"{folder.path}: at work ({owner}), and sending its metrics by itself")
     if not any(folder.attempts.glob("*.json")) and not published(folder.checkpoints):
         raise TrainingError(f"{folder.path}: never trained (no attempts/), so there is no W&B run")
+    metrics.read(folder.metrics)  # raises for a line that is no row
     config = folder.load_config()
     run_id = _run_id(folder)
     following = tracking.start(
@@ -45,9 +51,9 @@ def sync(folder: RunFolder) -> str:
 
 
 def _run_id(folder: RunFolder) -> str:
-    steps = published(folder.checkpoints)
-    if steps:
-        first = str(Checkpoint(folder.checkpoints, steps[-1]).trainer_state["wandb_id"])
+    checkpoint = newest_intact(folder.checkpoints, _log.warning)
+    if checkpoint is not None:
+        first = str(checkpoint.trainer_state["wandb_id"])
     else:
         first = tracking.first_id(folder.path)
     return tracking.current_id(folder.path, first)

@@ -29,6 +29,8 @@ import wandb
 
 import configs
 
+from configs.strict_json import parse_json
+
 POLL_SECONDS = 1.0
 INIT_SECONDS = 60.0
 USUAL_ROWS = 10  # over which the usual pause between rows is measured
@@ -83,7 +85,7 @@ class Tail:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                row = json.loads(line)
+                row = parse_json(line)
                 yield {key: float(v) if isinstance(v, str) else v for key, v in row.items()}
 
 
@@ -257,7 +259,7 @@ def log_results(run: Any, folder: Path, step: int) -> None:
     They join the row of the last `step`, or, where W&B had that before, the summary alone.
     """
     try:
-        learners = json.loads((folder / "evaluation.json").read_bytes())["learners"]
+        learners = parse_json((folder / "evaluation.json").read_bytes())["learners"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or a damaged file
         return
     columns = ["parameters", "loss", "accuracy", "retention", "tokens_per_second"]

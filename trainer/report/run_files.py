@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import configs
+from configs.strict_json import parse_json
 from trainer.record import metrics
 from trainer.report.chart import COLOURS
 from trainer.report.scale import Floats
@@ -18,7 +18,7 @@ from trainer.report.scale import Floats
 def read_evaluation(file: Path) -> dict[str, Any] | None:
     """A run's final results; None where there are none, or where the file is damaged."""
     try:
-        results = json.loads(file.read_bytes())
+        results = parse_json(file.read_bytes())
         whole = isinstance(results["step"], int) and bool(results["learners"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
