@@ -110,10 +110,10 @@ WIDER = {"hidden_size": 64, "heads": 4}
         (ObjectiveConfig(cosine=Cosine()), WIDER, "cosine"),
         (ObjectiveConfig(attention=Attention()), {"heads": 2}, "attention"),
         (ObjectiveConfig(soft=SoftTargets()), {"vocab_size": 98}, "vocabulary"),
-        (ObjectiveConfig(hidden=Hidden(layers="middle")), {}, "hidden: layers"),
+        (ObjectiveConfig(hidden=Hidden(layers="middle")), {}, "hidden.layers: "),
         (ObjectiveConfig(patient=Patient()), WIDER, "patient"),
         (ObjectiveConfig(feature_maps=FeatureMaps()), WIDER, "feature_maps"),
-        (ObjectiveConfig(hidden=Hidden(layer_weights=[1.0])), {}, "hidden: layer_weights"),
+        (ObjectiveConfig(hidden=Hidden(layer_weights=[1.0])), {}, "hidden.layer_weights: "),
         (ObjectiveConfig(hidden=Hidden(layer_weights=[0.0] * 5)), {}, "must not be 0"),
     ],
 )
@@ -398,7 +398,7 @@ def test_terms_need_data_with_what_they_are_about(tmp_path, term, data, complain
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("objective.hidden.layers=[1]", "objective.hidden: layers: lists 1 teacher layers for 4"),
+        ("objective.hidden.layers=[1]", "objective.hidden.layers: lists 1 teacher layers for 4"),
         ("objective.cosine={}", "objective.cosine: student and teacher must have the same hidden"),
         ("init.teacher_layers=[0, 9, 1, 1]", "init.teacher_layers: the teacher's layers are 0 to"),
         ("init.teacher_layers=[0]", "init.teacher_layers: lists 1 for the student's 4"),
