@@ -28,7 +28,6 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 import wandb
 
 import configs
-
 from configs.strict_json import parse_json
 
 POLL_SECONDS = 1.0
