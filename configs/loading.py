@@ -179,9 +179,12 @@ def _parse(override: str) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return _tree(path.read_text(encoding="utf-8"), str(path))
+        tree = _tree(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
+    if not tree:
+        raise ConfigError(f"{path}: is empty; a file that changes nothing has {{base: NAME}}")
+    return tree
 
 
 def _tree(text: str, source: str) -> dict[str, Any]:

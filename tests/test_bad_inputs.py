@@ -40,7 +40,7 @@ def sample(values: list[Any], size: int) -> list[Any]:
 
 @cache
 def resolved(kind: str) -> Any:
-    overrides = ["data.mixture={tinybert: {path: corpus}}"] if kind == "job" else []
+    overrides = ["data.path=''", "data.mixture={tinybert: {path: corpus}}"] if kind == "job" else []
     config = configs.load(NAMES[kind], SCHEMAS[kind], kind, overrides)
     return parse(configs.dump(config), "the base")
 

@@ -40,6 +40,7 @@ WITHOUT_CHECKSUM = (
     "config.yaml", "model.yaml", "config.json", "model.safetensors", "tokenizer.json",
     "tokenizer_config.json", "evaluation.json", "000001.json",
 )  # fmt: skip
+OPTIONAL = ("tokenizer_config.json",)
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,10 @@ class Trial:
     @property
     def cannot_be_told(self) -> bool:
         """Whether the file has no checksum, and is another that may well be meant."""
-        return "flipped" in self.damage.name and Path(self.file).name in WITHOUT_CHECKSUM
+        name = Path(self.file).name
+        if name in OPTIONAL and self.damage.name in ("missing", "JSON: {}"):
+            return True
+        return "flipped" in self.damage.name and name in WITHOUT_CHECKSUM
 
     def is_noticed(self, whole: dict[str, Any]) -> bool:
         """Whether it failed, named the file or its checkpoint, or made what the whole ones make."""

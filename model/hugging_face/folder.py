@@ -55,6 +55,9 @@ TOKENIZER_FILES = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
+VOCABULARIES = {
+    "tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model"
+}  # fmt: skip
 MODEL_FILES = ("config.json", "model.safetensors", "README.md", "model.yaml", "model.onnx")
 
 
@@ -123,6 +126,8 @@ def _tokenizer_files(source: Path) -> list[Path]:
     found = [source / name for name in TOKENIZER_FILES if os.path.lexists(source / name)]
     if not found:
         raise ModelError(f"{source}: has no tokenizer files")
+    if VOCABULARIES.isdisjoint(path.name for path in found):
+        raise ModelError(f"{found[0]}: has no vocabulary beside it, as in tokenizer.json")
     for path in found:
         _require_form(path)
     return found

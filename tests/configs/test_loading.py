@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import configs
 from configs import ConfigError, loading
+from configs.devices import DeviceConfig
 
 
 @dataclass
@@ -288,7 +289,7 @@ def test_missing_values_are_named():
         ("name: x\nname: y\n", "not valid YAML"),
         ("- 1\n- 2\n", "expected keys and values at the top"),
         ("hello\n", "not valid YAML|expected keys and values|cannot be read|unknown key"),
-        ("", "must be set"),
+        ("", "is empty"),
     ],
 )
 def test_a_file_that_is_not_a_config(text, reason):
@@ -388,3 +389,10 @@ def test_what_dump_writes_load_reads_back(tmp_path_factory, job):
     path = tmp_path_factory.mktemp("dumped") / "config.yaml"
     path.write_text(configs.dump(job), encoding="utf-8")
     assert asdict(configs.load(str(path), Job, "job")) == asdict(job)
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "{}\n"])
+def test_a_file_that_says_nothing_is_refused(text, tmp_path):
+    (tmp_path / "empty.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"empty\.yaml: is empty"):
+        configs.load(str(tmp_path / "empty.yaml"), DeviceConfig, "device")

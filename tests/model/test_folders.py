@@ -307,6 +307,7 @@ def test_tokenizer_files_travel_with_the_model(tmp_path: Path) -> None:
     ("name", "content"),
     [
         *((name, b"") for name in ("tokenizer.json", "tokenizer_config.json")),
+        ("tokenizer_config.json", b"{}"),  # and no vocabulary
         *(("tokenizer.json", content) for content in (b"[]", b"{}", b"[" * 20_000, b"\xff", None)),
         *(("vocab.txt", content) for content in (b"\xff", None)),
     ],
