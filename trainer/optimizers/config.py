@@ -25,7 +25,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         """Refuse values that the optimizers are not defined for."""
         require_choice(self, kind=EPSILONS)
-        require_bounds(self, learning_rate=bounds.positive(100.0), epsilon=bounds.positive(1.0))
+        require_bounds(self, learning_rate=bounds.positive(1e6), epsilon=bounds.positive(1.0))
         require_bounds(self, weight_decay=(0.0, 100.0))
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError("betas: must be two numbers from 0 up to 1")
