@@ -31,9 +31,9 @@ from benchmarks.cotraining_speed import (
     learn,
     random_batch,
 )
-from trainer.knowledge import detach
 from trainer.learner import Learner
 from trainer.step import train_step
+from trainer.teacher_outputs import detach
 
 
 class PeakBytes(TorchDispatchMode):
@@ -94,7 +94,9 @@ def main() -> None:
     features = forward(cast.teacher, cast.students, batch)
 
     def alone(student: Learner) -> int:
-        return measure(lambda: learn(student, detach(features, cast.teacher.decoder()), batch))
+        return measure(
+            lambda: learn(student, detach(features, cast.teacher.output_projection()), batch)
+        )
 
     students = [alone(student) for student in cast.students]
     print("| students | peak of a joint step | largest of them alone | sum of all alone |")

@@ -29,12 +29,12 @@ from data_pipeline import Batch
 from model import EncoderConfig, Features
 from trainer.batches import count, sum_over_ranks, to_device
 from trainer.engine import join_process_group
-from trainer.knowledge import Knowledge, detach, union
-from trainer.learner import TEACHER, Learner, Place, Workload, student_key
+from trainer.learner import TEACHER, Learner, MicroStep, StepShape, student_key
 from trainer.learner_config import LearnerConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import MaskedLanguageModelling, SoftTargets
 from trainer.step import train_step
+from trainer.teacher_outputs import TeacherOutputs, detach, union
 
 V, L, MASKED = 30522, 128, 19
 TEACHER_SIZE = (512, 8)  # hidden size, layers: BERT-medium
@@ -61,11 +61,11 @@ class Cast:
     def __init__(self, rows: int) -> None:
         mlm = ObjectiveConfig(mlm=MaskedLanguageModelling())
         both = ObjectiveConfig(mlm=MaskedLanguageModelling(), soft=SoftTargets(temperature=2.0))
-        workload = Workload(1_000_000, 0, rows, 1)
+        step_shape = StepShape(1_000_000, 0, rows, 1)
 
         def learner(name: str, size: tuple[int, int], objective: ObjectiveConfig) -> Learner:
             config = LearnerConfig(model=encoder(*size), objective=objective)
-            return Learner(name, config, encoder(*TEACHER_SIZE), workload)
+            return Learner(name, config, encoder(*TEACHER_SIZE), step_shape)
 
         self.teacher = learner(TEACHER, TEACHER_SIZE, mlm)
         self.students = [
@@ -87,7 +87,7 @@ def arms(cast: Cast, batch: Batch) -> dict[str, Arm]:
         for number in COUNTS
     }
     features = forward(teacher, cast.students, batch)
-    shared = detach(features, teacher.decoder(), readers=2)
+    shared = detach(features, teacher.output_projection(), logit_consumers=2)
     for number, student in enumerate(cast.students):
         found[f"mlm {number}"] = partial(train_step, cast.alone[number], [], batch, step=0)
         found[f"offline {number}"] = partial(_offline, teacher, student, batch)
@@ -97,7 +97,7 @@ def arms(cast: Cast, batch: Batch) -> dict[str, Arm]:
 
 
 def _own(teacher: Learner, student: Learner, features: Features, batch: Batch) -> None:
-    learn(student, detach(features, teacher.decoder()), batch)
+    learn(student, detach(features, teacher.output_projection()), batch)
 
 
 def _offline(teacher: Learner, student: Learner, batch: Batch) -> None:
@@ -114,11 +114,11 @@ def forward(teacher: Learner, students: list[Learner], batch: Batch) -> Features
     )
 
 
-def learn(student: Learner, knowledge: Knowledge, batch: Batch) -> None:
+def learn(student: Learner, teacher_outputs: TeacherOutputs, batch: Batch) -> None:
     """A student's forward, backward and optimizer step, given what its teacher knows."""
     totals, _ = sum_over_ranks(count(batch), [], student.device)
-    place = Place(0, 0, is_last=True)
-    student.accumulate(to_device(batch, student.device), totals, place, knowledge)
+    micro_step = MicroStep(0, 0, is_last=True)
+    student.accumulate(to_device(batch, student.device), totals, micro_step, teacher_outputs)
     student.take_shares()
     student.update(0, loss=1.0, length=L, seconds=0.0)
 

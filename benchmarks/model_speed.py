@@ -31,7 +31,7 @@ from transformers import BertConfig, BertForMaskedLM
 from data_pipeline import Batch
 from model import EncoderConfig
 from trainer.engine import join_process_group
-from trainer.learner import TEACHER, Learner, Workload
+from trainer.learner import TEACHER, Learner, StepShape
 from trainer.learner_config import PRECISIONS, LearnerConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import MaskedLanguageModelling
@@ -153,8 +153,8 @@ def _ours(sizes: tuple[int, int, int], batch: Batch, precision: str, masked_only
         precision=precision,
         masked_only=masked_only,
     )
-    workload = Workload(steps=1000, seed=0, micro_batch=len(batch.input_ids), accumulation=1)
-    learner = Learner(TEACHER, config, encoder, workload)
+    step_shape = StepShape(steps=1000, seed=0, micro_batch=len(batch.input_ids), accumulation=1)
+    learner = Learner(TEACHER, config, encoder, step_shape)
     at = iter(range(1000))
     return lambda: train_step(learner, [], batch, next(at))
 

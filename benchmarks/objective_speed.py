@@ -27,8 +27,7 @@ import configs
 from benchmarks.cotraining_speed import random_batch
 from model import Capture, EncoderConfig, build
 from trainer.batches import Counts, count, to_device
-from trainer.knowledge import Decoder, Knowledge, detach
-from trainer.objectives import Lesson, Objective, ObjectiveConfig
+from trainer.objectives import LossInputs, Objective, ObjectiveConfig
 from trainer.objectives.terms import (
     Attention,
     AttentionRelation,
@@ -37,6 +36,7 @@ from trainer.objectives.terms import (
     SoftTargets,
     ValueRelation,
 )
+from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach
 
 MLM, SOFT = MaskedLanguageModelling(), SoftTargets(temperature=2.0)
 OBJECTIVES = {
@@ -93,8 +93,8 @@ class Scene:
                 Capture(hidden_states=numbers, attention=numbers[1:], last_hidden_state=True),
             )
         # Another student has asked for the distribution before, as in a job with several.
-        decoder = Decoder(*self.teacher.decoder())
-        self.knowledge: Knowledge = detach(features, decoder, readers=2)
+        projection = OutputProjection(*self.teacher.output_projection())
+        self.teacher_outputs: TeacherOutputs = detach(features, projection, logit_consumers=2)
 
     def learn(self, config: ObjectiveConfig, apart: bool = False) -> None:
         """Forward and backward of the student."""
@@ -106,15 +106,22 @@ class Scene:
             self.batch.masked_positions,
             objective.student_capture(0),
         )
-        lesson = Lesson(self.batch, features, Decoder(*self.student.decoder()), self.knowledge)
+        inputs = LossInputs(
+            self.batch,
+            features,
+            OutputProjection(*self.student.output_projection()),
+            self.teacher_outputs,
+        )
         loss = (
-            _apart(objective, lesson, self.totals) if apart else objective(lesson, self.totals)[0]
+            _apart(objective, inputs, self.totals) if apart else objective(inputs, self.totals)[0]
         )
         loss.backward()
 
 
-def _apart(objective: Objective, lesson: Lesson, totals: Counts) -> Tensor:
-    shares = [term(lesson)[0] / getattr(totals, term.unit) for term in objective.by_name.values()]
+def _apart(objective: Objective, inputs: LossInputs, totals: Counts) -> Tensor:
+    shares = [
+        term(inputs)[0] / getattr(totals, term.denominator) for term in objective.by_name.values()
+    ]
     return torch.stack(shares).sum()
 
 

@@ -2,7 +2,7 @@
 
 An `EncoderConfig` describes every architecture; `build` makes a model of it with initial weights,
 `from_pretrained` and `save_pretrained` exchange it with `transformers`. Training reads
-`MaskedLanguageModel.features` and `decoder`; everyone else calls the model.
+`MaskedLanguageModel.features` and `output_projection`; everyone else calls the model.
 """
 
 from model.accounting import ModelSize, describe

@@ -103,7 +103,7 @@ class MaskedLanguageModel(nn.Module):
         """The training path: everything up to, and without, the vocabulary projection.
 
         `masked_positions` int64 [P] indexes the flattened B * L; the head's transform runs there
-        only. Losses project `vocabulary_input` with `decoder()` in chunks.
+        only. Losses project `vocabulary_input` with `output_projection()` in chunks.
 
         Where the `capture` does not read the last layer's output, that layer, too, computes nothing
         but the masked positions after its attention (5% of BERT-base's work, 12% of a 4-layer
@@ -141,7 +141,7 @@ class MaskedLanguageModel(nn.Module):
             return pooled, None
         return pooled, self.pair_head(pooled)
 
-    def decoder(self) -> tuple[Tensor, Tensor | None]:
+    def output_projection(self) -> tuple[Tensor, Tensor | None]:
         """Weight [V, E], the word embedding itself, and bias [V] of the vocabulary projection."""
         weight = self.embeddings.word.weight
         if self.head.extra is not None:
@@ -166,7 +166,7 @@ class MaskedLanguageModel(nn.Module):
             last_hidden_state=True,
         )
         found = self.features(input_ids, segment_ids, attention_mask, masked_positions, capture)
-        weight, bias = self.decoder()
+        weight, bias = self.output_projection()
         logits = F.linear(found.vocabulary_input, weight, bias)
         if masked_positions is None:
             logits = logits.unflatten(0, input_ids.shape)

@@ -31,12 +31,12 @@ from model.vocabulary_projection import Distribution, Projection, blocks, chunks
 # over rows may be large.
 HALF_SCALE, HALF_SCALE_OF_SUMS = 64.0, 4.0
 
-Decoder = tuple[Tensor, Tensor | None]
+OutputProjection = tuple[Tensor, Tensor | None]
 
 
 def project_and_sum(
     vocabulary_input: Tensor,
-    decoder: Decoder,
+    decoder: OutputProjection,
     losses: Sequence[RowLoss],
     weights: Sequence[float] = (1.0,),
 ) -> tuple[Tensor, Tensor]:
@@ -63,9 +63,9 @@ def chunked_cross_entropy(
 
 def chunked_kl_divergence(
     student_input: Tensor,
-    student_decoder: Decoder,
+    student_decoder: OutputProjection,
     teacher_input: Tensor,
-    teacher_decoder: Decoder,
+    teacher_decoder: OutputProjection,
     temperature: float = 1.0,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -83,9 +83,9 @@ def chunked_kl_divergence(
 
 def chunked_soft_cross_entropy(
     student_input: Tensor,
-    student_decoder: Decoder,
+    student_decoder: OutputProjection,
     teacher_input: Tensor,
-    teacher_decoder: Decoder,
+    teacher_decoder: OutputProjection,
     temperature: float = 1.0,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -101,9 +101,9 @@ def chunked_soft_cross_entropy(
 
 def chunked_blended_cross_entropy(
     student_input: Tensor,
-    student_decoder: Decoder,
+    student_decoder: OutputProjection,
     teacher_input: Tensor,
-    teacher_decoder: Decoder,
+    teacher_decoder: OutputProjection,
     labels: Tensor,
     teacher_share: float,
 ) -> tuple[Tensor, Tensor]:

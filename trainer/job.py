@@ -33,7 +33,7 @@ from trainer.errors import TrainingError
 from trainer.evaluation.held_out import ValidationSet
 from trainer.evaluation.trained_heads import head_is_trained
 from trainer.fit import require_fit, require_same_tokenizers
-from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.learner import TEACHER, Learner, StepShape, student_key
 from trainer.lifecycle import unreached
 from trainer.lifecycle.admission import HOUR
 from trainer.lifecycle.cohort import Cohort
@@ -272,10 +272,10 @@ class Job:
 
     def _note_sitting_out(self, learner: Learner, loss: float) -> None:
         """Say it; raise TrainingError when it happens too often in a row."""
-        if learner.sat_out is None:
+        if learner.skipped is None:
             return
         step, in_a_row = self.state.step, learner.counters.guard.in_a_row
-        self.recorder.say(f"step {step:,}: {learner.name} sits out: {learner.sat_out} ({loss:.4g})")
+        self.recorder.say(f"step {step:,}: {learner.name} sits out: {learner.skipped} ({loss:.4g})")
         if in_a_row > learner.config.guard.tolerate:
             self._writer.wait()
             newest = self._writer.last_published or 0
@@ -283,7 +283,7 @@ class Job:
             back_to = sound.step if sound else None
             advice = way_out(self.config.recover, newest, back_to, range(step - in_a_row, step))
             raise TrainingError(
-                f"{learner.name} sat out {in_a_row} steps in a row ({learner.sat_out} at step "
+                f"{learner.name} sat out {in_a_row} steps in a row ({learner.skipped} at step "
                 f"{step}); {advice}"
             )
 
@@ -329,12 +329,12 @@ def _open_stream(config: JobConfig, staged: Path | None) -> tuple[BatchStream, T
     return stream, TorchMasker(config.seed, masking, stream.vocabulary)
 
 
-def _workload(config: JobConfig) -> Workload:
+def _workload(config: JobConfig) -> StepShape:
     """How a step is cut up: as few, as large micro-batches as the config allows."""
     rows = max(global_batches(config).sizes) // dist.get_world_size()
     micro_batch = min(config.batch.micro_batch, rows)
     accumulation = -(-rows // micro_batch)
-    return Workload(config.steps, config.seed, micro_batch, accumulation, _deadline(config))
+    return StepShape(config.steps, config.seed, micro_batch, accumulation, _deadline(config))
 
 
 def _deadline(config: JobConfig) -> float:

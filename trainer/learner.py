@@ -29,17 +29,17 @@ from trainer.engine import (
 )
 from trainer.errors import TrainingError
 from trainer.evaluation.scores import capture_for, score
-from trainer.knowledge import Decoder, Knowledge, detach, union
 from trainer.learner_config import LearnerConfig
 from trainer.lifecycle.admission import schedule_steps, time_used
 from trainer.lifecycle.guard import GRADIENT
 from trainer.loss_scale import LossScale
 from trainer.measure.timing import BACKWARD, FORWARD, STEP, clock
-from trainer.objectives import Lesson, Objective
+from trainer.objectives import LossInputs, Objective
 from trainer.optimizers import GatedOptimizer, build_optimizer
 from trainer.schedules import factor
 from trainer.seeds import derive
 from trainer.state import LearnerState
+from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
 from trainer.watch.memory_errors import BEGINNING, EVALUATION, named_for
 
 TEACHER = "teacher"
@@ -53,7 +53,7 @@ def student_key(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Workload:
+class StepShape:
     """What a learner must know of its job: its length, its seed and how a step is cut up."""
 
     steps: int
@@ -64,7 +64,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Place:
+class MicroStep:
     """Which micro-batch of which step, both from 0, and whether it is the step's last."""
 
     step: int
@@ -89,7 +89,7 @@ class LearnerModule(nn.Module):
         self,
         batch: MicroBatch,
         totals: Counts | None = None,
-        knowledge: Knowledge | None = None,
+        teacher_outputs: TeacherOutputs | None = None,
         capture: Capture = NOTHING,
         step: int = 0,
         only_features: bool = False,
@@ -114,12 +114,12 @@ class LearnerModule(nn.Module):
             if only_features:
                 nothing = features.vocabulary_input.new_zeros(0)
                 return nothing, nothing, features
-            decoder = Decoder(*self.model.decoder())
+            projection = OutputProjection(*self.model.output_projection())
             if totals is None:
-                sums = score(features, decoder, batch)
+                sums = score(features, projection, batch)
                 return sums, sums.new_zeros(0), None
-            lesson = Lesson(batch, features, decoder, knowledge, step)
-            loss, shares = self.objective(lesson, totals)
+            inputs = LossInputs(batch, features, projection, teacher_outputs, step)
+            loss, shares = self.objective(inputs, totals)
         return loss, shares, features
 
     def autocast(self, device: torch.device) -> torch.autocast:
@@ -136,7 +136,7 @@ class Learner:
         name: str,
         config: LearnerConfig,
         teacher: EncoderConfig,
-        workload: Workload,
+        step_shape: StepShape,
         started_at: int = 0,
         weights: Mapping[str, Tensor] | None = None,
     ) -> None:
@@ -145,11 +145,11 @@ class Learner:
         `started_at` is the job's step at which this learner began. Raises TrainingError when the
         `weights` do not fit.
         """
-        self.name, self.config, self.workload = name, config, workload
+        self.name, self.config, self.step_shape = name, config, step_shape
         self.counters = LearnerState(started_at)
         self.rate = self.gradient_norm = math.nan  # of the last step
-        with named_for(_section(name), config, BEGINNING, workload.micro_batch):
-            module = build_module(name, config, teacher, workload.seed, weights)
+        with named_for(_section(name), config, BEGINNING, step_shape.micro_batch):
+            module = build_module(name, config, teacher, step_shape.seed, weights)
             self.objective: Objective = module.objective
             self.engine = self._start_engine(module)
         self.engine.train(self.is_trained)
@@ -159,8 +159,8 @@ class Learner:
         self.device: torch.device = self.engine.device
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
-        self._is_taught = False
-        self.sat_out: str | None = None  # why, if it sat out the last step
+        self._has_teacher = False
+        self.skipped: str | None = None  # why, if it skipped the last step
         self._permitted: bool | None = None
 
     def _start_engine(self, module: LearnerModule) -> DeepSpeedEngine:
@@ -171,7 +171,7 @@ class Learner:
         if self.is_trained:
             self._optimizer = build_optimizer(module, self.config.optimizer, self.objective)
             self._optimizer.permitted = self._may_step
-        cut = self.workload.micro_batch, self.workload.accumulation
+        cut = self.step_shape.micro_batch, self.step_shape.accumulation
         return start_engine(module, self._optimizer, self.config, *cut)
 
     @property
@@ -183,25 +183,31 @@ class Learner:
         self,
         batch: MicroBatch,
         totals: Counts,
-        place: Place,
-        knowledge: Knowledge | None = None,
+        micro_step: MicroStep,
+        teacher_outputs: TeacherOutputs | None = None,
         capture: Capture = NOTHING,
     ) -> Features:
         """Forward, and where it is trained backward, of one micro-batch.
 
         The features come with what `capture` asks for.
         """
-        if place.micro_batch == 0 and self.is_trained:
+        if micro_step.micro_batch == 0 and self.is_trained:
             forget_gradients(self.engine)
-        self.engine.set_gradient_accumulation_boundary(place.is_last)
+        self.engine.set_gradient_accumulation_boundary(micro_step.is_last)
         if self.config.dropout:
-            parts = (self.workload.seed, self.name, place.step, place.micro_batch, dist.get_rank())
+            parts = (
+                self.step_shape.seed,
+                self.name,
+                micro_step.step,
+                micro_step.micro_batch,
+                dist.get_rank(),
+            )
             torch.manual_seed(derive(*parts))
-        self._is_taught = knowledge is not None
-        own_step = self.own_step(place.step)
+        self._has_teacher = teacher_outputs is not None
+        own_step = self.own_step(micro_step.step)
         capture = union([capture, self._always, self.objective.student_capture(own_step)])
         with self._part(FORWARD):
-            loss, shares, features = self.engine(batch, totals, knowledge, capture, own_step)
+            loss, shares, features = self.engine(batch, totals, teacher_outputs, capture, own_step)
         if self.is_trained:
             with self._part(BACKWARD):
                 backward(self.engine, loss, self.loss_scale.value)
@@ -216,7 +222,7 @@ class Learner:
     @contextlib.contextmanager
     def _part(self, part: str) -> Iterator[None]:
         """A part of the step: timed when it is to be, and named when memory runs out in it."""
-        owner = (_section(self.name), self.config, part, self.workload.micro_batch)
+        owner = (_section(self.name), self.config, part, self.step_shape.micro_batch)
         with named_for(*owner), clock.part(self.name, part), partitioned_linear(self.engine):
             yield
 
@@ -234,7 +240,7 @@ class Learner:
         if self.own_step(step) <= self._transfer_steps or self.counters.clocked_from is None:
             self.counters.clocked_from = seconds
         regime = self._regime(step, length)
-        self.sat_out = self.counters.guard.judge(self.config.guard, loss, regime)
+        self.skipped = self.counters.guard.judge(self.config.guard, loss, regime)
         self._permitted = None
         self._forget_the_phase_before(self.own_step(step))
         self.rate = self.learning_rate(step, seconds)
@@ -270,9 +276,9 @@ class Learner:
         """
         own, objective = self.own_step(step), self.objective
         weights = objective.weights(own)
-        terms = {n: t.stretches(own) for n, t in objective.by_name.items() if weights[n]}
+        terms = {n: t.segments(own) for n, t in objective.by_name.items() if weights[n]}
         captures = objective.student_capture(own), objective.teacher_capture(own)
-        models = self.config.model.layers, self._teacher_layers, self._is_taught
+        models = self.config.model.layers, self._teacher_layers, self._has_teacher
         return f"{derive(repr((self.config.objective, terms, captures, models, length))):x}"
 
     @property
@@ -289,47 +295,49 @@ class Learner:
         before, done = self._transfer_steps, self.own_step(step)
         if done < before:
             return peak
-        total = schedule_steps(config.stop, self.counters, step, self.workload.steps)
-        used = time_used(config.stop, self.counters, seconds, self.workload.seconds)
+        total = schedule_steps(config.stop, self.counters, step, self.step_shape.steps)
+        used = time_used(config.stop, self.counters, seconds, self.step_shape.seconds)
         return peak * factor(config.schedule, done - before, total - before, used)
 
     def autocast(self) -> torch.autocast:
         """The precision that everything of this learner is computed in."""
         return self.engine.module.autocast(self.device)
 
-    def decoder(self) -> Decoder:
+    def output_projection(self) -> OutputProjection:
         """The vocabulary projection, detached and whole; a copy only where it is partitioned."""
-        parameters = [parameter for parameter in self.model.decoder() if parameter is not None]
+        parameters = [
+            parameter for parameter in self.model.output_projection() if parameter is not None
+        ]
         with gathered(self.engine, parameters):
             whole = [parameter.detach() for parameter in parameters]
             if self.config.zero_stage == 3:
                 whole = [tensor.clone() for tensor in whole]
-        return Decoder(whole[0], whole[1] if len(whole) > 1 else None)
+        return OutputProjection(whole[0], whole[1] if len(whole) > 1 else None)
 
     @property
-    def adviser(self) -> str | None:
+    def peer(self) -> str | None:
         """The student that a teacher learns from, by its key."""
         term = self.config.objective.from_student
         return None if term is None else student_key(term.student)
 
     @torch.no_grad()
-    def predictions(self, batch: MicroBatch, decoder: Decoder) -> Knowledge:
+    def predictions(self, batch: MicroBatch, projection: OutputProjection) -> TeacherOutputs:
         """What it predicts at masked positions as it is, without dropout, for a teacher.
 
-        `decoder` is its own.
+        `projection` is its own.
         """
         self.engine.eval()
         _, _, features = self.engine(batch, only_features=True)
         self.engine.train()
         assert features is not None
         with self.autocast():
-            return detach(features, decoder)
+            return detach(features, projection)
 
     @torch.no_grad()
     def evaluate(self, batch: MicroBatch) -> Tensor:
         """The sums of `trainer.evaluation.scores.score` over this rank's `batch`."""
         self.engine.eval()
-        with named_for(_section(self.name), self.config, EVALUATION, self.workload.micro_batch):
+        with named_for(_section(self.name), self.config, EVALUATION, self.step_shape.micro_batch):
             sums, _, _ = self.engine(batch)
         self.engine.train(self.is_trained)
         return sums
@@ -346,7 +354,7 @@ class Learner:
         if self._permitted is None:
             if self.config.zero_stage:
                 self.gradient_norm = gradient_norm(self.engine)
-            self._permitted = self.sat_out is None and math.isfinite(self.gradient_norm)
+            self._permitted = self.skipped is None and math.isfinite(self.gradient_norm)
         return self._permitted
 
     def _count(self, loss: float) -> None:
@@ -356,12 +364,12 @@ class Learner:
             counters.guard.took(self.config.guard, loss)
             if self.config.precision == "fp16":
                 counters.loss_scale = scale.after_step(self.config.loss_scale.growth_interval)
-        elif self.sat_out is None and scale.can_shrink:
+        elif self.skipped is None and scale.can_shrink:
             counters.overflows += 1
             counters.loss_scale = scale.after_overflow()
         else:
-            self.sat_out = self.sat_out or GRADIENT
-            counters.guard.missed(self.sat_out)
+            self.skipped = self.skipped or GRADIENT
+            counters.guard.missed(self.skipped)
 
 
 def always_captured(name: str, config: LearnerConfig) -> Capture:

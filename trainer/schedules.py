@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from configs.bounds import INDEX, positive, require_bounds, require_choice
-from trainer.objectives.over_steps import OverSteps
+from trainer.objectives.step_schedule import StepSchedule
 
 KINDS = ("linear", "cosine", "constant", "wsd", "points")
 
@@ -51,6 +51,6 @@ def factor(config: ScheduleConfig, step: int, steps: float, time_used: float = 0
         "cosine": (1 + math.cos(math.pi * done)) / 2,
         "constant": 1.0,
         "wsd": min(1.0, (1 - done) / config.decay_share),
-        "points": OverSteps.read(config.points, "points").at(step) if config.points else 0.0,
+        "points": StepSchedule.read(config.points, "points").at(step) if config.points else 0.0,
     }[config.kind]
     return warm * (config.floor + (1 - config.floor) * shape)

@@ -28,7 +28,7 @@ class LearnerState:
     @property
     def skipped_steps(self) -> int:
         """Steps of the job that it sat out."""
-        return sum(self.guard.sat_out.values())
+        return sum(self.guard.skipped.values())
 
     def steps_made(self, step: int) -> int:
         """How many of its own it has made by the job's `step`, those included that it sat out."""

@@ -21,8 +21,8 @@ from trainer.batches import (
     unreadable,
 )
 from trainer.control.wishes import NO_WISHES, Wishes
-from trainer.knowledge import Decoder, Knowledge, detach, union
-from trainer.learner import Learner, Place
+from trainer.learner import Learner, MicroStep
+from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,15 @@ def train_step(
     totals, summed = sum_over_ranks(count(batch), others, teacher.device)
     learners = [learner for learner in (teacher, *students) if learner.is_trained]
     rows = batch if learners else batch.rows(0, 0)  # a frozen teacher that nobody listens to
-    size = teacher.workload.micro_batch
+    size = teacher.step_shape.micro_batch
     passes = -(-len(rows.input_ids) // size)
-    lesson = _Lesson.of(teacher, students, step)
+    teacher_pass = TeacherPass.of(teacher, students, step)
     micro_batches = to_micro_batches(rows, size, teacher.device, masker)
     for number, micro_batch in enumerate(micro_batches):
-        place = Place(step, number, is_last=number == passes - 1)
-        knowledge = lesson.teach(micro_batch, totals, place)
+        micro_step = MicroStep(step, number, is_last=number == passes - 1)
+        teacher_outputs = teacher_pass.teach(micro_batch, totals, micro_step)
         for student in students:
-            student.accumulate(micro_batch, totals, place, knowledge)
+            student.accumulate(micro_batch, totals, micro_step, teacher_outputs)
     terms, agreed = _sum_terms(learners, wishes(), teacher.device)
     losses = {learner.name: _weighted(learner, terms[learner.name], step) for learner in learners}
     length = batch.input_ids.shape[1]
@@ -90,35 +90,39 @@ def train_step(
 
 
 @dataclass(frozen=True)
-class _Lesson:
-    """The teacher's side of a step: what its students ask of it, and who of them advises it."""
+class TeacherPass:
+    """The teacher's side of a step: what its students read of it, and its peer among them."""
 
     teacher: Learner
     capture: Capture  # what the students' terms need
-    readers: int  # students whose terms need its logits
-    decoder: Decoder | None  # of the teacher, where there are readers
-    adviser: Learner | None
-    advised_by: Decoder | None  # of the adviser
+    logit_consumers: int  # students whose terms need its logits
+    projection: OutputProjection | None  # of the teacher, where there are logit_consumers
+    peer: Learner | None
+    peer_projection: OutputProjection | None  # of the peer
 
     @classmethod
-    def of(cls, teacher: Learner, students: Sequence[Learner], step: int) -> _Lesson:
-        """The lesson of `step`. Collective at ZeRO 3, which gathers the decoders."""
-        listeners = [(student.objective, student.own_step(step)) for student in students]
-        capture = union(objective.teacher_capture(own) for objective, own in listeners)
-        readers = sum(objective.needs_teacher_logits(own) for objective, own in listeners)
-        decoder = teacher.decoder() if readers else None
-        adviser = next((one for one in students if one.name == teacher.adviser), None)
-        advised_by = adviser.decoder() if adviser else None
-        return cls(teacher, capture, readers, decoder, adviser, advised_by)
+    def of(cls, teacher: Learner, students: Sequence[Learner], step: int) -> TeacherPass:
+        """Who reads what at `step`. Collective at ZeRO 3, which gathers the output projections."""
+        consumers = [(student.objective, student.own_step(step)) for student in students]
+        capture = union(objective.teacher_capture(own) for objective, own in consumers)
+        logit_consumers = sum(objective.needs_teacher_logits(own) for objective, own in consumers)
+        projection = teacher.output_projection() if logit_consumers else None
+        peer = next((one for one in students if one.name == teacher.peer), None)
+        peer_projection = peer.output_projection() if peer else None
+        return cls(teacher, capture, logit_consumers, projection, peer, peer_projection)
 
-    def teach(self, micro_batch: MicroBatch, totals: Counts, place: Place) -> Knowledge:
+    def teach(
+        self, micro_batch: MicroBatch, totals: Counts, micro_step: MicroStep
+    ) -> TeacherOutputs:
         """The one teacher forward of a micro-batch, its backward, and what students take away."""
-        advice = None
-        if self.adviser and self.advised_by:
-            advice = self.adviser.predictions(micro_batch, self.advised_by)
-        features = self.teacher.accumulate(micro_batch, totals, place, advice, self.capture)
+        peer_outputs = None
+        if self.peer and self.peer_projection:
+            peer_outputs = self.peer.predictions(micro_batch, self.peer_projection)
+        features = self.teacher.accumulate(
+            micro_batch, totals, micro_step, peer_outputs, self.capture
+        )
         with self.teacher.autocast():
-            return detach(features, self.decoder, self.readers)
+            return detach(features, self.projection, self.logit_consumers)
 
 
 def _sum_terms(

@@ -19,9 +19,9 @@ class LearnerFacts:
         trained: parameters with a gradient, all float32; 0 for a frozen teacher.
         bucket: elements of DeepSpeed's reduction bucket.
         kernels: launched in a micro-batch's forward and backward.
-        activations, knowledge: bytes that a micro-batch holds, as (fixed, for each sequence);
-            knowledge is what it leaves for the learners after it.
-        decoder: elements of the vocabulary projection that students read; 0 when none does.
+        activations, captured: bytes that a micro-batch holds, as (fixed, for each sequence);
+            captured is what it leaves for the learners after it.
+        projection: elements of the vocabulary projection that students read; 0 when none does.
         active: share of the job's steps in which it trains.
     """
 
@@ -35,8 +35,8 @@ class LearnerFacts:
     backward_flops: float
     kernels: int
     activations: tuple[float, float]
-    knowledge: tuple[float, float] = (0.0, 0.0)
-    decoder: int = 0
+    captured: tuple[float, float] = (0.0, 0.0)
+    projection: int = 0
     offloaded: bool = False
     active: float = 1.0
 

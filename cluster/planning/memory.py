@@ -1,4 +1,4 @@
-"""Bytes that one rank holds, by ZeRO stage: states, gradients, buckets, activations, knowledge.
+"""Bytes that one rank holds, by ZeRO stage: states, gradients, buckets, activations, captures.
 
 Parameters, master copies and moments are float32, whatever autocast computes in. DeepSpeed's
 stages 1 and 2 keep the parameters whole and partition a float32 master copy beside them; stage 3
@@ -52,7 +52,7 @@ class JobMemory:
     """Bytes of all learners on one rank, and the most that is held at once."""
 
     learners: dict[str, LearnerMemory]
-    knowledge: float
+    captured: float
     peak: float  # of tensors
     needed: float  # with what the allocator and the libraries take
 
@@ -116,9 +116,9 @@ def job_memory(job: JobFacts, machine: Machine, micro_batch: int | None = None) 
         learner_memory(one, machine.ranks, size, accumulates, machine.overlaps)
         for one in job.learners
     ]
-    left = [one.knowledge[0] + one.knowledge[1] * size for one in job.learners]
+    left = [one.captured[0] + one.captured[1] * size for one in job.learners]
     if job.learners[0].zero_stage == 3:
-        left[0] += FLOAT * job.learners[0].decoder
+        left[0] += FLOAT * job.learners[0].projection
     moments = []
     for number, memory in enumerate(memories):
         others = [*memories[:number], *(memories[number + 1 :] if accumulates else ())]

@@ -64,7 +64,7 @@ def _memory(plan: Plan) -> str:
     return (
         f"{_table(headings, rows)}\n"
         f"* the config's stage. What the teacher leaves for its students takes "
-        f"{_gb(plan.memory.knowledge)} GB.\n"
+        f"{_gb(plan.memory.captured)} GB.\n"
         f"At once at most {_gb(plan.memory.peak)} GB of tensors; with the allocator's and the "
         f"libraries' share {_gb(plan.memory.needed)} of {room:g} GB, {verdict}."
     )

@@ -33,7 +33,7 @@ TEACHER = LearnerFacts(
     backward_flops=2e9,
     kernels=1,
     activations=(0.0, 1e6),
-    knowledge=(0.0, 1e5),
+    captured=(0.0, 1e5),
 )
 STUDENT = dataclasses.replace(TEACHER, name="tiny", parameters=500_000, trained=500_000)
 JOB = JobFacts("job", 1000, 64, 128, 8, 100, (TEACHER, STUDENT))

@@ -109,7 +109,9 @@ def test_the_flops_formula_equals_what_torch_counts(name: str) -> None:
     with FlopCounterMode(display=False) as counter:
         whole = model.Capture(last_hidden_state=True)  # as a teacher
         found = ours.features(ids, masked_positions=positions, capture=whole)
-        loss, _ = chunked_cross_entropy(found.vocabulary_input, *ours.decoder(), positions)
+        loss, _ = chunked_cross_entropy(
+            found.vocabulary_input, *ours.output_projection(), positions
+        )
         for extra in (found.pooled, found.pair_logits):
             loss = loss if extra is None else loss + extra.sum()
         loss.backward()

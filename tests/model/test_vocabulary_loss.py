@@ -251,7 +251,7 @@ def test_the_training_path_equals_the_loss_of_the_full_logits() -> None:
     targets = torch.tensor([5, 6, 7, -100])
 
     found = ours.features(ids, masked_positions=positions)
-    total, count = chunked_cross_entropy(found.vocabulary_input, *ours.decoder(), targets)
+    total, count = chunked_cross_entropy(found.vocabulary_input, *ours.output_projection(), targets)
     (total / count).backward()
     got = {name: p.grad.clone() for name, p in ours.named_parameters() if p.grad is not None}
     ours.zero_grad()

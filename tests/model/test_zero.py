@@ -23,7 +23,7 @@ class Root(nn.Module):
         positions = torch.tensor([1, 5, 14, 0])
         capture = model.Capture((0, 2), (1, 3))
         found = self.encoder.features(tokens, masked_positions=positions, capture=capture)
-        weight, bias = self.encoder.decoder()
+        weight, bias = self.encoder.output_projection()
         loss, _ = chunked_cross_entropy(
             found.vocabulary_input, weight, bias, torch.tensor([7, 8, 9, -100])
         )

@@ -15,7 +15,7 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import Counts, count, to_device
 from trainer.checkpoint import full_state_dict
-from trainer.learner import TEACHER, Learner, Workload, always_captured, build_module
+from trainer.learner import TEACHER, Learner, StepShape, always_captured, build_module
 from trainer.learner_config import LearnerConfig
 from trainer.optimizers import OptimizerConfig
 from trainer.step import train_step
@@ -40,8 +40,8 @@ def config(stage: int) -> LearnerConfig:
 
 def trained(stage: int) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Weights after some steps, and the gradient norms on the way."""
-    workload = Workload(STEPS, tiny.SEED, ROWS // 4, 2)
-    learner = Learner(TEACHER, config(stage), config(stage).model, workload)
+    step_shape = StepShape(STEPS, tiny.SEED, ROWS // 4, 2)
+    learner = Learner(TEACHER, config(stage), config(stage).model, step_shape)
     norms = []
     for step in range(STEPS):
         train_step(learner, [], tiny.my_rows(tiny.random_batch(step, ROWS)), step)

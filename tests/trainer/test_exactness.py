@@ -19,12 +19,12 @@ import torch.distributed as dist
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import Counts, count, to_micro_batches
-from trainer.knowledge import Decoder, detach, union
-from trainer.learner import AUTOCAST, TEACHER, Learner, Workload, build_module, student_key
+from trainer.learner import AUTOCAST, TEACHER, Learner, StepShape, build_module, student_key
 from trainer.loss_scale import LossScaleConfig
 from trainer.optimizers import OptimizerConfig, build_optimizer
 from trainer.schedules import factor
 from trainer.step import train_step
+from trainer.teacher_outputs import OutputProjection, detach, union
 
 ROWS, RANKS, ACCUMULATION, STEPS = 8, 2, 2, tiny.STEPS
 CLIPPING = 0.5
@@ -154,26 +154,29 @@ def losses_and_gradients(models, step, cuts):
     students = dict(list(models.items())[1:])
     objectives = [model.module.objective for model in students.values()]
     capture = union(objective.teacher_capture(step) for objective in objectives)
-    decoder = Decoder(*(one.detach() for one in models[TEACHER].module.model.decoder()))
+    projection = OutputProjection(
+        *(one.detach() for one in models[TEACHER].module.model.output_projection())
+    )
     losses = dict.fromkeys(models, 0.0)
     for micro in to_micro_batches(batch, ROWS // cuts, torch.device("cpu")):
         loss, features = models[TEACHER](micro, totals, None, capture, step)
         losses[TEACHER] += loss
         with models[TEACHER].module.autocast(torch.device("cpu")):
-            knowledge = detach(features, decoder)
+            teacher_outputs = detach(features, projection)
         for name, model in students.items():
             own = model.module.objective.student_capture(step)
-            losses[name] += model(micro, totals, knowledge, own, step)[0]
+            losses[name] += model(micro, totals, teacher_outputs, own, step)[0]
     return losses
 
 
 def trained(company):
     """The first gradients; losses, gradient norms and loss scales of every step."""
     micro_batch = ROWS // dist.get_world_size() // ACCUMULATION
-    workload = Workload(STEPS, tiny.SEED, micro_batch, ACCUMULATION)
+    step_shape = StepShape(STEPS, tiny.SEED, micro_batch, ACCUMULATION)
     configs = company.configs()
     learners = [
-        Learner(name, config, configs[TEACHER].model, workload) for name, config in configs.items()
+        Learner(name, config, configs[TEACHER].model, step_shape)
+        for name, config in configs.items()
     ]
     first = {}
     # DeepSpeed has no whole gradients to show of what is offloaded, and float16's are scaled.

@@ -14,7 +14,7 @@ from data_pipeline import Batch, DataConfig
 from model import EncoderConfig, describe
 from tests.distributed import run_distributed
 from trainer.config import BatchConfig, JobConfig
-from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.learner import TEACHER, Learner, StepShape, student_key
 from trainer.learner_config import LearnerConfig
 from trainer.measure.demands import demands
 from trainer.measure.footprint import LiveBytes
@@ -67,10 +67,10 @@ def most_bytes(case) -> float:
     """The most bytes that tensors held at once: engines made, and two steps."""
     config = job(*case)
     rows = config.batch.size // RANKS
-    workload = Workload(10, 0, config.batch.micro_batch, rows // config.batch.micro_batch)
+    step_shape = StepShape(10, 0, config.batch.micro_batch, rows // config.batch.micro_batch)
     named = {TEACHER: config.teacher, **{student_key(n): c for n, c in config.students.items()}}
     with LiveBytes() as live:
-        learners = [Learner(n, c, config.teacher.model, workload) for n, c in named.items()]
+        learners = [Learner(n, c, config.teacher.model, step_shape) for n, c in named.items()]
         for step in range(2):
             train_step(learners[0], learners[1:], batch(rows), step)
     return live.peak

@@ -147,9 +147,9 @@ def test_a_learner_too_large_to_begin_is_named(monkeypatch):
 
     monkeypatch.setattr(learner, "start_engine", full)
     config = tiny.learner_configs((0, 0, 0))["teacher"]
-    workload = learner.Workload(1, seed=0, micro_batch=8, accumulation=1)
+    step_shape = learner.StepShape(1, seed=0, micro_batch=8, accumulation=1)
     with pytest.raises(TrainingError) as raised:
-        learner.Learner("students/a", config, config.model, workload)
+        learner.Learner("students/a", config, config.model, step_shape)
     words = "students.a: out of memory in its beginning; try students.a.zero_stage=1, or more GPUs"
     assert str(raised.value).startswith(words)
 

@@ -50,7 +50,7 @@ def test_runs_of_bad_steps_are_counted_by_reason():
         guard.missed(reason)
     assert guard.in_a_row == 3
     guard.took(WAVES, 1.0)
-    assert (guard.in_a_row, guard.sat_out) == (0, {SPIKE: 2, GRADIENT: 1})
+    assert (guard.in_a_row, guard.skipped) == (0, {SPIKE: 2, GRADIENT: 1})
 
 
 @pytest.mark.parametrize("wrong", [{"sigmas": 0}, {"window": 1}, {"tolerate": -1}])

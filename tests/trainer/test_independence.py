@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_device
-from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.learner import TEACHER, Learner, StepShape, student_key
 from trainer.record.metrics import encode
 from trainer.step import train_step
 
@@ -71,7 +71,7 @@ def started(precision, students):
             configs[student_key(objective)], precision=own, zero_stage=stage
         )
     return [
-        Learner(name, config, configs[TEACHER].model, Workload(STEPS, tiny.SEED, micro_batch, 1))
+        Learner(name, config, configs[TEACHER].model, StepShape(STEPS, tiny.SEED, micro_batch, 1))
         for name, config in learners.items()
     ]
 

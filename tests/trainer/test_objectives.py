@@ -14,12 +14,11 @@ from model import QKV, Capture, build
 from tests.trainer.tiny import LENGTH, encoder, random_batch
 from trainer.batches import Counts, count, to_device
 from trainer.config import JobConfig
-from trainer.knowledge import Decoder, detach
 from trainer.learner import build_module
 from trainer.learner_config import LearnerConfig
-from trainer.objectives import Lesson, Objective, ObjectiveConfig, relations
+from trainer.objectives import LossInputs, Objective, ObjectiveConfig, relations
 from trainer.objectives.layer_maps import at_depth, map_layers
-from trainer.objectives.over_steps import OverSteps
+from trainer.objectives.step_schedule import StepSchedule
 from trainer.objectives.terms import (
     Attention,
     AttentionRelation,
@@ -39,6 +38,7 @@ from trainer.objectives.terms import (
     ValueRelation,
     VarianceTransfer,
 )
+from trainer.teacher_outputs import OutputProjection, detach
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_maps_at_the_same_depth_of_a_teacher_that_has_not_grown():
 
 
 def test_settings_over_steps():
-    assert OverSteps.read(0.5, "weight").at(10**6) == 0.5
-    setting = OverSteps.read({100: 1.0, 300: 0.0}, "weight")
+    assert StepSchedule.read(0.5, "weight").at(10**6) == 0.5
+    setting = StepSchedule.read({100: 1.0, 300: 0.0}, "weight")
     assert [setting.at(step) for step in (0, 100, 150, 300, 400)] == [1.0, 1.0, 0.75, 0.0, 0.0]
-    assert [setting.stretch(step) for step in (0, 99, 100, 299, 300)] == [0, 0, 1, 1, 2]
+    assert [setting.segment(step) for step in (0, 99, 100, 299, 300)] == [0, 0, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ EVERYTHING = ObjectiveConfig(
 )
 
 
-def lesson_of(config, seed=5, step=0, **student):
+def loss_inputs_of(config, seed=5, step=0, **student):
     """What a student of this objective sees of a random batch, its objective, and the totals."""
     config = LearnerConfig(model=encoder(layers=2, **student), objective=config)
     batch = random_batch(seed)
@@ -159,16 +159,18 @@ def lesson_of(config, seed=5, step=0, **student):
             (module.model, module.objective.student_capture(step)),
         )
     ]
-    knowledge = detach(views[0], Decoder(*teacher.decoder()))
-    lesson = Lesson(micro, views[1], Decoder(*module.model.decoder()), knowledge, step)
-    return lesson, module.objective, totals
+    teacher_outputs = detach(views[0], OutputProjection(*teacher.output_projection()))
+    inputs = LossInputs(
+        micro, views[1], OutputProjection(*module.model.output_projection()), teacher_outputs, step
+    )
+    return inputs, module.objective, totals
 
 
-def teacher_logits(lesson):
+def teacher_logits(inputs):
     """The teacher's, at every position, [B * L, V]."""
-    batch = lesson.batch
-    inputs = batch.input_ids, batch.segment_ids, batch.attention_mask
-    return build(encoder(), seed=1).eval()(*inputs).logits.flatten(0, 1)
+    batch = inputs.batch
+    states = batch.input_ids, batch.segment_ids, batch.attention_mask
+    return build(encoder(), seed=1).eval()(*states).logits.flatten(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -196,14 +198,14 @@ def test_what_neither_layer_attends_to_is_not_compared(
         {layer: QKV(*torch.randn(3, 2, 4, LENGTH, 8)) for layer in range(1, 5)} for _ in range(2)
     )
     batch = to_device(random_batch(1, rows=2), torch.device("cpu"))
-    lesson = SimpleNamespace(
+    inputs = SimpleNamespace(
         batch=batch,
         features=SimpleNamespace(attention=ours),
         teacher=SimpleNamespace(attention=theirs),
         step=0,
     )
     student = encoder(local_window=4, global_every=2)
-    total, _ = term.build(student, encoder(**teacher))(lesson)
+    total, _ = term.build(student, encoder(**teacher))(inputs)
     expected = sum(
         loss(
             *(tuple(qkv[layer][factor] for factor in factors) for qkv in (ours, theirs)),
@@ -222,27 +224,31 @@ def test_everything_is_a_term():
 
 @pytest.mark.parametrize("positions", ["masked", "attended"])
 def test_counts_of_terms_are_those_the_step_divides_by(positions):
-    """Every term's own count is the field of Counts that its unit names."""
+    """Every term's own count is the field of Counts that its denominator names."""
     config = dataclasses.replace(
         EVERYTHING,
         soft=SoftTargets(positions=positions),
         cosine=Cosine(positions=positions),
     )
-    lesson, objective, totals = lesson_of(config)
+    inputs, objective, totals = loss_inputs_of(config)
     for name, term in objective.by_name.items():
-        assert term(lesson)[1].item() == getattr(totals, term.unit).item(), name
-    assert {objective.by_name[name].unit for name in ("soft", "cosine")} == {positions}
+        assert term(inputs)[1].item() == getattr(totals, term.denominator).item(), name
+    assert {objective.by_name[name].denominator for name in ("soft", "cosine")} == {positions}
 
 
 def test_the_objective_is_the_weighted_sum_of_its_terms():
     """Terms that share a projection come to what they are by themselves, gradients too."""
     config = dataclasses.replace(EVERYTHING, soft=SoftTargets(3.0, 2.0, positions="attended"))
-    lesson, objective, totals = lesson_of(config)
-    inputs = [lesson.features.vocabulary_input, lesson.features.everywhere, lesson.decoder.weight]
-    loss, shares = objective(lesson, totals)
-    fused = torch.autograd.grad(loss, inputs, retain_graph=True)
+    inputs, objective, totals = loss_inputs_of(config)
+    states = [
+        inputs.features.vocabulary_input,
+        inputs.features.everywhere,
+        inputs.projection.weight,
+    ]
+    loss, shares = objective(inputs, totals)
+    fused = torch.autograd.grad(loss, states, retain_graph=True)
     separate = {
-        name: term(lesson)[0] / getattr(totals, term.unit)
+        name: term(inputs)[0] / getattr(totals, term.denominator)
         for name, term in objective.by_name.items()
     }
     weights = objective.weights(0)
@@ -250,42 +256,42 @@ def test_the_objective_is_the_weighted_sum_of_its_terms():
     for share, (name, value) in zip(shares, separate.items(), strict=True):
         torch.testing.assert_close(share, value.detach(), msg=name)
     torch.testing.assert_close(loss, expected)
-    for ours, plain in zip(fused, torch.autograd.grad(expected, inputs), strict=True):
+    for ours, plain in zip(fused, torch.autograd.grad(expected, states), strict=True):
         assert (ours - plain).norm() < 1e-6 * plain.norm()
 
 
 def test_soft_targets_at_all_attended_positions_equal_the_plain_formula():
     """DistilBERT's: T^2 KL, batchmean over the positions that are attended."""
-    lesson, objective, totals = lesson_of(
+    inputs, objective, totals = loss_inputs_of(
         ObjectiveConfig(soft=SoftTargets(1.0, 2.0, positions="attended"))
     )
-    loss, _ = objective(lesson, totals)
-    attended = lesson.batch.attention_mask.flatten()
-    ours = F.linear(lesson.features.everywhere, lesson.decoder.weight, lesson.decoder.bias)
-    ours, theirs = ours[attended], teacher_logits(lesson)[attended]
+    loss, _ = objective(inputs, totals)
+    attended = inputs.batch.attention_mask.flatten()
+    ours = F.linear(inputs.features.everywhere, inputs.projection.weight, inputs.projection.bias)
+    ours, theirs = ours[attended], teacher_logits(inputs)[attended]
     expected = F.kl_div(
         F.log_softmax(ours / 2, -1), F.softmax(theirs / 2, -1), reduction="batchmean"
     )
     torch.testing.assert_close(loss, expected * 2**2)
-    masked = lesson.features.everywhere[lesson.batch.masked_positions]
-    torch.testing.assert_close(masked, lesson.features.vocabulary_input)
+    masked = inputs.features.everywhere[inputs.batch.masked_positions]
+    torch.testing.assert_close(masked, inputs.features.vocabulary_input)
 
 
 def test_prediction_and_patience_are_the_original_codes_means():
     """TinyBERT's mean over positions and labels; PKD's over rows, layers and width."""
     config = ObjectiveConfig(prediction=Prediction(1.0, 2.0), patient=Patient(layers={1: 1, 2: 4}))
-    lesson, objective, totals = lesson_of(config)
-    _, shares = objective(lesson, totals)
-    labelled = lesson.batch.masked_labels >= 0
-    inputs = lesson.features.vocabulary_input[labelled]
-    ours = F.linear(inputs, lesson.decoder.weight, lesson.decoder.bias) / 2
-    theirs = teacher_logits(lesson)[lesson.batch.masked_positions[labelled]] / 2
+    inputs, objective, totals = loss_inputs_of(config)
+    _, shares = objective(inputs, totals)
+    labelled = inputs.batch.masked_labels >= 0
+    states = inputs.features.vocabulary_input[labelled]
+    ours = F.linear(states, inputs.projection.weight, inputs.projection.bias) / 2
+    theirs = teacher_logits(inputs)[inputs.batch.masked_positions[labelled]] / 2
     tinybert = (-F.softmax(theirs, -1) * F.log_softmax(ours, -1)).mean()
     student, teacher = (
         torch.stack([F.normalize(states[layer][:, 0], dim=-1) for layer in layers], dim=1)
         for states, layers in (
-            (lesson.features.hidden_states, (1, 2)),
-            (lesson.knowledge.hidden_states, (1, 4)),
+            (inputs.features.hidden_states, (1, 2)),
+            (inputs.teacher_outputs.hidden_states, (1, 4)),
         )
     )
     torch.testing.assert_close(shares[0], tinybert.detach())
@@ -294,20 +300,22 @@ def test_prediction_and_patience_are_the_original_codes_means():
 
 def test_layers_that_weigh_nothing_cost_nothing():
     weights = [1.0, 0.0, 0.5]  # embedding output, layer 1, layer 2
-    lesson, objective, totals = lesson_of(ObjectiveConfig(hidden=Hidden(layer_weights=weights)))
+    inputs, objective, totals = loss_inputs_of(
+        ObjectiveConfig(hidden=Hidden(layer_weights=weights))
+    )
     assert objective.teacher_capture(0).hidden_states == (0, 4)
-    assert list(lesson.features.hidden_states) == [0, 2]
+    assert list(inputs.features.hidden_states) == [0, 2]
     projection = objective.terms["hidden"].projection
-    mask = lesson.batch.attention_mask
+    mask = inputs.batch.attention_mask
     expected = sum(
         weight
         * F.mse_loss(
-            projection(lesson.features.hidden_states[ours][mask]),
-            lesson.knowledge.hidden_states[theirs][mask],
+            projection(inputs.features.hidden_states[ours][mask]),
+            inputs.teacher_outputs.hidden_states[theirs][mask],
         )
         for weight, ours, theirs in ((1.0, 0, 0), (0.5, 2, 4))
     )
-    torch.testing.assert_close(objective(lesson, totals)[0], expected)
+    torch.testing.assert_close(objective(inputs, totals)[0], expected)
 
 
 def test_terms_are_on_while_they_weigh_something():
@@ -315,8 +323,8 @@ def test_terms_are_on_while_they_weigh_something():
         mlm=MaskedLanguageModelling({0: 0.0, 10: 1.0}), soft=SoftTargets({0: 1.0, 10: 0.0}, 2.0)
     )
     for step, names in ((0, {"soft"}), (5, {"mlm", "soft"}), (10, {"mlm"})):
-        lesson, objective, totals = lesson_of(config, step=step)
-        loss, shares = objective(lesson, totals)
+        inputs, objective, totals = loss_inputs_of(config, step=step)
+        loss, shares = objective(inputs, totals)
         assert objective.weights(step) == {"mlm": step / 10, "soft": 1 - step / 10}
         assert objective.needs_teacher_logits(step) == ("soft" in names)
         assert {name for name, share in zip(objective.terms, shares, strict=True) if share} == names
@@ -326,8 +334,8 @@ def test_terms_are_on_while_they_weigh_something():
 
 def test_an_objective_that_weighs_nothing_for_a_while_still_runs():
     config = ObjectiveConfig(mlm=MaskedLanguageModelling({0: 0.0, 10: 0.0, 20: 1.0}))
-    lesson, objective, totals = lesson_of(config)
-    loss, shares = objective(lesson, totals)
+    inputs, objective, totals = loss_inputs_of(config)
+    loss, shares = objective(inputs, totals)
     loss.backward()
     assert loss.item() == 0 < shares.item()
 
@@ -337,8 +345,11 @@ def test_temperatures_follow_the_step():
     for step, temperature in ((0, 4.0), (10, 1.0)):
         fixed = ObjectiveConfig(soft=SoftTargets(1.0, temperature))
         ours, theirs = (
-            objective(lesson, totals)[0]
-            for lesson, objective, totals in (lesson_of(config, step=step), lesson_of(fixed))
+            objective(inputs, totals)[0]
+            for inputs, objective, totals in (
+                loss_inputs_of(config, step=step),
+                loss_inputs_of(fixed),
+            )
         )
         torch.testing.assert_close(ours, theirs)
 
@@ -422,8 +433,8 @@ def test_settings_are_read_from_yaml_and_the_command_line(tmp_path):
     override = "students.s.objective.soft.temperature={0: 4, 50: 1}"
     job = configs.load(str(path), JobConfig, "job", [override])
     soft = job.students["s"].objective.soft
-    assert OverSteps.read(soft.weight, "weight").at(50) == 0.75
-    assert OverSteps.read(soft.temperature, "temperature").at(25) == 2.5
+    assert StepSchedule.read(soft.weight, "weight").at(50) == 0.75
+    assert StepSchedule.read(soft.temperature, "temperature").at(25) == 2.5
     assert job.students["s"].objective.hidden.layers == {1: 2}
     written = tmp_path / "written.yaml"
     written.write_text(configs.dump(job))

@@ -14,7 +14,7 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
 from trainer.checkpoint.layout import torch_optimizer
-from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.learner import TEACHER, Learner, StepShape, student_key
 from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.lifecycle.first_weights import from_embeddings, model_state
 from trainer.objectives import Objective, ObjectiveConfig
@@ -119,8 +119,8 @@ def teacher_and_student(stage):
         zero_stage=stage,
     )
     weights = from_embeddings(teacher, config.model)
-    workload = Workload(STEPS, tiny.SEED, 4, 1)
-    student = Learner(NAME, config, teacher.config.model, workload, weights=weights)
+    step_shape = StepShape(STEPS, tiny.SEED, 4, 1)
+    student = Learner(NAME, config, teacher.config.model, step_shape, weights=weights)
     return teacher, student, weights
 
 
@@ -195,7 +195,7 @@ def passing(stage, offload):
         zero_stage=stage,
         offload=offload,
     )
-    student = Learner(student_key("a"), config, teacher.config.model, Workload(9, tiny.SEED, 4, 1))
+    student = Learner(student_key("a"), config, teacher.config.model, StepShape(9, tiny.SEED, 4, 1))
     norms, projections = [], []
     for step in range(6):
         projections.append(projection_of(student))
@@ -324,13 +324,13 @@ def test_a_layers_loss_is_its_share_of_the_mean_over_layers():
     term = objective.by_name["feature_maps"]
     ours, theirs = torch.randn(1, 3, 32), torch.randn(1, 3, 32)
 
-    class Lesson:
+    class LossInputs:
         step = 7
         batch = type("Batch", (), {"attention_mask": torch.ones(1, 3, dtype=torch.bool)})
         features = type("Features", (), {"hidden_states": {2: ours}})
-        teacher = type("Knowledge", (), {"hidden_states": {4: theirs}})
+        teacher = type("TeacherOutputs", (), {"hidden_states": {4: theirs}})
 
-    total, count = term(Lesson)
+    total, count = term(LossInputs)
     normalised = [F.layer_norm(states, (32,), eps=1e-12) for states in (ours, theirs)]
     expected = F.mse_loss(*normalised) / LAYERS
     assert (total / count).item() == pytest.approx(expected.item())

@@ -13,7 +13,7 @@ from model import build
 from tests.trainer import tiny
 from trainer.batches import to_device
 from trainer.evaluation import scores
-from trainer.knowledge import Decoder
+from trainer.teacher_outputs import OutputProjection
 
 
 @pytest.mark.parametrize("pair_head", [True, False])
@@ -30,8 +30,8 @@ def test_sums_are_those_of_the_whole_logits(monkeypatch, pair_head):
         micro.masked_positions,
         scores.capture_for(model),
     )
-    sums = scores.score(features, Decoder(*model.decoder()), micro)
-    logits = F.linear(features.vocabulary_input, *model.decoder())
+    sums = scores.score(features, OutputProjection(*model.output_projection()), micro)
+    logits = F.linear(features.vocabulary_input, *model.output_projection())
     masked = micro.masked_labels != NO_LABEL
     right = logits.argmax(-1)[masked] == micro.masked_labels[masked]
     loss = F.cross_entropy(logits[masked], micro.masked_labels[masked], reduction="sum")

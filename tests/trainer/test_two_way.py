@@ -14,7 +14,7 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from tests.trainer.jobs import tiny_job
 from trainer.batches import to_device
-from trainer.learner import TEACHER, Learner, Workload, build_module
+from trainer.learner import TEACHER, Learner, StepShape, build_module
 from trainer.objectives.terms import FromStudent
 from trainer.step import train_step
 
@@ -49,10 +49,10 @@ def trained(stages, members, steps=3):
     """What the term and the students' losses came to; `members` are numbers of students."""
     found = two_way(stages)
     rows = 8 // dist.get_world_size()
-    workload = Workload(tiny.STEPS, tiny.SEED, rows // 2, 2)
+    step_shape = StepShape(tiny.STEPS, tiny.SEED, rows // 2, 2)
     everyone = [
         Learner(name, dataclasses.replace(config, dropout=0.1 if name != TEACHER else 0.0),
-                found[TEACHER].model, workload)
+                found[TEACHER].model, step_shape)
         for name, config in found.items()
     ]  # fmt: skip
     learners = [everyone[0], *(everyone[number] for number in members)]
@@ -83,7 +83,7 @@ def test_the_term_is_what_it_says_at_every_stage(results):
 
 
 def test_another_student_changes_nothing(results):
-    """Nor does the dropout of the one who advises: its advice is without."""
+    """Nor does the dropout of the peer: its predictions are without."""
     by_stage, alone, _, _ = results
     for ours, both in zip(alone, by_stage[0], strict=True):
         assert ours[TEACHER] == both[TEACHER]

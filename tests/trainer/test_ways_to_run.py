@@ -15,11 +15,11 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import Counts, count, to_device
 from trainer.config import JobConfig
-from trainer.knowledge import Decoder, detach, union
-from trainer.learner import TEACHER, Learner, Workload, build_module, student_key
+from trainer.learner import TEACHER, Learner, StepShape, build_module, student_key
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import MaskedLanguageModelling, SoftTargets
 from trainer.step import train_step
+from trainer.teacher_outputs import OutputProjection, detach, union
 
 STEPS = 3
 
@@ -43,9 +43,11 @@ def full_batch(**changes):
     loss, _, features = teacher(micro, totals, None, capture)
     loss.backward()
     losses = {TEACHER: loss.item()}
-    knowledge = detach(features, Decoder(*(p.detach() for p in teacher.model.decoder())))
+    teacher_outputs = detach(
+        features, OutputProjection(*(p.detach() for p in teacher.model.output_projection()))
+    )
     for name, module in list(modules.items())[1:]:
-        loss, _, _ = module(micro, totals, knowledge, module.objective.student_capture(0))
+        loss, _, _ = module(micro, totals, teacher_outputs, module.objective.student_capture(0))
         loss.backward()
         losses[name] = loss.item()
     gradients = {
@@ -71,10 +73,10 @@ def test_checkpointed_activations_change_no_bit_of_any_gradient(dropout):
 
 def curves(learner_configs):
     """Losses of a few steps, of the teacher and its students."""
-    workload = Workload(STEPS, tiny.SEED, 4, 1)
+    step_shape = StepShape(STEPS, tiny.SEED, 4, 1)
     teacher = learner_configs[TEACHER].model
     teacher, *students = (
-        Learner(name, config, teacher, workload) for name, config in learner_configs.items()
+        Learner(name, config, teacher, step_shape) for name, config in learner_configs.items()
     )
     batches = [tiny.my_rows(tiny.random_batch(step)) for step in range(STEPS)]
     return [train_step(teacher, students, b, step).losses for step, b in enumerate(batches)]

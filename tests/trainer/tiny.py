@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from data_pipeline import Batch
 from model import EncoderConfig
-from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.learner import TEACHER, Learner, StepShape, student_key
 from trainer.learner_config import LearnerConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import (
@@ -79,11 +79,11 @@ def learners(
     stages: tuple[int, int, int], micro_batch: int, accumulation: int, dropout: float = 0.0
 ) -> list[Learner]:
     """Started engines, teacher first. Collective."""
-    workload = Workload(STEPS, SEED, micro_batch, accumulation)
+    step_shape = StepShape(STEPS, SEED, micro_batch, accumulation)
     configs = learner_configs(stages)
     teacher = configs[TEACHER].model
     return [
-        Learner(name, dataclasses.replace(config, dropout=dropout), teacher, workload)
+        Learner(name, dataclasses.replace(config, dropout=dropout), teacher, step_shape)
         for name, config in configs.items()
     ]
 

@@ -12,7 +12,7 @@ from model.vocabulary_loss import chunked_kl_divergence
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.evaluation.held_out import ValidationSet
 from trainer.evaluation.scores import predictions
-from trainer.knowledge import Decoder
+from trainer.teacher_outputs import OutputProjection
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,16 @@ def _compare(
     labelled = batch.masked_labels >= 0  # [P]
     ours, theirs = _vocabulary_input(student, batch), _vocabulary_input(teacher, batch)
     divergence, positions = chunked_kl_divergence(
-        ours, student.decoder(), theirs, teacher.decoder(), weights=labelled.float()
+        ours,
+        student.output_projection(),
+        theirs,
+        teacher.output_projection(),
+        weights=labelled.float(),
     )
-    choices = predictions(ours, Decoder(*student.decoder()))
-    same = (choices == predictions(theirs, Decoder(*teacher.decoder()))) & labelled
+    choices = predictions(ours, OutputProjection(*student.output_projection()))
+    same = (
+        choices == predictions(theirs, OutputProjection(*teacher.output_projection()))
+    ) & labelled
     return torch.stack([same.sum().double(), divergence.double(), positions.double()])
 
 

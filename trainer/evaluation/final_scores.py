@@ -19,9 +19,9 @@ from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import Scores, ValidationSet
 from trainer.evaluation.scores import capture_for, score
 from trainer.evaluation.trained_heads import shown
-from trainer.knowledge import Decoder
 from trainer.learner import TEACHER
 from trainer.measure.machine import describe as describe_machine
+from trainer.teacher_outputs import OutputProjection
 from trainer.watch.company import Beat
 
 SPEED_SECONDS = 1.0  # how long each speed of each learner is measured, at least
@@ -89,7 +89,7 @@ class _Measurement:
                 batch.masked_positions,
                 capture_for(model),
             )
-            return score(features, Decoder(*model.decoder()), batch)
+            return score(features, OutputProjection(*model.output_projection()), batch)
 
         micro_batch = self.saved.job.batch.micro_batch
         with torch.inference_mode():

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from data_pipeline import NO_LABEL
 from model import Capture, Features, MaskedLanguageModel
 from trainer.batches import MicroBatch
-from trainer.knowledge import Decoder
+from trainer.teacher_outputs import OutputProjection
 
 # Positions whose logits are alive together: 1024 x 50k x 4 bytes is 200 MB.
 CHUNK = 1024
@@ -27,7 +27,7 @@ def capture_for(model: MaskedLanguageModel) -> Capture:
 
 
 @torch.no_grad()
-def score(features: Features, decoder: Decoder, batch: MicroBatch) -> Tensor:
+def score(features: Features, projection: OutputProjection, batch: MicroBatch) -> Tensor:
     """What is summed over held-out text, float32 [SUMS].
 
     Cross-entropy (nats), right top-1 predictions and number of labelled positions; right
@@ -36,7 +36,7 @@ def score(features: Features, decoder: Decoder, batch: MicroBatch) -> Tensor:
     loss = features.vocabulary_input.new_zeros((), dtype=torch.float32)
     right, right_pairs, pairs = loss.clone(), loss.clone(), loss.clone()
     labels = batch.masked_labels.split(CHUNK)
-    for logits, targets in zip(_logits(features.vocabulary_input, decoder), labels, strict=True):
+    for logits, targets in zip(_logits(features.vocabulary_input, projection), labels, strict=True):
         loss += F.cross_entropy(logits, targets, ignore_index=NO_LABEL, reduction="sum")
         right += (logits.argmax(dim=-1) == targets).sum()
     if features.pair_logits is not None:
@@ -47,12 +47,12 @@ def score(features: Features, decoder: Decoder, batch: MicroBatch) -> Tensor:
 
 
 @torch.no_grad()
-def predictions(vocabulary_input: Tensor, decoder: Decoder) -> Tensor:
+def predictions(vocabulary_input: Tensor, projection: OutputProjection) -> Tensor:
     """The most probable token at each position, [P] int64. vocabulary_input: [P, E]."""
-    return torch.cat([logits.argmax(dim=-1) for logits in _logits(vocabulary_input, decoder)])
+    return torch.cat([logits.argmax(dim=-1) for logits in _logits(vocabulary_input, projection)])
 
 
-def _logits(vocabulary_input: Tensor, decoder: Decoder) -> Iterator[Tensor]:
+def _logits(vocabulary_input: Tensor, projection: OutputProjection) -> Iterator[Tensor]:
     """Float32 logits [chunk, V] of successive positions."""
     for inputs in vocabulary_input.split(CHUNK):
-        yield F.linear(inputs, decoder.weight, decoder.bias).float()
+        yield F.linear(inputs, projection.weight, projection.bias).float()

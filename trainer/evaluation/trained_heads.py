@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from trainer.learner_config import LearnerConfig
-from trainer.objectives.over_steps import OverSteps
 from trainer.objectives.progressive import Transfer
+from trainer.objectives.step_schedule import StepSchedule
 from trainer.objectives.terms.vocabulary import VocabularyTermConfig
 from trainer.state import HeldOut
 
@@ -24,7 +24,7 @@ def head_is_trained(config: LearnerConfig, own_steps: int) -> bool:
         begin = Transfer(config.progressive, config.model.layers).steps
     terms = config.objective.terms().values()
     weights = [term.weight for term in terms if isinstance(term, VocabularyTermConfig)]
-    return any(OverSteps.read(one, "weight").weighs_between(begin, own_steps) for one in weights)
+    return any(StepSchedule.read(one, "weight").weighs_between(begin, own_steps) for one in weights)
 
 
 def shown(scores: HeldOut, is_trained: bool) -> dict[str, float | None]:

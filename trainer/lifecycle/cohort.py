@@ -12,7 +12,7 @@ from model import double_layers
 from trainer.checkpoint import Checkpoint, full_state_dict
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
-from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.learner import TEACHER, Learner, StepShape, student_key
 from trainer.learner_config import LearnerConfig
 from trainer.lifecycle.admission import is_due, is_over
 from trainer.lifecycle.first_weights import from_embeddings, from_folder, from_layers, model_state
@@ -24,14 +24,18 @@ class Cohort:
     """The learners of a job that have started, in the order of the config."""
 
     def __init__(
-        self, config: JobConfig, workload: Workload, state: JobState, checkpoint: Checkpoint | None
+        self,
+        config: JobConfig,
+        step_shape: StepShape,
+        state: JobState,
+        checkpoint: Checkpoint | None,
     ) -> None:
         """Everyone whom `checkpoint` holds and the config still names, as they were at `state`.
 
         Without a checkpoint the teacher alone, at its first weights. Collective, like every method.
         """
         self.config = config
-        self.workload = workload
+        self.step_shape = step_shape
         first = self._first_weights(TEACHER, config.teacher) if checkpoint is None else None
         self.teacher = self._build_teacher(state.teacher_layers or self._layers_at(0), first)
         self._students: dict[str, Learner] = {}
@@ -180,7 +184,7 @@ class Cohort:
         weights: Mapping[str, Tensor] | None = None,
     ) -> Learner:
         teacher = self.config.teacher.model
-        learner = Learner(key, config, teacher, self.workload, started_at, weights)
+        learner = Learner(key, config, teacher, self.step_shape, started_at, weights)
         if key != TEACHER:
             learner.follow(self.teacher.config.model.layers)
         return learner

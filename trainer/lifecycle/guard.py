@@ -38,7 +38,7 @@ class Guard:
     losses: list[float] = field(default_factory=list)  # the last that were learnt from
     regime: str = ""  # under which they are comparable
     in_a_row: int = 0  # steps sat out just now
-    sat_out: dict[str, int] = field(default_factory=dict)  # reason -> steps, in all
+    skipped: dict[str, int] = field(default_factory=dict)  # reason -> steps, in all
 
     def judge(self, config: GuardConfig, loss: float, regime: str) -> str | None:
         """Why a step with this loss must be sat out; None to go ahead.
@@ -62,7 +62,7 @@ class Guard:
     def missed(self, reason: str) -> None:
         """Note a step that was sat out."""
         self.in_a_row += 1
-        self.sat_out[reason] = self.sat_out.get(reason, 0) + 1
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
 
 def _moments(values: list[float]) -> tuple[float, float]:

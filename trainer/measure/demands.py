@@ -64,8 +64,8 @@ def _learner(
         "backward_flops": sum(shares[length] * one.backward_flops for length, one in sizes.items()),
         "kernels": largest.kernels,
         "activations": largest.activations,
-        "knowledge": largest.knowledge,
-        "decoder": largest.decoder,
+        "captured": largest.captured,
+        "projection": largest.projection,
         "active": _active_steps(config, job) / job.steps,
     }
 

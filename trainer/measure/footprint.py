@@ -27,9 +27,9 @@ from model import Features, MaskedLanguageModel
 from model.precision import kernels_of
 from trainer.batches import Counts, MicroBatch, to_device
 from trainer.config import JobConfig
-from trainer.knowledge import Decoder, detach, union
 from trainer.learner import NOTHING, TEACHER, LearnerModule, always_captured, assemble, student_key
 from trainer.learner_config import LearnerConfig
+from trainer.teacher_outputs import OutputProjection, detach, union
 
 
 def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
@@ -52,23 +52,23 @@ LEAST_ROWS = 32  # below, the losses' chunks are not full, and memory does not g
 class Footprint:
     """One learner's share of a step. Bytes are of one rank and one micro-batch of `rows` rows.
 
-    parameters: elements, with the objective's projections; trained: those with a gradient; decoder:
+    parameters: elements, with those of the objective; trained: those with a gradient; projection:
     of a teacher's vocabulary projection, 0 when no student reads it.
     flops: matrix products of one row (a sequence), forward and backward, losses included; kernels:
     operations that a device would be told to run for a micro-batch of any size.
     activations: the most that is held at once by forward and backward, besides parameters, their
-    gradients and what others left; as (fixed, for each row). knowledge: what is kept of it for the
+    gradients and what others left; as (fixed, for each row). captured: what is kept of it for the
     learners after it, once its own backward is done; likewise.
     """
 
     parameters: int
     trained: int
-    decoder: int
+    projection: int
     forward_flops: float
     backward_flops: float
     kernels: int
     activations: tuple[float, float]
-    knowledge: tuple[float, float]
+    captured: tuple[float, float]
 
 
 def footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]:
@@ -86,12 +86,12 @@ def footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]
 class _Measured:
     parameters: int
     trained: int
-    decoder: int
+    projection: int
     forward_flops: float
     backward_flops: float
     kernels: int
     activations: int
-    knowledge: int
+    captured: int
 
 
 def _line(few: _Measured, many: _Measured, rows: int, more: int) -> Footprint:
@@ -102,12 +102,12 @@ def _line(few: _Measured, many: _Measured, rows: int, more: int) -> Footprint:
     return Footprint(
         parameters=few.parameters,
         trained=few.trained,
-        decoder=few.decoder,
+        projection=few.projection,
         forward_flops=many.forward_flops / more,
         backward_flops=many.backward_flops / more,
         kernels=few.kernels,
         activations=fit(few.activations, many.activations),
-        knowledge=fit(few.knowledge, many.knowledge),
+        captured=fit(few.captured, many.captured),
     )
 
 
@@ -118,18 +118,18 @@ def _measure(job: JobConfig, device: str, rows: int, length: int) -> dict[str, _
         totals = Counts(*(torch.ones(()) for _ in dataclasses.fields(Counts)))
         configs = {TEACHER: job.teacher, **{student_key(n): one for n, one in job.students.items()}}
         modules = {name: _module(name, config, job) for name, config in configs.items()}
-        listeners = [one for name, one in modules.items() if name != TEACHER]
-        capture = union(one.objective.teacher_capture(0) for one in listeners)
-        readers = sum(one.objective.needs_teacher_logits(0) for one in listeners)
-        found, knowledge = {}, None
+        consumers = [one for name, one in modules.items() if name != TEACHER]
+        capture = union(one.objective.teacher_capture(0) for one in consumers)
+        logit_consumers = sum(one.objective.needs_teacher_logits(0) for one in consumers)
+        found, teacher_outputs = {}, None
         for name, module in modules.items():
             own = union([always_captured(name, configs[name]), module.objective.student_capture(0)])
-            run = _Run(module, readers if name == TEACHER else 0)
-            features = run(batch, totals, knowledge, union([capture, own]), 0)
+            run = _Run(module, logit_consumers if name == TEACHER else 0)
+            features = run(batch, totals, teacher_outputs, union([capture, own]), 0)
             if name == TEACHER:
                 capture = NOTHING
                 with run.live, module.autocast(torch.device("cpu")):
-                    knowledge = detach(features, run.decoder, readers)
+                    teacher_outputs = detach(features, run.projection, logit_consumers)
             del features
             found[name] = run.result()
     return found
@@ -138,12 +138,12 @@ def _measure(job: JobConfig, device: str, rows: int, length: int) -> dict[str, _
 class _Run:
     """Counts one module's forward and backward."""
 
-    def __init__(self, module: LearnerModule, readers: int) -> None:
-        """`readers` is how many students read the vocabulary projection of a teacher."""
+    def __init__(self, module: LearnerModule, logit_consumers: int) -> None:
+        """`logit_consumers` is how many students read the vocabulary projection of a teacher."""
         self.module = module
-        weight, bias = module.model.decoder()
-        detached = Decoder(weight.detach(), None if bias is None else bias.detach())
-        self.decoder = detached if readers else None
+        weight, bias = module.model.output_projection()
+        detached = OutputProjection(weight.detach(), None if bias is None else bias.detach())
+        self.projection = detached if logit_consumers else None
         self.live = LiveBytes()
         self.flops = FlopCounterMode(display=False, custom_mapping=ATTENTION)
         self.forward_flops = 0
@@ -171,12 +171,12 @@ class _Run:
         return _Measured(
             parameters=sum(p.numel() for p in parameters),
             trained=sum(p.numel() for p in parameters if p.requires_grad),
-            decoder=0 if self.decoder is None else self.decoder.weight.numel(),
+            projection=0 if self.projection is None else self.projection.weight.numel(),
             forward_flops=self.forward_flops,
             backward_flops=self.flops.get_total_flops() - self.forward_flops,
             kernels=self.live.kernels,
             activations=self.live.peak,
-            knowledge=self.live.now,
+            captured=self.live.now,
         )
 
 

@@ -1,6 +1,6 @@
 """What a learner minimises: a weighted sum of terms, each a pure loss over a known count."""
 
 from trainer.objectives.objective import Objective, ObjectiveConfig
-from trainer.objectives.term import Lesson, Term
+from trainer.objectives.term import LossInputs, Term
 
-__all__ = ["Lesson", "Objective", "ObjectiveConfig", "Term"]
+__all__ = ["LossInputs", "Objective", "ObjectiveConfig", "Term"]

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from model import Capture, EncoderConfig
 from model.vocabulary_loss import project_and_sum
 from trainer.batches import Counts
-from trainer.knowledge import union
 from trainer.objectives.progressive import Transfer
 from trainer.objectives.term import (
     LayerTerm,
     LayerTermConfig,
-    Lesson,
+    LossInputs,
     Term,
     TermConfig,
     VocabularyTerm,
@@ -45,6 +44,7 @@ from trainer.objectives.terms import (
     ValueRelation,
     VarianceTransfer,
 )
+from trainer.teacher_outputs import union
 
 
 @dataclass
@@ -207,7 +207,7 @@ class Objective(nn.Module):
         """Whether any term compares distributions over the vocabulary at the learner's `step`."""
         return any(term.needs_teacher_logits for term in self._on(step).values())
 
-    def forward(self, lesson: Lesson, totals: Counts) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: LossInputs, totals: Counts) -> tuple[Tensor, Tensor]:
         """This micro-batch's share of the global loss, and of each term before its weight.
 
         Shares add up to the global value over micro-batches and ranks. Returns a scalar in the
@@ -215,9 +215,13 @@ class Objective(nn.Module):
         """
         if not self.terms:  # a frozen teacher's
             return torch.zeros(()), torch.zeros(0)
-        parts = list(self._parts(lesson))
-        loss = torch.stack([part / getattr(totals, unit) for unit, part, _ in parts]).sum()
-        sums = {name: (unit, own) for unit, _, owns in parts for name, own in owns.items()}
+        parts = list(self._parts(inputs))
+        loss = torch.stack(
+            [part / getattr(totals, denominator) for denominator, part, _ in parts]
+        ).sum()
+        sums = {
+            name: (denominator, own) for denominator, _, owns in parts for name, own in owns.items()
+        }
         zero = loss.detach().new_zeros(())
         shares = [
             sums[name][1] / getattr(totals, sums[name][0]) if name in sums else zero
@@ -225,21 +229,21 @@ class Objective(nn.Module):
         ]
         return loss, torch.stack(shares).detach()
 
-    def _parts(self, lesson: Lesson) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
-        """(unit, weighted sum in the graph, sum of each term) of what is computed together."""
-        weights, on = self.weights(lesson.step), self._on(lesson.step)
-        terms = {name: term for name, term in on.items() if term.applies(lesson)}
+    def _parts(self, inputs: LossInputs) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
+        """(denominator, weighted sum in the graph, each term's sum) of jointly computed terms."""
+        weights, on = self.weights(inputs.step), self._on(inputs.step)
+        terms = {name: term for name, term in on.items() if term.applies(inputs)}
         shared: dict[str, dict[str, VocabularyTerm]] = {}
         for name, term in terms.items():
             if isinstance(term, VocabularyTerm):
-                shared.setdefault(term.unit, {})[name] = term
+                shared.setdefault(term.denominator, {})[name] = term
             else:
-                total, _ = term(lesson)
-                yield term.unit, weights[name] * total, {name: total}
+                total, _ = term(inputs)
+                yield term.denominator, weights[name] * total, {name: total}
         for positions, group in shared.items():
-            losses = [term.row_loss(lesson) for term in group.values()]
+            losses = [term.row_loss(inputs) for term in group.values()]
             scales = [weights[name] for name in group]
-            total, sums = project_and_sum(*projected(lesson, positions), losses, scales)
+            total, sums = project_and_sum(*projected(inputs, positions), losses, scales)
             yield positions, total, dict(zip(group, sums, strict=True))
 
     def _on(self, step: int) -> dict[str, Term]:

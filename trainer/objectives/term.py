@@ -1,4 +1,4 @@
-"""What every term of an objective is: a loss joined to what it reads, its unit and its weight."""
+"""What every term of an objective is: a loss with what it reads, its denominator and weight."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from model import Capture, EncoderConfig, Features
 from model.row_losses import RowLoss
 from model.vocabulary_loss import project_and_sum
 from trainer.batches import ATTENDED, MASKED, MicroBatch
-from trainer.knowledge import Decoder, Knowledge
 from trainer.objectives.layer_maps import Layers, at_depth, map_layers
-from trainer.objectives.over_steps import OverSteps, Setting
 from trainer.objectives.progressive import Transfer
+from trainer.objectives.step_schedule import Setting, StepSchedule
+from trainer.teacher_outputs import OutputProjection, TeacherOutputs
 
 POSITIONS = (MASKED, ATTENDED)
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """Everything a term may read of one micro-batch; `knowledge` is None for a teacher.
+class LossInputs:
+    """Everything a term may read of one micro-batch; `teacher_outputs` is None for a teacher.
 
     step: the learner's own, from 0 at its start.
     """
 
     batch: MicroBatch
     features: Features
-    decoder: Decoder
-    knowledge: Knowledge | None
+    projection: OutputProjection
+    teacher_outputs: TeacherOutputs | None
     step: int = 0
 
     @property
-    def teacher(self) -> Knowledge:
-        """The knowledge, for terms that compare with a teacher."""
-        assert self.knowledge is not None
-        return self.knowledge
+    def teacher(self) -> TeacherOutputs:
+        """The outputs, for terms that compare with a teacher."""
+        assert self.teacher_outputs is not None
+        return self.teacher_outputs
 
 
 @dataclass
 class TermConfig(ABC):
     """The YAML section of a term.
 
-    A number that may change (`OverSteps`) is validated here and kept as it was written.
+    A number that may change (`StepSchedule`) is validated here and kept as it was written.
     """
 
     from_teacher: ClassVar[bool] = True
@@ -55,7 +55,7 @@ class TermConfig(ABC):
     def __post_init__(self) -> None:
         """Refuse weights that teach nothing, or the opposite."""
         require_bounds(self, weight=WEIGHT)
-        if not any(OverSteps.read(self.weight, "weight").values):
+        if not any(StepSchedule.read(self.weight, "weight").values):
             raise ValueError("weight: must not be 0 at every step; null ends a term")
 
     @property
@@ -74,23 +74,23 @@ class TermConfig(ABC):
 
 
 class Term(nn.Module, ABC):
-    """One weighted loss. `unit` names the field of `Counts` that divides its sum."""
+    """One weighted loss. `denominator` names the field of `Counts` that divides its sum."""
 
-    unit: str
+    denominator: str
     needs_teacher_logits: ClassVar[bool] = False
 
     def __init__(self, config: TermConfig) -> None:
         super().__init__()
-        self.weight = OverSteps.read(config.weight, "weight")
+        self.weight = StepSchedule.read(config.weight, "weight")
 
     @abstractmethod
-    def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
-        """The loss of this micro-batch as (sum, count in `unit`), scalars."""
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """The loss of this micro-batch as (sum, count in `denominator`), scalars."""
 
-    def stretches(self, step: int) -> list[int]:
+    def segments(self, step: int) -> list[int]:
         """Where its settings turn: the same at steps between which they are on one line."""
-        settings = (value for value in vars(self).values() if isinstance(value, OverSteps))
-        return [setting.stretch(step) for setting in settings]
+        settings = (value for value in vars(self).values() if isinstance(value, StepSchedule))
+        return [setting.segment(step) for setting in settings]
 
     def student_capture(self, step: int) -> Capture:
         """What the learner's own forward must hand out at its `step`."""
@@ -100,7 +100,7 @@ class Term(nn.Module, ABC):
         """What the teacher's forward must hand out at the learner's `step`."""
         return Capture()
 
-    def applies(self, lesson: Lesson) -> bool:
+    def applies(self, inputs: LossInputs) -> bool:
         """Whether there is what it compares with."""
         return True
 
@@ -110,43 +110,43 @@ class Term(nn.Module, ABC):
 
 
 class VocabularyTerm(Term):
-    """A term over the vocabulary, at masked or at all attended positions (its unit).
+    """A term over the vocabulary, at masked or at all attended positions (its denominator).
 
     The objective projects once for all of its terms at the same positions.
     """
 
     @abstractmethod
-    def row_loss(self, lesson: Lesson) -> RowLoss:
+    def row_loss(self, inputs: LossInputs) -> RowLoss:
         """The loss of single positions, for `model.vocabulary_loss.project_and_sum`."""
 
-    def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """See `Term.forward`."""
-        total, _ = project_and_sum(*projected(lesson, self.unit), [self.row_loss(lesson)])
-        return total, weigh_positions(lesson, self.unit).sum()
+        total, _ = project_and_sum(*projected(inputs, self.denominator), [self.row_loss(inputs)])
+        return total, weigh_positions(inputs, self.denominator).sum()
 
     def student_capture(self, step: int) -> Capture:
         """See `Term.student_capture`."""
-        return Capture(everywhere=self.unit == ATTENDED)
+        return Capture(everywhere=self.denominator == ATTENDED)
 
     def teacher_capture(self, step: int) -> Capture:
         """See `Term.teacher_capture`."""
-        return Capture(everywhere=self.unit == ATTENDED and self.needs_teacher_logits)
+        return Capture(everywhere=self.denominator == ATTENDED and self.needs_teacher_logits)
 
 
-def projected(lesson: Lesson, positions: str) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
-    """The vocabulary projection's input [P, E] at these positions, and its decoder."""
-    decoder = (lesson.decoder.weight, lesson.decoder.bias)
+def projected(inputs: LossInputs, positions: str) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
+    """The vocabulary projection's input [P, E] at these positions, and its projection."""
+    projection = (inputs.projection.weight, inputs.projection.bias)
     if positions == MASKED:
-        return lesson.features.vocabulary_input, decoder
-    assert lesson.features.everywhere is not None
-    return lesson.features.everywhere, decoder
+        return inputs.features.vocabulary_input, projection
+    assert inputs.features.everywhere is not None
+    return inputs.features.everywhere, projection
 
 
-def weigh_positions(lesson: Lesson, positions: str) -> Tensor:
+def weigh_positions(inputs: LossInputs, positions: str) -> Tensor:
     """1 at positions that count and 0 at others, float [P]; P = B * L for attended ones."""
     if positions == MASKED:
-        return (lesson.batch.masked_labels >= 0).float()
-    return lesson.batch.attention_mask.flatten().float()
+        return (inputs.batch.masked_labels >= 0).float()
+    return inputs.batch.attention_mask.flatten().float()
 
 
 @dataclass
@@ -207,13 +207,13 @@ class LayerTerm(Term):
         self.transfer: Transfer | None = None  # one layer at a time, once set
 
     @abstractmethod
-    def compare(self, lesson: Lesson, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
-        """The loss of each pair as (sum, count in `unit`), before its weight."""
+    def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
+        """The loss of each pair as (sum, count in `denominator`), before its weight."""
 
-    def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """See `Term.forward`."""
-        pairs = self.pairs(lesson.step)
-        found = self.compare(lesson, pairs)
+        pairs = self.pairs(inputs.step)
+        found = self.compare(inputs, pairs)
         losses = [pair.weight * loss for pair, (loss, _) in zip(pairs, found, strict=True)]
         divisor = len(self.map) if self.averaged else 1
         return torch.stack(losses).sum() / divisor, found[0][1]

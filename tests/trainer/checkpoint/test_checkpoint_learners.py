@@ -16,7 +16,7 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from tests.trainer.checkpoint.learners import digest
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
-from trainer.learner import TEACHER, Learner, Workload, student_key
+from trainer.learner import TEACHER, Learner, StepShape, student_key
 from trainer.loss_scale import LossScaleConfig
 from trainer.optimizers import OptimizerConfig
 from trainer.state import LearnerState
@@ -65,8 +65,8 @@ def start(way: str, stage: int, seed: int) -> Learner:
         offload=OFFLOAD[stage] if how.offload else "none",
     )
     # One row at a time everywhere: where float16 overflows depends on how many it adds up.
-    workload = Workload(tiny.STEPS, seed, 1, ROWS // dist.get_world_size())
-    return Learner(student_key(way), config, config.model, workload)
+    step_shape = StepShape(tiny.STEPS, seed, 1, ROWS // dist.get_world_size())
+    return Learner(student_key(way), config, config.model, step_shape)
 
 
 def train(learner: Learner, first: int, last: int) -> list[float]:

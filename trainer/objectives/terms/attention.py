@@ -23,7 +23,7 @@ from trainer.objectives.term import (
     LayerPair,
     LayerTerm,
     LayerTermConfig,
-    Lesson,
+    LossInputs,
     Term,
 )
 
@@ -37,7 +37,7 @@ class Attention(LayerTermConfig):
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
         """See `TermConfig.build`."""
-        return MatrixTerm(self, student, teacher, attention_mse, unit="attended_pairs")
+        return MatrixTerm(self, student, teacher, attention_mse, denominator="attended_pairs")
 
 
 @dataclass
@@ -84,23 +84,28 @@ class MatrixTerm(LayerTerm):
         loss: MatrixLoss,
         factors: tuple[str, str] = QUERIES_AND_KEYS,
         averaged: bool = False,
-        unit: str = ATTENDED,
+        denominator: str = ATTENDED,
     ) -> None:
         """`factors` name what the matrix is a product of, as fields of `model.QKV`."""
         super().__init__(config, student, teacher)
         if student.heads != teacher.heads:
             raise ValueError("student and teacher must have the same number of heads")
         self.student, self.teacher = student, teacher
-        self.loss, self.factors, self.averaged, self.unit = loss, factors, averaged, unit
+        self.loss, self.factors, self.averaged, self.denominator = (
+            loss,
+            factors,
+            averaged,
+            denominator,
+        )
 
-    def compare(self, lesson: Lesson, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
+    def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
         """See `LayerTerm.compare`."""
-        ours, theirs = lesson.features.attention, lesson.teacher.attention
+        ours, theirs = inputs.features.attention, inputs.teacher.attention
         return [
             self.loss(
                 self._matrix(ours[pair.ours]),
                 self._matrix(theirs[pair.theirs]),
-                lesson.batch.attention_mask,
+                inputs.batch.attention_mask,
                 self._window(pair),
             )
             for pair in pairs

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model import Capture, EncoderConfig
 from trainer.objectives.losses import pair_cross_entropy
-from trainer.objectives.term import Lesson, Term, TermConfig
+from trainer.objectives.term import LossInputs, Term, TermConfig
 
 
 @dataclass
@@ -41,13 +41,13 @@ class SentenceOrder(PairConfig):
 class PairTerm(Term):
     """See `NextSentence` and `SentenceOrder`: the packing says what the labels mean."""
 
-    unit = "pairs"
+    denominator = "pairs"
 
     def student_capture(self, step: int) -> Capture:
         """See `Term.student_capture`."""
         return Capture(last_hidden_state=True)
 
-    def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """See `Term.forward`."""
-        assert lesson.features.pair_logits is not None
-        return pair_cross_entropy(lesson.features.pair_logits, lesson.batch.pair_labels)
+        assert inputs.features.pair_logits is not None
+        return pair_cross_entropy(inputs.features.pair_logits, inputs.batch.pair_labels)

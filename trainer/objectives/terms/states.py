@@ -19,7 +19,7 @@ from trainer.objectives.losses import (
     patient_mse,
     variance_difference,
 )
-from trainer.objectives.over_steps import Setting
+from trainer.objectives.step_schedule import Setting
 from trainer.objectives.term import (
     ATTENDED,
     MASKED,
@@ -27,7 +27,7 @@ from trainer.objectives.term import (
     LayerPair,
     LayerTerm,
     LayerTermConfig,
-    Lesson,
+    LossInputs,
     Term,
     TermConfig,
 )
@@ -60,7 +60,7 @@ class CosineTerm(Term):
 
     def __init__(self, config: Cosine) -> None:
         super().__init__(config)
-        self.unit = config.positions
+        self.denominator = config.positions
 
     def student_capture(self, step: int) -> Capture:
         """See `Term.student_capture`."""
@@ -70,13 +70,13 @@ class CosineTerm(Term):
         """See `Term.teacher_capture`."""
         return Capture(last_hidden_state=True)
 
-    def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """See `Term.forward`."""
-        ours, theirs = lesson.features.last_hidden_state, lesson.teacher.last_hidden_state
+        ours, theirs = inputs.features.last_hidden_state, inputs.teacher.last_hidden_state
         assert ours is not None
         assert theirs is not None
-        mask, batch = lesson.batch.attention_mask, lesson.batch
-        if self.unit == MASKED:
+        mask, batch = inputs.batch.attention_mask, inputs.batch
+        if self.denominator == MASKED:
             mask = batch.masked_labels >= 0
             ours, theirs = (
                 states.flatten(0, 1).index_select(0, batch.masked_positions)
@@ -113,7 +113,7 @@ class Embedding(TermConfig):
 class HiddenTerm(LayerTerm):
     """See `Hidden`."""
 
-    unit = ATTENDED
+    denominator = ATTENDED
 
     def __init__(
         self,
@@ -125,13 +125,13 @@ class HiddenTerm(LayerTerm):
         super().__init__(config, student, teacher, above)
         self.projection = nn.Linear(student.hidden_size, teacher.hidden_size)
 
-    def compare(self, lesson: Lesson, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
+    def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
         """See `LayerTerm.compare`."""
-        ours, theirs = lesson.features.hidden_states, lesson.teacher.hidden_states
+        ours, theirs = inputs.features.hidden_states, inputs.teacher.hidden_states
         # One call of the projection for all layers: [pairs, B, L, H_s] -> [pairs, B, L, H_t].
         projected = self.projection(torch.stack([ours[pair.ours] for pair in pairs]))
         return [
-            hidden_mse(states, theirs[pair.theirs], lesson.batch.attention_mask)
+            hidden_mse(states, theirs[pair.theirs], inputs.batch.attention_mask)
             for states, pair in zip(projected, pairs, strict=True)
         ]
 
@@ -139,16 +139,16 @@ class HiddenTerm(LayerTerm):
 class EmbeddingTerm(Term):
     """See `Embedding`."""
 
-    unit = ATTENDED
+    denominator = ATTENDED
 
     def __init__(self, config: Embedding, student: EncoderConfig, teacher: EncoderConfig) -> None:
         super().__init__(config)
         self.projection = nn.Linear(student.hidden_size, teacher.hidden_size)
 
-    def forward(self, lesson: Lesson) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """See `Term.forward`."""
-        ours = self.projection(lesson.features.hidden_states[0])
-        return hidden_mse(ours, lesson.teacher.hidden_states[0], lesson.batch.attention_mask)
+        ours = self.projection(inputs.features.hidden_states[0])
+        return hidden_mse(ours, inputs.teacher.hidden_states[0], inputs.batch.attention_mask)
 
     def student_capture(self, step: int) -> Capture:
         """See `Term.student_capture`."""
@@ -174,13 +174,13 @@ class Patient(LayerTermConfig):
 class PatientTerm(LayerTerm):
     """See `Patient`."""
 
-    unit = "rows"
+    denominator = "rows"
     averaged = True
 
-    def compare(self, lesson: Lesson, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
+    def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
         """See `LayerTerm.compare`."""
-        ours, theirs = lesson.features.hidden_states, lesson.teacher.hidden_states
-        mask = lesson.batch.attention_mask[:, 0]
+        ours, theirs = inputs.features.hidden_states, inputs.teacher.hidden_states
+        mask = inputs.batch.attention_mask[:, 0]
         return [
             patient_mse(ours[pair.ours][:, 0], theirs[pair.theirs][:, 0], mask) for pair in pairs
         ]
@@ -223,7 +223,7 @@ class VarianceTransfer(LayerTermConfig):
 class StateTransferTerm(LayerTerm):
     """See `FeatureMaps`, `MeanTransfer` and `VarianceTransfer`."""
 
-    unit = ATTENDED
+    denominator = ATTENDED
     averaged = True
 
     def __init__(
@@ -236,10 +236,10 @@ class StateTransferTerm(LayerTerm):
         super().__init__(config, student, teacher)
         self.loss = loss
 
-    def compare(self, lesson: Lesson, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
+    def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
         """See `LayerTerm.compare`."""
-        ours, theirs = lesson.features.hidden_states, lesson.teacher.hidden_states
-        mask = lesson.batch.attention_mask
+        ours, theirs = inputs.features.hidden_states, inputs.teacher.hidden_states
+        mask = inputs.batch.attention_mask
         return [self.loss(ours[pair.ours], theirs[pair.theirs], mask) for pair in pairs]
 
 

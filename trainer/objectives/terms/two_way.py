@@ -8,8 +8,8 @@ from typing import ClassVar
 from configs.bounds import require_bounds
 from model import EncoderConfig
 from model.row_losses import RowLoss, kl_divergence_rows
-from trainer.objectives.over_steps import OverSteps, Setting
-from trainer.objectives.term import MASKED, Lesson, VocabularyTerm, weigh_positions
+from trainer.objectives.step_schedule import Setting, StepSchedule
+from trainer.objectives.term import MASKED, LossInputs, VocabularyTerm, weigh_positions
 from trainer.objectives.terms.vocabulary import TEMPERATURE, VocabularyTermConfig
 
 
@@ -37,20 +37,20 @@ class FromStudent(VocabularyTermConfig):
 
 
 class FromStudentTerm(VocabularyTerm):
-    """See `FromStudent`. The lesson's knowledge is the student's."""
+    """See `FromStudent`. The outputs that it reads are the student's."""
 
-    unit = MASKED
+    denominator = MASKED
 
     def __init__(self, config: FromStudent) -> None:
         super().__init__(config)
-        self.temperature = OverSteps.read(config.temperature, "temperature")
+        self.temperature = StepSchedule.read(config.temperature, "temperature")
 
-    def applies(self, lesson: Lesson) -> bool:
+    def applies(self, inputs: LossInputs) -> bool:
         """See `Term.applies`."""
-        return lesson.knowledge is not None
+        return inputs.teacher_outputs is not None
 
-    def row_loss(self, lesson: Lesson) -> RowLoss:
+    def row_loss(self, inputs: LossInputs) -> RowLoss:
         """See `VocabularyTerm.row_loss`."""
-        temperature = self.temperature.at(lesson.step)
-        weights = weigh_positions(lesson, MASKED) * temperature**2
-        return kl_divergence_rows(lesson.teacher.distributions[MASKED], temperature, weights)
+        temperature = self.temperature.at(inputs.step)
+        weights = weigh_positions(inputs, MASKED) * temperature**2
+        return kl_divergence_rows(inputs.teacher.distributions[MASKED], temperature, weights)

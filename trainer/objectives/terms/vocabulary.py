@@ -14,11 +14,11 @@ from model.row_losses import (
     kl_divergence_rows,
     soft_cross_entropy_rows,
 )
-from trainer.objectives.over_steps import OverSteps, Setting
+from trainer.objectives.step_schedule import Setting, StepSchedule
 from trainer.objectives.term import (
     MASKED,
     POSITIONS,
-    Lesson,
+    LossInputs,
     TermConfig,
     VocabularyTerm,
     weigh_positions,
@@ -56,11 +56,11 @@ class MaskedLanguageModelling(VocabularyTermConfig):
 class MaskedLanguageModellingTerm(VocabularyTerm):
     """See `MaskedLanguageModelling`."""
 
-    unit = MASKED
+    denominator = MASKED
 
-    def row_loss(self, lesson: Lesson) -> RowLoss:
+    def row_loss(self, inputs: LossInputs) -> RowLoss:
         """See `VocabularyTerm.row_loss`."""
-        return cross_entropy_rows(lesson.batch.masked_labels)
+        return cross_entropy_rows(inputs.batch.masked_labels)
 
 
 @dataclass
@@ -99,15 +99,17 @@ class SoftTargetsTerm(VocabularyTerm):
 
     def __init__(self, config: SoftTargets, vocabulary: int) -> None:
         super().__init__(config)
-        self.unit = config.positions
-        self.temperature = OverSteps.read(config.temperature, "temperature")
+        self.denominator = config.positions
+        self.temperature = StepSchedule.read(config.temperature, "temperature")
         self.divisor = vocabulary if config.mean_over_labels else 1
 
-    def row_loss(self, lesson: Lesson) -> RowLoss:
+    def row_loss(self, inputs: LossInputs) -> RowLoss:
         """See `VocabularyTerm.row_loss`."""
-        temperature = self.temperature.at(lesson.step)
-        weights = weigh_positions(lesson, self.unit) * (temperature**2 / self.divisor)
-        return kl_divergence_rows(lesson.teacher.distributions[self.unit], temperature, weights)
+        temperature = self.temperature.at(inputs.step)
+        weights = weigh_positions(inputs, self.denominator) * (temperature**2 / self.divisor)
+        return kl_divergence_rows(
+            inputs.teacher.distributions[self.denominator], temperature, weights
+        )
 
 
 @dataclass
@@ -134,19 +136,19 @@ class Prediction(VocabularyTermConfig):
 class PredictionTerm(VocabularyTerm):
     """See `Prediction`."""
 
-    unit = MASKED
+    denominator = MASKED
     needs_teacher_logits = True
 
     def __init__(self, config: Prediction, vocabulary: int) -> None:
         super().__init__(config)
-        self.temperature = OverSteps.read(config.temperature, "temperature")
+        self.temperature = StepSchedule.read(config.temperature, "temperature")
         self.divisor = vocabulary if config.mean_over_labels else 1
 
-    def row_loss(self, lesson: Lesson) -> RowLoss:
+    def row_loss(self, inputs: LossInputs) -> RowLoss:
         """See `VocabularyTerm.row_loss`."""
-        temperature = self.temperature.at(lesson.step)
-        weights = weigh_positions(lesson, MASKED) / self.divisor
-        return soft_cross_entropy_rows(lesson.teacher.distributions[MASKED], temperature, weights)
+        temperature = self.temperature.at(inputs.step)
+        weights = weigh_positions(inputs, MASKED) / self.divisor
+        return soft_cross_entropy_rows(inputs.teacher.distributions[MASKED], temperature, weights)
 
 
 @dataclass
@@ -173,17 +175,17 @@ class Blended(VocabularyTermConfig):
 class BlendedTerm(VocabularyTerm):
     """See `Blended`."""
 
-    unit = MASKED
+    denominator = MASKED
     needs_teacher_logits = True
 
     def __init__(self, config: Blended) -> None:
         super().__init__(config)
         self.teacher_share = config.teacher_share
 
-    def row_loss(self, lesson: Lesson) -> RowLoss:
+    def row_loss(self, inputs: LossInputs) -> RowLoss:
         """See `VocabularyTerm.row_loss`."""
-        teacher = lesson.teacher.distributions[MASKED]
-        return blended_cross_entropy_rows(teacher, lesson.batch.masked_labels, self.teacher_share)
+        teacher = inputs.teacher.distributions[MASKED]
+        return blended_cross_entropy_rows(teacher, inputs.batch.masked_labels, self.teacher_share)
 
 
 def _require_one_vocabulary(student: EncoderConfig, teacher: EncoderConfig) -> None:

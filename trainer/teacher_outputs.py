@@ -17,7 +17,7 @@ from trainer.batches import ATTENDED, MASKED
 
 
 @dataclass(frozen=True)
-class Decoder:
+class OutputProjection:
     """A vocabulary projection: weight [V, E] and, where the family has one, bias [V]."""
 
     weight: Tensor
@@ -25,7 +25,7 @@ class Decoder:
 
 
 @dataclass(frozen=True)
-class Knowledge:
+class TeacherOutputs:
     """A teacher's detached view of one micro-batch (shapes as in `model.Features`)."""
 
     last_hidden_state: Tensor | None  # [B, L, H]; None where the teacher never hands it out
@@ -35,28 +35,34 @@ class Knowledge:
     distributions: dict[str, Distribution]
 
 
-def detach(features: Features, decoder: Decoder | None, readers: int = 1) -> Knowledge:
-    """The knowledge in a teacher's `features`, under the teacher's autocast.
+def detach(
+    features: Features, projection: OutputProjection | None, logit_consumers: int = 1
+) -> TeacherOutputs:
+    """What students read of a teacher's `features`, under the teacher's autocast.
 
-    `decoder` is the teacher's, None if no student compares distributions; `readers` is how many do:
-    what the first computes is kept for the others.
+    `projection` is the teacher's, None if no student compares distributions; `logit_consumers` is
+    how many do: what the first computes is kept for the others.
     """
     last = features.last_hidden_state
-    return Knowledge(
+    return TeacherOutputs(
         last_hidden_state=None if last is None else last.detach(),
         hidden_states={layer: state.detach() for layer, state in features.hidden_states.items()},
         attention={
             layer: QKV(*(tensor.detach() for tensor in qkv))
             for layer, qkv in features.attention.items()
         },
-        distributions={} if decoder is None else _distributions(features, decoder, readers),
+        distributions={}
+        if projection is None
+        else _distributions(features, projection, logit_consumers),
     )
 
 
-def _distributions(features: Features, decoder: Decoder, readers: int) -> dict[str, Distribution]:
+def _distributions(
+    features: Features, projection: OutputProjection, logit_consumers: int
+) -> dict[str, Distribution]:
     inputs = {MASKED: features.vocabulary_input, ATTENDED: features.everywhere}
     return {
-        positions: Distribution(x, decoder.weight, decoder.bias, keep=readers > 1)
+        positions: Distribution(x, projection.weight, projection.bias, keep=logit_consumers > 1)
         for positions, x in inputs.items()
         if x is not None
     }

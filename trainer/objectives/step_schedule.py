@@ -12,7 +12,7 @@ Setting = float | dict[int, float]  # in YAML
 
 
 @dataclass(frozen=True)
-class OverSteps:
+class StepSchedule:
     """A number as a pure function of a learner's own step.
 
     In YAML it is a number, or values at steps: ``{0: 1.0, 10000: 0.1}`` goes down in a line from 1
@@ -23,7 +23,7 @@ class OverSteps:
     values: tuple[float, ...]
 
     @classmethod
-    def read(cls, setting: Setting, key: str) -> OverSteps:
+    def read(cls, setting: Setting, key: str) -> StepSchedule:
         """The meaning of a YAML value; raises ValueError, beginning with `key`, if it has none."""
         if not isinstance(setting, Mapping):
             setting = {0: setting}
@@ -33,7 +33,7 @@ class OverSteps:
             )
         return cls(*zip(*sorted(setting.items()), strict=True))
 
-    def stretch(self, step: int) -> int:
+    def segment(self, step: int) -> int:
         """Between which of its points a step lies, by their number."""
         return bisect_right(self.steps, step)
 
