@@ -46,7 +46,7 @@ $(DEMO)-tokenizer/tokenizer.json: $(DEMO)-text.txt
 	@$(BIN)/tandem tokenizer train $< --kind wordpiece --vocab-size 8192 --out $(@D)
 
 $(DEMO)-text.txt: | $(READY)
-	@$(BIN)/python -m data_pipeline.machine_text --out $@
+	@$(BIN)/python -m data_pipeline.text.system_prose --out $@
 
 # A test file at a time on each core, with one thread: the tests start processes of their own.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --dist loadfile

@@ -76,8 +76,8 @@ def _announce(folder: Any, results: dict[str, Any]) -> None:
 
 def _announce_if_finished(job: JobConfig) -> bool:
     """Say where the results are when there is nothing left to do but what is missing of them."""
-    from trainer.control.run_folder import RunFolder
-    from trainer.report.run_files import read_evaluation
+    from trainer.run_folder.folder import RunFolder
+    from trainer.run_folder.run_files import read_evaluation
 
     folder = RunFolder.of(job)
     results = read_evaluation(folder.evaluation)
@@ -85,7 +85,7 @@ def _announce_if_finished(job: JobConfig) -> bool:
         return False
     click.echo(f"{folder.path} is finished.\n")
     if not (folder.has_final_report() and all(map(folder.has_export, results["learners"]))):
-        from trainer.conclusion import conclude
+        from trainer.lifecycle.finalize import conclude
 
         results = conclude(folder)
     _announce(folder, results)
@@ -118,8 +118,8 @@ def submit(config: str, rest: tuple[str, ...], check: bool, **options: Any) -> N
     """Hand the job CONFIG to SLURM; any option of sbatch may be given."""
     import configs
     from cluster.commands import submit as submit_job
-    from trainer.control.run_folder import RunFolder
-    from trainer.fit import require_inputs
+    from trainer.job_data.fit import require_inputs
+    from trainer.run_folder.folder import RunFolder
 
     if config.startswith("-"):
         raise click.UsageError(f"{config}: CONFIG comes before the options of sbatch")
@@ -180,7 +180,7 @@ def stop(run: str, wait: float) -> None:
     """Have the job that is at work in RUN save and end, from any node, and its chain with it."""
     from cluster.commands import cancel_waiting
     from trainer.checkpoint import live_owner
-    from trainer.control.run_folder import RunFolder
+    from trainer.run_folder.folder import RunFolder
 
     folder = RunFolder.submitted(run)
     lines, has_started = cancel_waiting(folder.path)
@@ -200,7 +200,7 @@ def checkpoint(run: str, wait: float) -> None:
 
 def _ask(run: str, kind: str, wait: float) -> None:
     from trainer.control.asking import ask_and_wait
-    from trainer.control.run_folder import RunFolder
+    from trainer.run_folder.folder import RunFolder
 
     click.echo(ask_and_wait(RunFolder.existing(run), kind, wait))
 
@@ -212,8 +212,8 @@ def _ask(run: str, kind: str, wait: float) -> None:
 @click.option("--name", required=True, help="The new run's.")
 def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None:
     """Make a new run from a checkpoint of RUN; any key of its config may differ."""
-    from trainer.control.forking import fork
-    from trainer.control.run_folder import RunFolder
+    from trainer.lifecycle.forking import fork
+    from trainer.run_folder.folder import RunFolder
 
     made = fork(RunFolder.existing(run), step, name, overrides)
     for line in made.changes:
@@ -266,7 +266,7 @@ def make_plan(
     import configs
     from cluster.planning import JobFacts, LearnerFacts, Machine, describe, make_plan
     from configs.devices import DeviceConfig
-    from trainer.measure.demands import demands
+    from trainer.footprint.demands import demands
 
     on = Machine(configs.load(device, DeviceConfig, "device"), **machine)
     job = load_job(config, overrides)
@@ -291,8 +291,8 @@ def import_model(folder: str, out: str) -> None:
 @click.argument("run", type=PLACE)
 def sync(run: str) -> None:
     """Make Weights & Biases agree with RUN's metrics.jsonl; offline without a key."""
-    from trainer.control.run_folder import RunFolder
     from trainer.record.syncing import sync as sync_run
+    from trainer.run_folder.folder import RunFolder
 
     click.echo(sync_run(RunFolder.existing(run)))
 
@@ -304,10 +304,10 @@ def sync(run: str) -> None:
 def evaluate(run: str, learner: str | None, as_json: bool) -> None:
     """Score the learners of RUN on held-out text."""
     from configs.strict_json import strict_json
-    from trainer.control.run_folder import RunFolder
     from trainer.evaluation.final_scores import evaluate_run
     from trainer.evaluation.finished import SavedLearners
     from trainer.report import student_table
+    from trainer.run_folder.folder import RunFolder
 
     results = evaluate_run(SavedLearners(RunFolder.existing(run)), learner)
     click.echo(strict_json(results) if as_json else student_table(results))
@@ -324,9 +324,9 @@ def export(run: str, learner: str, out: str, onnx: bool) -> None:
 
     folder = Path(out)
     require_free(folder)  # before what takes long to import
-    from trainer.control.run_folder import RunFolder
     from trainer.evaluation.export import export_learner
     from trainer.evaluation.finished import SavedLearners
+    from trainer.run_folder.folder import RunFolder
 
     export_learner(SavedLearners(RunFolder.existing(run)), learner, folder)
     if onnx:

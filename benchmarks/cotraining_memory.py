@@ -31,7 +31,7 @@ from benchmarks.cotraining_speed import (
     learn,
     random_batch,
 )
-from trainer.learner import Learner
+from trainer.learners.learner import Learner
 from trainer.step import train_step
 from trainer.teacher_outputs import detach
 

@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data_pipeline import Batch
 from model import EncoderConfig, Features
 from trainer.batches import count, sum_over_ranks, to_device
-from trainer.engine import join_process_group
-from trainer.learner import TEACHER, Learner, MicroStep, StepShape, student_key
 from trainer.learner_config import LearnerConfig
+from trainer.learners.engine import join_process_group
+from trainer.learners.learner import TEACHER, Learner, MicroStep, StepShape, student_key
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import MaskedLanguageModelling, SoftTargets
 from trainer.step import train_step

@@ -26,8 +26,9 @@ from multiprocessing import forkserver, get_context
 from pathlib import Path
 from typing import Any
 
-from data_pipeline import build, tokenization
-from data_pipeline.documents import CHUNK_BYTES, read_documents
+from data_pipeline import build
+from data_pipeline.text.documents import CHUNK_BYTES, read_documents
+from data_pipeline.tokenization import tokenizer as tokenization
 
 
 @dataclass(frozen=True)

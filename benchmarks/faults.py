@@ -27,7 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from trainer.checkpoint.folder import all_steps
-from trainer.record import metrics
+from trainer.run_folder import metrics
 
 IMPORTS = {
     "PyTorch and DeepSpeed": "import torch, deepspeed",

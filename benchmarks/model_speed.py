@@ -30,9 +30,9 @@ from transformers import BertConfig, BertForMaskedLM
 
 from data_pipeline import Batch
 from model import EncoderConfig
-from trainer.engine import join_process_group
-from trainer.learner import TEACHER, Learner, StepShape
 from trainer.learner_config import PRECISIONS, LearnerConfig
+from trainer.learners.engine import join_process_group
+from trainer.learners.learner import TEACHER, Learner, StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import MaskedLanguageModelling
 from trainer.step import train_step

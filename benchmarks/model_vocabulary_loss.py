@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.vocabulary_loss import chunked_cross_entropy, chunked_kl_divergence
+from trainer.losses.vocabulary import chunked_cross_entropy, chunked_kl_divergence
 
 try:
     from liger_kernel.transformers.functional import (

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from data_pipeline import Corpus, CorpusSplit
 from data_pipeline.hashing import scalar_key
-from data_pipeline.order import EpochOrder
-from data_pipeline.packing import PackingRules, stream
-from data_pipeline.pairs import PairSpans, Pool, pair_spans
-from data_pipeline.shards import Block
+from data_pipeline.order.epoch import EpochOrder
+from data_pipeline.packing.pairs import PairSpans, Pool, pair_spans
+from data_pipeline.packing.sequences import PackingRules, stream
+from data_pipeline.shards.blocks import Block
 
 BINS = 20
 SHORT = 0.1  # BERT's short_seq_prob

@@ -27,7 +27,7 @@ def tokenizer_train(
     text: tuple[str, ...], kind: str, vocab_size: int, out: str, cased: bool | None
 ) -> None:
     """Train a tokenizer on TEXT files."""
-    from data_pipeline.tokenizer_training import train
+    from data_pipeline.tokenization.training import train
 
     train(text, kind, vocab_size, out, cased=cased)
     click.echo(f"The tokenizer is in {out}")
@@ -71,7 +71,7 @@ def data_build(
     from rich.console import Console
 
     from data_pipeline import build
-    from data_pipeline.reporting import progress_bar, summary
+    from data_pipeline.building.reporting import progress_bar, summary
 
     with progress_bar(Console(stderr=True)) as show:
         tree = build(
@@ -93,8 +93,8 @@ def data_build(
 @click.argument("folder", type=PLACE, metavar="DIR")
 def data_merge(folder: str) -> None:
     """Join the slices that `data build --task` made in DIR."""
-    from data_pipeline.merging import merge
-    from data_pipeline.reporting import summary
+    from data_pipeline.building.merging import merge
+    from data_pipeline.building.reporting import summary
 
     click.echo(f"{summary(merge(folder))}\nThe corpus is in {folder}")
 
@@ -103,7 +103,7 @@ def data_merge(folder: str) -> None:
 @click.argument("folder", type=PLACE, metavar="DIR")
 def data_check(folder: str) -> None:
     """Verify every file of the corpus in DIR."""
-    from data_pipeline.checking import check
+    from data_pipeline.building.checking import check
 
     found = check(folder)
     for line in found:
@@ -121,7 +121,7 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
     """Show the share of padding and a few masked, packed samples of the job or data CONFIG."""
     from rich.console import Console
 
-    from data_pipeline.dumping import show
+    from data_pipeline.reading.dumping import show
 
     section, seed, _ = data_section(config, overrides)
     console = Console()
@@ -139,7 +139,7 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
 @click.option("--out", type=PLACE, required=True, help="The .npz file to write.")
 def data_dump(config: str, overrides: tuple[str, ...], steps: str, **options: Any) -> None:
     """Write exactly what a rank of the job CONFIG trains on."""
-    from data_pipeline.dumping import dump
+    from data_pipeline.reading.dumping import dump
 
     section, seed, batch_sizes = data_section(config, overrides)
     rows = dump(section, seed, batch_sizes, slice_of(steps, ":", "--steps"), **options)

@@ -24,7 +24,7 @@ def data_section(config: str, overrides: tuple[str, ...]) -> tuple[DataConfig, i
 
     if not _is_job(config, "data"):
         return configs.load(config, DataConfig, "data", overrides), 0, BatchSizes.constant(64)
-    from trainer.batch_plan import global_batches
+    from trainer.job_data.batch_plan import global_batches
 
     job = load_job(config, overrides)
     return job.data, job.seed, global_batches(job)

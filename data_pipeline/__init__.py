@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from data_pipeline.batches import Batch
 from data_pipeline.config import DataConfig, MaskingConfig, PhaseConfig, SourceConfig
-from data_pipeline.corpus import Corpus, CorpusSplit
 from data_pipeline.errors import BadShard, DataError
-from data_pipeline.masking import NO_LABEL
-from data_pipeline.padding import padding_share, rows_for_tokens
-from data_pipeline.slots import BatchSizes
-from data_pipeline.stream import BatchStream, contents, open_corpora, open_splits
-from data_pipeline.tokenization import Vocabulary
+from data_pipeline.masking.masker import NO_LABEL
+from data_pipeline.order.slots import BatchSizes
+from data_pipeline.reading.batches import Batch
+from data_pipeline.reading.corpus import Corpus, CorpusSplit
+from data_pipeline.reading.padding import padding_share, rows_for_tokens
+from data_pipeline.reading.stream import BatchStream, contents, open_corpora, open_splits
+from data_pipeline.tokenization.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
-    from data_pipeline.building import build
+    from data_pipeline.building.build import build
 
 __all__ = [
     "NO_LABEL",
@@ -47,7 +47,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """`build` is loaded when it is used: it brings a compiler, which training has no use for."""
     if name == "build":
-        from data_pipeline.building import build
+        from data_pipeline.building.build import build
 
         return build
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

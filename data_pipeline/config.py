@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from data_pipeline.sources import is_url
+from data_pipeline.shards.sources import is_url
 
 PACKINGS = (
     "full_sentences",

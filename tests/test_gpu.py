@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.conftest import TINY_JOB, tandem
-from trainer.control.run_folder import RunFolder
-from trainer.record import metrics
+from trainer.run_folder import metrics
+from trainer.run_folder.folder import RunFolder
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import TINY_JOB, tandem
 from tests.wandb_files import history
-from trainer.record import metrics
+from trainer.run_folder import metrics
 
 LEARNERS = ("teacher", "students/distilbert", "students/tinybert")
 

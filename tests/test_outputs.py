@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 import model
 import tandem
-from data_pipeline import machine_text
-from data_pipeline.tokenization import TOKENIZER_FILES
+from data_pipeline.text import system_prose as machine_text
+from data_pipeline.tokenization.tokenizer import TOKENIZER_FILES
 from model.hugging_face.folder import MODEL_FILES
 from tests.conftest import REPOSITORY
 

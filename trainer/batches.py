@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline import NO_LABEL, Batch
-from data_pipeline.torch_masking import TorchMasker
+from data_pipeline.masking.torch_masker import TorchMasker
 
 
 @dataclass(frozen=True)

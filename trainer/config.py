@@ -10,9 +10,9 @@ from configs.bounds import COUNT, INDEX, ROWS, require_bounds, require_choice
 from data_pipeline import DataConfig
 from model import EncoderConfig
 from trainer.learner_config import InitConfig, LearnerConfig, StartConfig, StopConfig
-from trainer.lifecycle.recovery import RecoveryConfig, require_order
 from trainer.measure.profiling import ProfileConfig
-from trainer.record import tracking
+from trainer.tracking import tracking
+from trainer.watch.rollback import RecoveryConfig, require_order
 
 
 @dataclass

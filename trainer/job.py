@@ -16,8 +16,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 
 import configs
 from data_pipeline import Batch, BatchStream, contents, open_corpora
-from data_pipeline.torch_masking import TorchMasker
-from trainer.batch_plan import global_batches
+from data_pipeline.masking.torch_masker import TorchMasker
 from trainer.checkpoint import (
     Checkpoint,
     CheckpointWriter,
@@ -26,27 +25,28 @@ from trainer.checkpoint import (
     newest_sound,
 )
 from trainer.config import JobConfig
-from trainer.control.beginning import accept
-from trainer.control.run_folder import RunFolder
-from trainer.control.surroundings import Surroundings
+from trainer.control.run_context import Surroundings
 from trainer.errors import TrainingError
 from trainer.evaluation.held_out import ValidationSet
 from trainer.evaluation.trained_heads import head_is_trained
-from trainer.fit import require_fit, require_same_tokenizers
-from trainer.learner import TEACHER, Learner, StepShape, student_key
+from trainer.job_data.batch_plan import global_batches
+from trainer.job_data.fit import require_fit, require_same_tokenizers
+from trainer.job_data.prefetch import Prefetched
+from trainer.job_data.staging import folder_on_node, stager_of_node
+from trainer.learners.admission import HOUR
+from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
+from trainer.learners.learners import Cohort
+from trainer.learners.state import JobState
 from trainer.lifecycle import unreached
-from trainer.lifecycle.admission import HOUR
-from trainer.lifecycle.cohort import Cohort
-from trainer.lifecycle.recovery import batch_number, checkpoint_to_go_on_from, done_with, way_out
-from trainer.measure.gauges import Gauges
-from trainer.prefetch import Prefetched
-from trainer.record import tracking
+from trainer.lifecycle.start import accept
+from trainer.record.gauges import Gauges
 from trainer.record.recorder import Recorder
-from trainer.staging import folder_on_node, stager_of_node
-from trainer.state import JobState
+from trainer.run_folder.folder import RunFolder
 from trainer.step import StepResult
+from trainer.tracking import tracking
 from trainer.watch.first_failure import on_rank_0
 from trainer.watch.replicas import verify
+from trainer.watch.rollback import batch_number, checkpoint_to_go_on_from, done_with, way_out
 
 _log = logging.getLogger(__name__)
 

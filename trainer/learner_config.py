@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from configs import bounds
 from configs.bounds import COUNT, INDEX, require_bounds, require_choice
 from model import EncoderConfig
-from trainer.lifecycle.guard import GuardConfig
-from trainer.lifecycle.stacking import StackingConfig
-from trainer.loss_scale import LossScaleConfig
 from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.progressive import ProgressiveConfig, Transfer
 from trainer.optimizers import OptimizerConfig
-from trainer.schedules import ScheduleConfig
+from trainer.optimizers.loss_scale import LossScaleConfig
+from trainer.schedules.learning_rate import ScheduleConfig
+from trainer.schedules.stacking import StackingConfig
+from trainer.watch.guard import GuardConfig
 
 ZERO_STAGES = (0, 1, 2, 3)
 FROZEN_STAGES = (0, 3)

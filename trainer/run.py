@@ -13,17 +13,17 @@ import torch._dynamo  # optimizers and DeepSpeed would, when first called: it co
 import torch.distributed as dist
 
 from trainer.checkpoint import Owner
-from trainer.conclusion import conclude
 from trainer.config import JobConfig
-from trainer.control.beginning import Beginning, begin
-from trainer.control.run_folder import RunFolder
-from trainer.control.surroundings import Surroundings
-from trainer.engine import join_process_group
+from trainer.control.run_context import Surroundings
 from trainer.job import Job
+from trainer.learners.engine import join_process_group
+from trainer.lifecycle.finalize import conclude
+from trainer.lifecycle.start import Beginning, begin
 from trainer.loop import Outcome, train
 from trainer.measure.startup import Startup
-from trainer.watch.company import Beat, let_rank_0_work
+from trainer.run_folder.folder import RunFolder
 from trainer.watch.first_failure import FAILED, explained, on_rank_0
+from trainer.watch.rank_zero import Beat, let_rank_0_work
 
 _log = logging.getLogger(__name__)
 Announce = Callable[[RunFolder, dict[str, Any]], None]

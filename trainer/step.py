@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline import Batch
-from data_pipeline.torch_masking import TorchMasker
+from data_pipeline.masking.torch_masker import TorchMasker
 from model import Capture
 from trainer.batches import (
     Counts,
@@ -21,7 +21,7 @@ from trainer.batches import (
     unreadable,
 )
 from trainer.control.wishes import NO_WISHES, Wishes
-from trainer.learner import Learner, MicroStep
+from trainer.learners.learner import Learner, MicroStep
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from model import QKV, Capture, Features
-from model.vocabulary_projection import Distribution
 from trainer.batches import ATTENDED, MASKED
+from trainer.losses.vocabulary_projection import Distribution
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from model import EncoderConfig, build, save_pretrained
 from tests.configs.run_jobs import run_jobs
 from tests.conftest import REPOSITORY
 from trainer.config import JobConfig
-from trainer.record import metrics
+from trainer.run_folder import metrics
 
 JOBS = sorted(path.stem for path in (REPOSITORY / "configs" / "job").glob("*.yaml"))
 AT_ONCE = "{step: 0, teacher_loss: null, teacher_accuracy_over_unigram: null}"

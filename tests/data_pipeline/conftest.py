@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline import Corpus, build
-from data_pipeline.tokenizer_training import train
+from data_pipeline.tokenization.training import train
 
 TEXT = """
 the a old young river house letter garden winter summer captain doctor village window morning

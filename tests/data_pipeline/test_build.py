@@ -17,9 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import Corpus, DataError, build, building, encoding, parallel_encoding
-from data_pipeline.documents import RawChunk
-from data_pipeline.encoding import EncodedChunk, digest
+from data_pipeline import Corpus, DataError, build
+from data_pipeline.building import build as building
+from data_pipeline.building import encoding, parallel_encoding
+from data_pipeline.building.encoding import EncodedChunk, digest
+from data_pipeline.text.documents import RawChunk
 from tests.data_pipeline.conftest import make_documents
 
 OPTIONS: dict = {"shard_mb": 0.02, "block_bytes": 4000, "val_fraction": 0.1}
@@ -51,7 +53,7 @@ def documents_of(corpus: Corpus) -> dict[str, list[tuple[int, ...]]]:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_pipeline.documents.CHUNK_BYTES", 5000)
+    monkeypatch.setattr("data_pipeline.text.documents.CHUNK_BYTES", 5000)
 
 
 def test_workers_change_no_byte(
@@ -161,7 +163,7 @@ def test_two_builds_in_one_folder_are_not_at_work_at_once(
 
 
 BUILD = """
-import sys, data_pipeline.building as b
+import sys, data_pipeline.building.build as b
 b.JOURNAL_SECONDS = 0.05
 options = dict(shard_mb=0.2, block_bytes=20000, val_fraction=0.1)
 if __name__ == "__main__":
@@ -311,7 +313,7 @@ def test_mistakes_are_one_line(tmp_path: Path, text_file: Path, tokenizer_dir: P
 def test_a_full_disk_is_one_line(text_file: Path, tokenizer_dir: Path) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("needs /dev/full")
-    from data_pipeline.writing import disk_errors
+    from data_pipeline.shards.writing import disk_errors
 
     def fill() -> None:
         with disk_errors(Path("/dev/full")), open("/dev/full", "wb", buffering=0) as file:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline import DataError, build, building, manifest
-from data_pipeline.checking import check
-from data_pipeline.claims import Claims
-from data_pipeline.encoding import EncodedChunk
-from data_pipeline.merging import merge
+from data_pipeline import DataError, build
+from data_pipeline.building import build as building
+from data_pipeline.building.checking import check
+from data_pipeline.building.claims import Claims
+from data_pipeline.building.encoding import EncodedChunk
+from data_pipeline.building.merging import merge
+from data_pipeline.shards import manifest
 from tests.damage import damages
 from tests.data_pipeline.conftest import make_documents
 
@@ -42,7 +44,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr("data_pipeline.documents.CHUNK_BYTES", 3000)
+    monkeypatch.setattr("data_pipeline.text.documents.CHUNK_BYTES", 3000)
     (tmp_path / "in.txt").write_text("\n\n".join(make_documents(40)))
     return str(tmp_path / "in.txt")
 

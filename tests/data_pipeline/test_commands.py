@@ -20,9 +20,9 @@ from rich.text import Text
 
 import configs
 from data_pipeline import BatchStream, Corpus, DataConfig
-from data_pipeline.building import Progress
-from data_pipeline.checking import check
-from data_pipeline.reporting import progress_bar, summary
+from data_pipeline.building.build import Progress
+from data_pipeline.building.checking import check
+from data_pipeline.building.reporting import progress_bar, summary
 from tandem import main
 from tests.data_pipeline.conftest import make_documents
 

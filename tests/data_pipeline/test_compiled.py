@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.compiled import compiled, interruptible
+from data_pipeline.text.compiled import compiled, interruptible
 from tests.data_pipeline.conftest import make_documents
 
 

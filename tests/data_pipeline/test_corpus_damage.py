@@ -12,9 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 import tandem
-from data_pipeline import BatchStream, Corpus, DataConfig, DataError, manifest
-from data_pipeline.checking import check
-from data_pipeline.packing import PackingRules
+from data_pipeline import BatchStream, Corpus, DataConfig, DataError
+from data_pipeline.building.checking import check
+from data_pipeline.packing.sequences import PackingRules
+from data_pipeline.shards import manifest
 from tests.damage import Damage, damages, harmed
 from tests.data_pipeline.conftest import make_documents
 
@@ -117,7 +118,7 @@ def test_large_boundaries_are_verified_as_they_are_read(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files that are too large to be read when a job starts: block by block."""
-    monkeypatch.setattr("data_pipeline.manifest.verify.__defaults__", (0,))
+    monkeypatch.setattr("data_pipeline.shards.manifest.verify.__defaults__", (0,))
     for name in ("sentences.u16", "documents.u32"):
         path = tiny / "train" / name
         for damage in damages(path.read_bytes()):

@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline import BadShard, BatchStream, Corpus, DataConfig, manifest
-from data_pipeline.checking import check
-from data_pipeline.dumping import show
-from data_pipeline.index import shard_name
-from data_pipeline.packing import PackingRules
-from data_pipeline.shards import RECORD, Block, decode_block, encode_block
+from data_pipeline import BadShard, BatchStream, Corpus, DataConfig
+from data_pipeline.building.checking import check
+from data_pipeline.packing.sequences import PackingRules
+from data_pipeline.reading.dumping import show
+from data_pipeline.shards import manifest
+from data_pipeline.shards.blocks import RECORD, Block, decode_block, encode_block
+from data_pipeline.shards.index import shard_name
 
 SHARD = 1
 

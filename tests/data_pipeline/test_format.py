@@ -10,10 +10,10 @@ import transformers
 import webdataset
 
 from data_pipeline import Corpus
-from data_pipeline.documents import read_documents
-from data_pipeline.index import shard_name
-from data_pipeline.shards import token_dtype
-from data_pipeline.writing import SplitWriter
+from data_pipeline.shards.blocks import token_dtype
+from data_pipeline.shards.index import shard_name
+from data_pipeline.shards.writing import SplitWriter
+from data_pipeline.text.documents import read_documents
 
 
 def tokens_by_webdataset(split) -> list[dict]:

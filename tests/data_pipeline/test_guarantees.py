@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline import BatchStream, Corpus, DataConfig, manifest
-from data_pipeline.corpus import origin_of
-from data_pipeline.index import BLOCK, INDEX_FILES, SHARD, write_index
-from data_pipeline.kept import kept
-from data_pipeline.order import EpochOrder, SequenceCounts
-from data_pipeline.slots import BatchSizes, Slots
+from data_pipeline import BatchStream, Corpus, DataConfig
+from data_pipeline.order.epoch import EpochOrder, SequenceCounts
+from data_pipeline.order.slots import BatchSizes, Slots
+from data_pipeline.reading.corpus import origin_of
+from data_pipeline.shards import manifest
+from data_pipeline.shards.index import BLOCK, INDEX_FILES, SHARD, write_index
+from data_pipeline.shards.kept import kept
 from tests.data_pipeline.conftest import make_documents
 
 BLOCKS = 4

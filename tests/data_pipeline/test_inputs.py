@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline import DataError, build
-from data_pipeline.documents import (
+from data_pipeline.text.documents import (
     Reading,
     find_files,
     line_of,
@@ -26,7 +26,7 @@ from data_pipeline.documents import (
     read_documents,
     slice_of,
 )
-from data_pipeline.tokenizer_training import train
+from data_pipeline.tokenization.training import train
 from tests.data_pipeline.conftest import make_documents
 
 DOCUMENTS = [*make_documents(25, 4), "Ünïcödé — “quotes”\nand a second line.", "日本語。"]
@@ -55,7 +55,7 @@ def write_all(folder: Path) -> list[Path]:
 
 def test_formats_and_compressions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (1 << 21, 300):
-        monkeypatch.setattr("data_pipeline.documents.CHUNK_BYTES", size)
+        monkeypatch.setattr("data_pipeline.text.documents.CHUNK_BYTES", size)
         for path in write_all(tmp_path):
             assert list(read_documents([str(path)])) == DOCUMENTS, path
 
@@ -184,8 +184,8 @@ def test_any_slicing_gives_the_same_documents(tmp_path_factory, texts, gaps, tas
     (folder / "b.jsonl").write_text("\n".join(json.dumps({"text": one}) for one in texts))
     (folder / "c.txt").write_text("\n##\n".join(texts))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_pipeline.documents.CHUNK_BYTES", size)
-        patch.setattr("data_pipeline.documents.LONGEST_BOUNDARY", 8)
+        patch.setattr("data_pipeline.text.documents.CHUNK_BYTES", size)
+        patch.setattr("data_pipeline.text.documents.LONGEST_BOUNDARY", 8)
         for name, reading in (
             ("a.txt", READING), ("b.jsonl", READING), ("c.txt", Reading(separator="##")),
             ("", READING),
@@ -207,7 +207,7 @@ def test_long_documents_and_lines_take_no_longer(tmp_path: Path, limited: None) 
     texts = ["word " * 200_000, "word\n" * 200_000]
     (tmp_path / "a.txt").write_text("\n\n".join([*texts, "end"]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_pipeline.documents.CHUNK_BYTES", 1 << 12)
+        patch.setattr("data_pipeline.text.documents.CHUNK_BYTES", 1 << 12)
         parts = [
             len(document)
             for task in range(3)

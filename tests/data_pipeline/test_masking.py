@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import MaskingConfig, word_masking
+from data_pipeline import MaskingConfig
 from data_pipeline.hashing import array_keys
-from data_pipeline.masking import Masked, Masker
-from data_pipeline.tokenization import Vocabulary
-from data_pipeline.torch_masking import TorchMasker
+from data_pipeline.masking import words as word_masking
+from data_pipeline.masking.masker import Masked, Masker
+from data_pipeline.masking.torch_masker import TorchMasker
+from data_pipeline.tokenization.tokenizer import Vocabulary
 
 VOCABULARY = Vocabulary(
     vocab_size=1000, pad=0, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4, 999), fingerprint=""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from data_pipeline import Corpus, DataError, build
-from data_pipeline.checking import check
-from data_pipeline.merging import documents, merge
+from data_pipeline.building.checking import check
+from data_pipeline.building.merging import documents, merge
 from tests.data_pipeline.conftest import make_documents
 
 OPTIONS: dict = {"shard_mb": 0.02, "block_bytes": 4000, "val_fraction": 0.15}
@@ -30,7 +30,7 @@ def texts(folder: Path) -> dict[str, list[tuple[tuple[int, ...], tuple[int, ...]
 @pytest.fixture
 def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Text, JSON lines and a compressed file, with duplicates within and across tasks."""
-    monkeypatch.setattr("data_pipeline.documents.CHUNK_BYTES", 3000)
+    monkeypatch.setattr("data_pipeline.text.documents.CHUNK_BYTES", 3000)
     first, second, third = make_documents(90), make_documents(60, 1), make_documents(30, 2)
     (tmp_path / "a.txt").write_text("\n\n \n\n".join(first + second[:9]))
     (tmp_path / "b.jsonl").write_text(
@@ -77,7 +77,7 @@ def test_a_merge_that_was_ended_goes_on(
     whole = build(inputs, str(tokenizer_dir), str(tmp_path / "whole"), **OPTIONS)
     for task in range(4):
         build(inputs, str(tokenizer_dir), str(out), task=(task, 4), **OPTIONS)
-    import data_pipeline.merging as merging
+    import data_pipeline.building.merging as merging
 
     def ended(*_: object) -> None:
         raise KeyboardInterrupt

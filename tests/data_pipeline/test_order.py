@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.hashing import array_keys, permutation, scalar_key, words
-from data_pipeline.order import EpochOrder, SequenceCounts
-from data_pipeline.slots import BatchSizes, Slots
+from data_pipeline.order.epoch import EpochOrder, SequenceCounts
+from data_pipeline.order.slots import BatchSizes, Slots
 
 shards = st.lists(
     st.lists(st.integers(0, 7), min_size=1, max_size=5), min_size=1, max_size=6
@@ -97,8 +97,8 @@ def test_epochs_and_seeds_differ() -> None:
 SEEK = """
 import re, sys, time
 import numpy as np
-from data_pipeline.order import EpochOrder, SequenceCounts
-from data_pipeline.slots import BatchSizes, Slots
+from data_pipeline.order.epoch import EpochOrder, SequenceCounts
+from data_pipeline.order.slots import BatchSizes, Slots
 shards, blocks = int(sys.argv[1]), int(sys.argv[2])
 per_block = np.full(shards * blocks, 1000, np.uint32)
 counts = SequenceCounts(

@@ -17,11 +17,11 @@ from data_pipeline import (
     SourceConfig,
     padding_share,
 )
+from data_pipeline.building.merging import documents
 from data_pipeline.config import PACKINGS
-from data_pipeline.merging import documents
-from data_pipeline.packing import PackingRules, count, single_spans
-from data_pipeline.padding import padding_shares
-from data_pipeline.shards import Block
+from data_pipeline.packing.sequences import PackingRules, count, single_spans
+from data_pipeline.reading.padding import padding_shares
+from data_pipeline.shards.blocks import Block
 from tests.data_pipeline.conftest import make_documents
 
 
@@ -218,7 +218,9 @@ def test_padding_share_reads_no_shard_and_not_every_block(
     for shard in split.folder.glob("*.tar"):
         shard.unlink()
     of_all = padding_share(split, rules)
-    monkeypatch.setattr("data_pipeline.padding.BLOCKS_LOOKED_AT", len(split.index.blocks) // 3)
+    monkeypatch.setattr(
+        "data_pipeline.reading.padding.BLOCKS_LOOKED_AT", len(split.index.blocks) // 3
+    )
     of_some = padding_share(split, rules)
     assert of_some != of_all
     assert of_some == pytest.approx(of_all, abs=0.03)

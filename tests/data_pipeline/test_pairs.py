@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from benchmarks.pair_cues import accuracy, lengths, original, ours, pools, repeat
-from data_pipeline import Corpus, build, pairs
-from data_pipeline.machine_text import gather, python_sources
-from data_pipeline.packing import PackingRules, pieces, short_key, units
-from data_pipeline.pairs import Pool, pair_spans
-from data_pipeline.sentences import sentence_ends
-from data_pipeline.shards import Block
+from data_pipeline import Corpus, build
+from data_pipeline.packing import pairs
+from data_pipeline.packing.pairs import Pool, pair_spans
+from data_pipeline.packing.sequences import PackingRules, pieces, short_key, units
+from data_pipeline.shards.blocks import Block
+from data_pipeline.text.sentences import sentence_ends
+from data_pipeline.text.system_prose import gather, python_sources
 from tests.data_pipeline.conftest import make_documents
 from tests.data_pipeline.test_packing import epoch_of
 

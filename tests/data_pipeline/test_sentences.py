@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.joined_text import JoinedText
-from data_pipeline.sentence_search import find_sentences
-from data_pipeline.sentences import MAX_CHARACTERS, sentence_ends
+from data_pipeline.text.joined_text import JoinedText
+from data_pipeline.text.sentence_search import find_sentences
+from data_pipeline.text.sentences import MAX_CHARACTERS, sentence_ends
 
 
 def split(text: str) -> list[str]:

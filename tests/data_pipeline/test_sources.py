@@ -20,11 +20,10 @@ from data_pipeline import (
     DataConfig,
     DataError,
     SourceConfig,
-    manifest,
     open_corpora,
-    sources,
 )
-from data_pipeline.mixing import rows_of_sources
+from data_pipeline.order.mixing import rows_of_sources
+from data_pipeline.shards import manifest, sources
 from tests.damage import damages
 
 STEPS = 40

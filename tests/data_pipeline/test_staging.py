@@ -24,10 +24,10 @@ from data_pipeline import (
     MaskingConfig,
     PhaseConfig,
     SourceConfig,
-    sources,
 )
-from data_pipeline.staged import CHECKSUM_BYTES, Staged
-from data_pipeline.staging import LOCK, PREFIX, Stager, remove_leftovers, stage_folder
+from data_pipeline.reading.staging import LOCK, PREFIX, Stager, remove_leftovers, stage_folder
+from data_pipeline.shards import sources
+from data_pipeline.shards.staged import CHECKSUM_BYTES, Staged
 
 ROWS, STEPS = 6, 60
 ROOM = 1 << 30

@@ -9,8 +9,8 @@ import pytest
 import sentencepiece
 
 from data_pipeline import DataError
-from data_pipeline.tokenization import load
-from data_pipeline.tokenizer_training import train
+from data_pipeline.tokenization.tokenizer import load
+from data_pipeline.tokenization.training import train
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline import Corpus, DataError, build
-from data_pipeline.encoding import encode_whole
-from data_pipeline.merging import documents
-from data_pipeline.sentences import sentence_ends
-from data_pipeline.tokenization import load
-from data_pipeline.tokenizer_training import train
-from data_pipeline.word_encoding import DocumentIds, WordEncoder
+from data_pipeline.building.encoding import encode_whole
+from data_pipeline.building.merging import documents
+from data_pipeline.text.sentences import sentence_ends
+from data_pipeline.tokenization.tokenizer import load
+from data_pipeline.tokenization.training import train
+from data_pipeline.tokenization.word_encoding import DocumentIds, WordEncoder
 from tests.data_pipeline.conftest import make_documents
 
 TEXTS = [
@@ -292,7 +292,7 @@ def test_words_short_and_long_documents_are_cut_alike(
     words = WordEncoder(tokenizer, vocabulary.sep)(texts)
     assert sum(one is not None for one in words) >= len(texts) - 8
     short = list(encode_whole(tokenizer, texts, ends))
-    monkeypatch.setattr("data_pipeline.encoding.LOOKUP_TOKENS", 0)
+    monkeypatch.setattr("data_pipeline.building.encoding.LOOKUP_TOKENS", 0)
     long = list(encode_whole(tokenizer, texts, ends))
     for text, by_words, by_lookups, by_offsets in zip(texts, words, short, long, strict=True):
         assert plain(by_lookups) == plain(by_offsets), text
@@ -322,7 +322,7 @@ def test_words_make_the_text(
 def test_a_full_table_forgets_the_rarer_words(
     tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_pipeline.word_encoding.TABLE_WORDS", 10)
+    monkeypatch.setattr("data_pipeline.tokenization.word_encoding.TABLE_WORDS", 10)
     tokenizer, vocabulary = load(tokenizer_dir)
     encoder = WordEncoder(tokenizer, vocabulary.sep)
     for text in TEXTS[:5]:

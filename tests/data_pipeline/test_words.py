@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import models, normalizers, pre_tokenizers
 
-from data_pipeline.joined_text import PADDING, JoinedText, edges
-from data_pipeline.unigram import ordinary_words_of
-from data_pipeline.word_table import WordTable
+from data_pipeline.text.joined_text import PADDING, JoinedText, edges
+from data_pipeline.tokenization.unigram import ordinary_words_of
+from data_pipeline.tokenization.word_table import WordTable
 
 
 def joined(words: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
@@ -42,7 +42,7 @@ def test_words_have_the_same_number_exactly_when_they_are_equal(
     calls: list[list[bytes]], kept: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_pipeline.word_table.FIRST_SLOTS", 4)  # it grows, and slots collide
+        patch.setattr("data_pipeline.tokenization.word_table.FIRST_SLOTS", 4)  # grows
         table = WordTable()
     seen: list[bytes] = []
     for words in calls:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.conftest import REPOSITORY, TINY_JOB, command_environment
-from trainer.record import metrics
+from trainer.run_folder import metrics
 
 STOPPED = 75
 LAUNCH = "import sys; from cluster.local import launch; sys.exit(launch(sys.argv[1:], 2))"

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 import tandem
-from trainer import conclusion, loop
+from trainer import loop
 from trainer.errors import TrainingError
+from trainer.lifecycle import finalize as conclusion
 
 STEP = 3
 

@@ -17,9 +17,9 @@ import tandem as command_line
 from tests.conftest import tandem
 from tests.faults.jobs import STOPPED, arguments, reach, start
 from trainer.checkpoint import Checkpoint, published
-from trainer.control import forking
-from trainer.control.run_folder import RunFolder
-from trainer.record import metrics
+from trainer.lifecycle import forking
+from trainer.run_folder import metrics
+from trainer.run_folder.folder import RunFolder
 
 NEVER = (
     *("steps=1000000", "checkpoint.every=1000000", "evaluation.every=1000000", "log.every=5"),

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import configs
 import model
 from model.accounting import describe, flops_per_token
-from model.vocabulary_loss import chunked_cross_entropy
+from trainer.losses.vocabulary import chunked_cross_entropy
 
 torch.set_num_threads(1)
 

@@ -6,20 +6,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import model
-from model import vocabulary_projection
-from model.row_losses import (
+from trainer.losses import vocabulary_projection
+from trainer.losses.rows import (
     cross_entropy_rows,
     kl_divergence_rows,
     soft_cross_entropy_rows,
 )
-from model.vocabulary_loss import (
+from trainer.losses.vocabulary import (
     chunked_blended_cross_entropy,
     chunked_cross_entropy,
     chunked_kl_divergence,
     chunked_soft_cross_entropy,
     project_and_sum,
 )
-from model.vocabulary_projection import Distribution, Projection
+from trainer.losses.vocabulary_projection import Distribution, Projection
 
 torch.set_num_threads(1)
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import model
-from model.vocabulary_loss import chunked_cross_entropy, chunked_kl_divergence
 from tests.distributed import run_distributed
 from tests.model.test_mechanics import built, ids, loss_of
+from trainer.losses.vocabulary import chunked_cross_entropy, chunked_kl_divergence
 
 
 class Root(nn.Module):

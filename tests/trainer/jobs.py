@@ -12,20 +12,20 @@ import torch.distributed as dist
 import configs
 from tests.conftest import TINY_JOB
 from trainer.checkpoint import Owner
-from trainer.conclusion import conclude
 from trainer.config import JobConfig
-from trainer.control.beginning import begin
-from trainer.control.run_folder import RunFolder
-from trainer.control.surroundings import Surroundings
+from trainer.control.run_context import Surroundings
 from trainer.evaluation import final_scores as evaluation
 from trainer.job import Job
 from trainer.learner_config import LearnerConfig
+from trainer.lifecycle.finalize import conclude
+from trainer.lifecycle.start import begin
 from trainer.loop import Outcome, train
 from trainer.measure.startup import Startup
-from trainer.record import metrics
-from trainer.watch.company import let_rank_0_work
+from trainer.run_folder import metrics
+from trainer.run_folder.folder import RunFolder
 from trainer.watch.first_failure import on_rank_0
 from trainer.watch.hang_watch import HangWatch
+from trainer.watch.rank_zero import let_rank_0_work
 
 
 def tiny_job(corpus: Path, runs: Path, *overrides: str) -> JobConfig:

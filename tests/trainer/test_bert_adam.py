@@ -15,8 +15,8 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import Counts, count, to_device
 from trainer.checkpoint import full_state_dict
-from trainer.learner import TEACHER, Learner, StepShape, always_captured, build_module
 from trainer.learner_config import LearnerConfig
+from trainer.learners.learner import TEACHER, Learner, StepShape, always_captured, build_module
 from trainer.optimizers import OptimizerConfig
 from trainer.step import train_step
 

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 import tandem
 from tests.conftest import TINY_JOB
-from trainer import conclusion
-from trainer.control.run_folder import RunFolder
 from trainer.evaluation import final_scores
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.finished import SavedLearners
-from trainer.record import metrics
+from trainer.lifecycle import finalize as conclusion
+from trainer.run_folder import metrics
+from trainer.run_folder.folder import RunFolder
 
 LEARNERS = ("teacher", "students/distilbert", "students/tinybert")
 

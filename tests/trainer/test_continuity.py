@@ -16,10 +16,10 @@ from trainer.checkpoint import Owner
 from trainer.checkpoint.manifest import Manifest
 from trainer.checkpoint.storage import write_json
 from trainer.config import JobConfig
-from trainer.control.beginning import accept, begin
-from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
 from trainer.lifecycle import continuity
+from trainer.lifecycle.start import accept, begin
+from trainer.run_folder.folder import RunFolder
 
 accepted_changes = partial(continuity.accepted_changes, read={}, there={})
 

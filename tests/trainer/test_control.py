@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from trainer.checkpoint import Attempt, StaleAttempt
-from trainer.control import pulse, requests
+from trainer.control import heartbeat as pulse
+from trainer.control import requests
 from trainer.control.requests import CHECKPOINT, RequestBox, answer_to, ask
 from trainer.watch.first_failure import FirstFailure
 

@@ -19,10 +19,17 @@ import torch.distributed as dist
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import Counts, count, to_micro_batches
-from trainer.learner import AUTOCAST, TEACHER, Learner, StepShape, build_module, student_key
-from trainer.loss_scale import LossScaleConfig
+from trainer.learners.learner import (
+    AUTOCAST,
+    TEACHER,
+    Learner,
+    StepShape,
+    build_module,
+    student_key,
+)
 from trainer.optimizers import OptimizerConfig, build_optimizer
-from trainer.schedules import factor
+from trainer.optimizers.loss_scale import LossScaleConfig
+from trainer.schedules.learning_rate import factor
 from trainer.step import train_step
 from trainer.teacher_outputs import OutputProjection, detach, union
 

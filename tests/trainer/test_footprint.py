@@ -14,10 +14,10 @@ from data_pipeline import Batch, DataConfig
 from model import EncoderConfig, describe
 from tests.distributed import run_distributed
 from trainer.config import BatchConfig, JobConfig
-from trainer.learner import TEACHER, Learner, StepShape, student_key
+from trainer.footprint.demands import demands
+from trainer.footprint.footprint import LiveBytes
 from trainer.learner_config import LearnerConfig
-from trainer.measure.demands import demands
-from trainer.measure.footprint import LiveBytes
+from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import Cosine, Hidden, MaskedLanguageModelling, SoftTargets
 from trainer.step import train_step

@@ -13,9 +13,9 @@ from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from trainer.checkpoint import published
 from trainer.checkpoint.folder import read_trainer_file
-from trainer.control.run_folder import RunFolder
 from trainer.learner_config import InitConfig, LearnerConfig
-from trainer.measure.gauges import Gauges
+from trainer.record.gauges import Gauges
+from trainer.run_folder.folder import RunFolder
 
 FROZEN = ["teacher.objective=null", "teacher.optimizer=null", "teacher.schedule=null",
           "teacher.frozen=true", "teacher.zero_stage=0"]  # fmt: skip

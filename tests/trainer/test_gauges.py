@@ -17,19 +17,19 @@ from data_pipeline import DataConfig
 from model import describe
 from tests.distributed import run_distributed
 from tests.trainer import tiny
-from trainer import learner
 from trainer.config import JobConfig, LogConfig
-from trainer.control.run_folder import RunFolder
 from trainer.control.wishes import NO_WISHES
 from trainer.errors import TrainingError
-from trainer.measure import utilisation
-from trainer.measure.gauges import Gauges
+from trainer.learners import learner
+from trainer.learners.memory_errors import named_for
+from trainer.learners.state import JobState
 from trainer.measure.profiling import ProfileConfig
 from trainer.measure.timing import PARTS, watch_collectives
+from trainer.record import utilisation
+from trainer.record.gauges import Gauges
 from trainer.record.recorder import Recorder
-from trainer.state import JobState
+from trainer.run_folder.folder import RunFolder
 from trainer.step import StepResult, train_step
-from trainer.watch.memory_errors import named_for
 from trainer.watch.slow_ranks import SlowRanks, slow_among
 
 

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, run, tiny_job, with_students
 from trainer.checkpoint import Checkpoint, CheckpointError, published, writer
-from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
-from trainer.learner import Learner
 from trainer.learner_config import StopConfig
-from trainer.lifecycle.guard import GRADIENT, LOSS, SPIKE, Guard, GuardConfig
-from trainer.schedules import ScheduleConfig
+from trainer.learners.learner import Learner
+from trainer.run_folder.folder import RunFolder
+from trainer.schedules.learning_rate import ScheduleConfig
+from trainer.watch.guard import GRADIENT, LOSS, SPIKE, Guard, GuardConfig
 
 WAVES = GuardConfig(sigmas=3.0, window=4, tolerate=2)
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_device
-from trainer.learner import TEACHER, Learner, StepShape, student_key
-from trainer.record.metrics import encode
+from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
+from trainer.run_folder.metrics import encode
 from trainer.step import train_step
 
 ROWS, STEPS = 6, 2  # rows divide by 1, 2 and 3 ranks

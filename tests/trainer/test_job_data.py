@@ -11,10 +11,10 @@ import pytest
 
 import configs
 from data_pipeline import BatchStream, build
-from data_pipeline.staged import Staged
+from data_pipeline.shards.staged import Staged
 from tests.distributed import run_distributed
 from tests.trainer import jobs
-from trainer.batch_plan import global_batches, usual_rows
+from trainer.job_data.batch_plan import global_batches, usual_rows
 
 GROWING = (
     "batch.size=4",

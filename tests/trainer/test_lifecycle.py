@@ -13,17 +13,17 @@ from model import from_pretrained, select_layers
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job, with_students
 from trainer.checkpoint import Checkpoint, full_state_dict, published
-from trainer.control.forking import fork
-from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
 from trainer.learner_config import InitConfig, StartConfig, StopConfig
-from trainer.lifecycle.admission import is_over, schedule_steps
-from trainer.lifecycle.cohort import Cohort
-from trainer.lifecycle.first_weights import model_state
-from trainer.lifecycle.guard import GuardConfig
-from trainer.record import metrics
-from trainer.schedules import ScheduleConfig
-from trainer.state import JobState, LearnerState
+from trainer.learners.admission import is_over, schedule_steps
+from trainer.learners.first_weights import model_state
+from trainer.learners.learners import Cohort
+from trainer.learners.state import JobState, LearnerState
+from trainer.lifecycle.forking import fork
+from trainer.run_folder import metrics
+from trainer.run_folder.folder import RunFolder
+from trainer.schedules.learning_rate import ScheduleConfig
+from trainer.watch.guard import GuardConfig
 
 EVERYONE = ("teacher", "students/tinybert", "students/late")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainer.learner_config import LearnerConfig
-from trainer.loss_scale import LARGEST, LossScale, LossScaleConfig
-from trainer.state import JobState, LearnerState
+from trainer.learners.state import JobState, LearnerState
+from trainer.optimizers.loss_scale import LARGEST, LossScale, LossScaleConfig
 
 
 def test_it_doubles_after_so_many_good_steps_and_halves_at_once():

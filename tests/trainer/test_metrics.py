@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.errors import TrainingError
-from trainer.record import metrics, metrics_log
-from trainer.record.metrics_log import MetricsLog, Resumed, resume
+from trainer.run_folder import metrics, metrics_log
+from trainer.run_folder.metrics_log import MetricsLog, Resumed, resume
 
 
 def log(path, *rows):
@@ -51,7 +51,7 @@ def test_lines_are_strict_json_even_with_nan_and_infinity():
 def test_a_row_is_in_the_file_when_append_returns(tmp_path):
     path = tmp_path / "deep" / "metrics.jsonl"
     program = (
-        "import os, sys, pathlib; from trainer.record.metrics_log import MetricsLog\n"
+        "import os, sys, pathlib; from trainer.run_folder.metrics_log import MetricsLog\n"
         "MetricsLog(pathlib.Path(sys.argv[1])).append({'step': 7}); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", program, path], check=False).returncode == -9

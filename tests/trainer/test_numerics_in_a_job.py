@@ -8,7 +8,7 @@ import configs
 from configs import ConfigError
 from tests.conftest import TINY_JOB, tandem
 from trainer.config import JobConfig
-from trainer.record import metrics
+from trainer.run_folder import metrics
 
 SETTINGS = [
     "steps=1000000",

@@ -14,9 +14,10 @@ from model import QKV, Capture, build
 from tests.trainer.tiny import LENGTH, encoder, random_batch
 from trainer.batches import Counts, count, to_device
 from trainer.config import JobConfig
-from trainer.learner import build_module
 from trainer.learner_config import LearnerConfig
-from trainer.objectives import LossInputs, Objective, ObjectiveConfig, relations
+from trainer.learners.learner import build_module
+from trainer.losses import relations
+from trainer.objectives import LossInputs, Objective, ObjectiveConfig
 from trainer.objectives.layer_maps import at_depth, map_layers
 from trainer.objectives.step_schedule import StepSchedule
 from trainer.objectives.terms import (

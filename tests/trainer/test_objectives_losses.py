@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from trainer.objectives import losses, relations
+from trainer.losses import relations
+from trainer.losses import states as losses
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])  # B = 2, L = 3
 ALL = torch.ones(2, 3, dtype=torch.bool)

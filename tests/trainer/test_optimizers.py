@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.engine import clip_gradients
+from trainer.learners.engine import clip_gradients
 from trainer.optimizers import GatedOptimizer, Lamb, OptimizerConfig, build_optimizer
 from trainer.optimizers.groups import parameter_groups
 

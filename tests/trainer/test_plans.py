@@ -7,10 +7,10 @@ import math
 import pytest
 
 from trainer.learner_config import StartConfig, StopConfig
-from trainer.lifecycle.admission import is_due, is_over, time_used
-from trainer.schedules import ScheduleConfig, factor
+from trainer.learners.admission import is_due, is_over, time_used
+from trainer.learners.state import HeldOut, JobState, LearnerState
+from trainer.schedules.learning_rate import ScheduleConfig, factor
 from trainer.seeds import derive
-from trainer.state import HeldOut, JobState, LearnerState
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
 from trainer.checkpoint.layout import torch_optimizer
-from trainer.learner import TEACHER, Learner, StepShape, student_key
 from trainer.learner_config import InitConfig, LearnerConfig
-from trainer.lifecycle.first_weights import from_embeddings, model_state
+from trainer.learners.first_weights import from_embeddings, model_state
+from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
+from trainer.learners.state import LearnerState
 from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.progressive import ProgressiveConfig, Transfer
 from trainer.objectives.terms import (
@@ -30,8 +31,7 @@ from trainer.objectives.terms import (
     NextSentence,
 )
 from trainer.optimizers import OptimizerConfig
-from trainer.schedules import ScheduleConfig
-from trainer.state import LearnerState
+from trainer.schedules.learning_rate import ScheduleConfig
 from trainer.step import train_step
 
 LAYERS, STEPS_PER_LAYER, STEPS = 2, 5, 14

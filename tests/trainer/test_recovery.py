@@ -13,10 +13,10 @@ from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, run, tiny_job
 from trainer.checkpoint import Checkpoint, CheckpointError, published
 from trainer.config import JobConfig
-from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
 from trainer.learner_config import InitConfig
-from trainer.lifecycle.recovery import RecoveryConfig, batch_number, proposal
+from trainer.run_folder.folder import RunFolder
+from trainer.watch.rollback import RecoveryConfig, batch_number, proposal
 
 FIRST, SECOND = RecoveryConfig(2, [3, 5]), RecoveryConfig(6, [9, 10])
 

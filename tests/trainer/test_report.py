@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.record.metrics_log import MetricsLog
 from trainer.report import student_table, write_report
 from trainer.report.chart import Series, curve
 from trainer.report.labels import around, beside, heights, rows_of_names
 from trainer.report.page import render
 from trainer.report.refreshing import LiveReport
-from trainer.report.run_files import RunFiles
 from trainer.report.scale import MOST_POINTS, log_ticks, nice_ticks, padded, thin
 from trainer.report.words import count, short
+from trainer.run_folder.metrics_log import MetricsLog
+from trainer.run_folder.run_files import RunFiles
 
 VOID = {"meta", "input", "line", "path", "br"}
 

@@ -10,10 +10,10 @@ import pytest
 from tests.distributed import run_distributed
 from tests.trainer.jobs import run, tiny_job
 from trainer.checkpoint import Checkpoint, published
-from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
-from trainer.lifecycle.recovery import RecoveryConfig, way_out
-from trainer.record import metrics
+from trainer.run_folder import metrics
+from trainer.run_folder.folder import RunFolder
+from trainer.watch.rollback import RecoveryConfig, way_out
 
 JOB = (
     *("name=ruined", "students=null", "steps=14", "checkpoint.every=2", "checkpoint.keep=2"),

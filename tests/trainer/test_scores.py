@@ -12,7 +12,7 @@ from data_pipeline import NO_LABEL
 from model import build
 from tests.trainer import tiny
 from trainer.batches import to_device
-from trainer.evaluation import scores
+from trainer.scoring import scores
 from trainer.teacher_outputs import OutputProjection
 
 

@@ -13,10 +13,10 @@ from model import EncoderConfig, from_pretrained
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from trainer.checkpoint import Checkpoint, full_state_dict
-from trainer.control.run_folder import RunFolder
 from trainer.learner_config import LearnerConfig
-from trainer.lifecycle.cohort import Cohort
-from trainer.lifecycle.stacking import StackingConfig, layers_of_the_moment
+from trainer.learners.learners import Cohort
+from trainer.run_folder.folder import RunFolder
+from trainer.schedules.stacking import StackingConfig, layers_of_the_moment
 
 GROWTH = "teacher.stacking.steps=[2,5]"
 

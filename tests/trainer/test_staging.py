@@ -12,9 +12,9 @@ import torch.distributed as dist
 import configs
 from data_pipeline import BatchStream, DataError
 from tests.conftest import TINY_JOB
-from trainer.batch_plan import global_batches
 from trainer.config import JobConfig
-from trainer.staging import folder_on_node, shares_of, stager_of_node
+from trainer.job_data.batch_plan import global_batches
+from trainer.job_data.staging import folder_on_node, shares_of, stager_of_node
 
 
 @pytest.mark.parametrize(

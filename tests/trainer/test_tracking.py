@@ -13,10 +13,10 @@ import pytest
 
 from tests.wandb_files import history, offline_folder, records
 from tests.wandb_server import WandbServer
-from trainer.record import tracking
-from trainer.record.metrics_log import MetricsLog, resume
-from trainer.record.tracking import current_id
-from trainer.record.wandb_follower import Alerts, agrees, by_step
+from trainer.run_folder.metrics_log import MetricsLog, resume
+from trainer.tracking import tracking
+from trainer.tracking.tracking import current_id
+from trainer.tracking.wandb_follower import Alerts, agrees, by_step
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -131,7 +131,7 @@ def test_a_resumed_run_has_each_step_once_and_none_of_the_abandoned_ones(run):
 TRAINER = """
 import os, pathlib, signal, sys
 from trainer.record import tracking
-from trainer.record.metrics_log import MetricsLog
+from trainer.run_folder.metrics_log import MetricsLog
 run = pathlib.Path(sys.argv[1])
 tracking.start(run, mode="offline", project="tandem", run_id="abcd1234")
 with MetricsLog(run / "metrics.jsonl") as log:

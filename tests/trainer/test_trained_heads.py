@@ -7,6 +7,7 @@ import pytest
 from tests.trainer import tiny
 from trainer.evaluation.trained_heads import head_is_trained, shown
 from trainer.learner_config import InitConfig, LearnerConfig
+from trainer.learners.state import HeldOut
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.progressive import ProgressiveConfig
 from trainer.objectives.terms import (
@@ -18,7 +19,6 @@ from trainer.objectives.terms import (
     NextSentence,
     SoftTargets,
 )
-from trainer.state import HeldOut
 
 STATES = ObjectiveConfig(hidden=Hidden(), attention=Attention())
 MLM = MaskedLanguageModelling()

@@ -14,7 +14,7 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from tests.trainer.jobs import tiny_job
 from trainer.batches import to_device
-from trainer.learner import TEACHER, Learner, StepShape, build_module
+from trainer.learners.learner import TEACHER, Learner, StepShape, build_module
 from trainer.objectives.terms import FromStudent
 from trainer.step import train_step
 

@@ -15,7 +15,7 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import Counts, count, to_device
 from trainer.config import JobConfig
-from trainer.learner import TEACHER, Learner, StepShape, build_module, student_key
+from trainer.learners.learner import TEACHER, Learner, StepShape, build_module, student_key
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import MaskedLanguageModelling, SoftTargets
 from trainer.step import train_step

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from data_pipeline import Batch
 from model import EncoderConfig
-from trainer.learner import TEACHER, Learner, StepShape, student_key
 from trainer.learner_config import LearnerConfig
+from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import (
     Attention,

@@ -1,1 +1,1 @@
-"""A run and those who want something of it: other processes, signals, people."""
+"""What people and other processes ask of a run, and how it answers."""

@@ -6,8 +6,8 @@ import time
 
 from trainer.checkpoint import live_owner
 from trainer.control.requests import STOP, answer_to, ask
-from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
+from trainer.run_folder.folder import RunFolder
 
 POLL_SECONDS = 0.2
 

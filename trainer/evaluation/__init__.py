@@ -1,1 +1,1 @@
-"""Held-out scores of learners, while a job trains and once it has."""
+"""Scores on held-out text, of a run in progress and of a finished one."""

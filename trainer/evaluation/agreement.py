@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from model import MaskedLanguageModel
-from model.vocabulary_loss import chunked_kl_divergence
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.evaluation.held_out import ValidationSet
-from trainer.evaluation.scores import predictions
+from trainer.losses.vocabulary import chunked_kl_divergence
+from trainer.scoring.scores import predictions
 from trainer.teacher_outputs import OutputProjection
 
 

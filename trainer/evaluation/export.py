@@ -11,11 +11,11 @@ from typing import Any
 from data_pipeline import Vocabulary, open_corpora
 from model import Training, model_card, save_pretrained, write_config
 from trainer.config import JobConfig
-from trainer.control.run_folder import RunFolder
 from trainer.evaluation.finished import SavedLearners
-from trainer.learner import TEACHER
-from trainer.record import metrics
-from trainer.report.run_files import read_evaluation
+from trainer.learners.learner import TEACHER
+from trainer.run_folder import metrics
+from trainer.run_folder.folder import RunFolder
+from trainer.run_folder.run_files import read_evaluation
 
 _log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from trainer.batches import MicroBatch, to_device
 from trainer.evaluation.agreement import agreement
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import Scores, ValidationSet
-from trainer.evaluation.scores import capture_for, score
 from trainer.evaluation.trained_heads import shown
-from trainer.learner import TEACHER
+from trainer.learners.learner import TEACHER
 from trainer.measure.machine import describe as describe_machine
+from trainer.scoring.scores import capture_for, score
 from trainer.teacher_outputs import OutputProjection
-from trainer.watch.company import Beat
+from trainer.watch.rank_zero import Beat
 
 SPEED_SECONDS = 1.0  # how long each speed of each learner is measured, at least
 

@@ -10,14 +10,14 @@ from torch import Tensor
 from model import MaskedLanguageModel, build
 from trainer.checkpoint import Checkpoint, newest_intact
 from trainer.config import JobConfig
-from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
 from trainer.evaluation.trained_heads import head_is_trained
-from trainer.learner import TEACHER, student_key
 from trainer.learner_config import LearnerConfig
-from trainer.lifecycle.first_weights import model_state
-from trainer.lifecycle.stacking import StackingConfig
-from trainer.state import JobState
+from trainer.learners.first_weights import model_state
+from trainer.learners.learner import TEACHER, student_key
+from trainer.learners.state import JobState
+from trainer.run_folder.folder import RunFolder
+from trainer.schedules.stacking import StackingConfig
 
 _log = logging.getLogger(__name__)
 

@@ -26,16 +26,16 @@ from data_pipeline import (
 )
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
-from trainer.evaluation.scores import SUMS
-from trainer.state import HeldOut
-from trainer.watch.company import Beat
+from trainer.learners.state import HeldOut
+from trainer.scoring.scores import SUMS
+from trainer.watch.rank_zero import Beat
 
 # The masks of held-out text do not depend on the job's seed, so that jobs can be compared.
 SEED = 0
 # Rows that are read at once, on all ranks together.
 ROWS = 64
 
-Scorer = Callable[[MicroBatch], Tensor]  # -> the sums of `trainer.evaluation.scores.score`
+Scorer = Callable[[MicroBatch], Tensor]  # -> the sums of `trainer.scoring.scores.score`
 
 
 @dataclass(frozen=True)

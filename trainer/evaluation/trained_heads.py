@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from trainer.learner_config import LearnerConfig
+from trainer.learners.state import HeldOut
 from trainer.objectives.progressive import Transfer
 from trainer.objectives.step_schedule import StepSchedule
 from trainer.objectives.terms.vocabulary import VocabularyTermConfig
-from trainer.state import HeldOut
 
 
 def head_is_trained(config: LearnerConfig, own_steps: int) -> bool:

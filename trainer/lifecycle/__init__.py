@@ -1,1 +1,1 @@
-"""How learners come and go in a job, and when a step or a config is not taken."""
+"""How a run starts, resumes, forks and ends."""

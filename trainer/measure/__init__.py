@@ -1,1 +1,1 @@
-"""What a job takes: time, bytes, FLOPs; counted ahead, or measured as it runs."""
+"""Instruments: time, bytes, the trace of a profiler."""

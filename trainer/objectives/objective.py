@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from model import Capture, EncoderConfig
-from model.vocabulary_loss import project_and_sum
 from trainer.batches import Counts
+from trainer.losses.vocabulary import project_and_sum
 from trainer.objectives.progressive import Transfer
 from trainer.objectives.term import (
     LayerTerm,

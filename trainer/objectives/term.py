@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from configs.bounds import WEIGHT, require_bounds
 from model import Capture, EncoderConfig, Features
-from model.row_losses import RowLoss
-from model.vocabulary_loss import project_and_sum
 from trainer.batches import ATTENDED, MASKED, MicroBatch
+from trainer.losses.rows import RowLoss
+from trainer.losses.vocabulary import project_and_sum
 from trainer.objectives.layer_maps import Layers, at_depth, map_layers
 from trainer.objectives.progressive import Transfer
 from trainer.objectives.step_schedule import Setting, StepSchedule
@@ -117,7 +117,7 @@ class VocabularyTerm(Term):
 
     @abstractmethod
     def row_loss(self, inputs: LossInputs) -> RowLoss:
-        """The loss of single positions, for `model.vocabulary_loss.project_and_sum`."""
+        """The loss of single positions, for `trainer.losses.vocabulary.project_and_sum`."""
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """See `Term.forward`."""

@@ -1,1 +1,1 @@
-"""What a run says of itself: its metrics, the display, Weights & Biases."""
+"""What a run tells people while it goes: metrics, the display, the report."""

@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainer.record.metrics import split_held_out
+from trainer.run_folder.metrics import split_held_out
 
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 10.0

@@ -12,19 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from trainer.config import JobConfig
-from trainer.control.run_folder import RunFolder
 from trainer.evaluation.held_out import Scores
 from trainer.evaluation.trained_heads import shown
-from trainer.learner import Learner
-from trainer.measure.gauges import Gauges
-from trainer.measure.models_table import models_table
-from trainer.record import metrics, tracking
+from trainer.footprint.models_table import models_table
+from trainer.learners.learner import Learner
+from trainer.learners.state import JobState
 from trainer.record.display import Display
-from trainer.record.metrics_log import MetricsLog, resume
+from trainer.record.gauges import Gauges
 from trainer.report import write_report
 from trainer.report.refreshing import LiveReport
-from trainer.state import JobState
+from trainer.run_folder import metrics
+from trainer.run_folder.folder import RunFolder
+from trainer.run_folder.metrics_log import MetricsLog, resume
 from trainer.step import StepResult
+from trainer.tracking import tracking
 
 _log = logging.getLogger(__name__)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 
 from trainer.checkpoint import live_owner, newest_intact, published
-from trainer.control.run_folder import RunFolder
 from trainer.errors import TrainingError
-from trainer.measure.models_table import models_table
-from trainer.record import metrics, tracking
-from trainer.report.run_files import read_evaluation
+from trainer.footprint.models_table import models_table
+from trainer.run_folder import metrics
+from trainer.run_folder.folder import RunFolder
+from trainer.run_folder.run_files import read_evaluation
+from trainer.tracking import tracking
 
 _log = logging.getLogger(__name__)
 

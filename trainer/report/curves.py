@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from trainer.report.chart import Axis, Formatter, Level, LineChart, Mark, Series, line_chart
-from trainer.report.run_files import RunFiles
 from trainer.report.scale import Floats
 from trainer.report.words import percent, plain_name, short
+from trainer.run_folder.run_files import RunFiles
 
 NOT_TERMS = ("loss", "lr", "grad_norm", "skipped_steps", "overflows", "loss_scale")
 PARTS = ("forward", "backward", "step", "communication")

@@ -11,8 +11,8 @@ from typing import Any
 from trainer.record.display import duration, seconds_left
 from trainer.report.curves import curves_section
 from trainer.report.results import results_section
-from trainer.report.run_files import RunFiles
 from trainer.report.words import count, short
+from trainer.run_folder.run_files import RunFiles
 
 HERE = Path(__file__).parent
 REFRESH_SECONDS = 60

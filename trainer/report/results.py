@@ -6,8 +6,8 @@ from html import escape
 from typing import Any
 
 from trainer.report.chart import Level, Point, scatter
-from trainer.report.run_files import RunFiles
 from trainer.report.words import nats, percent, plain_name, short
+from trainer.run_folder.run_files import RunFiles
 
 HEADINGS = ("parameters", "loss", "accuracy", "kept", "agrees", "tokens/s", "ms/seq", "joined at")
 LEGEND = (

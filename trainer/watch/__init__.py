@@ -1,1 +1,1 @@
-"""What goes wrong in a run is noticed, named and ended."""
+"""What can go wrong in a run, and what is then done."""

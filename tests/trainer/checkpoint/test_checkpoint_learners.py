@@ -16,10 +16,10 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from tests.trainer.checkpoint.learners import digest
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
-from trainer.learner import TEACHER, Learner, StepShape, student_key
-from trainer.loss_scale import LossScaleConfig
+from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
+from trainer.learners.state import LearnerState
 from trainer.optimizers import OptimizerConfig
-from trainer.state import LearnerState
+from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.step import train_step
 
 ROWS, SAVED_AT, END = 12, 4, 9

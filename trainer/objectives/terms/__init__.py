@@ -1,6 +1,6 @@
 """The terms there are: for each a config, its section in YAML, and the Term that it builds.
 
-To add one: a loss (in `trainer.objectives.losses`, `relations` or `model.vocabulary_loss`), a
+To add one: a loss (in `trainer.losses.states`, `relations` or `trainer.losses.vocabulary`), a
 config and its Term in a module here, and a field in `ObjectiveConfig`, whose name is the term's
 name in YAML and in the metrics.
 """

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from model import QKV, EncoderConfig
-from trainer.objectives.layer_maps import Layers
-from trainer.objectives.relations import (
+from trainer.losses.relations import (
     Matrix,
     attention_cross_entropy,
     attention_mse,
     relation_kl,
 )
+from trainer.objectives.layer_maps import Layers
 from trainer.objectives.term import (
     ATTENDED,
     LayerPair,

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from model import Capture, EncoderConfig
-from trainer.objectives.losses import pair_cross_entropy
+from trainer.losses.states import pair_cross_entropy
 from trainer.objectives.term import LossInputs, Term, TermConfig
 
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from configs.bounds import require_choice
 from model import Capture, EncoderConfig
-from trainer.objectives.layer_maps import Layers
-from trainer.objectives.losses import (
+from trainer.losses.states import (
     cosine_distance,
     feature_map_mse,
     hidden_mse,
@@ -19,6 +18,7 @@ from trainer.objectives.losses import (
     patient_mse,
     variance_difference,
 )
+from trainer.objectives.layer_maps import Layers
 from trainer.objectives.step_schedule import Setting
 from trainer.objectives.term import (
     ATTENDED,

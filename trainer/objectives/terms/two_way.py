@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from configs.bounds import require_bounds
 from model import EncoderConfig
-from model.row_losses import RowLoss, kl_divergence_rows
+from trainer.losses.rows import RowLoss, kl_divergence_rows
 from trainer.objectives.step_schedule import Setting, StepSchedule
 from trainer.objectives.term import MASKED, LossInputs, VocabularyTerm, weigh_positions
 from trainer.objectives.terms.vocabulary import TEMPERATURE, VocabularyTermConfig

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from configs.bounds import positive, require_bounds, require_choice
 from model import EncoderConfig
-from model.row_losses import (
+from trainer.losses.rows import (
     RowLoss,
     blended_cross_entropy_rows,
     cross_entropy_rows,

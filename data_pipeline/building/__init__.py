@@ -1,0 +1,1 @@
+"""From text to a corpus; merging and checking it."""

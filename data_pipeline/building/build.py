@@ -1,0 +1,352 @@
+"""Building a corpus: documents -> token ids with sentence boundaries -> shards and index.
+
+What a corpus folder looks like::
+
+    corpus.json            format, vocabulary facts, counts, a SHA-256 of each file (`manifest`);
+                           written last: then it is complete
+    tokenizer/             a copy of the tokenizer, loadable with transformers.AutoTokenizer
+    word_starts.npy        bool [vocabulary], whether a token begins a word
+    train/shard-000000.tar ...   see `data_pipeline.shards.blocks`
+    train/{shards,blocks,token_counts}.npy, sentences.u16, documents.u32
+                           see `data_pipeline.shards.index`
+    val/                   the same, for the documents held out by their hash
+
+This process reads, tokenizes and writes, other workers only tokenize; chunks come back in order, so
+the bytes do not depend on the number of workers. Every `JOURNAL_SECONDS` the state is put down in
+``.build/``, and the same command goes on from there after whatever ended it. A build replaces and
+removes only what its journal there proves that it wrote (`data_pipeline.building.claims`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from data_pipeline.building.claims import JOURNAL, Claims
+from data_pipeline.building.encoding import EncodedChunk, held_out
+from data_pipeline.building.finishing import finish_folder
+from data_pipeline.building.journal import Journal, alone
+from data_pipeline.building.parallel_encoding import encode_all
+from data_pipeline.errors import DataError
+from data_pipeline.reading.corpus import SPLITS
+from data_pipeline.shards import manifest
+from data_pipeline.shards.blocks import BLOCK_BYTES, token_dtype
+from data_pipeline.shards.manifest import DIGESTS, MANIFEST
+from data_pipeline.shards.writing import SplitWriter
+from data_pipeline.text.documents import (
+    RawChunk,
+    Reading,
+    Stretch,
+    line_of,
+    nothing_there,
+    raw_chunks,
+    slice_of,
+)
+from data_pipeline.text.text_files import STDIN
+from data_pipeline.tokenization import tokenizer as tokenization
+
+JOURNAL_SECONDS = 20.0
+PROBLEMS_SHOWN = 20
+PARTS = "parts"
+HISTOGRAM_LIMITS = [1 << power for power in range(4, 21)]
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What a corpus is made of and how; two builds with equal options give equal bytes."""
+
+    inputs: list[str]
+    tokenizer_dir: str
+    reading: Reading = field(default_factory=Reading)
+    shard_mb: float = 64.0
+    block_bytes: int = BLOCK_BYTES
+    val_fraction: float = 0.01
+    drop_duplicates: bool = True
+    skip_problems: bool = True
+    task: int = 0
+    tasks: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.val_fraction < 1.0:
+            raise DataError("--val-fraction: must lie between 0 and 1")
+        if self.shard_mb <= 0.0:
+            raise DataError("--shard-mb: must be positive")
+
+
+@dataclass
+class Tally:
+    """What a build has counted so far."""
+
+    chunks: int = 0
+    documents: int = 0
+    duplicates: int = 0
+    problems: int = 0
+    characters: int = 0
+    input_crc32: int = 0  # of the text as it was read; Parquet is told by its size alone
+    first_problems: list[str] = field(default_factory=list)  # at most PROBLEMS_SHOWN
+    # Documents of less than 16, 32, ... 2**20 tokens, and of more.
+    tokens_per_document: list[int] = field(
+        default_factory=lambda: [0] * (len(HISTOGRAM_LIMITS) + 1)
+    )
+
+    def count(self, tokens: int) -> None:
+        """Count one document of so many tokens."""
+        self.documents += 1
+        self.tokens_per_document[bisect_right(HISTOGRAM_LIMITS, tokens)] += 1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a build is."""
+
+    bytes_done: int
+    bytes_total: int
+    documents: int
+    tokens: int
+
+
+def build(
+    inputs: Sequence[str],
+    tokenizer_dir: str,
+    out: str,
+    *,
+    shard_mb: float = 64.0,
+    workers: int = 1,
+    val_fraction: float = 0.01,
+    task: tuple[int, int] | None = None,
+    separator: str | None = None,
+    text_field: str = "text",
+    drop_duplicates: bool = True,
+    skip_problems: bool = True,
+    block_bytes: int = BLOCK_BYTES,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> dict:
+    """Build a corpus in `out` from text, or go on with a build that was ended there.
+
+    `task` (I, N) builds only slice I of N, to be joined by `data_pipeline.merge.merge`; slices may
+    be numbered from 0 or from 1. `block_bytes` is the size of a block's token ids; next-sentence
+    pairs find their negatives inside the block, so it should hold many documents. Returns what
+    `corpus.json` holds. Raises DataError for missing or empty inputs, an unusable tokenizer, a full
+    disk, or a folder that holds another corpus.
+    """
+    number, tasks = _task(task)
+    options = BuildOptions(
+        inputs=list(inputs),
+        tokenizer_dir=tokenizer_dir,
+        reading=Reading(separator, text_field),
+        shard_mb=shard_mb,
+        block_bytes=block_bytes,
+        val_fraction=val_fraction,
+        drop_duplicates=drop_duplicates,
+        skip_problems=skip_problems,
+        task=number,
+        tasks=tasks,
+    )
+    folder = Path(out)
+    if tasks > 1:
+        if (folder / MANIFEST).exists():
+            raise DataError(f"{folder}: already holds a corpus; choose another --out or remove it")
+        folder = part_folder(folder, number, tasks)
+    return _Build(options, folder).run(workers, on_progress)
+
+
+def part_folder(out: Path, task: int, tasks: int) -> Path:
+    """Where task number `task` (from 0) of `tasks` builds its part."""
+    return out / PARTS / f"{task:05d}-of-{tasks:05d}"
+
+
+class _Build:
+    """One build: options, writers, tally, and what has been seen."""
+
+    def __init__(self, options: BuildOptions, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.tokenizer, self.vocabulary = tokenization.load(Path(options.tokenizer_dir))
+        # Looks at every input before anything is written.
+        self.share = slice_of(options.inputs, options.reading, options.task, options.tasks)
+        self.identity = _identity(options, self.vocabulary.fingerprint, self.share)
+        self.tally = Tally()
+        self.seen: set[bytes] = set()
+
+    def run(self, workers: int, on_progress: Callable[[Progress], None] | None) -> dict:
+        """Build to the end, unless that is done."""
+        finished = self._finished()
+        if finished is None:
+            Claims(self.folder).refuse_strangers()
+            with alone(self.folder / JOURNAL):
+                finished = self._finished()  # by another process, meanwhile
+                finished = finished or self._build(workers, on_progress)
+        Claims(self.folder).remove_journal()
+        return finished
+
+    def _build(self, workers: int, on_progress: Callable[[Progress], None] | None) -> dict:
+        self.claims = Claims(self.folder)
+        self.journal = Journal(self.folder / JOURNAL, self.identity)
+        self.claims.add(*self.journal.files)
+        self.writers = {split: self._writer(split) for split in SPLITS}
+        self._resume()
+        saved = time.monotonic()
+        for chunk, encoded in encode_all(
+            self._remaining(), self.tokenizer, self.vocabulary, self.options.reading, workers
+        ):
+            self.tally.input_crc32 = _checksum([chunk], self.tally.input_crc32)
+            self._take(encoded)
+            if on_progress:
+                on_progress(self._progress(chunk))
+            if time.monotonic() - saved > JOURNAL_SECONDS:
+                self._save()
+                saved = time.monotonic()
+        return self._finish()
+
+    def _writer(self, split: str) -> SplitWriter:
+        return SplitWriter(
+            self.folder / split,
+            self.claims.add,
+            token_dtype(self.vocabulary.vocab_size),
+            self.vocabulary.vocab_size,
+            int(self.options.shard_mb * (1 << 20)),
+            self.options.block_bytes,
+        )
+
+    def _finished(self) -> dict | None:
+        if not (self.folder / MANIFEST).exists():
+            return None
+        tree = manifest.read(self.folder)
+        if tree.get("identity") != self.identity or self._has_other_text(tree["tally"]):
+            raise DataError(
+                f"{self.folder}: already holds another corpus; choose another --out or remove it"
+            )
+        return tree
+
+    def _has_other_text(self, tally: dict) -> bool:
+        """Whether standard input, which is not told by name and size, is not what was built."""
+        if not any(stretch.path == STDIN for stretch in self.share):
+            return False
+        text = raw_chunks(self.share, self.options.reading)
+        return _checksum(text) != tally["input_crc32"]
+
+    def _resume(self) -> None:
+        loaded = self.journal.load()
+        if loaded is None:
+            self.claims.remove_files()
+            return
+        self.tally = Tally(**loaded.tally)
+        self.seen = loaded.digests
+        for split, state in loaded.states.items():
+            self.writers[split].restore(state, self.journal.advice)
+
+    def _save(self) -> None:
+        states = {split: writer.state for split, writer in self.writers.items()}
+        self.journal.save(asdict(self.tally), states)
+
+    def _remaining(self) -> Iterator[RawChunk]:
+        """What is still to be taken. Raises DataError when the text before it has changed."""
+        chunks = raw_chunks(self.share, self.options.reading)
+        before = itertools.islice(chunks, self.tally.chunks)
+        if _checksum(before) != self.tally.input_crc32:
+            raise DataError(
+                f"{self.folder}: holds an unfinished build of other text than "
+                f"{', '.join(self.options.inputs)} holds now; remove the folder to build anew"
+            )
+        yield from chunks
+
+    def _take(self, chunk: EncodedChunk) -> None:
+        """Hand each new document of a chunk to the writer of its split."""
+        tally = self.tally
+        sentence = np.concatenate([[0], np.cumsum(chunk.documents, dtype=np.int64)])
+        token = np.concatenate([[0], np.cumsum(chunk.sentences, dtype=np.int64)])[sentence]
+        for number, name in enumerate(chunk.digests):
+            if self.options.drop_duplicates:
+                if name in self.seen:
+                    tally.duplicates += 1
+                    continue
+                self.seen.add(name)
+                self.journal.note(name)
+            split = "val" if held_out(name, self.options.val_fraction) else "train"
+            self.writers[split].add(
+                chunk.tokens[token[number] : token[number + 1]],
+                chunk.sentences[sentence[number] : sentence[number + 1]],
+            )
+            tally.count(int(token[number + 1] - token[number]))
+        tally.characters += chunk.characters
+        tally.chunks += 1
+        self._report(chunk)
+
+    def _report(self, chunk: EncodedChunk) -> None:
+        for problem in chunk.problems:
+            self.tally.problems += 1
+            if self.options.skip_problems and len(self.tally.first_problems) >= PROBLEMS_SHOWN:
+                continue
+            line = f"{line_of(problem)}: {problem.reason}"
+            if not self.options.skip_problems:
+                raise DataError(line)
+            self.tally.first_problems.append(line)
+
+    def _progress(self, chunk: RawChunk) -> Progress:
+        sizes = [_size(stretch) for stretch in self.share]
+        at = self.share.index(chunk.stretch)
+        tokens = sum(writer.tokens for writer in self.writers.values())
+        done = sum(sizes[:at]) + chunk.consumed
+        return Progress(done, sum(sizes), self.tally.documents, tokens)
+
+    def _finish(self) -> dict:
+        for writer in self.writers.values():
+            writer.finish()
+        if not self.tally.documents and self.options.tasks == 1:
+            first = next(iter(self.tally.first_problems), None)
+            raise nothing_there(self.options.inputs, self.tally.problems, first)
+        if self.options.tasks > 1:
+            self.claims.add(self.folder / DIGESTS)
+            self.journal.keep_digests(self.folder / DIGESTS)
+        return finish_folder(
+            self.folder,
+            self.claims.add,
+            self.options.tokenizer_dir,
+            self.identity,
+            (self.tokenizer, self.vocabulary),
+            asdict(self.tally),
+        )
+
+
+def _identity(options: BuildOptions, fingerprint: str, share: Sequence[Stretch]) -> dict:
+    """What must agree for a build to be continued, or to be the same as a finished one."""
+    tree = asdict(options)
+    del tree["tokenizer_dir"], tree["inputs"]
+    files = [[_full_path(one.path), one.start, _size(one)] for one in share]
+    return {**tree, "files": files, "vocabulary": fingerprint}
+
+
+def _checksum(chunks: Iterable[RawChunk], before: int = 0) -> int:
+    """CRC-32 of text, continued from `before`. Parquet and its like are told by their size."""
+    for chunk in chunks:
+        if isinstance(chunk.data, bytes):
+            before = zlib.crc32(chunk.data, before)
+    return before
+
+
+def _full_path(path: str) -> str:
+    return path if path == STDIN else os.path.abspath(path)
+
+
+def _task(task: tuple[int, int] | None) -> tuple[int, int]:
+    if task is None:
+        return 0, 1
+    number, tasks = task
+    if tasks < 1 or not 0 <= number <= tasks:
+        raise DataError(f"--task {number}/{tasks}: must be I/N with I from 0 to N-1, or 1 to N")
+    # Slice N of N is slice 0: counting from 0 and from 1 both cover every slice once.
+    return number % tasks, tasks
+
+
+def _size(stretch: Stretch) -> int:
+    if stretch.path == STDIN:
+        return 0
+    end = os.path.getsize(stretch.path) if stretch.end is None else stretch.end
+    return end - stretch.start

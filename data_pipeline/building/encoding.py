@@ -1,0 +1,131 @@
+"""From raw text to token ids with boundaries: what the processes of a build do."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from data_pipeline.shards.blocks import token_dtype
+from data_pipeline.text.compiled import interruptible
+from data_pipeline.text.documents import Problem, RawChunk, Reading, parse
+from data_pipeline.text.joined_text import edges
+from data_pipeline.text.sentences import sentence_ends
+from data_pipeline.tokenization.library_errors import as_data_errors
+from data_pipeline.tokenization.tokenizer import Vocabulary
+from data_pipeline.tokenization.word_encoding import DocumentIds, WordEncoder
+
+DIGEST_BYTES = 16
+LOOKUP_TOKENS = 4096
+FAILS = "--tokenizer: fails on this text, so its files may be damaged"
+
+
+@dataclass(frozen=True)
+class EncodedChunk:
+    """A run of documents, tokenized. Documents without a token are problems instead."""
+
+    tokens: NDArray[np.integer]  # [tokens]
+    sentences: NDArray[np.uint16]  # [sentences] tokens of each
+    documents: NDArray[np.uint32]  # [documents] sentences of each
+    digests: list[bytes]  # of the text of each document
+    problems: list[Problem]
+    characters: int
+
+
+class Encoder:
+    """Encodes raw chunks with one tokenizer."""
+
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, reading: Reading
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._words = WordEncoder(tokenizer, vocabulary.sep)
+        self._dtype = token_dtype(vocabulary.vocab_size)
+        self._reading = reading
+
+    def __call__(self, chunk: RawChunk) -> EncodedChunk:
+        """The documents of a chunk as ids; sentences without tokens vanish."""
+        parsed = parse(chunk, self._reading)
+        with as_data_errors(FAILS, also=None), interruptible():
+            encoded = list(self._encode(parsed.documents))
+        has_tokens = [len(one.tokens) > 0 for one in encoded]
+        documents = [*itertools.compress(encoded, has_tokens)]
+        texts = [*itertools.compress(parsed.documents, has_tokens)]
+        empty = [
+            Problem(chunk.stretch.path, position, "no token in it")
+            for position, has in zip(parsed.positions, has_tokens, strict=True)
+            if not has
+        ]
+        sentences = _joined([one.sentences for one in documents], np.dtype(np.uint16))
+        full = sentences > 0
+        before = edges([len(one.sentences) for one in documents])
+        return EncodedChunk(
+            tokens=_joined([one.tokens for one in documents], self._dtype),
+            sentences=sentences[full],
+            documents=np.diff(edges(full)[before]).astype(np.uint32),
+            digests=[digest(text) for text in texts],
+            problems=sorted([*parsed.problems, *empty], key=attrgetter("position")),
+            characters=sum(map(len, texts)),
+        )
+
+    def _encode(self, documents: list[str]) -> Iterator[DocumentIds]:
+        """The ids of each document."""
+        found = self._words(documents)
+        rest = [text for text, one in zip(documents, found, strict=True) if one is None]
+        whole = encode_whole(self._tokenizer, rest, [sentence_ends(text) for text in rest])
+        for one in found:
+            yield next(whole) if one is None else one
+
+
+def encode_whole(
+    tokenizer: tokenizers.Tokenizer, documents: list[str], ends: list[list[int]]
+) -> Iterator[DocumentIds]:
+    """The ids of each document, encoded whole; sentences are cut where the tokens lie."""
+    encoded = tokenizer.encode_batch(documents, add_special_tokens=False)
+    for one, text, stops in zip(encoded, documents, ends, strict=True):
+        cuts = _cuts_by_lookup(one, text, stops) if len(one) <= LOOKUP_TOKENS else None
+        if cuts is None:
+            starts = [start for start, _ in one.offsets]
+            cuts = [bisect_left(starts, end) for end in stops[:-1]]
+        bounds = np.maximum.accumulate([0, *cuts, len(one)])
+        yield DocumentIds(np.array(one.ids, np.int64), np.diff(bounds))
+
+
+def _cuts_by_lookup(encoded: tokenizers.Encoding, text: str, ends: list[int]) -> list[int] | None:
+    """The first token of each sentence but the first; None where the tokenizer dropped its text.
+
+    A lookup costs the library a walk over the document, the list of all offsets costs five times
+    as much as all lookups of a short one.
+    """
+    cuts = []
+    for end in ends[:-1]:
+        at = end
+        while (token := encoded.char_to_token(at)) is None and text[at].isspace():
+            at += 1
+        if token is None:
+            return None
+        place = encoded.token_to_chars(token)
+        assert place is not None
+        cuts.append(token + (place[0] < end))  # one that reaches over the end belongs before it
+    return cuts
+
+
+def digest(document: str) -> bytes:
+    """16 bytes that identify the text of a document, whatever the tokenizer."""
+    return hashlib.blake2b(document.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def held_out(document_digest: bytes, val_fraction: float) -> bool:
+    """Whether a document belongs to the validation split: the same in every rebuild."""
+    return int.from_bytes(document_digest[:8], "little") < val_fraction * 2.0**64
+
+
+def _joined(arrays: list[NDArray], dtype: np.dtype) -> NDArray:
+    return np.concatenate([np.zeros(0, dtype), *arrays], dtype=dtype, casting="unsafe")

@@ -1,0 +1,67 @@
+"""The last act of a build or merge: what is not in the splits, and the manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from data_pipeline.reading.corpus import SPLITS, WORD_STARTS
+from data_pipeline.shards import manifest
+from data_pipeline.shards.index import INDEX_FILES, Index
+from data_pipeline.shards.manifest import DIGESTS, MANIFEST, PART
+from data_pipeline.shards.writing import disk_errors, to_disk
+from data_pipeline.tokenization import tokenizer as tokenization
+
+
+def finish_folder(
+    folder: Path,
+    claim: Callable[..., None],
+    tokenizer_dir: str,
+    identity: dict,
+    loaded: tuple[tokenizers.Tokenizer, tokenization.Vocabulary],
+    tally: dict,
+) -> dict:
+    """Add what is not in the splits, `corpus.json` last. Returns its contents.
+
+    `claim` is told of every file before it exists; `loaded` is what `tokenization.load` gives for
+    `tokenizer_dir`.
+    """
+    tree = {
+        "format": manifest.FORMAT,
+        "identity": identity,
+        "vocabulary": loaded[1].to_json(),
+        "splits": {split: _describe(Index.open(folder / split)) for split in SPLITS},
+        "tally": {key: value for key, value in tally.items() if key != "chunks"},
+    }
+    part = folder / PART
+    claim(part, folder / MANIFEST, folder / WORD_STARTS)
+    claim(*(folder / "tokenizer" / name for name in tokenization.TOKENIZER_FILES))
+    with disk_errors(folder):
+        tokenizer_files = tokenization.install(Path(tokenizer_dir), folder / "tokenizer")
+        np.save(folder / WORD_STARTS, tokenization.word_starts(*loaded))
+        names = [f"{split}/{name}" for split in SPLITS for name in INDEX_FILES]
+        names += [WORD_STARTS, *(f"tokenizer/{name}" for name in tokenizer_files)]
+        names += [DIGESTS] if (folder / DIGESTS).exists() else []
+        tree["files"] = manifest.records(folder, names)
+        part.write_text(manifest.render(tree))
+        # Shards are on disk since they have their names.
+        for name in [*names, part.name, *SPLITS, "tokenizer", "."]:
+            to_disk(folder / name)
+        os.replace(part, folder / MANIFEST)
+        to_disk(folder)
+    return tree
+
+
+def _describe(index: Index) -> dict:
+    return {
+        "shards": len(index.shards),
+        "blocks": len(index.blocks),
+        "documents": index.documents,
+        "sentences": int(index.shards["sentences"].sum()),
+        "tokens": index.tokens,
+        "bytes": int(index.shards["bytes"].sum()),
+    }

@@ -1,0 +1,250 @@
+"""Joining the parts that the tasks of an array built: ``tandem data merge``.
+
+The result holds the same documents in the same order as a single-process build. Shards are renamed
+into one numbering, not copied; only documents that an earlier part already has are taken out, by
+writing the parts that hold one anew.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.building.build import PARTS, Tally, part_folder
+from data_pipeline.building.claims import (
+    JOURNAL,
+    Claims,
+    refuse_strangers_in_corpus,
+    remove_corpus,
+    remove_if_empty,
+)
+from data_pipeline.building.encoding import DIGEST_BYTES, held_out
+from data_pipeline.building.finishing import finish_folder
+from data_pipeline.building.journal import alone
+from data_pipeline.errors import DataError
+from data_pipeline.reading.corpus import SPLITS, Corpus, CorpusSplit
+from data_pipeline.shards import manifest
+from data_pipeline.shards.blocks import token_dtype
+from data_pipeline.shards.index import (
+    DOCUMENTS,
+    INDEX_FILES,
+    SENTENCES,
+    Index,
+    shard_name,
+    write_index,
+)
+from data_pipeline.shards.manifest import DIGESTS, MANIFEST
+from data_pipeline.shards.writing import SplitWriter, disk_errors
+from data_pipeline.tokenization import tokenizer as tokenization
+
+
+def merge(folder: str) -> dict:
+    """Join the parts under `folder` into a corpus there. Returns what `corpus.json` holds.
+
+    The same command goes on with a merge that was ended. Raises DataError when a part is missing,
+    unfinished or built with other options.
+    """
+    out = Path(folder)
+    if (out / MANIFEST).exists():
+        tree = manifest.read(out)
+        if next((out / PARTS).glob("*-of-?????/*/shard-*.tar"), None):  # a merge moves them away
+            raise DataError(f"{out}: holds a corpus besides these parts; move parts elsewhere")
+    else:
+        if not any((out / PARTS).glob("*-of-?????*")):
+            raise DataError(
+                f"{out}: holds no {PARTS}; build them with `tandem data build --task I/N`"
+            )
+        Claims(out).refuse_strangers()
+        with alone(out / JOURNAL):
+            tree = _merge(out)
+    _remove_parts(out / PARTS)
+    Claims(out).remove_journal()
+    return tree
+
+
+def _merge(out: Path) -> dict:
+    parts = _parts(out)
+    trees = [manifest.read(part) for part in parts]
+    _require_alike(parts, trees)
+    for part, tree in zip(parts, trees, strict=True):
+        refuse_strangers_in_corpus(part)
+        manifest.verify(part, manifest.files_of(tree), up_to=math.inf)
+    if trees[0]["identity"]["drop_duplicates"]:
+        _drop_duplicates(parts)
+    trees = [manifest.read(part) for part in parts]
+    tally = _joined_tally(trees)
+    if not tally.documents:
+        raise DataError(f"{out}: the parts hold no documents")
+    claims = Claims(out)
+    for split in SPLITS:
+        _join_split(out / split, [part / split for part in parts], claims)
+    identity = {
+        key: value for key, value in trees[0]["identity"].items() if key not in ("files", "task")
+    }
+    return _finish(out, claims, Corpus.open(str(parts[0])), identity, tally)
+
+
+def _remove_parts(folder: Path) -> None:
+    """Remove finished parts whose shards are elsewhere now, and nothing that is not theirs."""
+    for part in sorted(folder.glob("*-of-?????*")):
+        if (part / MANIFEST).exists():
+            remove_corpus(part)
+    remove_if_empty(folder)
+
+
+def _finish(folder: Path, claims: Claims, part: Corpus, identity: dict, tally: Tally) -> dict:
+    source = part.tokenizer_dir
+    loaded = tokenization.load(source)
+    return finish_folder(folder, claims.add, str(source), identity, loaded, vars(tally))
+
+
+def _parts(out: Path) -> list[Path]:
+    """The finished parts, in order. Ends the replacement of a part where a merge was killed."""
+    for fresh in (out / PARTS).glob("*.new"):
+        if not fresh.with_suffix("").exists():
+            fresh.rename(fresh.with_suffix(""))
+    names = sorted(path.name for path in (out / PARTS).glob("*-of-?????"))
+    match = re.fullmatch(r"\d+-of-(\d+)", names[0]) if names else None
+    if match is None:
+        raise DataError(f"{out / PARTS}: holds other folders than parts; move them away")
+    tasks = int(match[1])
+    parts = [part_folder(out, task, tasks) for task in range(tasks)]
+    strangers = set(names) - {part.name for part in parts}
+    if strangers:
+        raise DataError(f"{out}/parts: {min(strangers)} belongs to another number of tasks")
+    for task, part in enumerate(parts):
+        if not (part / "corpus.json").exists():
+            raise DataError(f"{part}: not finished; run --task {task}/{tasks} again")
+    return parts
+
+
+def _require_alike(parts: list[Path], trees: list[dict]) -> None:
+    def options(tree: dict) -> dict:
+        return {k: v for k, v in tree["identity"].items() if k not in ("files", "task")}
+
+    for part, tree in zip(parts, trees, strict=True):
+        if options(tree) != options(trees[0]):
+            raise DataError(f"{part}: built with other options than {parts[0].name}")
+
+
+def _joined_tally(trees: list[dict]) -> Tally:
+    tally = Tally()
+    for tree in trees:
+        part = Tally(**tree["tally"])
+        for name in ("documents", "duplicates", "problems", "characters"):
+            setattr(tally, name, getattr(tally, name) + getattr(part, name))
+        tally.first_problems += part.first_problems
+        crc = part.input_crc32.to_bytes(4, "little")
+        tally.input_crc32 = zlib.crc32(crc, tally.input_crc32)
+        tally.tokens_per_document = [
+            a + b for a, b in zip(tally.tokens_per_document, part.tokens_per_document, strict=True)
+        ]
+    return tally
+
+
+def _drop_duplicates(parts: list[Path]) -> None:
+    """Take out of each part the documents of earlier parts."""
+    seen: set[bytes] = set()
+    for part in parts:
+        data = (part / DIGESTS).read_bytes()
+        digests = [data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)]
+        keep = np.array([one not in seen for one in digests], bool)
+        seen.update(digests)
+        if not keep.all():
+            _rewrite(part, digests, keep)
+
+
+def _rewrite(part: Path, digests: list[bytes], keep: NDArray[np.bool_]) -> None:
+    """Replace a part by one that holds only the documents of `keep`."""
+    tree, corpus = manifest.read(part), Corpus.open(str(part))
+    fresh, old = part.with_name(f"{part.name}.new"), part.with_name(f"{part.name}.old")
+    Claims(fresh).refuse_strangers()
+    with disk_errors(fresh):
+        (fresh / JOURNAL).mkdir(parents=True, exist_ok=True)
+    claims = Claims(fresh)
+    claims.remove_files()
+    identity, tally = tree["identity"], Tally(**tree["tally"])
+    tally.documents, tally.tokens_per_document = 0, Tally().tokens_per_document
+    in_val = np.array([held_out(one, identity["val_fraction"]) for one in digests], bool)
+    for split, chosen in (("train", keep[~in_val]), ("val", keep[in_val])):
+        writer = SplitWriter(
+            fresh / split,
+            claims.add,
+            token_dtype(corpus.vocab_size),
+            corpus.vocab_size,
+            int(identity["shard_mb"] * (1 << 20)),
+            identity["block_bytes"],
+        )
+        found = documents(corpus.split(split)) if len(chosen) else iter(())
+        for wanted, document in zip(chosen, found, strict=True):
+            if wanted:
+                writer.add(*document)
+                tally.count(len(document[0]))
+        writer.finish()
+    tally.duplicates += int((~keep).sum())
+    kept = [one for one, wanted in zip(digests, keep, strict=True) if wanted]
+    claims.add(fresh / DIGESTS)
+    (fresh / DIGESTS).write_bytes(b"".join(kept))
+    _finish(fresh, claims, corpus, identity, tally)
+    part.rename(old)
+    fresh.rename(part)
+    Claims(part).remove_journal()
+    remove_corpus(old)
+
+
+def documents(split: CorpusSplit) -> Iterator[tuple[NDArray[np.integer], NDArray[np.uint16]]]:
+    """The whole documents of a split in order: ids, and the number of ids of each sentence."""
+    held: tuple[NDArray[np.integer], NDArray[np.uint16]] | None = None
+    for number, record in enumerate(split.index.blocks):
+        block = split.read_block(number)
+        sentence_ends = np.cumsum(block.documents, dtype=np.int64)
+        token_ends = np.cumsum(block.sentences, dtype=np.int64)[sentence_ends - 1]
+        pairs = zip(
+            np.split(block.tokens, token_ends[:-1]),
+            np.split(block.sentences, sentence_ends[:-1]),
+            strict=True,
+        )
+        for nth, (tokens, sentences) in enumerate(pairs):
+            if held is not None and nth == 0 and record["continues"]:
+                held = np.concatenate([held[0], tokens]), np.concatenate([held[1], sentences])
+                continue
+            if held is not None:
+                yield held
+            held = tokens, sentences
+    if held is not None:
+        yield held
+
+
+def _join_split(out: Path, parts: list[Path], claims: Claims) -> None:
+    """Move the shards of the parts into one folder and join their indexes."""
+    indexes = [Index.open(part) for part in parts]
+    shards, blocks, first_shard, first_block = [], [], 0, 0
+    with disk_errors(out):
+        out.mkdir(exist_ok=True)
+        claims.add(*(out / name for name in INDEX_FILES))
+        for part, index in zip(parts, indexes, strict=True):
+            for number in range(len(index.shards)):
+                source = part / shard_name(number)
+                target = out / shard_name(first_shard + number)
+                if source.exists() or not target.exists():
+                    claims.add(target)
+                    os.replace(source, target)
+            records = np.array(index.shards)
+            records["first_block"] += np.uint64(first_block)
+            shards.append(records)
+            blocks.append(np.array(index.blocks))
+            first_shard += len(index.shards)
+            first_block += len(index.blocks)
+        for name in (SENTENCES, DOCUMENTS):
+            with open(out / name, "wb") as file:
+                for part in parts:
+                    file.write((part / name).read_bytes())
+        counts = np.sum([index.token_counts for index in indexes], axis=0)
+        write_index(out, shards, blocks, counts)

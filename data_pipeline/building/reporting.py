@@ -1,0 +1,67 @@
+"""What a build shows to a person: a progress bar with rate and time left, and a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from data_pipeline.building.build import HISTOGRAM_LIMITS, Progress
+
+BAR_WIDTH = 40
+
+
+@contextmanager
+def progress_bar(console: Console) -> Iterator[Callable[[Progress], None]]:
+    """A progress bar for `build(on_progress=...)`; on a pipe it prints nothing."""
+    columns = (
+        BarColumn(),
+        DownloadColumn(),
+        TextColumn("{task.fields[documents]:,} documents, {task.fields[rate]:,.0f} tokens/s"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("build", total=None, documents=0, rate=0.0)
+        first: list[int] = []  # tokens that a continued build began with
+
+        def show(progress: Progress) -> None:
+            first[:] = first or [progress.tokens]
+            elapsed = bar.tasks[0].elapsed or 1e-9
+            bar.update(
+                task,
+                total=progress.bytes_total or None,
+                completed=progress.bytes_done,
+                documents=progress.documents,
+                rate=(progress.tokens - first[0]) / elapsed,
+            )
+
+        yield show
+
+
+def summary(tree: dict) -> str:
+    """The contents of a `corpus.json` in words: counts, what was left out, a histogram."""
+    lines = []
+    for name, split in tree["splits"].items():
+        lines.append(
+            f"{name:>5}: {split['documents']:,} documents, {split['sentences']:,} sentences, "
+            f"{split['tokens']:,} tokens, {split['bytes']:,} bytes in {split['shards']} shards"
+        )
+    tally = tree["tally"]
+    lines.append(f"{tally['duplicates']:,} duplicates dropped, {tally['problems']:,} bad documents")
+    lines += [f"  {problem}" for problem in tally["first_problems"]]
+    if tally["problems"] > len(tally["first_problems"]):
+        lines.append(f"  ... and {tally['problems'] - len(tally['first_problems']):,} more")
+    return "\n".join([*lines, "tokens per document:", *_histogram(tally["tokens_per_document"])])
+
+
+def _histogram(counts: list[int]) -> Iterator[str]:
+    names = [f"< {limit:,}" for limit in HISTOGRAM_LIMITS] + ["more"]
+    filled = [number for number, count in enumerate(counts) if count]
+    if not filled:
+        return
+    for number in range(filled[0], filled[-1] + 1):
+        bar = "#" * round(BAR_WIDTH * counts[number] / max(counts))
+        yield f"  {names[number]:>11} {counts[number]:>10,} {bar}"

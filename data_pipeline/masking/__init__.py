@@ -1,0 +1,1 @@
+"""Which positions are predicted, and what they show."""

@@ -1,0 +1,114 @@
+"""Token masks on the training device: those of `data_pipeline.masking.masker`, bit for bit.
+
+The 64-bit hash runs in wrapping int64 arithmetic with logical shifts, the 32-bit one in the low
+halves of int64, since torch lacks unsigned arithmetic on most devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from data_pipeline.config import MaskingConfig
+from data_pipeline.hashing import GOLDEN32, GOLDEN64, MASK64, MIX32, MIX64, scalar_key
+from data_pipeline.masking.masker import ACTION, CHOICE, NEVER, NO_LABEL, REPLACEMENT
+from data_pipeline.tokenization.tokenizer import Vocabulary
+
+MASK32 = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class TorchMasked:
+    """Sequences after masking, and what was chosen: as `masking.Masked`, int64 tensors."""
+
+    input_ids: Tensor  # [R, L]
+    positions: Tensor  # [R, M]
+    labels: Tensor  # [R, M]
+
+
+class TorchMasker:
+    """Masks sequences of any length on the device of its inputs. Tokens only, no smoothing."""
+
+    def __init__(self, seed: int, config: MaskingConfig, vocabulary: Vocabulary) -> None:
+        if config.unit != "token" or config.smoothing:
+            raise ValueError("unit: masks on the device need unit: token and smoothing: 0")
+        self._config, self._vocabulary = config, vocabulary
+        self._key = scalar_key(seed, CHOICE)
+        self._special = torch.from_numpy(vocabulary.is_special.copy())
+        self._ordinary = torch.from_numpy(vocabulary.ordinary.copy())
+
+    def __call__(
+        self, input_ids: Tensor, epochs: Tensor, sample_ids: Tensor, budget: Tensor, slots: int
+    ) -> TorchMasked:
+        """Choose and replace `budget` [R] tokens of `input_ids` [R, L], at most M = `slots`.
+
+        `epochs` and `sample_ids` are [R]. No wait for the device.
+        """
+        device = input_ids.device
+        if self._special.device != device:
+            self._special, self._ordinary = self._special.to(device), self._ordinary.to(device)
+        if self._config.copies:
+            epochs = epochs % self._config.copies
+        keys = _array_keys(self._key, epochs, sample_ids)
+        positions, used = _smallest(keys, ~self._special[input_ids], budget, slots)
+        return self._replace(input_ids, positions, used, keys)
+
+    def _replace(
+        self, input_ids: Tensor, positions: Tensor, used: Tensor, keys: Tensor
+    ) -> TorchMasked:
+        original = input_ids.gather(1, positions)
+        action = _words(_array_keys(ACTION, keys), positions)
+        draw = _words(_array_keys(REPLACEMENT, keys), positions)
+        random_ids = self._ordinary[(draw * len(self._ordinary)) >> 32]
+        to_mask = round(self._config.mask_share * 2**32)
+        to_random = round((self._config.mask_share + self._config.random_share) * 2**32)
+        shown = torch.where(action < to_random, random_ids, original)
+        shown = torch.where(action < to_mask, self._vocabulary.mask, shown)
+        # Spare slots point at column 0, which holds [CLS] and is written back.
+        masked_ids = input_ids.scatter(1, positions, torch.where(used, shown, original))
+        return TorchMasked(masked_ids, positions, torch.where(used, original, NO_LABEL))
+
+
+def _smallest(keys: Tensor, maskable: Tensor, budget: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+    length = maskable.shape[1]
+    columns = torch.arange(length, device=keys.device)
+    column_bits = (1 << (length - 1).bit_length()) - 1
+    word = (_words(keys, columns[None]) & ~column_bits) | columns
+    word = word.masked_fill(~maskable, int(NEVER)).sort(1).values
+    used = torch.arange(slots, device=keys.device) < budget[:, None]
+    positions = torch.where(used, word[:, :slots] & column_bits, length).sort(1).values
+    return torch.where(used, positions, 0), used
+
+
+def _array_keys(key: int, *parts: Tensor) -> Tensor:
+    state = torch.full_like(parts[0], _signed(key))
+    for part in parts:
+        state = (state ^ part) + _signed(GOLDEN64)
+        state = (state ^ _shifted(state, 30)) * _signed(MIX64[0])
+        state = (state ^ _shifted(state, 27)) * _signed(MIX64[1])
+        state = state ^ _shifted(state, 31)
+    return state
+
+
+def _words(keys: Tensor, positions: Tensor) -> Tensor:
+    low, high = (keys & MASK32)[:, None], _shifted(keys, 32)[:, None]
+    word = (positions * GOLDEN32 + low) & MASK32
+    return _mix32(_mix32(word) ^ high)
+
+
+def _mix32(word: Tensor) -> Tensor:
+    word = ((word ^ (word >> 16)) * MIX32[0]) & MASK32
+    word = ((word ^ (word >> 13)) * MIX32[1]) & MASK32
+    return word ^ (word >> 16)
+
+
+def _shifted(state: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right."""
+    return (state >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    value &= MASK64
+    return value - (1 << 64) if value >> 63 else value

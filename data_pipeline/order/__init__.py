@@ -1,0 +1,1 @@
+"""Which sequence each row of each step reads."""

@@ -1,0 +1,95 @@
+"""The shuffled order of an epoch: a pure function of (sequences per block, seed, epoch).
+
+It is nested: shards are shuffled, the blocks inside each shard, and the sequences inside each
+block. A position is found by prefix sums over the shards and then over the blocks of one shard.
+Which position a row of a step reads is in `data_pipeline.order.slots`.
+
+Blocks that are read one after the other are a pool, in which pairs find their negatives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.hashing import permutation, scalar_key
+
+SHARDS, BLOCKS, SEQUENCES = 1, 2, 3  # what a shuffle is of; part of its key
+
+
+@dataclass(frozen=True)
+class SequenceCounts:
+    """How many sequences the blocks and shards of a split make, for one packing and length."""
+
+    per_block: NDArray[np.integer]  # [blocks], possibly memory-mapped
+    per_shard: NDArray[np.int64]  # [shards]
+    first_block: NDArray[np.int64]  # [shards + 1]
+
+    @property
+    def total(self) -> int:
+        """Samples of an epoch."""
+        return int(self.per_shard.sum())
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The positions of an epoch that one block fills."""
+
+    block: int  # in the index
+    first_position: int  # in the epoch's shuffled order
+    count: int
+    first_sample: int  # sample id of the block's first sequence
+
+
+class EpochOrder:
+    """The shuffled order of one epoch. Memory: 24 bytes for each shard."""
+
+    def __init__(self, counts: SequenceCounts, seed: int, epoch: int) -> None:
+        self.counts, self.epoch = counts, epoch
+        self._seed = seed
+        self._shards = permutation(scalar_key(seed, epoch, SHARDS), len(counts.per_shard))
+        self._ends = np.cumsum(counts.per_shard[self._shards])
+        self._first_samples = np.cumsum(counts.per_shard) - counts.per_shard
+
+    def stretch(self, position: int) -> Stretch:
+        """The block that fills `position`, 0 <= position < total."""
+        nth = int(np.searchsorted(self._ends, position, side="right"))
+        shard = int(self._shards[nth])
+        start = int(self._ends[nth]) - int(self.counts.per_shard[shard])
+        first = int(self.counts.first_block[shard])
+        sizes = self.counts.per_block[first : int(self.counts.first_block[shard + 1])]
+        blocks = self._shuffled(shard, len(sizes))
+        ends = start + np.cumsum(sizes[blocks], dtype=np.int64)
+        within = int(np.searchsorted(ends, position, side="right"))
+        block = int(blocks[within])
+        count = int(sizes[block])
+        return Stretch(
+            block=first + block,
+            first_position=int(ends[within]) - count,
+            count=count,
+            first_sample=int(self._first_samples[shard]) + int(sizes[:block].sum(dtype=np.int64)),
+        )
+
+    def pool(self, block: int) -> list[int]:
+        """The blocks of the pool that `block` is in, ascending; numbers are those of the index.
+
+        Two that follow each other in their shard's order, or at its end three, if it has an odd
+        number of them: whoever reads one has read the other or will do so next.
+        """
+        shard = int(np.searchsorted(self.counts.first_block, block, side="right")) - 1
+        first, end = self.counts.first_block[shard : shard + 2].tolist()
+        blocks = self._shuffled(shard, end - first)
+        pools = max(len(blocks) // 2, 1)
+        pool = min(int(np.flatnonzero(blocks == block - first)[0]) // 2, pools - 1)
+        last = 2 * pool + 2 if pool < pools - 1 else len(blocks)
+        return (first + np.sort(blocks[2 * pool : last])).tolist()
+
+    def _shuffled(self, shard: int, blocks: int) -> NDArray[np.int64]:
+        return permutation(scalar_key(self._seed, self.epoch, BLOCKS, shard), blocks)
+
+    def within_block(self, stretch: Stretch) -> NDArray[np.int64]:
+        """The order of the sequences inside a block: [stretch.count]."""
+        key = scalar_key(self._seed, self.epoch, SEQUENCES, stretch.block)
+        return permutation(key, stretch.count)

@@ -1,0 +1,1 @@
+"""How the sentences of a block become sequences and pairs."""

@@ -1,0 +1,199 @@
+"""Pairs of segments with a label: next-sentence prediction and sentence order.
+
+A unit (a run of sentences of one document, see `packing.units`) is split in two at a random
+sentence boundary; one that has none inside is split in its middle. Then
+
+- segment_pair, sentence_pair: the units are coupled, each with one of another document whose
+  second segment is about as long. The longer of the two second segments is cut at its end to the
+  length of the other. A draw then decides whether the two exchange them. Label 0: the second
+  segment follows the first; 1: it comes from another document. What is cut does not depend on the
+  draw, so lengths say nothing about labels. (In BERT's create_pretraining_data they do.)
+- sop: half of the pairs are swapped. Label 0: in order; 1: swapped. There are no negatives from
+  other documents.
+
+Units are coupled within a pool: two blocks of a shard, or three (see `EpochOrder.pool`). A unit
+whose partner would be of its own document borrows the second segment of one of another document
+instead; in a pool of one document there are no negatives.
+
+Every unit is exactly one sample in every epoch, whatever the draws. Only lengths decide who is
+coupled with whom, so the pairs of a pool are known from the index alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.hashing import array_keys
+from data_pipeline.packing.sequences import PackingRules, Pieces, Units, pieces, short_key, units
+from data_pipeline.shards.blocks import Block
+
+SPLIT, LABEL, TIE = 31, 32, 33  # what a hash decides; part of its key
+
+# Partners are found among so many units whose second segments are next to each other in length.
+# More of them: more couples of two blocks, and more text that is cut off.
+BUCKET = 16
+
+
+@dataclass(frozen=True)
+class PairSpans:
+    """The two segments of each sequence of a pool, in its stream: [sequences] each."""
+
+    first_starts: NDArray[np.int64]
+    first_lengths: NDArray[np.int64]
+    second_starts: NDArray[np.int64]
+    second_lengths: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Blocks whose units are coupled with each other, from the index: `tokens` are not read.
+
+    `first_documents` numbers the first document of each block, ascending; a document that goes on
+    in another block of the pool has the same number there.
+    """
+
+    blocks: Sequence[Block]
+    first_documents: Sequence[int]
+
+
+def pair_spans(pool: Pool, rules: PackingRules, key: int) -> PairSpans:
+    """The pairs that a pool makes in the epoch that `key` stands for, block after block.
+
+    Places are those in the streams of its blocks laid end to end.
+    """
+    cut, runs = _joined(pool, rules)
+    pairs = _fit(_split(cut, runs, key), rules.capacity)
+    if rules.kind == "sop":
+        return _swap(pairs, _draw(key, LABEL, len(runs.first), 2) == 1)
+    return _exchange(pairs, cut.documents[runs.first], key)
+
+
+def _joined(pool: Pool, rules: PackingRules) -> tuple[Pieces, Units]:
+    """The pieces and units of all blocks, end to end."""
+    parts = [pieces(block, rules) for block in pool.blocks]
+    runs = [
+        units(part, rules, short_key(block)) for part, block in zip(parts, pool.blocks, strict=True)
+    ]
+    tokens = [len(block.tokens) + len(block.documents) for block in pool.blocks]
+    token, piece = (np.cumsum([0, *sizes]) for sizes in (tokens, [len(p.starts) for p in parts]))
+    cut = Pieces(
+        _end_to_end([part.starts for part in parts], token),
+        _end_to_end([part.ends for part in parts], token),
+        _end_to_end([part.documents for part in parts], pool.first_documents),
+        np.concatenate([part.begins for part in parts]),
+    )
+    first = _end_to_end([run.first for run in runs], piece)
+    return cut, Units(first, _end_to_end([run.last for run in runs], piece))
+
+
+def _end_to_end(parts: Sequence[NDArray[np.int64]], offsets: Iterable[int]) -> NDArray[np.int64]:
+    return np.concatenate([part + offset for part, offset in zip(parts, offsets, strict=False)])
+
+
+def _draw(key: int, purpose: int, size: int, below: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    """A random integer in [0, below) for each of `size` units."""
+    numbers = np.arange(size)
+    words = (array_keys(key, np.full(size, purpose), numbers) >> np.uint64(32)).astype(np.int64)
+    return (words * below) >> 32
+
+
+def _split(cut: Pieces, runs: Units, key: int) -> PairSpans:
+    """Cut each unit in two, at a random one of the sentences that begin inside it."""
+    begins = np.flatnonzero(cut.begins)
+    first = np.searchsorted(begins, runs.first, side="right")
+    count = np.searchsorted(begins, runs.last) - first
+    nth = first + _draw(key, SPLIT, len(first), np.maximum(count, 1))
+    start, end = cut.starts[runs.first], cut.ends[runs.last - 1]
+    at_sentence = cut.starts[begins[np.minimum(nth, len(begins) - 1)]]
+    middle = np.where(count > 0, at_sentence, (start + end) // 2)
+    return PairSpans(start, middle - start, middle, end - middle, np.zeros_like(start))
+
+
+def _fit(pairs: PairSpans, capacity: int) -> PairSpans:
+    """Cut two long sentences at their outer ends, the longer one first, then both alike."""
+    first, second = pairs.first_lengths, pairs.second_lengths
+    excess = np.maximum(first + second - capacity, 0)
+    from_longer = np.minimum(excess, np.abs(first - second))
+    from_first = np.where(first > second, from_longer, 0) + (excess - from_longer + 1) // 2
+    return replace(
+        pairs,
+        first_starts=pairs.first_starts + from_first,
+        first_lengths=first - from_first,
+        second_lengths=second - (excess - from_first),
+    )
+
+
+def _swap(pairs: PairSpans, chosen: NDArray[np.bool_]) -> PairSpans:
+    return PairSpans(
+        np.where(chosen, pairs.second_starts, pairs.first_starts),
+        np.where(chosen, pairs.second_lengths, pairs.first_lengths),
+        np.where(chosen, pairs.first_starts, pairs.second_starts),
+        np.where(chosen, pairs.first_lengths, pairs.second_lengths),
+        chosen.astype(np.int64),
+    )
+
+
+def _exchange(pairs: PairSpans, documents: NDArray[np.int64], key: int) -> PairSpans:
+    """Couple the units, cut their second segments alike, and let half of the couples exchange them.
+
+    Whether there is an exchange is drawn for each couple, whatever its lengths are.
+    """
+    numbers = np.arange(len(documents))
+    tie = array_keys(key, np.full(len(numbers), TIE), numbers)
+    by_length = np.lexsort((tie, pairs.second_lengths))
+    partners = _partners(by_length, documents)
+    chosen = _draw(key, LABEL, len(numbers), 2)[np.minimum(numbers, partners)] == 1
+    donors = _borrow(partners, by_length, documents)
+    chosen &= donors != numbers
+    return replace(
+        pairs,
+        second_starts=np.where(chosen, pairs.second_starts[donors], pairs.second_starts),
+        second_lengths=np.minimum(pairs.second_lengths, pairs.second_lengths[donors]),
+        labels=chosen.astype(np.int64),
+    )
+
+
+def _partners(by_length: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A partner for each unit, and the other way round: one of its bucket.
+
+    A bucket is sorted by document and its first half coupled with its second: the two are of
+    different documents unless one holds more than half of the bucket, and mostly of different
+    blocks. Where a bucket has an odd number of units, the last is its own partner.
+    """
+    size = len(by_length)
+    places = np.arange(size)
+    begin = places - places % BUCKET
+    order = by_length[np.lexsort((documents[by_length], begin))]
+    half = np.minimum(BUCKET, size - begin) // 2
+    within = places - begin
+    other = np.where(within < half, places + half, places - half)
+    partners = np.empty_like(order)
+    partners[order] = order[np.where(within < 2 * half, other, places)]
+    return partners
+
+
+def _borrow(
+    partners: NDArray[np.int64], by_length: NDArray[np.int64], documents: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The partners; where one is of the same document, the unit next in length of another one.
+
+    In a pool of one document, the unit itself.
+    """
+    sorted_documents = documents[by_length]
+    changes = np.flatnonzero(np.diff(sorted_documents)) + 1  # where a run of one document ends
+    if not len(changes):
+        return np.arange(len(documents))
+    lonely = documents[partners] == documents
+    places = np.flatnonzero(lonely[by_length])
+    run = np.searchsorted(changes, places, side="right")
+    before = changes[np.maximum(run - 1, 0)] - 1
+    after = changes[np.minimum(run, len(changes) - 1)]
+    take_after = (run == 0) | ((run < len(changes)) & (after - places < places - before))
+    donors = partners.copy()
+    donors[by_length[places]] = by_length[np.where(take_after, after, before)]
+    return donors

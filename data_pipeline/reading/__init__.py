@@ -1,0 +1,1 @@
+"""From an open corpus to the batches of a rank."""

@@ -1,0 +1,230 @@
+"""Filling rows with packed sequences: the reading side of `data_pipeline.order.slots` and `.order`.
+
+`Lanes` serves some rows of the global batch from one split, as long as the batch has its size.
+Each row keeps the block that it is reading; several rows of one block share it. Memory: about
+1.5 MB for each row, or for each block of the split where these are fewer, and `SPARE_BLOCKS`; of
+pairs about 4 MB, since a row keeps the pool of its block.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.errors import BadShard
+from data_pipeline.masking.masker import NO_LABEL
+from data_pipeline.order.block_walk import BlockWalk
+from data_pipeline.order.epoch import Stretch
+from data_pipeline.order.slots import BatchSizes, Slots
+from data_pipeline.packing import sequences as packing
+from data_pipeline.packing.sequences import PackingRules
+from data_pipeline.reading.corpus import CorpusSplit
+from data_pipeline.reading.pools import OpenPool, Pools
+from data_pipeline.shards.blocks import Block
+from data_pipeline.tokenization.tokenizer import Vocabulary
+
+_log = logging.getLogger(__name__)
+
+SPARE_BLOCKS = 8
+SOURCE_SHIFT = 48  # sample ids of source number n of a mixture begin at n << 48
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """R packed sequences before masking; rows are filled in place."""
+
+    input_ids: NDArray[np.int64]  # [R, L]
+    segment_ids: NDArray[np.int64]  # [R, L]
+    lengths: NDArray[np.int64]  # [R] tokens, special ones included
+    pair_labels: NDArray[np.int64]  # [R]
+    sample_ids: NDArray[np.int64]  # [R]
+    epochs: NDArray[np.int64]  # [R]
+    readable: NDArray[np.bool_]  # [R]
+
+    @classmethod
+    def empty(cls, rows: int, length: int, vocabulary: Vocabulary) -> Sequences:
+        """Rows of padding behind a [CLS]."""
+        input_ids = np.full((rows, length), vocabulary.pad, np.int64)
+        input_ids[:, 0] = vocabulary.cls
+        return cls(
+            input_ids,
+            segment_ids=np.zeros_like(input_ids),
+            lengths=np.zeros(rows, np.int64),
+            pair_labels=np.zeros(rows, np.int64),
+            sample_ids=np.zeros(rows, np.int64),
+            epochs=np.zeros(rows, np.int64),
+            readable=np.ones(rows, bool),
+        )
+
+
+@dataclass(frozen=True)
+class _OpenBlock:
+    """A block of one epoch, its sequences in shuffled order: where they lie in `text`."""
+
+    stretch: Stretch
+    sample_ids: list[int]
+    readable: list[bool]
+    text: NDArray[np.integer]
+    spans: list[list[int]]  # starts, lengths; of pairs the fields of `PairSpans`
+    pool: OpenPool | None = None  # kept for the pool's other blocks
+
+
+NO_BLOCK = _OpenBlock(Stretch(0, 0, 0, 0), [], [], np.zeros(0, np.uint16), [])
+
+
+class Lanes:
+    """Serves the given rows of the global batches of `sizes` rows from one split."""
+
+    def __init__(
+        self,
+        split: CorpusSplit,
+        rules: PackingRules,
+        seed: int,
+        sizes: BatchSizes,
+        rows: NDArray[np.int64],
+        source: int = 0,
+        skip_bad_shards: bool = False,
+        copies: int = 0,
+    ) -> None:
+        """With `copies`, the pairs of an epoch are those of so many epochs before."""
+        self.counts = split.sequence_counts(rules)
+        self.split, self._rules, self._seed = split, rules, seed
+        self._rows, self._slots = rows, Slots(sizes, self.counts.total)
+        self._first_sample = source << SOURCE_SHIFT
+        self._skip_bad_shards, self._copies = skip_bad_shards, copies
+        self._bad_shards: set[int] = set()
+        self._pools = Pools(split, rules, seed, self._read) if rules.is_pair else None
+        self._walk = BlockWalk(self.counts, seed, len(rows))
+        self._blocks: OrderedDict[tuple[int, int], _OpenBlock] = OrderedDict()
+        self._most_blocks = min(len(rows), len(split.index.blocks)) + SPARE_BLOCKS
+        self._lanes: list[_OpenBlock] = [NO_BLOCK] * len(rows)
+
+    def fill(self, step: int, out: Sequences, at: NDArray[np.int64]) -> None:
+        """Write this object's rows of step `step` into the rows `at` of `out`."""
+        epochs, positions = self._slots.locate(step, self._rows)
+        self._move(epochs, positions)
+        out.epochs[at] = epochs
+        within = (positions - self._walk.starts).tolist()
+        out.sample_ids[at] = [
+            lane.sample_ids[number] for lane, number in zip(self._lanes, within, strict=True)
+        ]
+        fill_row = self._fill_pair if self._rules.is_pair else self._fill_single
+        for row, lane, number in zip(at.tolist(), self._lanes, within, strict=True):
+            if lane.readable[number]:
+                fill_row(out, row, lane, number)
+            else:
+                self._fill_unreadable(out, row)
+
+    def samples(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(epochs [R], sample ids [R]) of this object's rows of a step; reads no token data."""
+        epochs, positions = self._slots.locate(step, self._rows)
+        sample_ids = np.empty_like(positions)
+        for row, (epoch, position) in enumerate(
+            zip(epochs.tolist(), positions.tolist(), strict=True)
+        ):
+            order = self._walk.order(epoch)
+            stretch = order.stretch(position)
+            number = order.within_block(stretch)[position - stretch.first_position]
+            sample_ids[row] = self._first_sample + stretch.first_sample + number
+        return epochs, sample_ids
+
+    def _fill_single(self, out: Sequences, row: int, lane: _OpenBlock, number: int) -> None:
+        start, length = lane.spans[0][number], lane.spans[1][number]
+        ids = out.input_ids[row]
+        ids[1 : length + 1] = lane.text[start : start + length]
+        ids[length + 1] = self.split.vocabulary.sep
+        out.lengths[row] = length + 2
+
+    def _fill_pair(self, out: Sequences, row: int, lane: _OpenBlock, number: int) -> None:
+        first, first_length, second, second_length, label = (
+            column[number] for column in lane.spans
+        )
+        ids, middle = out.input_ids[row], first_length + 2
+        end = middle + second_length
+        ids[1 : middle - 1] = lane.text[first : first + first_length]
+        ids[middle:end] = lane.text[second : second + second_length]
+        ids[middle - 1] = ids[end] = self.split.vocabulary.sep
+        out.segment_ids[row, middle : end + 1] = 1
+        out.lengths[row] = end + 1
+        out.pair_labels[row] = label
+
+    def _fill_unreadable(self, out: Sequences, row: int) -> None:
+        """[CLS] [SEP]: nothing that could be masked, something to attend to."""
+        out.input_ids[row, 1] = self.split.vocabulary.sep
+        out.lengths[row] = 2
+        out.pair_labels[row] = NO_LABEL
+        out.readable[row] = False
+
+    def blocks_entered(self, steps: Iterable[int]) -> Iterator[list[int]]:
+        """For each step the blocks that rows begin to read at it, with those of their pools.
+
+        Reads no token data.
+        """
+        walk = BlockWalk(self.counts, self._seed, len(self._rows))
+        for step in steps:
+            moves = walk.moved(*self._slots.locate(step, self._rows))
+            entered = [self._needed(walk, epoch, stretch.block) for _, epoch, stretch in moves]
+            yield [block for needed in entered for block in needed]
+
+    def _needed(self, walk: BlockWalk, epoch: int, block: int) -> list[int]:
+        """The blocks that are read for a block's sequences."""
+        return walk.order(self._copy(epoch)).pool(block) if self._pools else [block]
+
+    def _copy(self, epoch: int) -> int:
+        """The epoch whose pairs those of an epoch are."""
+        return epoch % self._copies if self._copies else epoch
+
+    def _move(self, epochs: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
+        """Open the next block for every lane that has left its current one."""
+        for row, epoch, stretch in self._walk.moved(epochs, positions):
+            self._lanes[row] = self._open(epoch, stretch)
+
+    def _open(self, epoch: int, stretch: Stretch) -> _OpenBlock:
+        key = (epoch, stretch.block)
+        if key not in self._blocks:
+            self._blocks[key] = self._pack(stretch, epoch)
+            if len(self._blocks) > self._most_blocks:
+                self._blocks.popitem(last=False)
+        self._blocks.move_to_end(key)
+        return self._blocks[key]
+
+    def _warn(self, error: BadShard, shard: int) -> None:
+        """Once for each shard."""
+        if shard not in self._bad_shards:
+            self._bad_shards.add(shard)
+            _log.warning("%s: what of it cannot be read is trained on without labels", error)
+
+    def _pack(self, stretch: Stretch, epoch: int) -> _OpenBlock:
+        shuffled = self._walk.order(epoch).within_block(stretch)
+        sample_ids = (self._first_sample + stretch.first_sample + shuffled).tolist()
+        if self._pools:
+            pool = self._pools.of(self._walk.order(self._copy(epoch)), stretch.block)
+            spans, readable = pool.of_block(stretch.block)
+            columns, found = spans[:, shuffled].tolist(), readable[shuffled].tolist()
+            return _OpenBlock(stretch, sample_ids, found, pool.text, columns, pool)
+        unread = replace(NO_BLOCK, stretch=stretch, sample_ids=sample_ids)
+        block = self._read(stretch.block)
+        if block is None:
+            return replace(unread, readable=[False] * stretch.count)
+        single = packing.single_spans(block, self._rules)
+        return replace(
+            unread,
+            readable=[True] * stretch.count,
+            text=packing.stream(block, self.split.vocabulary.sep),
+            spans=[column[shuffled].tolist() for column in (single.starts, single.lengths)],
+        )
+
+    def _read(self, number: int) -> Block | None:
+        """A block; None where it cannot be read and that is to be skipped."""
+        try:
+            return self.split.read_block(number)
+        except BadShard as error:
+            if not self._skip_bad_shards:
+                raise
+            self._warn(error, self.split.index.shard_of(number))
+            return None

@@ -1,0 +1,76 @@
+"""How much of what a job's sequences hold is text, and how much padding."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from data_pipeline.config import DataConfig
+from data_pipeline.packing.pairs import Pool, pair_spans
+from data_pipeline.packing.sequences import PackingRules, single_spans
+from data_pipeline.reading.corpus import CorpusSplit
+from data_pipeline.shards.blocks import Block
+
+BLOCKS_LOOKED_AT = 256
+
+
+def padding_share(split: CorpusSplit, rules: PackingRules) -> float:
+    """The share of an epoch's positions that is padding, from the index alone: no shard is read.
+
+    Of a corpus of more than `BLOCKS_LOOKED_AT` blocks, that of about as many, evenly spread. Exact
+    for single segments; what pairs are cut differs a little from epoch to epoch.
+    """
+    every = -(-len(split.index.blocks) // BLOCKS_LOOKED_AT)
+    used = sequences = 0
+    for block in itertools.islice(split.index.boundaries(), 0, None, every):
+        text, count = _text_of(block, rules)
+        used += text + count * (rules.length - rules.capacity)
+        sequences += count
+    return 1.0 - used / (sequences * rules.length)
+
+
+def padding_shares(
+    splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig
+) -> list[float]:
+    """The padding share of each phase of a job, the corpora of a mixture by their rows."""
+    return [
+        _mean_share(splits, config, length, kind) for length, kind in config.lengths_and_packings()
+    ]
+
+
+def rows_for_tokens(
+    splits: CorpusSplit | Mapping[str, CorpusSplit],
+    config: DataConfig,
+    step: int,
+    tokens: int,
+    multiple: int,
+) -> int:
+    """The global batch size at which a batch of `step` holds about so many tokens, not padding.
+
+    A multiple of `multiple` (of all world sizes, say), at least that. For packings whose sequences
+    are short, such as sentence_pair, or whose lengths change.
+    """
+    length, kind = config.length_and_packing_at(step)
+    per_sequence = length * (1.0 - _mean_share(splits, config, length, kind))
+    return max(1, round(tokens / per_sequence / multiple)) * multiple
+
+
+def _mean_share(
+    splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig, length: int, kind: str
+) -> float:
+    rules = PackingRules(kind, length, config.short_sequence_probability)
+    if isinstance(splits, CorpusSplit):
+        return padding_share(splits, rules)
+    weights = {name: config.mixture[name].weight for name in splits}
+    padding = sum(weights[name] * padding_share(split, rules) for name, split in splits.items())
+    return padding / sum(weights.values())
+
+
+def _text_of(block: Block, rules: PackingRules) -> tuple[int, int]:
+    """(tokens in the sequences of a block without [CLS] and their own [SEP], sequences)."""
+    if rules.is_pair:
+        pairs = pair_spans(Pool([block], [0]), rules, key=0)
+        lengths = pairs.first_lengths + pairs.second_lengths
+    else:
+        lengths = single_spans(block, rules).lengths
+    return int(lengths.sum()), len(lengths)

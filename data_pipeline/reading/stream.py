@@ -1,0 +1,289 @@
+"""The stream of batches that one rank trains on: a pure function of the step."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.config import DataConfig
+from data_pipeline.errors import DataError
+from data_pipeline.masking.masker import Masker
+from data_pipeline.order.mixing import rows_of_sources
+from data_pipeline.order.slots import BatchSizes
+from data_pipeline.packing.sequences import PackingRules
+from data_pipeline.reading.batches import Batch
+from data_pipeline.reading.corpus import Corpus, CorpusSplit
+from data_pipeline.reading.lanes import Lanes, Sequences
+from data_pipeline.shards.sources import is_url
+
+
+@dataclass(frozen=True)
+class _Source:
+    lanes: Lanes
+    at: NDArray[np.int64]  # the rank's rows that it fills
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Steps of one sequence length, packing and batch size."""
+
+    phase_start: int  # the step from which its lanes count
+    rules: PackingRules
+    sources: list[_Source]
+    rows: int  # of the rank
+    masker: Masker
+
+
+class BatchStream:
+    """Batches of the rows that `rank` owns: [rank * R, (rank + 1) * R) of the global batch.
+
+    `splits` is one split, or one for each name in `config.mixture`; `batch_sizes` the global
+    batch size, or that of every step. Raises DataError when a global batch does not divide by the
+    world size, a split has fewer samples than there are ranks or not a single full sequence, or
+    the corpora of a mixture differ in vocabulary.
+
+    Without `masks` the rows come as they are, for `TorchMasker`, and `Batch.to_mask` says how many
+    positions of each it will choose.
+    """
+
+    def __init__(
+        self,
+        splits: CorpusSplit | Mapping[str, CorpusSplit],
+        config: DataConfig,
+        seed: int,
+        batch_sizes: BatchSizes | int,
+        rank: int = 0,
+        world_size: int = 1,
+        masks: bool = True,
+    ) -> None:
+        self.splits = [splits] if isinstance(splits, CorpusSplit) else list(splits.values())
+        self.config, self.seed = config, seed
+        self.vocabulary = self.splits[0].vocabulary
+        _require_one_vocabulary(self.splits)
+        self._rank, self._world_size, self._masks = rank, world_size, masks
+        self._sizes = (
+            BatchSizes.constant(batch_sizes) if isinstance(batch_sizes, int) else batch_sizes
+        )
+        _require_divisible(self._sizes, world_size)
+        self._weights = (
+            [1.0]
+            if isinstance(splits, CorpusSplit)
+            else [config.mixture[name].weight for name in splits]
+        )
+        self._phase_starts = [0, *(phase.from_step for phase in config.phases)]
+        self._starts = sorted({*self._phase_starts, *self._sizes.starts})
+        # All are opened once, so that what cannot be read is refused at once; one is kept.
+        opened = [self._stretch(start) for start in self._starts]
+        self._at, self._open = 0, opened[0]
+        self.samples_per_epoch = sum(one.lanes.counts.total for one in self._open.sources)
+
+    @classmethod
+    def open(
+        cls,
+        config: DataConfig,
+        split: str,
+        seed: int,
+        batch_sizes: BatchSizes | int,
+        rank: int = 0,
+        world_size: int = 1,
+        masks: bool = True,
+        staged: Path | None = None,
+    ) -> BatchStream:
+        """The stream over the split called "train" or "val" of the corpora that `config` names.
+
+        `staged` is where a `Stager` of this node keeps copies of blocks.
+        """
+        splits = open_splits(config, split, staged)
+        return cls(splits, config, seed, batch_sizes, rank, world_size, masks)
+
+    def batch(self, step: int) -> Batch:
+        """The rank's rows of global step `step` (from 0)."""
+        stretch = self._stretch_of(step)
+        length = stretch.rules.length
+        rows = Sequences.empty(stretch.rows, length, self.vocabulary)
+        for source in stretch.sources:
+            source.lanes.fill(step - stretch.phase_start, rows, source.at)
+        masked = (
+            stretch.masker(rows.input_ids, rows.epochs, rows.sample_ids, step)
+            if self._masks
+            else stretch.masker.leave(rows.input_ids, step)
+        )
+        return Batch(
+            input_ids=masked.input_ids,
+            segment_ids=rows.segment_ids,
+            attention_mask=(np.arange(length) < rows.lengths[:, None]).astype(np.int64),
+            masked_positions=masked.positions,
+            masked_labels=masked.labels,
+            pair_labels=rows.pair_labels if stretch.rules.is_pair else None,
+            sample_ids=rows.sample_ids,
+            epochs=rows.epochs,
+            to_mask=masked.to_mask,
+            readable=rows.readable,
+        )
+
+    def samples(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(epochs [R], sample ids [R]) of the rank's rows of a step; reads no token data."""
+        stretch = self._stretch_of(step)
+        epochs, sample_ids = np.zeros((2, stretch.rows), np.int64)
+        for one in stretch.sources:
+            epochs[one.at], sample_ids[one.at] = one.lanes.samples(step - stretch.phase_start)
+        return epochs, sample_ids
+
+    def blocks_entered(self, step: int) -> Iterator[list[tuple[CorpusSplit, int]]]:
+        """For `step` and each that follows, the blocks that the rank's rows begin to read at it.
+
+        Reads no token data, and may run in another thread than `batch`.
+        """
+        for first, following in itertools.pairwise([*self._starts, None]):
+            if following is not None and following <= step:
+                continue
+            stretch = self._stretch(first or 0)
+            begin, end = max(step, first or 0), following
+            steps = itertools.count(begin) if end is None else range(begin, end)
+            yield from _entered(stretch, steps)
+
+    def _stretch_of(self, step: int) -> _Stretch:
+        start = self._starts[bisect_right(self._starts, step) - 1]
+        if start != self._at:
+            self._at, self._open = start, self._stretch(start)
+        return self._open
+
+    def _stretch(self, start: int) -> _Stretch:
+        """The stretch that begins at a step."""
+        number = bisect_right(self._phase_starts, start) - 1
+        length, kind = self.config.length_and_packing_at(start)
+        rules = PackingRules(kind, length, self.config.short_sequence_probability)
+        following = [*self._phase_starts[number + 1 :], None][0]
+        phase_start = self._phase_starts[number]
+        sizes = self._sizes.between(phase_start, following)
+        return _Stretch(
+            phase_start,
+            rules,
+            self._sources(rules, sizes, start - phase_start),
+            self._sizes.at(start) // self._world_size,
+            self._masker(length),
+        )
+
+    def _sources(self, rules: PackingRules, sizes: BatchSizes, step: int) -> list[_Source]:
+        """What the rank reads of each split from `step` of a phase on."""
+        owners = {size: rows_of_sources(self._weights, size) for size in sizes.sizes}
+        rows = sizes.at(step) // self._world_size
+        mine = np.arange(self._rank * rows, (self._rank + 1) * rows)
+        sources = []
+        for number, split in enumerate(self.splits):
+            at = np.flatnonzero(owners[sizes.at(step)][mine] == number)  # of this rank
+            of_source = np.flatnonzero(owners[sizes.at(step)] == number)  # of the global batch
+            own = [int((owners[size] == number).sum()) for size in sizes.sizes]
+            lanes = Lanes(
+                split,
+                rules,
+                self.seed,
+                BatchSizes(sizes.starts, tuple(own)),
+                rows=np.searchsorted(of_source, mine[at]),
+                source=number,
+                skip_bad_shards=self.config.on_bad_shard == "skip",
+                copies=self.config.masking.copies,
+            )
+            _require_samples(split, rules, lanes.counts.total, self._world_size)
+            sources.append(_Source(lanes, at))
+        return sources
+
+    def _masker(self, length: int) -> Masker:
+        counts = sum(split.index.token_counts for split in self.splits)
+        return Masker(
+            self.seed,
+            self.config.masking,
+            self.vocabulary,
+            length,
+            token_counts=np.asarray(counts),
+            word_starts=self.splits[0].word_starts,
+        )
+
+
+def _entered(stretch: _Stretch, steps: Iterable[int]) -> Iterator[list[tuple[CorpusSplit, int]]]:
+    counts = itertools.tee((step - stretch.phase_start for step in steps), len(stretch.sources))
+    walks = [
+        one.lanes.blocks_entered(mine) for one, mine in zip(stretch.sources, counts, strict=True)
+    ]
+    for entered in zip(*walks, strict=True):
+        yield [
+            (source.lanes.split, block)
+            for source, blocks in zip(stretch.sources, entered, strict=True)
+            for block in blocks
+        ]
+
+
+def open_corpora(config: DataConfig, urls: bool = True) -> dict[str, Corpus]:
+    """The corpora by name: those of the mixture, or the one at `path`, by its folder's name.
+
+    Without `urls` only those in folders.
+    """
+    sources = {name: source.path for name, source in config.mixture.items()}
+    if not sources:
+        if not config.path:
+            raise DataError("data.path: must be set to a corpus made by `tandem data build`")
+        sources = {config.path.rstrip("/").rpartition("/")[2]: config.path}
+    cache_gb = config.cache_gb / len(sources)
+    return {
+        name: Corpus.open(path, config.cache_dir, cache_gb)
+        for name, path in sources.items()
+        if urls or not is_url(path)
+    }
+
+
+def contents(config: DataConfig) -> dict[str, str]:
+    """What each corpus holds (`Corpus.content`), by the key of the job that says where it lies."""
+    keys = [f"data.mixture.{name}.path" for name in config.mixture] or ["data.path"]
+    corpora = open_corpora(config).values()
+    return {key: corpus.content for key, corpus in zip(keys, corpora, strict=True)}
+
+
+def open_splits(
+    config: DataConfig, split: str, staged: Path | None = None
+) -> CorpusSplit | dict[str, CorpusSplit]:
+    """The split called "train" or "val" of the corpus, or of each corpus of the mixture.
+
+    With `staged` blocks are read from below that folder where they have been copied there.
+    """
+    splits = {name: corpus.split(split) for name, corpus in open_corpora(config).items()}
+    if staged:
+        splits = {
+            name: one.staged_in(staged / str(number))
+            for number, (name, one) in enumerate(splits.items())
+        }
+    return splits if config.mixture else next(iter(splits.values()))
+
+
+def _require_one_vocabulary(splits: list[CorpusSplit]) -> None:
+    for split in splits[1:]:
+        if split.vocabulary.fingerprint != splits[0].vocabulary.fingerprint:
+            raise DataError(
+                f"{split.name}: built with another vocabulary than {splits[0].name}; "
+                "build the corpora of a mixture with one tokenizer"
+            )
+
+
+def _require_divisible(sizes: BatchSizes, world_size: int) -> None:
+    for size in sizes.sizes:
+        if size % world_size:
+            raise DataError(f"global batch size: {size} rows do not divide by {world_size} ranks")
+
+
+def _require_samples(split: CorpusSplit, rules: PackingRules, total: int, world_size: int) -> None:
+    tokens = split.index.tokens + rules.length - rules.capacity
+    if tokens < rules.length:
+        raise DataError(
+            f"{split.name}: {tokens} tokens do not make a single full sequence at "
+            f"sequence_length {rules.length}"
+        )
+    if total < world_size:
+        raise DataError(
+            f"{split.name}: {total} samples are too few for {world_size} ranks; "
+            "use fewer ranks or more text"
+        )

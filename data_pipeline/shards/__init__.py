@@ -1,0 +1,1 @@
+"""WebDataset shards, the index beside them, and the files of a corpus."""

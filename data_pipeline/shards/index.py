@@ -1,0 +1,170 @@
+"""The binary index of one split: what each shard and each block holds and where.
+
+Files beside the shards, read through memory maps, little-endian, never pickled (`INDEX_FILES`):
+
+- ``shards.npy``: one `SHARD` record for each ``shard-NNNNNN.tar``, in order;
+- ``blocks.npy``: one `BLOCK` record for each block, in shard order;
+- ``token_counts.npy``: int64 [vocabulary], how often each id occurs in the split;
+- ``sentences.u16``, ``documents.u32``: the boundaries of all blocks end to end (tokens of each
+  sentence, sentences of each document), so that sequences can be counted without the shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.errors import DataError
+from data_pipeline.shards.arrays import map_array
+from data_pipeline.shards.blocks import Block
+
+SHARD = np.dtype(
+    [
+        ("bytes", "<u8"),
+        ("sha256", "u1", (32,)),
+        ("first_block", "<u8"),
+        ("blocks", "<u4"),
+        ("documents", "<u8"),
+        ("sentences", "<u8"),
+        ("tokens", "<u8"),
+    ]
+)
+BLOCK = np.dtype(
+    [
+        ("offset", "<u8"),  # of its first tar header in the shard
+        ("bytes", "<u4"),  # headers and padding included
+        ("crc32", "<u4"),  # of those bytes
+        ("documents", "<u4"),
+        ("sentences", "<u4"),
+        ("tokens", "<u4"),
+        ("continues", "u1"),  # 1 where the first document began in the block before
+    ]
+)
+SENTENCES, DOCUMENTS = "sentences.u16", "documents.u32"
+INDEX_FILES = ("shards.npy", "blocks.npy", "token_counts.npy", SENTENCES, DOCUMENTS)
+
+
+def shard_name(number: int) -> str:
+    """The file name of a shard."""
+    return f"shard-{number:06d}.tar"
+
+
+def shard_number(name: str) -> int:
+    """The reverse of `shard_name`."""
+    return int(name.removeprefix("shard-").removesuffix(".tar"))
+
+
+@dataclass(frozen=True)
+class Index:
+    """The index of one split. Arrays are memory-mapped and read-only."""
+
+    shards: NDArray[np.void]  # [shards] SHARD
+    blocks: NDArray[np.void]  # [blocks] BLOCK
+    token_counts: NDArray[np.int64]  # [vocabulary]
+    sentence_sizes: NDArray[np.uint16]  # [sentences of all blocks] tokens of each
+    document_sizes: NDArray[np.uint32]  # [documents of all blocks] sentences of each
+    folder: Path
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the split, special tokens not counted."""
+        return int(self.shards["tokens"].sum())
+
+    @property
+    def documents(self) -> int:
+        """Documents of the split, those cut between blocks counted once."""
+        return int(self.blocks["documents"].sum()) - int(self.blocks["continues"].sum())
+
+    @classmethod
+    def open(cls, folder: Path) -> Index:
+        """Map the index of the split at `folder`. Raises DataError when missing or damaged."""
+        names = ("shards", "blocks", "token_counts")
+        arrays = [map_array(folder / f"{name}.npy") for name in names]
+        if arrays[0].dtype != SHARD or arrays[1].dtype != BLOCK:
+            raise DataError(f"{folder}: the index is of another format; build the corpus again")
+        return cls(
+            arrays[0],
+            arrays[1],
+            arrays[2],
+            _map_raw(folder / SENTENCES, "<u2", int(arrays[0]["sentences"].sum())),
+            _map_raw(folder / DOCUMENTS, "<u4", int(arrays[0]["documents"].sum())),
+            folder,
+        )
+
+    def shard_of(self, block: int) -> int:
+        """The number of the shard that holds a block."""
+        return int(np.searchsorted(self.shards["first_block"], block, side="right")) - 1
+
+    @cached_property
+    def _before_shards(self) -> NDArray[np.int64]:
+        """[shards, 2] sentences and documents (parts of cut ones too) of all shards before."""
+        sizes = np.stack([self.shards["sentences"], self.shards["documents"]], 1).astype(np.int64)
+        return np.cumsum(sizes, axis=0) - sizes
+
+    def boundaries_of(self, block: int) -> tuple[Block, int]:
+        """One block with zeros for tokens, and the number of its first document in its shard.
+
+        A document that is cut has one number in all its blocks.
+        """
+        shard = self.shard_of(block)
+        before = self.blocks[int(self.shards["first_block"][shard]) : block + 1]
+        sentences, documents = (
+            int(self._before_shards[shard, column] + before[name][:-1].sum(dtype=np.int64))
+            for column, name in enumerate(("sentences", "documents"))
+        )
+        record = before[-1]
+        bounds = Block(
+            np.broadcast_to(np.uint16(0), int(record["tokens"])),
+            self.sentence_sizes[sentences : sentences + int(record["sentences"])],
+            self.document_sizes[documents : documents + int(record["documents"])],
+        )
+        earlier = before["documents"][:-1].sum(dtype=np.int64)
+        return bounds, int(earlier - before["continues"][1:].sum(dtype=np.int64))
+
+    def boundaries(self) -> Iterator[Block]:
+        """Each block in order with zeros for tokens, from the index alone.
+
+        Raises DataError where the boundaries of a block do not add up to what it holds.
+        """
+        sentence = document = 0
+        for number, record in enumerate(self.blocks):
+            next_sentence = sentence + int(record["sentences"])
+            next_document = document + int(record["documents"])
+            block = Block(
+                np.broadcast_to(np.uint16(0), int(record["tokens"])),
+                self.sentence_sizes[sentence:next_sentence],
+                self.document_sizes[document:next_document],
+            )
+            if not block.adds_up:
+                raise DataError(
+                    f"{self.folder}: {SENTENCES} or {DOCUMENTS} is damaged in block {number}; "
+                    "restore them from a copy, or build the corpus again"
+                )
+            yield block
+            sentence, document = next_sentence, next_document
+
+
+def write_index(
+    folder: Path,
+    shards: Sequence[NDArray[np.void]],
+    blocks: Sequence[NDArray[np.void]],
+    token_counts: NDArray[np.int64],
+) -> None:
+    """Write the ``.npy`` files of an index; `shards` and `blocks` are arrays to be joined."""
+    np.save(folder / "shards.npy", np.concatenate([np.zeros(0, SHARD), *shards]))
+    np.save(folder / "blocks.npy", np.concatenate([np.zeros(0, BLOCK), *blocks]))
+    np.save(folder / "token_counts.npy", token_counts.astype("<i8"))
+
+
+def _map_raw(path: Path, dtype: str, size: int) -> NDArray:
+    try:
+        if path.stat().st_size != size * np.dtype(dtype).itemsize:
+            raise DataError(f"{path}: not of the size that the index says; build the corpus again")
+        return np.memmap(path, dtype, "r") if size else np.zeros(0, dtype)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None

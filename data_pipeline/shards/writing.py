@@ -1,0 +1,266 @@
+"""Writing the shards of one split: documents in, finished tar files and an index out.
+
+A shard is written under a hidden name and renamed when it is complete and on disk, so that a
+visible shard is always whole. `state` is all that a later process needs to go on from here: it
+says how many bytes of each file count, and `restore` verifies these and drops what is beyond.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.errors import DataError
+from data_pipeline.shards.blocks import BLOCK_BYTES, END_OF_TAR, Block, encode_block
+from data_pipeline.shards.growing import Growth
+from data_pipeline.shards.index import (
+    BLOCK,
+    DOCUMENTS,
+    INDEX_FILES,
+    SENTENCES,
+    SHARD,
+    shard_name,
+    shard_number,
+    write_index,
+)
+
+State = dict[str, NDArray]
+
+
+class SplitWriter:
+    """Collects documents into blocks and blocks into shards, in the order they come.
+
+    `claim` is told of every file before it exists.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        claim: Callable[..., None],
+        dtype: np.dtype,
+        vocab_size: int,
+        shard_bytes: int,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        self.folder, self._claim = folder, claim
+        self._dtype = dtype
+        self._shard_bytes = shard_bytes
+        self._block_tokens = block_bytes // dtype.itemsize
+        self._token_counts = np.zeros(vocab_size, np.int64)
+        self._shards = np.zeros(0, SHARD)
+        self._blocks: list[NDArray[np.void]] = []  # to be joined
+        self._block_count = 0
+        self._open = Growth()  # of the open shard
+        self._pending: list[tuple[NDArray, NDArray]] = []  # (tokens, sentences) per document
+        self._pending_tokens = 0
+        self._continues = False  # whether the first pending document began in the block before
+        self._boundaries = {SENTENCES: Growth(), DOCUMENTS: Growth()}
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        claim(*(folder / name for name in INDEX_FILES))
+
+    def add(self, tokens: NDArray[np.integer], sentences: NDArray[np.uint16]) -> None:
+        """Append a document: its ids and the number of ids of each sentence."""
+        limit = self._block_tokens
+        while self._pending_tokens + len(tokens) > limit and len(tokens) > limit:
+            room = limit - self._pending_tokens
+            cut = int(np.searchsorted(np.cumsum(sentences, dtype=np.int64), room, "right"))
+            if cut == 0 and not self._pending:
+                cut = 1  # a sentence longer than a block
+            head = int(sentences[:cut].sum())
+            if cut:
+                self._append(tokens[:head], sentences[:cut])
+            tokens, sentences = tokens[head:], sentences[cut:]
+            self._flush_block()
+            self._continues = cut > 0 and len(tokens) > 0
+        if len(tokens):
+            self._append(tokens, sentences)
+        if self._pending_tokens >= limit:
+            self._flush_block()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in finished blocks."""
+        return int(self._token_counts.sum())
+
+    def finish(self) -> None:
+        """Close the last block and shard and write the index."""
+        self._flush_block()
+        self._close_shard()
+        with disk_errors(self.folder):
+            for name, grown in self._boundaries.items():
+                grown.append(self.folder / name, b"")
+            write_index(self.folder, [self._shards], self._blocks, self._token_counts)
+
+    @property
+    def state(self) -> State:
+        """Everything that `restore` needs; the files it speaks of are on disk."""
+        for path in (self._open_path, *(self.folder / name for name in self._boundaries)):
+            if path.exists():
+                with disk_errors(path):
+                    to_disk(path)
+        return {
+            "numbers": np.array(
+                [self._block_count, self._pending_tokens, self._continues], np.int64
+            ),
+            "grown": np.array([(one.size, one.crc32) for one in self._grown], np.int64),
+            "token_counts": self._token_counts,
+            "shards": self._shards.view(np.uint8),
+            "blocks": np.concatenate([np.zeros(0, BLOCK), *self._blocks]).view(np.uint8),
+            "tokens": _joined([one for one, _ in self._pending], self._dtype),
+            "sentences": _joined([one for _, one in self._pending], np.dtype("<u2")),
+            "documents": np.array([len(one) for _, one in self._pending], np.int64),
+        }
+
+    def restore(self, state: State, advice: str) -> None:
+        """Go on from `state`; shards finished after it are made again.
+
+        Raises DataError, with the `advice`, where the files are not as `state` says.
+        """
+        self._block_count, self._pending_tokens, continues = state["numbers"].tolist()
+        self._continues = bool(continues)
+        grown = [Growth(size, crc32) for size, crc32 in state["grown"].tolist()]
+        self._open, self._boundaries = grown[0], dict(zip(self._boundaries, grown[1:], strict=True))
+        self._token_counts = state["token_counts"].copy()
+        self._shards = state["shards"].view(SHARD)
+        self._blocks = [state["blocks"].view(BLOCK)]
+        self._restore_pending(state)
+        with disk_errors(self.folder):
+            self._drop_later_files()
+        self._verify(advice)
+
+    def _restore_pending(self, state: State) -> None:
+        ends = np.cumsum(state["documents"])
+        parts = np.split(state["sentences"], ends[:-1]) if len(ends) else []
+        token_ends = np.cumsum([part.sum(dtype=np.int64) for part in parts], dtype=np.int64)
+        tokens = np.split(state["tokens"], token_ends[:-1]) if len(ends) else []
+        self._pending = list(zip(tokens, parts, strict=True))
+
+    def _drop_later_files(self) -> None:
+        finished = self.folder / shard_name(len(self._shards))
+        if finished.exists() and self._open.size:
+            finished.rename(self._open_path)
+        for path in self.folder.glob("shard-*.tar"):
+            if shard_number(path.name) >= len(self._shards):
+                path.unlink()
+        for path in self.folder.glob(".shard-*.part"):
+            if path != self._open_path:
+                path.unlink()
+
+    def _verify(self, advice: str) -> None:
+        """Finished shards by their size: `data check` reads them all."""
+        for number, record in enumerate(self._shards):
+            path = self.folder / shard_name(number)
+            if not path.is_file() or path.stat().st_size != record["bytes"]:
+                raise DataError(f"{path}: not as the unfinished build left it; {advice}")
+        self._open.verify(self._open_path, advice)
+        for name, grown in self._boundaries.items():
+            grown.verify(self.folder / name, advice)
+
+    @property
+    def _grown(self) -> list[Growth]:
+        return [self._open, *self._boundaries.values()]
+
+    def _append(self, tokens: NDArray[np.integer], sentences: NDArray[np.uint16]) -> None:
+        self._pending.append((tokens, sentences))
+        self._pending_tokens += len(tokens)
+
+    def _flush_block(self) -> None:
+        if not self._pending:
+            return
+        block = Block(
+            tokens=_joined([one for one, _ in self._pending], self._dtype),
+            sentences=_joined([one for _, one in self._pending], np.dtype("<u2")),
+            documents=np.array([len(one) for _, one in self._pending], "<u4"),
+        )
+        self._pending, self._pending_tokens = [], 0
+        self._token_counts += np.bincount(block.tokens, minlength=len(self._token_counts))
+        data = encode_block(f"block-{self._block_count:09d}", block)
+        sizes = (len(block.documents), len(block.sentences), len(block.tokens))
+        record = np.array(
+            [(self._open.size, len(data), zlib.crc32(data), *sizes, self._continues)], BLOCK
+        )
+        self._continues = False
+        if not self._open.size:
+            self._claim(self._open_path, self.folder / shard_name(len(self._shards)))
+        with disk_errors(self._open_path):
+            self._open.append(self._open_path, data)
+            for name, array in ((SENTENCES, block.sentences), (DOCUMENTS, block.documents)):
+                self._boundaries[name].append(self.folder / name, array.tobytes())
+        self._blocks.append(record)
+        self._block_count += 1
+        if self._open.size >= self._shard_bytes:
+            self._close_shard()
+
+    @property
+    def _open_path(self) -> Path:
+        return self.folder / f".{shard_name(len(self._shards))}.part"
+
+    def _close_shard(self) -> None:
+        if not self._open.size:
+            return
+        with disk_errors(self._open_path):
+            self._open.append(self._open_path, END_OF_TAR)
+        record = np.zeros(1, SHARD)
+        record["bytes"] = self._open.size
+        record["sha256"] = np.frombuffer(publish(self._open_path, len(self._shards)), np.uint8)
+        done = int(self._shards["blocks"].sum())
+        joined = np.concatenate(self._blocks)
+        self._blocks, blocks = [joined], joined[done:]
+        record["first_block"], record["blocks"] = done, len(blocks)
+        for name in ("documents", "sentences", "tokens"):
+            record[name] = blocks[name].sum(dtype=np.uint64)
+        self._shards = np.concatenate([self._shards, record])
+        self._open = Growth()
+
+
+def publish(part: Path, number: int) -> bytes:
+    """Make a finished shard durable and visible; returns its SHA-256."""
+    with disk_errors(part), open(part, "rb") as file:
+        digest = hashlib.sha256()
+        while data := file.read(1 << 22):
+            digest.update(data)
+        os.fsync(file.fileno())
+        part.rename(part.with_name(shard_name(number)))
+    return digest.digest()
+
+
+def to_disk(path: Path) -> None:
+    """Make a file's contents, or a folder's list of files, outlast a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def refuse_existing(paths: Iterable[Path]) -> None:
+    """Raise DataError, naming the first, for files that a command would overwrite."""
+    for path in paths:
+        if os.path.lexists(path):
+            raise DataError(f"{path}: exists; move it away, or choose another --out")
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns a full or forbidden disk into a DataError naming the place."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DataError(
+                f"{path.parent}: the disk is full; free some space and run the same command again"
+            ) from None
+        raise DataError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _joined(arrays: list[NDArray], dtype: np.dtype) -> NDArray:
+    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)

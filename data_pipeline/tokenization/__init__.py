@@ -1,0 +1,1 @@
+"""Tokenizers: reading, training, and encoding many words at once."""

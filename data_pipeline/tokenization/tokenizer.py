@@ -1,0 +1,239 @@
+"""Tokenizers: finding and reading them, and what the pipeline needs to know about one.
+
+A tokenizer is named by a path, which is one of
+
+- a folder in Hugging Face format (``tokenizer.json``), as `tokenizer_training.train` writes it;
+- a folder with BERT's ``vocab.txt``, or with GPT-2's vocabulary and merges;
+- a SentencePiece ``.model`` file (unigram or BPE).
+
+Whatever it was, a corpus holds it in Hugging Face format, for ``transformers.AutoTokenizer``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import models
+
+from data_pipeline.errors import DataError
+from data_pipeline.tokenization import vocabularies
+from data_pipeline.tokenization.library_errors import as_data_errors
+from data_pipeline.tokenization.vocabularies import (
+    CONFIG_FILE,
+    ROLES,
+    Roles,
+    Settings,
+    with_settings,
+)
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    CONFIG_FILE,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
+WORD_MARKS = ("\u0120", "\u010a", "\u2581")  # byte-level space and line feed, unigram space
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What packing and masking need of a tokenizer.
+
+    `special` holds every id that is not ordinary text. `fingerprint` is the SHA-256 of the map
+    from token to id: equal exactly when ids mean the same.
+    """
+
+    vocab_size: int
+    pad: int
+    cls: int
+    sep: int
+    mask: int
+    special: tuple[int, ...]
+    fingerprint: str
+
+    @cached_property
+    def is_special(self) -> NDArray[np.bool_]:
+        """[vocab_size] whether an id is a special token."""
+        table = np.zeros(self.vocab_size, bool)
+        table[list(self.special)] = True
+        return table
+
+    @cached_property
+    def ordinary(self) -> NDArray[np.int64]:
+        """The ids of all ordinary tokens, ascending."""
+        return np.flatnonzero(~self.is_special)
+
+    def to_json(self) -> dict:
+        """Plain values, for `corpus.json`."""
+        return {**asdict(self), "special": list(self.special)}
+
+    @classmethod
+    def from_json(cls, tree: dict) -> Vocabulary:
+        """The reverse of `to_json`."""
+        return cls(**{**tree, "special": tuple(tree["special"])})
+
+
+def load(path: Path) -> tuple[tokenizers.Tokenizer, Vocabulary]:
+    """The tokenizer at `path`, ready to encode whole documents without special tokens.
+
+    Raises DataError when there is none, it cannot be read, or its ``tokenizer.json`` lacks a pad,
+    cls, sep or mask token. To the other kinds of vocabulary these are added at the end.
+    """
+    tokenizer, roles = _read(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer, _describe(tokenizer, roles, path)
+
+
+def save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> list[str]:
+    """Write the folder that `load` and ``transformers.AutoTokenizer`` read; returns its files."""
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(out / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        "model_max_length": 512,
+        "clean_up_tokenization_spaces": False,
+        **{f"{role}_token": token for role, token in roles.items()},
+    }
+    (out / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    return ["tokenizer.json", CONFIG_FILE]
+
+
+def install(path: Path, out: Path) -> list[str]:
+    """Put the tokenizer at `path` into the folder `out`, in Hugging Face format.
+
+    A folder that is in that format is copied, unless its config changes what ``tokenizer.json``
+    says: whether that counts depends on who reads it. Returns the names of the files.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    if (path / CONFIG_FILE).is_file() and _is_as_written(path / "tokenizer.json"):
+        names = [name for name in TOKENIZER_FILES if (path / name).is_file()]
+        for name in names:
+            shutil.copyfile(path / name, out / name)
+        return names
+    return save(*_read(path), out)
+
+
+def word_starts(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> NDArray[np.bool_]:
+    """[vocab_size] whether a token begins a word.
+
+    WordPiece marks what continues a word (``##``), byte-level BPE and unigram mark what begins
+    one. Punctuation is a word of its own, as the pre-tokenizers have it.
+    """
+    starts = np.ones(vocabulary.vocab_size, bool)
+    wordpiece = isinstance(tokenizer.model, models.WordPiece)
+    for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
+        if wordpiece:
+            starts[number] = not token.startswith("##")
+        else:
+            starts[number] = token[:1] in WORD_MARKS or not token[:1].isalnum()
+    return starts
+
+
+def _read(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
+    if path.suffix == ".model" and path.is_file():
+        return vocabularies.from_sentencepiece(path)
+    settings = _settings(path)
+    if (path / "tokenizer.json").is_file():
+        tokenizer = _read_json(path / "tokenizer.json")
+        return with_settings(tokenizer, settings, path / "tokenizer.json"), _roles(settings)
+    if (path / "vocab.txt").is_file():
+        return vocabularies.from_vocab_txt(path / "vocab.txt", settings)
+    files = vocabularies.byte_level_files(path)
+    if files:
+        return vocabularies.from_byte_level(*files, settings)
+    raise DataError(f"{path}: holds no tokenizer; make one with `tandem tokenizer train`")
+
+
+def _read_json(path: Path) -> tokenizers.Tokenizer:
+    with as_data_errors(f"{path}: not a tokenizer"):
+        return tokenizers.Tokenizer.from_file(str(path))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """What the folder's config files say; a token that is written in full by its content."""
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", CONFIG_FILE):
+        path = folder / name
+        if path.is_file():
+            settings |= _json_object(path)
+    for role in ROLES:
+        token = settings.get(f"{role}_token")
+        if isinstance(token, dict):
+            settings[f"{role}_token"] = token = token.get("content")
+        if not isinstance(token, str | None):
+            raise DataError(f"{folder / CONFIG_FILE}: {role}_token must be a token, not {token}")
+    return settings
+
+
+def _is_as_written(path: Path) -> bool:
+    """Whether there is a ``tokenizer.json``, of which the config beside it changes nothing."""
+    if not path.is_file():
+        return False
+    return _read(path.parent)[0].to_str() == _read_json(path).to_str()
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise DataError(f"{path}: must hold a JSON object")
+    return tree
+
+
+def _describe(tokenizer: tokenizers.Tokenizer, roles: Roles, path: Path) -> Vocabulary:
+    ids: dict[str, int] = {}
+    for role in ("pad", "cls", "sep", "mask"):
+        number = tokenizer.token_to_id(roles.get(role, ""))
+        if number is None:
+            raise DataError(f"{path}: the tokenizer has no {role} token")
+        ids[role] = number
+    _require_distinct(roles, tokenizer, path)
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    added = tokenizer.get_added_tokens_decoder()
+    special = {number for number, token in added.items() if token.special}
+    special |= {number for token in roles.values() if (number := vocabulary.get(token)) is not None}
+    # Ids may have holes: the size is what an embedding table must have.
+    size = max(vocabulary.values()) + 1
+    special |= set(range(size)) - set(vocabulary.values())
+    if len(special) == size:
+        raise DataError(f"{path}: the vocabulary has no ordinary tokens")
+    canonical = json.dumps(sorted(vocabulary.items()), ensure_ascii=True).encode()
+    return Vocabulary(
+        vocab_size=size,
+        special=tuple(sorted(special)),
+        fingerprint=hashlib.sha256(canonical).hexdigest(),
+        **ids,
+    )
+
+
+def _require_distinct(roles: Roles, tokenizer: tokenizers.Tokenizer, path: Path) -> None:
+    """Raise DataError where a token has two roles: it could not be told what it means."""
+    seen: dict[int, str] = {}
+    for role, token in roles.items():
+        number = tokenizer.token_to_id(token)
+        if number is not None and number in seen:
+            raise DataError(f"{path}: {token} is both the {seen[number]} and the {role} token")
+        if number is not None:
+            seen[number] = role
+
+
+def _roles(settings: Settings) -> Roles:
+    """Which token plays which part; BERT's names by default."""
+    named = {role: settings.get(f"{role}_token", names[0]) for role, names in ROLES.items()}
+    return {role: token for role, token in named.items() if token}

@@ -1,0 +1,1 @@
+"""What a job needs before it runs: parameters, memory, floating-point operations."""

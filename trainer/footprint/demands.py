@@ -1,0 +1,90 @@
+"""A job in plain numbers, for whoever plans it without knowing models or objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.config import JobConfig
+from trainer.footprint.footprint import Footprint, footprints
+from trainer.job_data.batch_plan import usual_rows
+from trainer.learner_config import LearnerConfig, StartConfig
+from trainer.learners.engine import bucket_size
+from trainer.learners.learner import TEACHER, student_key
+
+
+def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(the job, its learners with the teacher first), as the fields of the cluster's plan.
+
+    With phases of several lengths, memory is that of the longest sequences, and FLOPs are the mean
+    over the steps. What else is simplified is said by ``assumed``.
+    """
+    shares = _lengths(job)
+    sizes = {length: footprints(job, device, length) for length in shares}
+    configs = {TEACHER: job.teacher, **{student_key(n): one for n, one in job.students.items()}}
+    learners = [
+        _learner(name, config, {length: found[name] for length, found in sizes.items()}, job)
+        for name, config in configs.items()
+    ]
+    facts = {
+        "name": job.name,
+        "steps": job.steps,
+        "rows": usual_rows(job),
+        "length": sum(length * share for length, share in shares.items()),
+        "micro_batch": job.batch.micro_batch,
+        "checkpoint_every": job.checkpoint.every,
+        "assumed": tuple(line for holds, line in _simplified(job) if holds),
+    }
+    return facts, learners
+
+
+def _lengths(job: JobConfig) -> dict[int, float]:
+    """Each length of the job's sequences, and the share of the steps that have it."""
+    starts = [0, *(min(phase.from_step, job.steps) for phase in job.data.phases), job.steps]
+    shares: dict[int, float] = {}
+    for number, (length, _) in enumerate(job.data.lengths_and_packings()):
+        steps = starts[number + 1] - starts[number]
+        if steps:
+            shares[length] = shares.get(length, 0.0) + steps / job.steps
+    return shares
+
+
+def _learner(
+    name: str, config: LearnerConfig, sizes: dict[int, Footprint], job: JobConfig
+) -> dict[str, Any]:
+    largest, shares = sizes[max(sizes)], _lengths(job)
+    return {
+        "name": name.removeprefix("students/"),
+        "zero_stage": config.zero_stage,
+        "precision": config.precision,
+        "parameters": largest.parameters,
+        "trained": largest.trained,
+        "bucket": bucket_size(largest.parameters),
+        "forward_flops": sum(shares[length] * one.forward_flops for length, one in sizes.items()),
+        "backward_flops": sum(shares[length] * one.backward_flops for length, one in sizes.items()),
+        "kernels": largest.kernels,
+        "activations": largest.activations,
+        "captured": largest.captured,
+        "projection": largest.projection,
+        "active": _active_steps(config, job) / job.steps,
+    }
+
+
+def _active_steps(config: LearnerConfig, job: JobConfig) -> float:
+    """How many steps a learner takes part in, by its start and its budget."""
+    left = max(0, job.steps - config.start.step)
+    tokens = usual_rows(job) * sum(length * share for length, share in _lengths(job).items())
+    budgets = [config.stop.steps, config.stop.tokens and config.stop.tokens / tokens]
+    return min([left, *(budget for budget in budgets if budget)])
+
+
+def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
+    """Whether each simplification makes a difference to the job, and what it is."""
+    students = job.students.values()
+    waits = any(one.start != StartConfig(step=one.start.step) for one in students)
+    clocks = [job.hours, *(one.stop.hours for one in students)]
+    yield waits, "no student waits for the teacher's quality"
+    yield any(clocks), "budgets of hours are not used up before those of steps"
+    yield bool(job.batch.growth), "the global batch is that of most steps"
+    yield bool(job.teacher.stacking.steps), "the teacher has all of its layers from the start"
+    yield any(one.progressive for one in students), "students learn all of their layers at once"

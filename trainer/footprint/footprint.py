@@ -1,0 +1,269 @@
+"""What a step of a job takes in FLOPs and bytes, learnt from the real step on fake tensors.
+
+A fake tensor has a shape and no data: the models' and losses' own code runs, nothing is computed,
+and every byte that would be allocated is counted (``torch._subclasses.FakeTensorMode``), as are the
+matrix products (``torch.utils.flop_counter``). A new architecture or objective needs nothing here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from data_pipeline import Batch
+from model import Features, MaskedLanguageModel
+from model.precision import kernels_of
+from trainer.batches import Counts, MicroBatch, to_device
+from trainer.config import JobConfig
+from trainer.learner_config import LearnerConfig
+from trainer.learners.learner import (
+    NOTHING,
+    TEACHER,
+    LearnerModule,
+    always_captured,
+    assemble,
+    student_key,
+)
+from trainer.teacher_outputs import OutputProjection, detach, union
+
+
+def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
+    """FLOPs of fused attention, which the counter knows for GPUs only."""
+    return 4 * math.prod(q) * k[-2]
+
+
+def _attention_backward(grad: Any, q: Sequence[int], k: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * _attention(q, k, k)  # without what the kernel computes again
+
+
+ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+LEAST_ROWS = 32  # below, the losses' chunks are not full, and memory does not grow evenly
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """One learner's share of a step. Bytes are of one rank and one micro-batch of `rows` rows.
+
+    parameters: elements, with those of the objective; trained: those with a gradient; projection:
+    of a teacher's vocabulary projection, 0 when no student reads it.
+    flops: matrix products of one row (a sequence), forward and backward, losses included; kernels:
+    operations that a device would be told to run for a micro-batch of any size.
+    activations: the most that is held at once by forward and backward, besides parameters, their
+    gradients and what others left; as (fixed, for each row). captured: what is kept of it for the
+    learners after it, once its own backward is done; likewise.
+    """
+
+    parameters: int
+    trained: int
+    projection: int
+    forward_flops: float
+    backward_flops: float
+    kernels: int
+    activations: tuple[float, float]
+    captured: tuple[float, float]
+
+
+def footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]:
+    """Of every learner of `job` on sequences of `length`, with the kernels that `device` would run.
+
+    Bytes are exact at the job's micro-batch and at twice that, and a straight line elsewhere.
+    """
+    rows = job.batch.micro_batch
+    more = max(2 * rows, LEAST_ROWS)
+    few, many = _measure(job, device, rows, length), _measure(job, device, more, length)
+    return {name: _line(few[name], many[name], rows, more) for name in few}
+
+
+@dataclass(frozen=True)
+class _Measured:
+    parameters: int
+    trained: int
+    projection: int
+    forward_flops: float
+    backward_flops: float
+    kernels: int
+    activations: int
+    captured: int
+
+
+def _line(few: _Measured, many: _Measured, rows: int, more: int) -> Footprint:
+    def fit(a: int, b: int) -> tuple[float, float]:
+        slope = (b - a) / (more - rows)
+        return a - slope * rows, slope
+
+    return Footprint(
+        parameters=few.parameters,
+        trained=few.trained,
+        projection=few.projection,
+        forward_flops=many.forward_flops / more,
+        backward_flops=many.backward_flops / more,
+        kernels=few.kernels,
+        activations=fit(few.activations, many.activations),
+        captured=fit(few.captured, many.captured),
+    )
+
+
+def _measure(job: JobConfig, device: str, rows: int, length: int) -> dict[str, _Measured]:
+    """Every learner's forward and backward of one micro-batch, the teacher's first."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, kernels_of(device):
+        batch = _to_fake(fake, _micro_batch(job, rows, length))
+        totals = Counts(*(torch.ones(()) for _ in dataclasses.fields(Counts)))
+        configs = {TEACHER: job.teacher, **{student_key(n): one for n, one in job.students.items()}}
+        modules = {name: _module(name, config, job) for name, config in configs.items()}
+        consumers = [one for name, one in modules.items() if name != TEACHER]
+        capture = union(one.objective.teacher_capture(0) for one in consumers)
+        logit_consumers = sum(one.objective.needs_teacher_logits(0) for one in consumers)
+        found, teacher_outputs = {}, None
+        for name, module in modules.items():
+            own = union([always_captured(name, configs[name]), module.objective.student_capture(0)])
+            run = _Run(module, logit_consumers if name == TEACHER else 0)
+            features = run(batch, totals, teacher_outputs, union([capture, own]), 0)
+            if name == TEACHER:
+                capture = NOTHING
+                with run.live, module.autocast(torch.device("cpu")):
+                    teacher_outputs = detach(features, run.projection, logit_consumers)
+            del features
+            found[name] = run.result()
+    return found
+
+
+class _Run:
+    """Counts one module's forward and backward."""
+
+    def __init__(self, module: LearnerModule, logit_consumers: int) -> None:
+        """`logit_consumers` is how many students read the vocabulary projection of a teacher."""
+        self.module = module
+        weight, bias = module.model.output_projection()
+        detached = OutputProjection(weight.detach(), None if bias is None else bias.detach())
+        self.projection = detached if logit_consumers else None
+        self.live = LiveBytes()
+        self.flops = FlopCounterMode(display=False, custom_mapping=ATTENTION)
+        self.forward_flops = 0
+
+    def __call__(self, *arguments: Any) -> Features:
+        """The features that the module returns, once its loss has been taken backward."""
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(lambda p: self.live.set_aside(p.grad))
+            for parameter in self.module.parameters()
+            if parameter.requires_grad
+        ]
+        with self.live, self.flops:
+            loss, _, features = self.module(*arguments)
+            self.forward_flops = self.flops.get_total_flops()
+            if loss.requires_grad:
+                loss.backward()
+        for hook in hooks:
+            hook.remove()
+        assert features is not None
+        return features
+
+    def result(self) -> _Measured:
+        """What it took; what is alive still is for the learners after it."""
+        parameters = list(self.module.parameters())
+        return _Measured(
+            parameters=sum(p.numel() for p in parameters),
+            trained=sum(p.numel() for p in parameters if p.requires_grad),
+            projection=0 if self.projection is None else self.projection.weight.numel(),
+            forward_flops=self.forward_flops,
+            backward_flops=self.flops.get_total_flops() - self.forward_flops,
+            kernels=self.live.kernels,
+            activations=self.live.peak,
+            captured=self.live.now,
+        )
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of storages made under it: those alive `now`, and the most at once.
+
+    `kernels` counts the operations that were more than another view of a tensor.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels = 0
+        self.now = 0
+        self.peak = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Any,
+        arguments: tuple[Any, ...] = (),
+        keywords: Mapping[str, Any] | None = None,
+    ) -> Any:
+        keywords = keywords or {}
+        result = function(*arguments, **keywords)
+        if function.namespace != "aten":  # a question, such as where a tensor is
+            return result
+        self.kernels += not function.is_view
+        given = {_storage(leaf) for leaf in tree_leaves((arguments, keywords)) if _is_tensor(leaf)}
+        for leaf in tree_leaves(result):
+            # A view has its bytes already, and a tensor of shapes alone has none.
+            if _is_tensor(leaf) and not leaf.is_meta and _storage(leaf) not in given:
+                self._add(leaf.untyped_storage())
+        return result
+
+    def set_aside(self, tensor: Tensor | None) -> None:
+        """Count a tensor no longer, although it lives on."""
+        if tensor is not None:
+            self._remove(_storage(tensor))
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata not in self._sizes:
+            self._sizes[storage._cdata] = storage.nbytes()
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._remove, storage._cdata)
+
+    def _remove(self, key: int) -> None:
+        self.now -= self._sizes.pop(key, 0)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
+    module = assemble(name, config, job.teacher.model, job.seed, MaskedLanguageModel)
+    # Fused kernels keep the state of a generator, not the mask; the CPU's stand-in would keep it.
+    module.model.config.attention_dropout = 0.0
+    module.requires_grad_(not config.frozen)
+    return module.train(not config.frozen)
+
+
+def _micro_batch(job: JobConfig, rows: int, length: int) -> MicroBatch:
+    """Sequences without padding, with as many masked positions as any of the job."""
+    masked = round(job.data.masking.highest_rate * (length - 2))
+    ids = np.zeros((rows, length), np.int64)
+    slots = np.zeros((rows, masked), np.int64)
+    one = np.zeros(rows, np.int64)
+    return to_device(Batch(ids, ids, ids + 1, slots, slots, one, one, one), torch.device("cpu"))
+
+
+def _to_fake(mode: FakeTensorMode, batch: MicroBatch) -> MicroBatch:
+    tensors: dict[str, Any] = {
+        field.name: mode.from_tensor(value)
+        for field in dataclasses.fields(batch)
+        if isinstance(value := getattr(batch, field.name), Tensor)
+    }
+    return dataclasses.replace(batch, **tensors)

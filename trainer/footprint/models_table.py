@@ -1,0 +1,31 @@
+"""The models of a job side by side: what each is, before anything is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from model import describe
+from trainer.config import JobConfig
+from trainer.learners.learner import TEACHER, student_key
+
+
+def models_table(job: JobConfig) -> list[dict[str, Any]]:
+    """A row for each learner, the teacher first."""
+    learners = {TEACHER: job.teacher, **{student_key(n): one for n, one in job.students.items()}}
+    rows = []
+    for name, one in learners.items():
+        size = describe(one.model, job.data.sequence_length)
+        rows.append(
+            {
+                "learner": name,
+                "parameters": size.parameters,
+                "layers": one.model.layers,
+                "hidden_size": one.model.hidden_size,
+                "heads": one.model.heads,
+                "mflops_per_token": round(size.flops_per_token / 1e6, 3),
+                "objective": ", ".join(one.objective.terms()),
+                "zero_stage": one.zero_stage,
+                "precision": one.precision,
+            }
+        )
+    return rows

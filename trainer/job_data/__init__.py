@@ -1,0 +1,1 @@
+"""What a job reads: its corpora, its global batches, and copies of them on the node."""

@@ -1,0 +1,84 @@
+"""Where a learner's first weights come from, if not from chance."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from model import EncoderConfig, ModelError, from_pretrained, select_layers
+from trainer.checkpoint import full_state_dict
+from trainer.errors import TrainingError
+from trainer.learners.learner import Learner
+
+# Parameters of a learner's module that belong to the model, not to its objective.
+MODEL_PREFIX = "model."
+# What may differ between a model and the folder its weights come from: what has no weights, and
+# parts that the folder may have besides.
+FREE = (
+    *("dropout", "attention_dropout", "dropout_at", "initializer", "initializer_range"),
+    *("pooler", "pair_head"),
+)
+
+
+def from_folder(section: str, folder: str, config: EncoderConfig) -> Mapping[str, Tensor]:
+    """The weights in a Hugging Face `folder`; TrainingError where it is another model."""
+    try:
+        found = from_pretrained(Path(folder))
+    except ModelError as error:
+        raise TrainingError(f"{section}.init.pretrained: {error}") from error
+    ours, theirs = _plain(config), _plain(found.config)
+    for key, value in theirs.items():
+        if key not in FREE and ours[key] != value:
+            raise TrainingError(
+                f"{section}.model.{key}: is {ours[key]}, but {folder} has {value}; "
+                f"name the model.yaml that `tandem import` and `tandem export` write"
+            )
+    return found.state_dict()
+
+
+def from_layers(section: str, teacher: Learner, layers: Sequence[int]) -> Mapping[str, Tensor]:
+    """These layers of the teacher, as it is now, and everything else of it. Collective."""
+    try:
+        return select_layers(
+            model_state(full_state_dict(teacher.engine)), layers, teacher.config.model
+        )
+    except ModelError as error:
+        raise TrainingError(f"{section}.init.teacher_layers: {error}") from error
+
+
+def from_embeddings(teacher: Learner, config: EncoderConfig) -> Mapping[str, Tensor]:
+    """The teacher's embeddings and heads as they are now, but none of its layers. Collective.
+
+    As MobileBERT's code does, which begins so: the embeddings' norm is left out where the student's
+    is of another kind. The head's is a layer norm in every model.
+    """
+    same_norm = config.norm == teacher.config.model.norm
+    left_out = "encoder." if same_norm else ("encoder.", "embeddings.norm.")
+    return {
+        name: tensor
+        for name, tensor in model_state(full_state_dict(teacher.engine)).items()
+        if not name.startswith(left_out)
+    }
+
+
+def model_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What of a learner's `state` is its model's, by the model's own names."""
+    return {
+        name.removeprefix(MODEL_PREFIX): tensor
+        for name, tensor in state.items()
+        if name.startswith(MODEL_PREFIX)
+    }
+
+
+def _plain(config: EncoderConfig) -> dict[str, Any]:
+    """As a mapping, with what is implied written out."""
+    return {
+        **dataclasses.asdict(config),
+        "head_activation": config.head_activation or config.activation,
+        "embedding_size": config.word_size,
+        "global_every": [layer for layer in range(config.layers) if not config.is_local(layer)],
+    }

@@ -1,0 +1,429 @@
+"""A learner: a model in training, with its objective, optimizer, schedule and engine.
+
+A frozen teacher is one without objective and optimizer: it runs forward and changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
+from torch import Tensor, nn
+
+from model import Capture, EncoderConfig, Features, MaskedLanguageModel, build
+from trainer.batches import Counts, MicroBatch
+from trainer.errors import TrainingError
+from trainer.learner_config import LearnerConfig
+from trainer.learners.admission import schedule_steps, time_used
+from trainer.learners.engine import (
+    backward,
+    clip_gradients,
+    forget_gradients,
+    gathered,
+    gradient_norm,
+    partitioned_linear,
+    start_engine,
+)
+from trainer.learners.memory_errors import BEGINNING, EVALUATION, named_for
+from trainer.learners.state import LearnerState
+from trainer.measure.timing import BACKWARD, FORWARD, STEP, clock
+from trainer.objectives import LossInputs, Objective
+from trainer.optimizers import GatedOptimizer, build_optimizer
+from trainer.optimizers.loss_scale import LossScale
+from trainer.schedules.learning_rate import factor
+from trainer.scoring.scores import capture_for, score
+from trainer.seeds import derive
+from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
+from trainer.watch.guard import GRADIENT
+
+TEACHER = "teacher"
+NOTHING = Capture()
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def student_key(name: str) -> str:
+    """The name a student goes by in metrics, checkpoints and tables."""
+    return f"students/{name}"
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What a learner must know of its job: its length, its seed and how a step is cut up."""
+
+    steps: int
+    seed: int
+    micro_batch: int  # sequences per rank and forward pass, at most
+    accumulation: int  # forward passes of the step that has the most
+    seconds: float = math.inf  # of training, after which the job ends
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """Which micro-batch of which step, both from 0, and whether it is the step's last."""
+
+    step: int
+    micro_batch: int
+    is_last: bool
+
+
+class LearnerModule(nn.Module):
+    """Model and objective as one module, so that losses run inside the engine's forward pass.
+
+    ZeRO-3 gathers parameters as modules are entered: the vocabulary projection, which the losses
+    share with the word embedding, must be used in here.
+    """
+
+    def __init__(self, model: MaskedLanguageModel, objective: Objective, precision: str) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+        self.precision = precision
+
+    def forward(
+        self,
+        batch: MicroBatch,
+        totals: Counts | None = None,
+        teacher_outputs: TeacherOutputs | None = None,
+        capture: Capture = NOTHING,
+        step: int = 0,
+        only_features: bool = False,
+    ) -> tuple[Tensor, Tensor, Features | None]:
+        """The loss share (a scalar to run backward), the term shares [terms], and the features.
+
+        `step` is the learner's own, on which the objective may depend.
+
+        Without `totals` nothing is learnt: the sums of `trainer.scoring.scores.score` come back,
+        alone; or `only_features`.
+        """
+        if totals is None and not only_features:
+            capture = capture_for(self.model)
+        with self.autocast(batch.input_ids.device):
+            features = self.model.features(
+                batch.input_ids,
+                batch.segment_ids,
+                batch.lengths,
+                batch.masked_positions,
+                capture,
+            )
+            if only_features:
+                nothing = features.vocabulary_input.new_zeros(0)
+                return nothing, nothing, features
+            projection = OutputProjection(*self.model.output_projection())
+            if totals is None:
+                sums = score(features, projection, batch)
+                return sums, sums.new_zeros(0), None
+            inputs = LossInputs(batch, features, projection, teacher_outputs, step)
+            loss, shares = self.objective(inputs, totals)
+        return loss, shares, features
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """The precision that everything of this learner is computed in."""
+        dtype = AUTOCAST[self.precision]
+        return torch.autocast(device.type, dtype, enabled=dtype is not None)
+
+
+class Learner:
+    """One model in training. All methods are collective: every rank calls them alike."""
+
+    def __init__(
+        self,
+        name: str,
+        config: LearnerConfig,
+        teacher: EncoderConfig,
+        step_shape: StepShape,
+        started_at: int = 0,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Build the model (from `weights` where given, else at random) and start its engine.
+
+        `started_at` is the job's step at which this learner began. Raises TrainingError when the
+        `weights` do not fit.
+        """
+        self.name, self.config, self.step_shape = name, config, step_shape
+        self.counters = LearnerState(started_at)
+        self.rate = self.gradient_norm = math.nan  # of the last step
+        with named_for(_section(name), config, BEGINNING, step_shape.micro_batch):
+            module = build_module(name, config, teacher, step_shape.seed, weights)
+            self.objective: Objective = module.objective
+            self.engine = self._start_engine(module)
+        self.engine.train(self.is_trained)
+        if config.compile:
+            module.model.compile_layers()
+        self.model: MaskedLanguageModel = module.model
+        self.device: torch.device = self.engine.device
+        self._shares = torch.zeros(len(self.objective.terms), device=self.device)
+        self._teacher_layers = teacher.layers
+        self._has_teacher = False
+        self.skipped: str | None = None  # why, if it skipped the last step
+        self._permitted: bool | None = None
+
+    def _start_engine(self, module: LearnerModule) -> DeepSpeedEngine:
+        module.requires_grad_(self.is_trained)
+        if self.config.freeze_positions and module.model.embeddings.position is not None:
+            module.model.embeddings.position.requires_grad_(False)
+        self._optimizer: GatedOptimizer | None = None
+        if self.is_trained:
+            self._optimizer = build_optimizer(module, self.config.optimizer, self.objective)
+            self._optimizer.permitted = self._may_step
+        cut = self.step_shape.micro_batch, self.step_shape.accumulation
+        return start_engine(module, self._optimizer, self.config, *cut)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether its weights change; those of a frozen teacher do not."""
+        return not self.config.frozen
+
+    def accumulate(
+        self,
+        batch: MicroBatch,
+        totals: Counts,
+        micro_step: MicroStep,
+        teacher_outputs: TeacherOutputs | None = None,
+        capture: Capture = NOTHING,
+    ) -> Features:
+        """Forward, and where it is trained backward, of one micro-batch.
+
+        The features come with what `capture` asks for.
+        """
+        if micro_step.micro_batch == 0 and self.is_trained:
+            forget_gradients(self.engine)
+        self.engine.set_gradient_accumulation_boundary(micro_step.is_last)
+        if self.config.dropout:
+            parts = (
+                self.step_shape.seed,
+                self.name,
+                micro_step.step,
+                micro_step.micro_batch,
+                dist.get_rank(),
+            )
+            torch.manual_seed(derive(*parts))
+        self._has_teacher = teacher_outputs is not None
+        own_step = self.own_step(micro_step.step)
+        capture = union([capture, self._always, self.objective.student_capture(own_step)])
+        with self._part(FORWARD):
+            loss, shares, features = self.engine(batch, totals, teacher_outputs, capture, own_step)
+        if self.is_trained:
+            with self._part(BACKWARD):
+                backward(self.engine, loss, self.loss_scale.value)
+            self._shares += shares
+        assert features is not None
+        return features
+
+    @property
+    def _always(self) -> Capture:
+        return always_captured(self.name, self.config)
+
+    @contextlib.contextmanager
+    def _part(self, part: str) -> Iterator[None]:
+        """A part of the step: timed when it is to be, and named when memory runs out in it."""
+        owner = (_section(self.name), self.config, part, self.step_shape.micro_batch)
+        with named_for(*owner), clock.part(self.name, part), partitioned_linear(self.engine):
+            yield
+
+    def take_shares(self) -> Tensor:
+        """This rank's share of each term over the step so far, [terms]; starts afresh."""
+        shares, self._shares = self._shares, torch.zeros_like(self._shares)
+        return shares
+
+    def update(self, step: int, loss: float, length: int, seconds: float) -> None:
+        """The optimizer step of the job's `step`, sat out if its loss or gradient is no good.
+
+        `loss` is that of the global batch of sequences of `length`; the job has been trained for
+        so many `seconds`, on which all ranks agree.
+        """
+        if self.own_step(step) <= self._transfer_steps or self.counters.clocked_from is None:
+            self.counters.clocked_from = seconds
+        regime = self._regime(step, length)
+        self.skipped = self.counters.guard.judge(self.config.guard, loss, regime)
+        self._permitted = None
+        self._forget_the_phase_before(self.own_step(step))
+        self.rate = self.learning_rate(step, seconds)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = self.rate * self.objective.factor(group["name"], self.own_step(step))
+        if self.config.zero_stage == 0:
+            clipping, scale = self.config.gradient_clipping, self.loss_scale.value
+            self.gradient_norm = float(clip_gradients(self.engine, clipping, scale))
+        with self._part(STEP):
+            self.engine.step()
+        self._count(loss)
+
+    def follow(self, teacher_layers: int) -> None:
+        """Learn from a teacher that has so many layers now."""
+        self.objective.follow(teacher_layers)
+        self._teacher_layers = teacher_layers
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """What the loss is multiplied by before the backward pass: 1 unless in fp16."""
+        if self.config.precision != "fp16":
+            return LossScale(1.0)
+        return self.counters.loss_scale or LossScale(self.config.loss_scale.initial)
+
+    def own_step(self, step: int) -> int:
+        """The job's `step`, from 0 at the learner's start."""
+        return step - self.counters.started_at
+
+    def _regime(self, step: int, length: int) -> str:
+        """What losses must have in common to be compared: terms, models, sequence length.
+
+        Where a weight or a temperature turns the loss may leap.
+        """
+        own, objective = self.own_step(step), self.objective
+        weights = objective.weights(own)
+        terms = {n: t.segments(own) for n, t in objective.by_name.items() if weights[n]}
+        captures = objective.student_capture(own), objective.teacher_capture(own)
+        models = self.config.model.layers, self._teacher_layers, self._has_teacher
+        return f"{derive(repr((self.config.objective, terms, captures, models, length))):x}"
+
+    @property
+    def _transfer_steps(self) -> int:
+        return self.objective.transfer.steps if self.objective.transfer else 0
+
+    def learning_rate(self, step: int, seconds: float = 0.0) -> float:
+        """The learning rate at the job's `step`, after so many seconds of training.
+
+        A schedule runs from the learner's start, or from the end of its progressive transfer: until
+        then this is the peak.
+        """
+        config, peak = self.config, self.config.optimizer.learning_rate
+        before, done = self._transfer_steps, self.own_step(step)
+        if done < before:
+            return peak
+        total = schedule_steps(config.stop, self.counters, step, self.step_shape.steps)
+        used = time_used(config.stop, self.counters, seconds, self.step_shape.seconds)
+        return peak * factor(config.schedule, done - before, total - before, used)
+
+    def autocast(self) -> torch.autocast:
+        """The precision that everything of this learner is computed in."""
+        return self.engine.module.autocast(self.device)
+
+    def output_projection(self) -> OutputProjection:
+        """The vocabulary projection, detached and whole; a copy only where it is partitioned."""
+        parameters = [
+            parameter for parameter in self.model.output_projection() if parameter is not None
+        ]
+        with gathered(self.engine, parameters):
+            whole = [parameter.detach() for parameter in parameters]
+            if self.config.zero_stage == 3:
+                whole = [tensor.clone() for tensor in whole]
+        return OutputProjection(whole[0], whole[1] if len(whole) > 1 else None)
+
+    @property
+    def peer(self) -> str | None:
+        """The student that a teacher learns from, by its key."""
+        term = self.config.objective.from_student
+        return None if term is None else student_key(term.student)
+
+    @torch.no_grad()
+    def predictions(self, batch: MicroBatch, projection: OutputProjection) -> TeacherOutputs:
+        """What it predicts at masked positions as it is, without dropout, for a teacher.
+
+        `projection` is its own.
+        """
+        self.engine.eval()
+        _, _, features = self.engine(batch, only_features=True)
+        self.engine.train()
+        assert features is not None
+        with self.autocast():
+            return detach(features, projection)
+
+    @torch.no_grad()
+    def evaluate(self, batch: MicroBatch) -> Tensor:
+        """The sums of `trainer.scoring.scores.score` over this rank's `batch`."""
+        self.engine.eval()
+        with named_for(_section(self.name), self.config, EVALUATION, self.step_shape.micro_batch):
+            sums, _, _ = self.engine(batch)
+        self.engine.train(self.is_trained)
+        return sums
+
+    def _forget_the_phase_before(self, own_step: int) -> None:
+        """Each phase of a progressive transfer begins with fresh moments, taken or sat out."""
+        transfer = self.objective.transfer
+        if transfer is not None and transfer.begins_phase(own_step):
+            assert self._optimizer is not None
+            self._optimizer.forget()
+
+    def _may_step(self) -> bool:
+        """Asked by the optimizer for each of its groups: one host sync for all of them."""
+        if self._permitted is None:
+            if self.config.zero_stage:
+                self.gradient_norm = gradient_norm(self.engine)
+            self._permitted = self.skipped is None and math.isfinite(self.gradient_norm)
+        return self._permitted
+
+    def _count(self, loss: float) -> None:
+        """What became of a step: it was taken, or float16 overflowed, or it was sat out."""
+        counters, scale = self.counters, self.loss_scale
+        if self._may_step():
+            counters.guard.took(self.config.guard, loss)
+            if self.config.precision == "fp16":
+                counters.loss_scale = scale.after_step(self.config.loss_scale.growth_interval)
+        elif self.skipped is None and scale.can_shrink:
+            counters.overflows += 1
+            counters.loss_scale = scale.after_overflow()
+        else:
+            self.skipped = self.skipped or GRADIENT
+            counters.guard.missed(self.skipped)
+
+
+def always_captured(name: str, config: LearnerConfig) -> Capture:
+    """What a teacher hands out whoever listens: its last layer's rounding depends on it."""
+    return Capture(last_hidden_state=name == TEACHER and not config.masked_only)
+
+
+def build_module(
+    name: str,
+    config: LearnerConfig,
+    teacher: EncoderConfig,
+    seed: int,
+    weights: Mapping[str, Tensor] | None = None,
+) -> LearnerModule:
+    """A learner's module: its first weights are `weights`, or a pure function of (seed, name).
+
+    Raises TrainingError, naming the config's section, when the weights do not fit.
+    """
+    module = assemble(name, config, teacher, seed, lambda model: build(model, derive(seed, name)))
+    if weights is not None:
+        whole = not config.init.teacher_embeddings
+        _load(module.model, weights, _section(name), whole=whole)
+    return module
+
+
+def assemble(
+    name: str,
+    config: LearnerConfig,
+    teacher: EncoderConfig,
+    seed: int,
+    make: Callable[[EncoderConfig], MaskedLanguageModel],
+) -> LearnerModule:
+    """A learner's objective, and its model as `make` makes it."""
+    objective = config.build_objective(teacher, derive(seed, name, "objective"))
+    trained = dataclasses.replace(
+        config.model, dropout=config.dropout, attention_dropout=config.dropout
+    )
+    model = make(trained)
+    model.encoder.checkpoint_activations = config.checkpoint_activations
+    return LearnerModule(model, objective, config.precision)
+
+
+def _section(name: str) -> str:
+    return name.replace("/", ".")
+
+
+def _load(
+    model: MaskedLanguageModel, weights: Mapping[str, Tensor], section: str, *, whole: bool
+) -> None:
+    """Every weight, or not the `whole` model, from `weights`, which may have more (a pooler)."""
+    try:
+        missing = model.load_state_dict(weights, strict=False).missing_keys
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise TrainingError(f"{section}.init: the weights do not fit: {reason}") from error
+    if missing and whole:
+        raise TrainingError(f"{section}.init: there are no weights for {', '.join(missing[:3])}")

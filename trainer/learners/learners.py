@@ -1,0 +1,190 @@
+"""The teacher and the students of a job: who there is, and how each came to be."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from model import double_layers
+from trainer.checkpoint import Checkpoint, full_state_dict
+from trainer.config import JobConfig
+from trainer.errors import TrainingError
+from trainer.learner_config import LearnerConfig
+from trainer.learners.admission import is_due, is_over
+from trainer.learners.first_weights import from_embeddings, from_folder, from_layers, model_state
+from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
+from trainer.learners.state import HeldOut, JobState, LearnerState
+from trainer.schedules.stacking import StackingConfig, layers_of_the_moment
+
+
+class Cohort:
+    """The learners of a job that have started, in the order of the config."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        step_shape: StepShape,
+        state: JobState,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """Everyone whom `checkpoint` holds and the config still names, as they were at `state`.
+
+        Without a checkpoint the teacher alone, at its first weights. Collective, like every method.
+        """
+        self.config = config
+        self.step_shape = step_shape
+        first = self._first_weights(TEACHER, config.teacher) if checkpoint is None else None
+        self.teacher = self._build_teacher(state.teacher_layers or self._layers_at(0), first)
+        self._students: dict[str, Learner] = {}
+        self._finished: dict[str, LearnerState] = {}  # by name in the config, like `_students`
+        if checkpoint is not None:
+            self._restore(checkpoint, state)
+
+    @property
+    def students(self) -> list[Learner]:
+        """Those that have started, in the order of the config."""
+        return [self._students[name] for name in self.config.students if name in self._students]
+
+    @property
+    def taught(self) -> list[Learner]:
+        """Those of them that are not done: one that is waits, as it is, for its checkpoint."""
+        return [one for one in self.students if one.counters.finished_at is None]
+
+    @property
+    def learners(self) -> dict[str, Learner]:
+        """Everyone, by the name in metrics and checkpoints; the teacher first."""
+        return {learner.name: learner for learner in [self.teacher, *self.students]}
+
+    @property
+    def waiting(self) -> list[str]:
+        """The names of the students that have not started."""
+        there = self._students.keys() | self._finished.keys()
+        return [student_key(name) for name in self.config.students if name not in there]
+
+    @property
+    def finished(self) -> list[str]:
+        """The names of the students that are done: only checkpoints have them any more."""
+        return [student_key(name) for name in self.config.students if name in self._finished]
+
+    @property
+    def finishing(self) -> list[str]:
+        """The names of those that are done, but still in memory."""
+        return [one.name for one in self.students if one.counters.finished_at is not None]
+
+    def grow_teacher(self, step: int) -> bool:
+        """Double the teacher's layers if that is due before `step`; returns whether it was.
+
+        Students learn from the layers at the same relative depths from now on.
+        """
+        due, now = self._layers_at(step), self.teacher.config.model.layers
+        if now >= due:
+            return False
+        if 2 * now != due:
+            raise TrainingError(
+                f"teacher.stacking.steps: the teacher has {now} layers, {due} at step {step} are "
+                f"not twice as many; put the steps back"
+            )
+        counters, weights = self.teacher.counters, model_state(full_state_dict(self.teacher.engine))
+        _, doubled = double_layers(weights, self.teacher.config.model)
+        self.teacher.engine.destroy()
+        del self.teacher  # before the new one takes memory
+        gc.collect()
+        self.teacher = self._build_teacher(due, doubled)
+        self.teacher.counters = counters
+        for student in self.students:
+            student.follow(due)
+        return True
+
+    def admit(self, state: JobState, unigram: HeldOut) -> list[str]:
+        """Start the students whose time has come; returns their names."""
+        joined = []
+        for name, config in self.config.students.items():
+            key = student_key(name)
+            if key in self.waiting and is_due(config.start, state, unigram):
+                weights = self._first_weights(key, config)
+                self._students[name] = self._build(key, config, state.step, weights)
+                joined.append(key)
+        return joined
+
+    def mark_finished(self, step: int, seconds: float) -> None:
+        """Note who has used up its budget after so many steps and seconds of the job."""
+        for learner in self.taught:
+            if is_over(learner.config.stop, learner.counters, step, seconds):
+                learner.counters.finished_at = step
+
+    def has_finished_at(self, step: int) -> bool:
+        """Whether somebody has just used up its budget."""
+        return any(one.counters.finished_at == step for one in self.students)
+
+    def release_finished(self) -> None:
+        """Free the engines of those that are done, once a checkpoint has them."""
+        for name in list(self._students):
+            if self._students[name].counters.finished_at is not None:
+                self._finished[name] = self._students[name].counters
+                self._students.pop(name).engine.destroy()
+                gc.collect()  # engines and their hooks refer to each other
+
+    def counters(self) -> dict[str, LearnerState]:
+        """What the checkpoint must know of each learner."""
+        there = {name: learner.counters for name, learner in self.learners.items()}
+        return there | {student_key(name): state for name, state in self._finished.items()}
+
+    def _restore(self, checkpoint: Checkpoint, state: JobState) -> None:
+        for name, config in self.config.students.items():
+            counters = state.learners.get(student_key(name))
+            if counters is None:
+                continue
+            step = counters.finished_at or state.step
+            if is_over(config.stop, counters, step, state.seconds):
+                counters.finished_at = step  # its budget may have been cut
+            elif counters.finished_at is not None:
+                raise TrainingError(
+                    f"students.{name}.stop: a larger budget comes too late, it was done at step "
+                    f"{counters.finished_at}; put it back, or fork the run from a step before"
+                )
+            if counters.finished_at is None:
+                self._students[name] = self._build(student_key(name), config, counters.started_at)
+            else:
+                self._finished[name] = counters
+        for name, learner in self.learners.items():
+            learner.counters = state.learners[name]
+            checkpoint.load(name, learner.engine)
+
+    def _first_weights(self, name: str, config: LearnerConfig) -> Mapping[str, Tensor] | None:
+        """None: random ones."""
+        section = name.replace("/", ".")
+        if config.init.pretrained is not None:
+            return from_folder(section, config.init.pretrained, config.model)
+        if config.init.teacher_layers is not None:
+            final, now = self.config.teacher.model.layers, self.teacher.config.model.layers
+            layers = layers_of_the_moment(config.init.teacher_layers, final, now)
+            return from_layers(section, self.teacher, layers)
+        if config.init.teacher_embeddings:
+            return from_embeddings(self.teacher, config.model)
+        return None
+
+    def _layers_at(self, step: int) -> int:
+        teacher = self.config.teacher
+        return teacher.stacking.layers_at(step, teacher.model.layers)
+
+    def _build_teacher(self, layers: int, weights: Mapping[str, Tensor] | None) -> Learner:
+        teacher = self.config.teacher
+        model = dataclasses.replace(teacher.model, layers=layers)
+        now = dataclasses.replace(teacher, model=model, stacking=StackingConfig())
+        return self._build(TEACHER, now, 0, weights)
+
+    def _build(
+        self,
+        key: str,
+        config: LearnerConfig,
+        started_at: int,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> Learner:
+        teacher = self.config.teacher.model
+        learner = Learner(key, config, teacher, self.step_shape, started_at, weights)
+        if key != TEACHER:
+            learner.follow(self.teacher.config.model.layers)
+        return learner

@@ -1,0 +1,92 @@
+"""How far a job has come: what a checkpoint holds besides the learners' tensors.
+
+Dropout, masks, order and learning rates are pure functions of the step, so this is all there is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.optimizers.loss_scale import LossScale
+from trainer.watch.guard import Guard
+
+
+@dataclass
+class LearnerState:
+    """A learner's own counters."""
+
+    started_at: int
+    tokens: int = 0  # that it was trained on
+    finished_at: int | None = None  # the job's step at which its own budget was used up
+    guard: Guard = field(default_factory=Guard)
+    loss_scale: LossScale | None = None  # float16's, once there was a step
+    overflows: int = 0  # steps that only made the loss scale smaller
+    clocked_from: float | None = None  # the job's seconds of training when its schedule began
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps of the job that it sat out."""
+        return sum(self.guard.skipped.values())
+
+    def steps_made(self, step: int) -> int:
+        """How many of its own it has made by the job's `step`, those included that it sat out."""
+        last = step if self.finished_at is None else self.finished_at
+        return last - self.started_at
+
+    def steps_taken(self, step: int) -> int:
+        """How often its weights have changed by the job's `step`."""
+        return self.steps_made(step) - self.skipped_steps - self.overflows
+
+    @classmethod
+    def from_json(cls, tree: dict[str, Any]) -> LearnerState:
+        """From plain data."""
+        scale = LossScale(**tree["loss_scale"]) if tree["loss_scale"] else None
+        return cls(**{**tree, "guard": Guard(**tree["guard"]), "loss_scale": scale})
+
+
+@dataclass
+class HeldOut:
+    """Masked-LM loss (nats) and accuracy on the validation split; that of pairs, where any are."""
+
+    loss: float
+    accuracy: float
+    pair_accuracy: float | None = None
+
+
+@dataclass
+class JobState:
+    """A job after `step` steps. JSON in `trainer.json`."""
+
+    wandb_id: str
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    learners: dict[str, LearnerState] = field(default_factory=dict)
+    teacher_layers: int = 0  # which may grow; 0 before there is a teacher
+    recovered: list[dict[str, Any]] = field(default_factory=list)  # entries of `recover`, done
+    teacher_held_out: HeldOut | None = None  # the newest evaluation of the teacher
+    unreadable: int = 0  # sequences
+    corpora: dict[str, str] = field(default_factory=dict)  # see `data_pipeline.contents`
+    rows: int | None = None  # of metrics.jsonl so far; None in old checkpoints
+    config: str = ""  # the job's, resolved, as YAML
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for the checkpoint."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, tree: dict[str, Any]) -> JobState:
+        """The inverse of `to_json`."""
+        learners = {
+            name: LearnerState.from_json(counters) for name, counters in tree["learners"].items()
+        }
+        held_out = tree["teacher_held_out"]
+        return cls(
+            **{
+                **tree,
+                "learners": learners,
+                "teacher_held_out": HeldOut(**held_out) if held_out else None,
+            }
+        )

@@ -1,0 +1,117 @@
+"""`tandem fork`: a new run that begins with a checkpoint of another, and may differ in anything.
+
+What a run cannot change about itself (see `trainer.lifecycle.continuity`) a fork of it can: other
+data, whose order then begins at the fork's step, or another shape of a student, which then starts
+anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import configs
+from data_pipeline import contents
+from trainer.checkpoint import Checkpoint, CheckpointError, branch, missing, published
+from trainer.config import JobConfig
+from trainer.durable import replace, sync_folder
+from trainer.errors import TrainingError
+from trainer.learners.learner import TEACHER, student_key
+from trainer.lifecycle.continuity import SHAPE, changes
+from trainer.run_folder.folder import REVISION, RunFolder
+from trainer.run_folder.metrics_log import resume
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A new run, ready to be trained."""
+
+    folder: RunFolder
+    step: int
+    changes: list[str]  # of the config, one line each
+    begin_anew: list[str]  # learners of the checkpoint that did not come along
+
+
+def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) -> Fork:
+    """Make the run `name` beside `run`, from its checkpoint of `step` and the config in that.
+
+    Metrics up to the step are copied, so that curves are whole; Weights & Biases gets a run of its
+    own; ``origin.json`` says where the new run comes from.
+
+    Raises:
+        TrainingError: there is no such checkpoint, there is such a run already, or the teacher
+            would have another shape.
+        DataError: a corpus is missing.
+    """
+    there = published(run.checkpoints)
+    if step not in there:
+        raise missing(run.checkpoints, step, there)
+    checkpoint = Checkpoint(run.checkpoints, step)
+    checkpoint.verify()
+    text, source = checkpoint.trainer_state["config"], str(checkpoint.path)
+    before = configs.load_text(text, JobConfig, "job", [], source)
+    now = configs.load_text(text, JobConfig, "job", [f"name={name}", *overrides], source)
+    new = RunFolder.of(now)
+    if new.path.exists():
+        raise TrainingError(f"{new.path}: exists; give the fork another name")
+    learners = _that_come_along(checkpoint, before, now)
+    found = [str(change) for change in changes(before, now)]
+    beside = new.path.with_name(f".{name}.forking-{secrets.token_hex(4)}")
+    try:
+        _fill(RunFolder(beside), run, step, now, learners, checkpoint.trainer_state, found)
+        os.rename(beside, new.path)
+        sync_folder(new.path.parent)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{error.filename} is gone: the run keeps newer checkpoints only; fork one of them"
+        ) from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return Fork(new, step, found, [one for one in checkpoint.learners if one not in learners])
+
+
+def _that_come_along(checkpoint: Checkpoint, before: JobConfig, now: JobConfig) -> list[str]:
+    """The learners of a checkpoint that the new config has, in the same shape."""
+    reshaped = {
+        "/".join(change.key.partition(".model.")[0].partition(".objective.")[0].split("."))
+        for change in changes(before, now)
+        if change.refusal == SHAPE
+    }
+    if TEACHER in reshaped:
+        raise TrainingError("teacher.model: a fork goes on with its teacher; start another run")
+    wanted = {TEACHER, *map(student_key, now.students)} - reshaped
+    return [name for name in checkpoint.learners if name in wanted]
+
+
+def _fill(
+    new: RunFolder,
+    run: RunFolder,
+    step: int,
+    config: JobConfig,
+    learners: Sequence[str],
+    state: dict[str, Any],
+    found: Sequence[str],
+) -> None:
+    counters = {name: of for name, of in state["learners"].items() if name in learners}
+    there = contents(config.data)
+    own: dict[str, Any] = {"config": configs.dump(config), "corpora": there}
+    own["wandb_id"] = secrets.token_hex(4)
+    moved = any(change.startswith("data.") for change in found)
+    if moved or state.get("corpora", there) != there:  # its held-out text may be another
+        own["teacher_held_out"] = None
+    state = {**state, "learners": counters, **own}
+    new.path.mkdir(parents=True)
+    if run.metrics.exists():
+        shutil.copyfile(run.metrics, new.metrics)
+    rows = resume(new.metrics, step, Checkpoint(run.checkpoints, step).metrics).rows
+    branch(run.checkpoints, step, new.checkpoints, learners, {**state, "rows": rows})
+    origin = {"run": str(run.path.resolve()), "step": step, "time": time.time(), "changes": found}
+    replace(new.origin, json.dumps(origin, indent=2) + "\n")
+    text = f"{REVISION}{run.revision()}\n# forked from {run.path} at step {step}\n"
+    replace(new.config, text + own["config"])

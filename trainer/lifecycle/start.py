@@ -1,0 +1,76 @@
+"""The first thing an incarnation of a run does, before it reads any text or builds any model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import configs
+from data_pipeline import contents
+from trainer.checkpoint import Attempt, Owner, newest_state
+from trainer.config import JobConfig
+from trainer.control.requests import forget
+from trainer.durable import replace
+from trainer.lifecycle.continuity import accepted_changes
+from trainer.run_folder.folder import REVISION, RunFolder
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What rank 0 found out and every rank must know."""
+
+    config: JobConfig
+    attempt: Attempt
+    changes: list[str]  # of the config since the newest checkpoint, one line each
+
+
+def begin(config: JobConfig, owner: Owner) -> Beginning:
+    """Take the run folder over, unless the run cannot resume with this config. On rank 0 only.
+
+    Raises CheckpointError where another job is at work in it, TrainingError where the run cannot go
+    on with this config or with what its corpora hold now, DataError where one of them is missing.
+    """
+    folder = RunFolder.of(config)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    attempt = Attempt.begin(folder.path, owner)
+    changes = []
+    state = newest_state(folder.checkpoints)
+    if state is not None:
+        before, read = _config_so_far(folder, state), state.get("corpora", {})
+        changes = accepted_changes(before, config, read, contents(config.data))
+    with contextlib.suppress(FileNotFoundError):
+        os.utime(folder.config)  # for `tandem status`: it loads now, and is not stalled
+    if owner.restart == 0:  # a person has started it, whatever was asked of the run before
+        forget(folder.requests)
+    return Beginning(config, attempt, changes)
+
+
+def accept(config: JobConfig) -> None:
+    """Write ``config.yaml``: nothing refuses this start any more. On rank 0 only."""
+    text = f"{REVISION}{_git_revision()}\n{configs.dump(config)}"
+    replace(RunFolder.of(config).config, text)
+
+
+def _config_so_far(folder: RunFolder, state: Mapping[str, Any]) -> JobConfig:
+    """What the newest checkpoint was made with: ``config.yaml`` may be gone, or edited."""
+    if "config" not in state:  # written by an old version
+        return folder.load_config()
+    return configs.load_text(state["config"], JobConfig, "job", [], str(folder.checkpoints))
+
+
+def _git_revision() -> str:
+    """Of the code that runs: a checkout, or a snapshot with its REVISION; else "none"."""
+    root = Path(__file__).parents[2]
+    if (root / "REVISION").is_file():
+        return (root / "REVISION").read_text(encoding="utf-8").strip()
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
+    return done.stdout.strip()

@@ -1,0 +1,196 @@
+"""Cross-entropies of a distribution over the vocabulary with targets of any kind, by rows.
+
+All have the form ``w (log sum exp s - target . s)`` with ``s = logits / T``, and the gradient
+``w / T (softmax(s) - target)`` with respect to the logits. So those of one temperature share the
+softmax, which is most of their cost, and a target is never copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.losses.vocabulary_projection import Distribution, subtract_largest
+
+IGNORED = -100
+
+Room = Callable[[], Tensor]
+
+
+class Target(Protocol):
+    """What a student's distribution is compared with."""
+
+    def dot(self, scaled: Tensor, rows: slice, room: Room) -> Tensor:
+        """``target . s`` [C], and what else is subtracted from the loss; s [C, V].
+
+        `room` gives memory for [C, V].
+        """
+
+    def subtract(self, gradient: Tensor, rows: slice, factors: Tensor) -> None:
+        """Subtract ``factors`` [C] times the target from `gradient` [C, V]."""
+
+
+@dataclass(frozen=True)
+class RowLoss:
+    """A loss of single rows of logits; `weights` float32 [P]."""
+
+    target: Target
+    weights: Tensor
+    temperature: float = 1.0
+
+
+def cross_entropy_rows(labels: Tensor) -> RowLoss:
+    """Cross-entropy with labels int64 [P], -100 where there is nothing to predict."""
+    return RowLoss(_Labels(labels.clamp_min(0)[:, None]), (labels != IGNORED).to(torch.float32))
+
+
+def kl_divergence_rows(teacher: Distribution, temperature: float, weights: Tensor) -> RowLoss:
+    """``KL(softmax(t / T) || softmax(s / T))``; weights float [P]."""
+    target = _Teacher(teacher, temperature, subtract_entropy=True)
+    return RowLoss(target, weights.detach().to(torch.float32), temperature)
+
+
+def soft_cross_entropy_rows(teacher: Distribution, temperature: float, weights: Tensor) -> RowLoss:
+    """``-softmax(t / T) . log softmax(s / T)``; weights float [P]."""
+    target = _Teacher(teacher, temperature, subtract_entropy=False)
+    return RowLoss(target, weights.detach().to(torch.float32), temperature)
+
+
+def blended_cross_entropy_rows(
+    teacher: Distribution, labels: Tensor, teacher_share: float
+) -> RowLoss:
+    """``-(a softmax(t) + (1 - a) onehot(label)) . log softmax(s)`` with a = `teacher_share`."""
+    alone = cross_entropy_rows(labels)
+    theirs = _Teacher(teacher, 1.0, subtract_entropy=False)
+    return RowLoss(_Blend(theirs, alone.target, teacher_share), alone.weights)
+
+
+class RowLosses:
+    """Several losses of the same logits, each times its scale.
+
+    Memory is kept from call to call: fresh memory costs a CPU more than all work on it.
+    """
+
+    def __init__(self, losses: Sequence[RowLoss], scales: Sequence[float]) -> None:
+        self._losses, self._scales = losses, scales
+        # The last one writes over the logits.
+        self._temperatures = sorted({loss.temperature for loss in losses}, reverse=True)
+        self._rooms: dict[str, Tensor] = {}
+
+    def differentiate(self, logits: Tensor, rows: slice) -> Tensor:
+        """The sum of each loss over some rows, [losses], and in the place of their logits [C, V]
+        the gradient of all."""
+        subtract_largest(logits)
+        scaled = {one: self._divided(logits, one) for one in self._temperatures}
+        room = partial(self._room, "product", logits)
+        dots = [loss.target.dot(scaled[loss.temperature], rows, room) for loss in self._losses]
+        exponentials = _exponentials(scaled)
+        totals = {one: values.sum(dim=-1) for one, values in exponentials.items()}
+        self._to_gradient(exponentials, totals, rows)
+        sums = [
+            ((totals[loss.temperature].log() - dot) * loss.weights[rows]).sum()
+            for loss, dot in zip(self._losses, dots, strict=True)
+        ]
+        return torch.stack(sums)
+
+    def _divided(self, logits: Tensor, temperature: float) -> Tensor:
+        """Logits of a temperature; those of the last one take the place of the logits."""
+        is_last = temperature == self._temperatures[-1]
+        if is_last and temperature == 1.0:
+            return logits
+        out = logits if is_last else self._room(f"temperature {temperature}", logits)
+        return torch.div(logits, temperature, out=out)
+
+    def _to_gradient(
+        self, exponentials: Mapping[float, Tensor], totals: Mapping[float, Tensor], rows: slice
+    ) -> None:
+        """The gradient of all losses, in the place of the last exponentials."""
+        for temperature, values in exponentials.items():
+            factors = [
+                (loss.target, loss.weights[rows] * (scale / temperature))
+                for loss, scale in zip(self._losses, self._scales, strict=True)
+                if loss.temperature == temperature
+            ]
+            share = torch.stack([factor for _, factor in factors]).sum(0) / totals[temperature]
+            values.mul_(share[:, None])
+            for target, factor in factors:
+                target.subtract(values, rows, factor)
+        *others, gradient = exponentials.values()
+        for other in others:
+            gradient.add_(other)
+
+    def _room(self, name: str, like: Tensor) -> Tensor:
+        if name not in self._rooms or len(self._rooms[name]) < len(like):
+            self._rooms[name] = torch.empty_like(like)
+        return self._rooms[name][: len(like)]
+
+
+def _exponentials(scaled: dict[float, Tensor]) -> dict[float, Tensor]:
+    """In the place of logits by temperature, the highest first. Those of half of a temperature are
+    its squares, which cost a tenth."""
+    for temperature, logits in scaled.items():
+        twice = scaled.get(2 * temperature)
+        if twice is None:
+            logits.exp_()
+        else:
+            torch.mul(twice, twice, out=logits)
+    return scaled
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """One label for each row, int64 [P, 1]."""
+
+    labels: Tensor
+
+    def dot(self, scaled: Tensor, rows: slice, room: Room) -> Tensor:
+        """See `Target.dot`."""
+        return scaled.gather(1, self.labels[rows]).squeeze(1)
+
+    def subtract(self, gradient: Tensor, rows: slice, factors: Tensor) -> None:
+        """See `Target.subtract`."""
+        gradient.scatter_add_(1, self.labels[rows], -factors[:, None].to(gradient.dtype))
+
+
+@dataclass(frozen=True)
+class _Teacher:
+    """A teacher's distribution; its entropy is subtracted from a KL divergence."""
+
+    distribution: Distribution
+    temperature: float
+    subtract_entropy: bool
+
+    def dot(self, scaled: Tensor, rows: slice, room: Room) -> Tensor:
+        """See `Target.dot`."""
+        p, negative_entropy = self.distribution.at(rows, self.temperature)
+        dot = torch.mul(p, scaled, out=room()).sum(dim=-1)
+        return dot - negative_entropy if self.subtract_entropy else dot
+
+    def subtract(self, gradient: Tensor, rows: slice, factors: Tensor) -> None:
+        """See `Target.subtract`."""
+        p, _ = self.distribution.at(rows, self.temperature)
+        gradient.addcmul_(p, factors[:, None].to(gradient.dtype), value=-1)
+
+
+@dataclass(frozen=True)
+class _Blend:
+    """A share of one target and the rest of another."""
+
+    one: Target
+    other: Target
+    share: float
+
+    def dot(self, scaled: Tensor, rows: slice, room: Room) -> Tensor:
+        """See `Target.dot`."""
+        one, other = (target.dot(scaled, rows, room) for target in (self.one, self.other))
+        return torch.lerp(other, one, self.share)
+
+    def subtract(self, gradient: Tensor, rows: slice, factors: Tensor) -> None:
+        """See `Target.subtract`."""
+        self.one.subtract(gradient, rows, factors * self.share)
+        self.other.subtract(gradient, rows, factors * (1 - self.share))

@@ -1,0 +1,219 @@
+"""Losses over the vocabulary that never hold the logits of all positions.
+
+Each loss is a pure function returning (sum, count). Logits exist for one chunk of positions at a
+time, in float32; the gradients with respect to the projection's input, weight and bias are made
+in the same pass, so that nothing of size [positions x V] waits for the backward pass and the
+weight itself is not needed there (under ZeRO-3 it has been released by then).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.losses.rows import (
+    IGNORED,
+    RowLoss,
+    RowLosses,
+    blended_cross_entropy_rows,
+    cross_entropy_rows,
+    kl_divergence_rows,
+    soft_cross_entropy_rows,
+)
+from trainer.losses.vocabulary_projection import Distribution, Projection, blocks, chunks
+
+# The gradient of a logit is the difference of two probabilities, most of them so small that
+# float16 would round them off, and the loss scale comes too late: it is applied in the backward
+# pass. So they are multiplied by this beforehand, and by less in the product with x, where sums
+# over rows may be large.
+HALF_SCALE, HALF_SCALE_OF_SUMS = 64.0, 4.0
+
+OutputProjection = tuple[Tensor, Tensor | None]
+
+
+def project_and_sum(
+    vocabulary_input: Tensor,
+    decoder: OutputProjection,
+    losses: Sequence[RowLoss],
+    weights: Sequence[float] = (1.0,),
+) -> tuple[Tensor, Tensor]:
+    """Several losses of ``vocabulary_input @ weight' + bias``, which is computed once for all.
+
+    vocabulary_input [P, E]; decoder (weight [V, E], bias [V]). Returns their weighted sum over
+    rows, in the graph, and each loss's own sum, [losses] and detached; float32.
+    """
+    total, sums = _ProjectAndSum.apply(vocabulary_input, *decoder, losses, weights)
+    return total, sums
+
+
+def chunked_cross_entropy(
+    vocabulary_input: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of ``vocabulary_input @ weight' + bias`` with `labels`, summed.
+
+    vocabulary_input [P, E], weight [V, E], bias [V], labels int64 [P] with -100 where there is
+    nothing to predict. Returns float32 (sum, number of labels).
+    """
+    total, _ = project_and_sum(vocabulary_input, (weight, bias), [cross_entropy_rows(labels)])
+    return total, (labels != IGNORED).to(torch.float32).sum()
+
+
+def chunked_kl_divergence(
+    student_input: Tensor,
+    student_decoder: OutputProjection,
+    teacher_input: Tensor,
+    teacher_decoder: OutputProjection,
+    temperature: float = 1.0,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``KL(softmax(t / T) || softmax(s / T))`` of teacher and student logits, summed over rows.
+
+    student_input [P, E], teacher_input [P, E'] at the same positions; decoders (weight [V, E],
+    bias [V]); `weights` [P] multiplies rows, None for ones. The teacher gets no gradient. Returns
+    float32 (sum, sum of the weights). There is no factor T^2: the objective states its own.
+    """
+    weights = _row_weights(weights, student_input)
+    teacher = Distribution(teacher_input, *teacher_decoder)
+    rows = kl_divergence_rows(teacher, temperature, weights)
+    return project_and_sum(student_input, student_decoder, [rows])[0], weights.sum()
+
+
+def chunked_soft_cross_entropy(
+    student_input: Tensor,
+    student_decoder: OutputProjection,
+    teacher_input: Tensor,
+    teacher_decoder: OutputProjection,
+    temperature: float = 1.0,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``-softmax(t / T) . log softmax(s / T)``: the KL divergence plus the teacher's entropy.
+
+    Arguments and result as for `chunked_kl_divergence`.
+    """
+    weights = _row_weights(weights, student_input)
+    teacher = Distribution(teacher_input, *teacher_decoder)
+    rows = soft_cross_entropy_rows(teacher, temperature, weights)
+    return project_and_sum(student_input, student_decoder, [rows])[0], weights.sum()
+
+
+def chunked_blended_cross_entropy(
+    student_input: Tensor,
+    student_decoder: OutputProjection,
+    teacher_input: Tensor,
+    teacher_decoder: OutputProjection,
+    labels: Tensor,
+    teacher_share: float,
+) -> tuple[Tensor, Tensor]:
+    """``-(a softmax(t) + (1 - a) onehot(label)) . log softmax(s)`` with a = `teacher_share`.
+
+    Arguments as above; labels int64 [P] with -100 where there is nothing to predict. Returns
+    float32 (sum, number of labels).
+    """
+    teacher = Distribution(teacher_input, *teacher_decoder)
+    rows = blended_cross_entropy_rows(teacher, labels, teacher_share)
+    total, _ = project_and_sum(student_input, student_decoder, [rows])
+    return total, (labels != IGNORED).to(torch.float32).sum()
+
+
+def _row_weights(weights: Tensor | None, rows: Tensor) -> Tensor:
+    return torch.ones(len(rows), device=rows.device) if weights is None else weights.float()
+
+
+class _ProjectAndSum(torch.autograd.Function):
+    """Sums of row losses over projected rows, with gradients made in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        losses: Sequence[RowLoss],
+        weights: Sequence[float],
+    ) -> tuple[Tensor, Tensor]:
+        projection = Projection(x, weight, bias)
+        wanted = ctx.needs_input_grad[:3]
+        gradients = _Gradients(projection, wanted)
+        sums = torch.zeros(len(losses), dtype=projection.wide, device=x.device)
+        row_losses, buffer = RowLosses(losses, weights), None
+        for rows in chunks(len(x), len(weight)):
+            buffer = projection.buffer(rows) if buffer is None else buffer
+            logits = projection.logits(rows, buffer)
+            for block in blocks(rows, logits):
+                some = logits[block.start - rows.start : block.stop - rows.start]
+                sums += row_losses.differentiate(some, block)
+            if any(wanted):
+                gradients.add(logits, rows)
+        ctx.gradients, ctx.scale = gradients.cast(x, weight, bias), gradients.scale
+        ctx.mark_non_differentiable(sums)
+        weighted = [one * weight for one, weight in zip(sums.unbind(), weights, strict=True)]
+        return torch.stack(weighted).sum(), sums
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        factor, _ = upstream
+        gradients, ctx.gradients = ctx.gradients, None
+        assert gradients is not None, "the gradients of a chunked loss can be taken once"
+        x, weight, bias = gradients
+        if x is not None:  # narrow: only the product is rounded, not the factor
+            x = (x.to(factor.dtype) * (factor / ctx.scale)).to(x.dtype)
+        return x, *(None if g is None else g.mul_(factor) for g in (weight, bias)), None, None
+
+
+class _Gradients:
+    """Sums over chunks of the gradients with respect to input, weight and bias."""
+
+    def __init__(self, projection: Projection, wanted: tuple[bool, ...]) -> None:
+        self.projection = projection
+        self.x: list[Tensor] | None = [] if wanted[0] else None
+        self.want_weight, self.want_bias = wanted[1], wanted[2]
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+        is_half = projection.weight.dtype == torch.float16
+        self.scale, self.scale_of_sums = (HALF_SCALE, HALF_SCALE_OF_SUMS) if is_half else (1.0, 1.0)
+
+    def add(self, logit_gradient: Tensor, rows: slice) -> None:
+        """Add a chunk; `logit_gradient` [C, V], which may be overwritten."""
+        if self.want_bias:
+            summed = logit_gradient.sum(dim=0)
+            self.bias = summed if self.bias is None else self.bias.add_(summed)
+        x = self.projection.x[rows]
+        if self.scale != 1.0:
+            logit_gradient.mul_(self.scale)
+            x = x * (self.scale_of_sums / self.scale)
+        narrow = logit_gradient.to(self.projection.weight.dtype)
+        with torch.autocast(narrow.device.type, enabled=False):
+            if self.x is not None:
+                self.x.append(narrow @ self.projection.weight)
+            if self.want_weight:
+                self.weight = _accumulate(self.weight, narrow.t(), x)
+
+    def cast(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The three gradients in the dtypes of what they belong to, None where not wanted.
+
+        That of x is still multiplied by `scale`.
+        """
+        x_gradient = torch.cat(self.x).to(x.dtype) if self.x else None
+        weight_gradient = None
+        if self.weight is not None:
+            weight_gradient = self.weight.to(weight.dtype)
+            if self.scale_of_sums != 1.0:
+                weight_gradient /= self.scale_of_sums
+        if bias is None or self.bias is None:
+            return x_gradient, weight_gradient, None
+        return x_gradient, weight_gradient, self.bias.to(bias.dtype)
+
+
+def _accumulate(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """``total + a @ b``, kept in float32 or wider as soon as there is more than one summand."""
+    if total is None:
+        return a @ b
+    wide = torch.promote_types(a.dtype, torch.float32)
+    if total.dtype == a.dtype == wide:
+        return total.addmm_(a, b)
+    return total.to(wide).add_(a @ b)

@@ -1,0 +1,107 @@
+"""The files of a run folder, read for its report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import configs
+from configs.strict_json import parse_json
+from trainer.report.chart import COLOURS
+from trainer.report.scale import Floats
+from trainer.run_folder import metrics
+
+
+def read_evaluation(file: Path) -> dict[str, Any] | None:
+    """A run's final results; None where there are none, or where the file is damaged."""
+    try:
+        results = parse_json(file.read_bytes())
+        whole = isinstance(results["step"], int) and bool(results["learners"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return dict(results) if whole else None
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What is known of a run; `evaluation` is None until it is finished, or when it goes on."""
+
+    name: str
+    config: dict[str, Any]
+    config_text: str
+    rows: list[metrics.Row]
+    evaluation: dict[str, Any] | None
+
+    @classmethod
+    def read(cls, folder: Path) -> RunFiles:
+        """Everything in `folder`, which must have a ``config.yaml``."""
+        path = folder / "config.yaml"
+        text = path.read_text(encoding="utf-8")
+        config = configs.plain(text, str(path))
+        evaluation = read_evaluation(folder / "evaluation.json")
+        rows = metrics.read(folder / "metrics.jsonl")
+        if evaluation and any(row["step"] > evaluation["step"] for row in rows[-1:]):
+            evaluation = None  # the run was given more steps since
+        return cls(folder.resolve().name, config, text, rows, evaluation)
+
+    @property
+    def learners(self) -> list[str]:
+        """All of the config, the teacher first."""
+        return ["teacher", *(f"students/{name}" for name in self.config["students"])]
+
+    def colour(self, learner: str) -> int:
+        """The number of a learner's colour, the same on the whole page."""
+        return self.learners.index(learner) % COLOURS
+
+    @property
+    def last(self) -> metrics.Row:
+        """The newest value of every column."""
+        newest: metrics.Row = {"step": 0, "tokens": 0, "seconds": 0}
+        for row in self.rows:
+            newest.update(row)
+        return newest
+
+    def curve(self, column: str) -> tuple[Floats, Floats]:
+        """The steps [N] and values [N] of a column, of the rows that have it."""
+        steps, values = metrics.series(self.rows, column)
+        return np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
+
+    def held_out(self, learner: str, column: str) -> tuple[Floats, Floats]:
+        """The steps [N] and values [N] of a held-out score, the mean over the corpora."""
+        scores = [(row["step"], metrics.held_out(row, learner, column)) for row in self.rows]
+        found = np.array([(step, score) for step, score in scores if score is not None])
+        return found.reshape(-1, 2)[:, 0], found.reshape(-1, 2)[:, 1]
+
+    def columns_of(self, learner: str) -> list[str]:
+        """The columns of a learner, without its name, in the order of the file."""
+        found: dict[str, None] = {}
+        for row in self.rows:
+            found.update(dict.fromkeys(key for key in row if key.startswith(f"{learner}/")))
+        return [key.removeprefix(f"{learner}/") for key in found]
+
+    def clock(self, column: str) -> tuple[Floats, Floats]:
+        """How `column` (tokens, seconds) grows with the step, from zero on; see `curve`."""
+        steps, values = self.curve(column)
+        return np.concatenate([[0.0], steps]), np.concatenate([[0.0], values])
+
+    def checkpoints(self) -> list[float]:
+        """The first logged step after each checkpoint."""
+        steps, stalls = self.curve("checkpoint_stall")
+        return [float(step) for step, stall in zip(steps, stalls, strict=True) if stall > 0]
+
+    def restarts(self) -> list[tuple[int, float]]:
+        """The number of each restart, and the first logged step after it."""
+        steps, counts = self.curve("restarts")
+        before = np.concatenate([counts[:1] * 0, counts[:-1]])
+        changes = zip(counts, steps, before, strict=True)
+        return [(int(count), float(step)) for count, step, earlier in changes if count > earlier]
+
+    def joined(self) -> dict[str, float]:
+        """The learners that started after the run did, with the first logged step of each."""
+        starts = {name: self.curve(f"{name}/loss")[0] for name in self.learners}
+        began = {name: float(steps[0]) for name, steps in starts.items() if len(steps)}
+        first = min(began.values(), default=0.0)
+        return {name: step for name, step in began.items() if step > first}

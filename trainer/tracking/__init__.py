@@ -1,0 +1,1 @@
+"""Weights & Biases: a process beside the job follows its metrics.jsonl."""
