@@ -8,7 +8,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from trainer.record.display import Display, duration, seconds_left
+from trainer.measure.durations import duration, seconds_left
+from trainer.record.display import Display
 
 
 class Clock:

@@ -20,7 +20,6 @@ from trainer.report import labels
 from trainer.report.scale import Floats, Scale, log_ticks, nice_ticks, padded, thin
 from trainer.report.words import percent, short
 
-COLOURS = 8
 SIZE = 1000  # width and height in the SVG's own coordinates
 
 Formatter = Callable[[float], str]

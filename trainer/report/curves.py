@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from trainer.report.chart import Axis, Formatter, Level, LineChart, Mark, Series, line_chart
+from trainer.report.colours import colour
 from trainer.report.scale import Floats
 from trainer.report.words import percent, plain_name, short
 from trainer.run_folder.run_files import RunFiles
@@ -172,7 +173,7 @@ def _held_out(run: RunFiles, column: str) -> list[Series]:
 
 def _named(run: RunFiles, curves: Mapping[str, tuple[Floats, Floats]]) -> list[Series]:
     return [
-        Series(plain_name(name), run.colour(name), steps, values)
+        Series(plain_name(name), colour(run, name), steps, values)
         for name, (steps, values) in curves.items()
         if len(steps)
     ]

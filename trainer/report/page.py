@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from trainer.record.display import duration, seconds_left
+from trainer.measure.durations import duration, seconds_left
 from trainer.report.curves import curves_section
 from trainer.report.results import results_section
 from trainer.report.words import count, short

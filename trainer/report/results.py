@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from trainer.report.chart import Level, Point, scatter
+from trainer.report.colours import colour
 from trainer.report.words import nats, percent, plain_name, short
 from trainer.run_folder.run_files import RunFiles
 
@@ -32,7 +33,7 @@ def results_section(run: RunFiles) -> str:
 def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
     headings = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
     learners, unigram = evaluation["learners"], evaluation["unigram"]
-    rows = "".join(_row(name, facts, run.colour(name)) for name, facts in learners.items())
+    rows = "".join(_row(name, facts, colour(run, name)) for name, facts in learners.items())
     exports = "".join(
         f"<li>{escape(plain_name(name))}: <code>{escape(facts['export'])}</code></li>"
         for name, facts in learners.items()
@@ -73,7 +74,7 @@ def _bar(share: float) -> str:
 
 def _picture(run: RunFiles, evaluation: dict[str, Any]) -> str:
     points = [
-        Point(plain_name(name), run.colour(name), facts["parameters"], facts["accuracy"])
+        Point(plain_name(name), colour(run, name), facts["parameters"], facts["accuracy"])
         for name, facts in evaluation["learners"].items()
         if facts["accuracy"] is not None
     ]

@@ -1,4 +1,4 @@
-"""The files of a run folder, read for its report."""
+"""The files of a run folder, read by whoever reports on the run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import configs
 from configs.strict_json import parse_json
-from trainer.report.chart import COLOURS
-from trainer.report.scale import Floats
 from trainer.run_folder import metrics
+
+Floats = NDArray[np.float64]
 
 
 def read_evaluation(file: Path) -> dict[str, Any] | None:
@@ -51,10 +52,6 @@ class RunFiles:
     def learners(self) -> list[str]:
         """All of the config, the teacher first."""
         return ["teacher", *(f"students/{name}" for name in self.config["students"])]
-
-    def colour(self, learner: str) -> int:
-        """The number of a learner's colour, the same on the whole page."""
-        return self.learners.index(learner) % COLOURS
 
     @property
     def last(self) -> metrics.Row:

@@ -1,0 +1,136 @@
+"""Imports point one way: a room imports only what stands before it in its list, or itself.
+
+A room is a folder or a file. Imports inside functions and for type checkers count too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Each folder's rooms, the lowest first. A package's `__init__` hands names on, and stands on top.
+ROOMS = {
+    ".": "configs data_pipeline model cluster trainer commands tandem",
+    "configs": "errors strict_json yaml_text typed loading bounds devices",
+    "data_pipeline": (
+        "errors hashing text shards config tokenization packing order masking reading building"
+    ),
+    "data_pipeline/text": (
+        "compiled text_files documents joined_text sentences sentence_search system_prose"
+    ),
+    "data_pipeline/shards": "arrays blocks index growing manifest kept sources staged writing",
+    "data_pipeline/tokenization": (
+        "library_errors sentencepiece_models vocabularies tokenizer training unigram word_table "
+        "word_rules word_encoding"
+    ),
+    "data_pipeline/packing": "sequences pairs",
+    "data_pipeline/order": "epoch block_walk slots mixing",
+    "data_pipeline/masking": "words masker torch_masker",
+    "data_pipeline/reading": "corpus padding pools lanes batches stream staging dumping",
+    "data_pipeline/building": (
+        "encoding parallel_encoding journal claims finishing build merging checking reporting"
+    ),
+    "model": (
+        "precision config parts sharing attention_kernel attention feed_forward encoder embedding "
+        "heads masked_language_model initialisation layer_selection accounting model_card "
+        "hugging_face onnx_export"
+    ),
+    "model/hugging_face": (
+        "family bert albert distilbert mobilebert modernbert weights folder importing"
+    ),
+    "trainer": (
+        "errors durable seeds measure tracking checkpoint optimizers watch batches losses "
+        "teacher_outputs scoring objectives schedules learner_config config run_folder control "
+        "job_data report learners step footprint evaluation record lifecycle job loop run"
+    ),
+    "trainer/checkpoint": (
+        "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "
+        "manifest restore attempts reader branching carried publication writer"
+    ),
+    "trainer/objectives": "layer_maps step_schedule progressive term terms objective",
+    "trainer/objectives/terms": "states attention pairs vocabulary two_way",
+    "trainer/learners": "state admission engine memory_errors learner first_weights learners",
+    "trainer/losses": "states vocabulary_projection relations rows vocabulary",
+    "trainer/optimizers": "moments shards bert_adam lamb gated groups config loss_scale",
+    "trainer/schedules": "learning_rate stacking",
+    "trainer/watch": "guard rollback first_failure hang_watch rank_zero replicas slow_ranks",
+    "trainer/tracking": "wandb_follower tracking",
+    "trainer/measure": "timing profiling startup machine durations",
+    "trainer/run_folder": "folder metrics metrics_log run_files",
+    "trainer/control": "requests wishes asking heartbeat run_context",
+    "trainer/job_data": "batch_plan fit prefetch staging",
+    "trainer/report": "words labels scale colours chart curves results table page refreshing",
+    "trainer/scoring": "scores",
+    "trainer/footprint": "models_table footprint demands",
+    "trainer/evaluation": "trained_heads held_out finished agreement final_scores export",
+    "trainer/record": "utilisation gauges display recorder syncing",
+    "trainer/lifecycle": "unreached continuity start forking finalize",
+    "cluster": (
+        "errors signals sbatch_options ranks scheduler run_files config limits script slurm "
+        "shell_lines local preflight run_state status status_table planning commands"
+    ),
+    "cluster/planning": "facts duration failures memory choice plan words",
+    "commands": "errors options output job_configs data",
+}
+
+# What each top-level folder may know of the others, besides which the list above counts.
+KNOWN = {
+    "configs": [],
+    "data_pipeline": [],
+    "model": [],
+    "cluster": ["configs"],
+    "trainer": ["configs", "data_pipeline", "model"],
+}
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_imports_point_one_way(folder: str) -> None:
+    rooms = ROOMS[folder].split()
+    here = [path.stem for path in (ROOT / folder).iterdir() if path.suffix == ".py"] + [
+        path.name for path in (ROOT / folder).iterdir() if (path / "__init__.py").exists()
+    ]
+    of_ours = set(here) - {"__init__", "tests"}
+    assert sorted(rooms) == sorted(of_ours), "the list of rooms has to name each of them once"
+    height = {room: number for number, room in enumerate(rooms)}
+    prefix = "" if folder == "." else folder.replace("/", ".") + "."
+    back = [
+        f"{importer} -> {imported}"
+        for room in rooms
+        for importer, imported in _imports(ROOT / folder, room)
+        if (target := _room(imported, prefix)) in height and height[target] > height[room]
+    ]
+    assert not back
+
+
+@pytest.mark.parametrize("folder", KNOWN)
+def test_a_folder_knows_few_others(folder: str) -> None:
+    found = {_room(imported, "") for _, imported in _imports(ROOT, folder)}
+    assert found.intersection(ROOMS["."].split()) <= {folder, *KNOWN[folder]}
+
+
+def test_an_arrow_back_up_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "low.py").write_text("def f():\n    from house.high import g\n")
+    assert [found for _, found in _imports(tmp_path, "low")] == ["house.high", "house.high.g"]
+    assert _room("house.high.g", "house.") == "high"
+    assert _room("elsewhere.high", "house.") is None
+
+
+def _room(module: str, prefix: str) -> str | None:
+    return module.removeprefix(prefix).split(".")[0] if module.startswith(prefix) else None
+
+
+def _imports(folder: Path, room: str) -> Iterator[tuple[str, str]]:
+    """(file, module or name of a module that it imports) of all files in a room."""
+    files = sorted((folder / room).rglob("*.py")) or [folder / f"{room}.py"]
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from ((str(file), alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                yield str(file), node.module
+                names = (f"{node.module}.{alias.name}" for alias in node.names)
+                yield from ((str(file), name) for name in names)
