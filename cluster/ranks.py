@@ -7,6 +7,7 @@ SLURM's under ``srun``, and nothing at all, which is a job of one process.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import re
@@ -101,8 +102,9 @@ def reserved_port() -> Iterator[int]:
             try:
                 holder.bind(("", FIRST_PORT + random.randrange(PORTS)))
                 break
-            except OSError:
-                continue
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
         # Not before: two holders that both set it could bind to one port.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         yield int(holder.getsockname()[1])

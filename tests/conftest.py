@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["tests.timeouts"]
+
 REPOSITORY = Path(__file__).parents[1]
 TINY_JOB = Path(__file__).with_name("tiny_job.yaml")
 
@@ -20,7 +22,7 @@ def tandem(*arguments: object, **environment: str) -> subprocess.CompletedProces
         env=command_environment(**environment),
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=300,
     )
 
 

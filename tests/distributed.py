@@ -55,7 +55,7 @@ def run_distributed(
         finally:
             for process in context.processes:
                 process.kill()
-                process.join()
+                process.join(60)
         return [_result(folder, rank) for rank in range(world_size)]
 
 

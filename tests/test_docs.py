@@ -13,7 +13,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import yaml
 
 import tandem as command_line
 from tests.conftest import REPOSITORY, command_environment
+from tests.waiting import until
 
 DOCS = REPOSITORY / "docs"
 PAGES = re.findall(r"\]\((\w+\.md)\)", (DOCS / "README.md").read_text())[:7]
@@ -156,7 +156,12 @@ class Walk:
             self.wait_for_steps(self.folder / "runs/live/metrics.jsonl")
             return
         done = subprocess.run(
-            argv, cwd=self.folder, env=command_environment(), capture_output=True, text=True
+            argv,
+            cwd=self.folder,
+            env=command_environment(),
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
         assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
 
@@ -166,10 +171,7 @@ class Walk:
         return str(max(int(path.name[5:]) for path in steps))
 
     def wait_for_steps(self, metrics: Path) -> None:
-        end = time.monotonic() + 300
-        while not metrics.exists() or not metrics.read_text().count("\n") > 3:
-            assert time.monotonic() < end, "no step was made"
-            time.sleep(0.2)
+        until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, "a step", 300)
 
     def end(self) -> None:
         for process in self.behind:
@@ -209,6 +211,8 @@ def planned(block: Block) -> str:
     """What the one command of a block prints."""
     (command,) = block.commands
     argv = [sys.executable, "-m", *command]
-    done = subprocess.run(argv, env=command_environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        argv, env=command_environment(), capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout

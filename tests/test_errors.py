@@ -221,13 +221,14 @@ def test_more_ranks_than_samples(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_is_one_line(corpus, tmp_path):
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(tmp_path)])
+    mount = ["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(tmp_path)]
+    mounted = subprocess.run(mount, timeout=60)
     if mounted.returncode:
         pytest.skip("this machine does not let root mount a file system")
     try:
         failed = tandem("train", TINY_JOB, f"data.path={corpus}", f"runs={tmp_path}")
     finally:
-        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True, timeout=60)
     assert failed.returncode == 1
     assert "space" in failed.stderr.splitlines()[-1]
     assert "Traceback" not in failed.stderr

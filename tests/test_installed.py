@@ -19,13 +19,21 @@ def test_an_installed_tandem_finds_its_configs(tmp_path):
     left_out = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__")
     shutil.copytree(REPOSITORY, source, ignore=left_out)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", installed]
-    subprocess.run([*pip, source], check=True)
+    subprocess.run([*pip, source], check=True, timeout=600)
     environment = command_environment(PYTHONPATH=str(installed))
     command = [sys.executable, "-m", "tandem", "model", "bert_base", "--json"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
     )
     assert json.loads(done.stdout)["parameters"] == 109_482_240
     job = [sys.executable, "-m", "tandem", "model", "configs/job/demo.yaml"]
-    done = subprocess.run(job, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        job, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert "tinybert" in done.stdout, done.stderr

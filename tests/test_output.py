@@ -22,7 +22,7 @@ print("to the end")
 
 def run(out) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-c", PROGRAM]
-    return subprocess.run(command, stdout=out, stderr=out, env=command_environment())
+    return subprocess.run(command, stdout=out, stderr=out, env=command_environment(), timeout=60)
 
 
 def test_what_cannot_be_written_is_dropped():

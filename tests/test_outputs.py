@@ -98,7 +98,7 @@ def test_rules_of_make(tmp_path: Path) -> None:
 
     def make(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["make", "PYTHON=python3", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
 
     failed = make("setup")
     assert failed.returncode != 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from pathlib import Path
 
 from cluster.config import ClusterConfig
 from cluster.script import Job, build
+from tests.waiting import until
 
 FAKES = {
     "srun": """
@@ -94,7 +94,4 @@ class Run:
 
 def wait_for(path: Path) -> None:
     """Until a file is there."""
-    end = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < end, f"waited in vain for {path}"
-        time.sleep(0.02)
+    until(path.exists, str(path), 20)

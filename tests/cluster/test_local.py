@@ -13,6 +13,7 @@ import pytest
 
 from cluster import LaunchError
 from cluster.local import launch
+from tests.waiting import exit_code, read, until
 
 # A rank that obeys the contract: it stops on request with 75, and notes what it received.
 OBEDIENT = """
@@ -42,13 +43,6 @@ def python(script: str, *args: object) -> list[str]:
 def launcher(argv: list[str], nproc: int) -> list[str]:
     script = "import sys; from cluster.local import launch; sys.exit(launch(sys.argv[2:], {}))"
     return [sys.executable, "-c", script.format(nproc), "--", *argv]
-
-
-def until(condition, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
 
 
 def started(folder: Path, nproc: int) -> list[int]:
@@ -146,7 +140,7 @@ def test_rank_0_standard_error_is_passed_on_while_it_runs():
     """
     with subprocess.Popen(launcher(python(script), 2), stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
-        assert process.stderr.readline() == b"a warning\n"
+        assert read(process.stderr.fileno()) == b"a warning\n"
         process.kill()
 
 
@@ -190,10 +184,9 @@ def in_terminal(argv: list[str]) -> tuple[int, int]:
 def test_control_c_in_a_terminal(tmp_path):
     pid, master = in_terminal(launcher(python(OBEDIENT, tmp_path, 0.3), 2))
     started(tmp_path, 2)
-    assert os.read(master, 100) == b"terminal\r\n"
+    assert read(master) == b"terminal\r\n"
     os.write(master, b"\x03")
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 75
+    assert exit_code(pid) == 75
     assert (tmp_path / "rank-0").read_text() == (tmp_path / "rank-1").read_text() == "SIGINT"
     os.close(master)
 
@@ -201,13 +194,12 @@ def test_control_c_in_a_terminal(tmp_path):
 def test_second_control_c_is_at_once(tmp_path):
     pid, master = in_terminal(launcher(python(OBEDIENT, tmp_path, 60), 2))
     ranks = started(tmp_path, 2)
-    output = os.read(master, 100)
+    output = read(master)
     os.write(master, b"\x03")
     while b"Ctrl-C again" not in output:
-        output += os.read(master, 1000)
+        output += read(master)
     os.write(master, b"\x03")
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 130
+    assert exit_code(pid) == 130
     assert not any(alive(rank) for rank in ranks)
     os.close(master)
 
@@ -216,7 +208,7 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path):
     process = subprocess.Popen(launcher(python(OBEDIENT, tmp_path, 0), 3))
     ranks = started(tmp_path, 3)
     process.kill()
-    process.wait()
+    process.wait(60)
     until(lambda: not any(alive(rank) for rank in ranks))
 
 

@@ -147,5 +147,7 @@ def test_first_host_is_slurms_own(tmp_path_factory, node_list):
     conf = tmp_path_factory.getbasetemp() / "slurm.conf"
     conf.write_text("ClusterName=none\nSlurmctldHost=localhost\n")
     command = ["scontrol", "show", "hostnames", node_list]
-    shown = subprocess.run(command, env={"SLURM_CONF": str(conf)}, capture_output=True, text=True)
+    shown = subprocess.run(
+        command, env={"SLURM_CONF": str(conf)}, capture_output=True, text=True, timeout=60
+    )
     assert first_host(node_list) == shown.stdout.split()[0]

@@ -53,7 +53,7 @@ def test_golden():
 @pytest.mark.parametrize("name", ["gpu", "container", "cpu"])
 def test_shipped_configs_build(name):
     text = build(job(), configs.load(name, ClusterConfig, "cluster"))
-    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+    assert subprocess.run(["bash", "-n"], input=text, text=True, timeout=60).returncode == 0
     assert ("#SBATCH --mem=0\n" in text) == (name != "cpu")
 
 
@@ -127,7 +127,7 @@ def test_hostile_values_reach_the_ranks_as_they_are(tmp_path):
         "SLURM_ARRAY_TASK_ID": "2",
     }
     result = subprocess.run(
-        ["bash"], input=text, text=True, capture_output=True, env=env, cwd=tmp_path
+        ["bash"], input=text, text=True, capture_output=True, env=env, cwd=tmp_path, timeout=60
     )
     assert not result.stderr
     (log,) = (tmp_path / f"{run.name}-seed5/logs").iterdir()  # of this seed's own run

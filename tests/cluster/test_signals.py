@@ -47,5 +47,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 from cluster.signals import StopRequest
 print(StopRequest().signal.name)
 """
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert result.stdout == "SIGTERM\n", result.stderr

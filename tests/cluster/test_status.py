@@ -90,7 +90,7 @@ def test_the_first_rows_may_take_their_time(run):
 
 def test_stopped_and_failed(run):
     process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
+    process.wait(60)
     run.log(10, 20)
     run.attempt(process.pid)
     run.save(10)
@@ -116,7 +116,7 @@ def test_finished_when_its_hours_are_used_up(run):
 
 def test_an_attempt_that_made_no_step_has_failed(run):
     process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
+    process.wait(60)
     run.attempt(process.pid)
     assert read_run(run.path, []).state == "failed"
 

@@ -155,7 +155,7 @@ def test_attempts_that_never_reached_their_end_count(tmp_path):
         wait_for(tmp_path / "run/ready")
         (tmp_path / "run/ready").unlink()
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.communicate(timeout=20)
     event, code, _ = run.end("exit 0", 2)
     assert (event, code) == ("final", 1)
 

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import random
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,17 +71,3 @@ def make_corpus(
 @pytest.fixture(scope="session")
 def corpus(make_corpus: Callable[..., Corpus]) -> Corpus:
     return make_corpus(make_documents(300))
-
-
-@pytest.fixture
-def limited() -> Iterator[None]:
-    """Ends a test of something linear that would else take hours."""
-
-    def stop(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)

@@ -23,6 +23,7 @@ from data_pipeline.building import encoding, parallel_encoding
 from data_pipeline.building.encoding import EncodedChunk, digest
 from data_pipeline.text.documents import RawChunk
 from tests.data_pipeline.conftest import make_documents
+from tests.waiting import until
 
 OPTIONS: dict = {"shard_mb": 0.02, "block_bytes": 4000, "val_fraction": 0.1}
 
@@ -74,8 +75,7 @@ def test_workers_change_no_byte(
 
         def on_progress(progress: building.Progress, workers=workers, seen=seen) -> None:
             seen.append(progress)
-            while len(multiprocessing.active_children()) < workers - 1:
-                time.sleep(0.01)
+            until(lambda: len(multiprocessing.active_children()) >= workers - 1, "the workers")
             time.sleep(0.05 * (workers - 1))  # in which the other one has time for a chunk
 
         own.clear()
@@ -95,11 +95,15 @@ def test_workers_change_no_byte(
 def test_a_worker_that_dies_is_one_line(
     tmp_path: Path, text_file: Path, tokenizer_dir: Path, small_chunks
 ) -> None:
+    killed = []
+
     def kill_it(_: building.Progress) -> None:
-        while not (others := multiprocessing.active_children()):
-            time.sleep(0.01)
-        others[0].kill()
-        others[0].join()
+        if not killed:  # another chunk of this process may come before the build notices
+            until(multiprocessing.active_children, "a worker")
+            killed.extend(multiprocessing.active_children())
+            for worker in killed:
+                worker.kill()
+                worker.join(60)
 
     with pytest.raises(DataError, match=r"a tokenizing process died.* fewer --workers"):
         build(
@@ -190,7 +194,9 @@ def test_kill_9_at_any_time(tmp_path: Path, tokenizer_dir: Path) -> None:
     (tmp_path / "build.py").write_text(BUILD)
     command = [sys.executable, str(tmp_path / "build.py"), str(text), str(tokenizer_dir)]
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    subprocess.run([*command, str(tmp_path / "whole"), "1"], check=True, env=environment)
+    subprocess.run(
+        [*command, str(tmp_path / "whole"), "1"], check=True, env=environment, timeout=300
+    )
     kills = 0
     for attempt in range(12):
         process = subprocess.Popen(
@@ -201,10 +207,12 @@ def test_kill_9_at_any_time(tmp_path: Path, tokenizer_dir: Path) -> None:
         if process.poll() is not None:
             break
         os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        process.wait(60)
         wait_for_the_end(process.pid)
         kills += 1
-    subprocess.run([*command, str(tmp_path / "killed"), "1"], check=True, env=environment)
+    subprocess.run(
+        [*command, str(tmp_path / "killed"), "1"], check=True, env=environment, timeout=300
+    )
     assert kills > 2
     assert contents(tmp_path / "whole") == contents(tmp_path / "killed")
 

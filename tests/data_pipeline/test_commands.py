@@ -34,6 +34,7 @@ def tandem(*arguments: object, code: int = 0, **options) -> str:
         [sys.executable, "-m", "tandem", *map(str, arguments)],
         capture_output=True,
         text=True,
+        timeout=300,
         **options,
     )
     assert done.returncode == code, done.stderr

@@ -13,6 +13,7 @@ import pytest
 
 from data_pipeline.text.compiled import compiled, interruptible
 from tests.data_pipeline.conftest import make_documents
+from tests.waiting import until
 
 
 def test_what_cannot_be_kept_on_disk_is_compiled_all_the_same() -> None:
@@ -49,8 +50,7 @@ def test_ctrl_c_ends_a_build_with_one_word(tmp_path: Path, tokenizer_dir: Path) 
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    while not (out / "train").exists():
-        time.sleep(0.01)
+    until((out / "train").exists, "the first shard")
     time.sleep(0.7)  # others are at work
     os.killpg(process.pid, signal.SIGINT)
     said = process.communicate(timeout=60)[1]

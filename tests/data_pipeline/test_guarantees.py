@@ -65,7 +65,7 @@ def test_seeking_reads_no_shard_and_little_memory(corpus: Corpus, tmp_path: Path
     write_hollow_corpus(tmp_path / "hollow", corpus, 100_000)
     out = subprocess.run(
         [sys.executable, "-c", SEEK, str(tmp_path / "hollow")],
-        capture_output=True, text=True, check=True,
+        capture_output=True, text=True, check=True, timeout=300,
     ).stdout  # fmt: skip
     seconds, kilobytes = map(float, out.split())
     print(f"{seconds:.3f} s, {kilobytes / 1000:.0f} MB")

@@ -203,7 +203,8 @@ def test_any_slicing_gives_the_same_documents(tmp_path_factory, texts, gaps, tas
                 assert whole == texts
 
 
-def test_long_documents_and_lines_take_no_longer(tmp_path: Path, limited: None) -> None:
+@pytest.mark.timeout(60)  # what is linear would else take hours
+def test_long_documents_and_lines_take_no_longer(tmp_path: Path) -> None:
     texts = ["word " * 200_000, "word\n" * 200_000]
     (tmp_path / "a.txt").write_text("\n\n".join([*texts, "end"]))
     with pytest.MonkeyPatch.context() as patch:

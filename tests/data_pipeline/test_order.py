@@ -117,7 +117,11 @@ print(time.perf_counter() - start, memory() - before)
 
 def test_the_order_of_a_million_shards_takes_little_memory() -> None:
     out = subprocess.run(
-        [sys.executable, "-c", SEEK, "1000000", "64"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", SEEK, "1000000", "64"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
     )
     _, kilobytes = map(float, out.stdout.split())
     assert kilobytes < 300_000

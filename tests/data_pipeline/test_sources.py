@@ -126,7 +126,7 @@ def test_ranks_share_a_small_cache(corpus: Corpus, tmp_path: Path) -> None:
         reader.start()
     found = [queue.get(timeout=60) for _ in readers]
     for reader in readers:
-        reader.join()
+        reader.join(60)
     assert found == [expected] * 2
 
 

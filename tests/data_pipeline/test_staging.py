@@ -7,7 +7,6 @@ import errno
 import fcntl
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from data_pipeline import (
 from data_pipeline.reading.staging import LOCK, PREFIX, Stager, remove_leftovers, stage_folder
 from data_pipeline.shards import sources
 from data_pipeline.shards.staged import CHECKSUM_BYTES, Staged
+from tests.waiting import until
 
 ROWS, STEPS = 6, 60
 ROOM = 1 << 30
@@ -64,13 +64,6 @@ def open_stream(config: DataConfig, folder: Path | None = None, *share: int) -> 
 
 def ahead(stream: BatchStream, first: int = 0) -> Iterator[tuple[int, list]]:
     return zip(itertools.count(first), stream.blocks_entered(first), strict=False)
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def copies(folder: Path) -> list[Path]:
@@ -198,7 +191,7 @@ def test_a_reader_never_waits(
     def slow(self: Staged, name: str, offset: int, data: bytes) -> None:
         (self.folder / f"{name}.{offset}.part").write_bytes(data[:100])
         stuck.set()
-        free.wait()
+        free.wait(60)
 
     monkeypatch.setattr(Staged, "put", slow)
     plain, stream = open_stream(config), open_stream(config, folder)

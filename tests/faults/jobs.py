@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.conftest import REPOSITORY, TINY_JOB, command_environment
+from tests.waiting import until
 from trainer.run_folder import metrics
 
 STOPPED = 75
+LIMIT = 300.0  # seconds for a job to reach something; it takes about 20
 LAUNCH = "import sys; from cluster.local import launch; sys.exit(launch(sys.argv[1:], 2))"
 
 
@@ -48,7 +48,7 @@ def run(command: list[str], **environment: str) -> subprocess.Popen[str]:
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Wait until it ends by itself: its exit code, and what it printed as errors."""
-    _, errors = process.communicate(timeout=900)
+    _, errors = process.communicate(timeout=LIMIT)
     return process.returncode, errors
 
 
@@ -57,13 +57,6 @@ def finish(process: subprocess.Popen[str]) -> str:
     code, errors = end(process)
     assert code == 0, errors
     return errors
-
-
-def until(condition: Callable[[], object], seconds: float = 900.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 def losses(folder: Path) -> list[tuple[str, float]]:
@@ -86,10 +79,10 @@ def reach(process: subprocess.Popen[str], folder: Path, step: int) -> None:
     """Wait until a run has made a step."""
 
     def reached() -> bool:
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, process.communicate(timeout=LIMIT)
         return newest_step(folder) >= step
 
-    until(reached)
+    until(reached, f"step {step}", LIMIT)
 
 
 def processes_of(folder: Path) -> list[int]:

@@ -21,6 +21,7 @@ import pytest
 
 from tests.conftest import REPOSITORY, command_environment
 from tests.faults.jobs import (
+    LIMIT,
     STOPPED,
     arguments,
     end,
@@ -34,6 +35,7 @@ from tests.faults.jobs import (
     tandem_command,
 )
 from tests.faults.sabotaged import STEP
+from tests.waiting import until
 from trainer.checkpoint.folder import all_steps
 
 pytestmark = pytest.mark.slow
@@ -51,12 +53,12 @@ def mounted(folder: Path, *options: str) -> Iterator[None]:
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(folder)]
-    if subprocess.run(command).returncode:
+    if subprocess.run(command, timeout=60).returncode:
         pytest.skip("this machine does not let root mount a file system")
     try:
         yield
     finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
+        subprocess.run(["umount", "-l", str(folder)], check=True, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +137,16 @@ def start_on_terminal(nohup: bool, command: list[str]) -> tuple[subprocess.Popen
 def test_a_terminal_that_vanishes_saves_the_job_or_is_not_missed(nohup, calm, corpus, tmp_path):
     command = tandem_command(*arguments(corpus, tmp_path, *LONG))
     process, terminal = start_on_terminal(nohup, command)
-    while newest_step(tmp_path / "tiny") < 20:
+
+    def reached() -> bool:
         assert process.poll() is None
         if select.select([terminal], [], [], 0.1)[0]:
             os.read(terminal, 1 << 16)
+        return newest_step(tmp_path / "tiny") >= 20
+
+    until(reached, "step 20", LIMIT)
     os.close(terminal)
-    assert process.wait(timeout=600) == (0 if nohup else STOPPED)
+    assert process.wait(timeout=LIMIT) == (0 if nohup else STOPPED)
     if not nohup:
         saved = all_steps(tmp_path / "tiny/checkpoints")[-1]
         assert saved == newest_step(tmp_path / "tiny") < STEPS
@@ -199,7 +205,7 @@ def test_a_signal_to_the_launcher_saves_and_the_same_command_goes_on(
     process = start(corpus, tmp_path, *LONG)
     reach(process, tmp_path / "tiny", 20)
     process.send_signal(number)
-    printed, errors = process.communicate(timeout=600)
+    printed, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == STOPPED, errors
     (step,) = map(int, re.findall(r"stopped and saved at step (\d+); start it again", printed))
     assert step == newest_step(tmp_path / "tiny") == all_steps(tmp_path / "tiny/checkpoints")[-1]

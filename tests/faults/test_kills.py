@@ -22,6 +22,7 @@ import pytest
 
 from tests.faults.jobs import (
     LAUNCH,
+    LIMIT,
     STOPPED,
     arguments,
     end,
@@ -31,10 +32,10 @@ from tests.faults.jobs import (
     run,
     start,
     start_sabotaged,
-    until,
 )
 from tests.faults.killed import PHASES
 from tests.faults.sabotaged import STEP
+from tests.waiting import until
 from trainer.checkpoint.folder import all_steps
 
 MANY = (
@@ -72,7 +73,7 @@ class Killer:
         process = self.start()
         began = self.rows()
         if self.chance.random() < 0.8:  # the others: while it starts
-            until(lambda: process.poll() is not None or self.rows() != began)
+            until(lambda: process.poll() is not None or self.rows() != began, "a row", LIMIT)
         time.sleep(self.chance.random() * 0.3)
         victim = self.chance.choice(["launcher", "all ranks", "a rank"])
         ranks = children(process)
@@ -86,7 +87,7 @@ class Killer:
 
     def see_that_nothing_is_left(self) -> None:
         self.deaths += 1
-        until(lambda: not processes_of(self.runs), CLEARED)
+        until(lambda: not processes_of(self.runs), "no process", CLEARED)
 
     def go_on_to_the_end(self) -> None:
         finish(self.start())
@@ -109,7 +110,7 @@ def children(process: subprocess.Popen[str]) -> list[int]:
 def test_disturbed_again_and_again_it_is_the_same_run(finished, corpus, tmp_path):
     """Told to stop, killed inside a save, killed with its launcher, and finished by torchrun."""
     stopped = start_sabotaged("SIGTERM@1", corpus, tmp_path)
-    printed, errors = stopped.communicate(timeout=900)
+    printed, errors = stopped.communicate(timeout=LIMIT)
     assert stopped.returncode == STOPPED, errors
     assert all_steps(tmp_path / "tiny" / "checkpoints")[-1] == STEP + 1  # within that step
     assert "start it again to go on" in printed
@@ -119,7 +120,7 @@ def test_disturbed_again_and_again_it_is_the_same_run(finished, corpus, tmp_path
     assert killer.deaths == 2
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     last = run([*torchrun, "-m", "tandem", *killer.job])
-    printed, errors = last.communicate(timeout=900)
+    printed, errors = last.communicate(timeout=LIMIT)
     assert last.returncode == 0, errors
     assert "going on from step" in printed
     assert len(list((tmp_path / "tiny" / "logs").glob("rank-*.log"))) == 2

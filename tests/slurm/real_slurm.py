@@ -18,11 +18,11 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from cluster.ranks import free_port
 from tests.slurm.slurm_conf import Layout
+from tests.waiting import until
 
 PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 PROGRAMS = (
@@ -144,7 +144,7 @@ class RealSlurm:
     def inside(self, node: str, *command: str) -> None:
         """Run a command on a node."""
         self.marked.add(node)
-        subprocess.run([*self._entry(node), *command], check=True)
+        subprocess.run([*self._entry(node), *command], check=True, timeout=60)
 
     def mend(self) -> None:
         """Make it as it was when it came up: no jobs, every node idle."""
@@ -179,7 +179,10 @@ class RealSlurm:
             self._boot(node)
         ping = ["scontrol", "ping"]
         until(
-            lambda: subprocess.run(ping, env=self.env, capture_output=True).returncode == 0, "ctl"
+            lambda: (
+                subprocess.run(ping, env=self.env, capture_output=True, timeout=60).returncode == 0
+            ),
+            "slurmctld",
         )
         for node in self.nodes:
             (self.home / "spool" / node).mkdir()
@@ -221,8 +224,8 @@ class RealSlurm:
         _ip("link", "set", link, "master", f"sb{self.tag}", "up")
         inner = ["nsenter", "-t", str(init), "-n", "--", "ip"]
         address = f"{self.layout.address(node)}/24"
-        subprocess.run([*inner, "addr", "add", address, "dev", "eth0"], check=True)
-        subprocess.run([*inner, "link", "set", "eth0", "up"], check=True)
+        for words in (["addr", "add", address, "dev", "eth0"], ["link", "set", "eth0", "up"]):
+            subprocess.run([*inner, *words], check=True, timeout=60)
 
     def _entry(self, node: str) -> list[str]:
         return ["nsenter", "-t", str(self.inits[node]), "-n", "-u", "-m", "-p", "-i", "--"]
@@ -248,7 +251,7 @@ class RealSlurm:
         process = self.processes.pop(name, None)
         if process is not None:
             process.kill()
-            process.wait()
+            process.wait(60)
 
     def down(self) -> None:
         for node in list(self.inits):
@@ -257,14 +260,6 @@ class RealSlurm:
             self._end(name)
         self._unlink(f"sb{self.tag}")
         shutil.rmtree(self.home, ignore_errors=True)
-
-
-def until(condition: Callable[[], object], what: str, timeout: float = 60) -> None:
-    """Wait for a condition; an assertion names what never came."""
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.02)
 
 
 def requeue_soon(slurm: RealSlurm, job: str, restarts: int) -> None:
@@ -281,7 +276,8 @@ def requeue_soon(slurm: RealSlurm, job: str, restarts: int) -> None:
 
 def _ip(*arguments: str) -> str:
     command = ["ip", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    return done.stdout
 
 
 def _free_network() -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from cluster.config import ClusterConfig
 from cluster.slurm import plan_job, submit
-from tests.slurm.real_slurm import RealSlurm, requeue_soon, until
+from tests.slurm.real_slurm import RealSlurm, requeue_soon
+from tests.waiting import until
 
 
 class Submitted:

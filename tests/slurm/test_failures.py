@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.real_slurm import RealSlurm, until
+from tests.slurm.real_slurm import RealSlurm
 from tests.slurm.submitted import Submitted
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(("patience", "saving"), [(2, 6), (30, 0)])

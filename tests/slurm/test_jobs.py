@@ -13,8 +13,9 @@ import pytest
 from cluster import LaunchError, commands
 from cluster.scheduler import expected_start, queued_jobs
 from cluster.status import read_run
-from tests.slurm.real_slurm import RealSlurm, requeue_soon, until
+from tests.slurm.real_slurm import RealSlurm, requeue_soon
 from tests.slurm.submitted import Submitted
+from tests.waiting import until
 
 
 def test_two_nodes(slurm: RealSlurm, source: Path) -> None:

@@ -17,7 +17,8 @@ from cluster.config import ClusterConfig
 from cluster.slurm import plan_job, submit
 from tandem import main
 from tests.conftest import TINY_JOB, tandem
-from tests.slurm.real_slurm import RealSlurm, requeue_soon, until
+from tests.slurm.real_slurm import RealSlurm, requeue_soon
+from tests.waiting import until
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 SITE = ClusterConfig(

@@ -8,6 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from tests.waiting import read
 from trainer.measure.durations import duration, seconds_left
 from trainer.record.display import Display
 
@@ -144,10 +145,10 @@ def test_ctrl_c_gives_the_terminal_back():
     os.close(end)
     shown = b""
     while b"1.000" not in shown:
-        shown += os.read(terminal, 4096)
+        shown += read(terminal)
     process.send_signal(signal.SIGINT)
     shown += _rest(terminal)
-    assert process.wait() == -signal.SIGINT
+    assert process.wait(60) == -signal.SIGINT
     assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l") >= 0
 
 
@@ -155,7 +156,7 @@ def _rest(terminal):
     content = b""
     while True:
         try:
-            piece = os.read(terminal, 4096)
+            piece = read(terminal)
         except OSError:  # the other end is closed
             return content
         if not piece:

@@ -54,7 +54,8 @@ def test_a_row_is_in_the_file_when_append_returns(tmp_path):
         "import os, sys, pathlib; from trainer.run_folder.metrics_log import MetricsLog\n"
         "MetricsLog(pathlib.Path(sys.argv[1])).append({'step': 7}); os.kill(os.getpid(), 9)"
     )
-    assert subprocess.run([sys.executable, "-c", program, path], check=False).returncode == -9
+    killed = subprocess.run([sys.executable, "-c", program, path], check=False, timeout=120)
+    assert killed.returncode == -9
     assert metrics.read(path) == [{"step": 7}]
 
 

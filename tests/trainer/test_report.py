@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.waiting import read, until
 from trainer.report import student_table, write_report
 from trainer.report.chart import Series, curve
 from trainer.report.labels import around, beside, heights, rows_of_names
@@ -450,13 +450,10 @@ def test_nothing_writes_a_report_once_its_run_is_killed(make):
     os.mkfifo(folder / "metrics.jsonl")  # whoever reads it waits for ever
     command = [sys.executable, "-c", KILLED, str(folder)]
     run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    writer = int(run.stdout.readline())
+    writer = int(read(run.stdout.fileno()))
     run.kill()
-    run.wait()
-    end = time.monotonic() + 60
-    while is_at_work(writer):
-        assert time.monotonic() < end, "it goes on"
-        time.sleep(0.05)
+    run.wait(60)
+    until(lambda: not is_at_work(writer), "the end of its writer")
 
 
 def test_what_the_data_was(make):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch.distributed as dist
 import configs
 from data_pipeline import BatchStream, DataError
 from tests.conftest import TINY_JOB
+from tests.waiting import until
 from trainer.config import JobConfig
 from trainer.job_data.batch_plan import global_batches
 from trainer.job_data.staging import folder_on_node, shares_of, stager_of_node
@@ -60,10 +60,7 @@ def test_a_job_reads_the_same_from_its_nodes_own_disk(corpus, tmp_path, alone, m
     plain = BatchStream.open(config.data, *rest)
     staged = BatchStream.open(config.data, *rest, staged=folder)
     with stager_of_node(config, folder, 2) as stager:
-        end = time.monotonic() + 30
-        while not list(folder.glob("*/shard-*")):
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: list(folder.glob("*/shard-*")), "a copy")
         for step in range(2, 40):
             stager.reached(step)
             np.testing.assert_array_equal(staged.batch(step).input_ids, plain.batch(step).input_ids)

@@ -7,10 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
+from tests.waiting import until
 from tests.wandb_files import history, offline_folder, records
 from tests.wandb_server import WandbServer
 from trainer.run_folder.metrics_log import MetricsLog, resume
@@ -142,11 +142,9 @@ with MetricsLog(run / "metrics.jsonl") as log:
 
 
 def test_a_killed_trainer_loses_no_row(run):
-    trainer = subprocess.run([sys.executable, "-c", TRAINER, str(run)], check=False)
+    trainer = subprocess.run([sys.executable, "-c", TRAINER, str(run)], check=False, timeout=120)
     assert trainer.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 300
-    while "exit" not in kinds(run) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    until(lambda: "exit" in kinds(run), "the end of its follower", 300)
     assert sorted(history(run)) == list(range(50))
 
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from tests.distributed import RankFailed, run_distributed
 from tests.trainer.checkpoint.saving import is_whole, kill_at, newest, plain_engine, save
+from tests.waiting import exit_code
 from trainer.checkpoint import (
     Attempt,
     Checkpoint,
@@ -44,12 +45,9 @@ def killed_save(run: Path, step: int, attempt: Attempt, event: int) -> bool:
         kill_at(event, str(run))
         save(run, step, attempt)
         os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    assert os.WEXITSTATUS(status) == 0
-    return False
+    code = exit_code(child)
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
 
 
 @pytest.fixture
@@ -277,10 +275,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "small"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(command, capture_output=True, timeout=60).returncode
+    ):
         pytest.skip("may not mount a file system")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", str(folder)], check=True, timeout=60)
 
 
 def test_a_disk_that_fills_up_leaves_the_old_checkpoint(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import read
 from trainer.checkpoint import Attempt, CheckpointError, Owner, beat, live_owner, owner
 
 ELSEWHERE = {"host": "n9", "machine": "another boot pid:[1]"}
@@ -48,7 +49,7 @@ def neighbour() -> Iterator[subprocess.Popen[str]]:
 
 def test_on_its_own_machine_the_process_table_decides_at_once(record, tmp_path, neighbour):
     assert neighbour.stdout is not None
-    someone = Owner(**json.loads(neighbour.stdout.readline()))
+    someone = Owner(**json.loads(read(neighbour.stdout.fileno(), 120)))
     write(record, someone)
     assert live_owner(tmp_path) == someone
     with pytest.raises(CheckpointError, match=rf"process {neighbour.pid} on .*, since "):
@@ -85,7 +86,7 @@ def test_on_another_machine_its_heart_decides(record, tmp_path):
             Attempt.begin(tmp_path)
     finally:
         over.set()
-        thread.join()
+        thread.join(60)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -1,0 +1,34 @@
+"""Waits that end: for a condition, for output, for a process."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+
+SECONDS = 60.0
+
+
+def until(condition: Callable[[], object], what: str = "it", seconds: float = SECONDS) -> None:
+    """Wait for a condition; an assertion names what never came."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.01)
+
+
+def read(file: int, seconds: float = SECONDS) -> bytes:
+    """Some bytes of a pipe or terminal; none at its end."""
+    assert select.select([file], [], [], seconds)[0], "waited in vain for output"
+    return os.read(file, 1 << 16)
+
+
+def exit_code(pid: int, seconds: float = SECONDS) -> int:
+    """The exit code of a child that was not started by `subprocess`; -n by signal n."""
+    process = os.pidfd_open(pid)
+    try:
+        assert select.select([process], [], [], seconds)[0], f"process {pid} does not end"
+    finally:
+        os.close(process)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
