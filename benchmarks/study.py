@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -25,27 +24,9 @@ import click
 import yaml
 
 import configs
+from configs.studies import StudyConfig
 
 Facts = Mapping[str, Any]  # of one learner, from `evaluation.json`
-
-
-@dataclass
-class ArmConfig:
-    """One kind of run: its sections of a job, and the learners of it that the table shows."""
-
-    job: dict[str, Any] = field(default_factory=dict)
-    learners: list[str] = field(default_factory=lambda: ["teacher"])
-
-
-@dataclass
-class StudyConfig:
-    """What is asked, the job that all arms share, and the scores of the table."""
-
-    question: str
-    job: dict[str, Any]
-    arms: dict[str, ArmConfig]
-    seeds: list[int]
-    scores: list[str] = field(default_factory=lambda: ["accuracy", "loss"])
 
 
 @click.command()

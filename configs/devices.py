@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from configs.bounds import positive, require_bounds
 from configs.loading import SHIPPED, load
+from configs.rules import Doc, OneOf, Unit, positive
+from configs.section import Refusal, Section
 
 KIND = "device"
 
 
 @dataclass
-class DeviceConfig:
-    """One kind of accelerator in one kind of node; rates are a maker's dense peaks.
+class DeviceConfig(Section):
+    """One kind of accelerator in one kind of node; rates are a maker's dense peaks."""
 
-    `names` are parts of what ``torch.cuda.get_device_name`` says of it. Bandwidths are in GB/s
-    (1e9 bytes): of the memory; to another GPU of the node, one way; to another node, for each GPU.
-    """
+    memory_gb: Annotated[float, positive(1e9), Unit("GB"), Doc("Memory of one accelerator.")]
+    tflops: Annotated[
+        dict[Annotated[str, OneOf("fp32", "bf16", "fp16")], float],
+        positive(1e9),
+        Unit("TFLOP/s"),
+        Doc("Matrix products by precision; `fp32` stands in for a precision that is not there."),
+    ]
+    memory_bandwidth: Annotated[
+        float, positive(1e9), Unit("GB/s"), Doc("Of the accelerator's own memory.")
+    ]
+    link_bandwidth: Annotated[
+        float, positive(1e9), Unit("GB/s"), Doc("To another accelerator of the node, one way.")
+    ]
+    network_bandwidth: Annotated[
+        float, positive(1e9), Unit("GB/s"), Doc("To another node, for each accelerator.")
+    ]
+    names: Annotated[list[str], Doc("Parts of what `torch.cuda.get_device_name` says of it.")] = (
+        field(default_factory=list)
+    )
 
-    memory_gb: float
-    tflops: dict[str, float]  # by precision: fp32, bf16, fp16
-    memory_bandwidth: float
-    link_bandwidth: float
-    network_bandwidth: float
-    names: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Refuse what nothing can be computed from."""
+    def conflicts(self) -> Iterator[Refusal]:
         if "fp32" not in self.tflops:
-            raise ValueError("tflops: needs a number for fp32 at least")
-        figures = ("memory_gb", "memory_bandwidth", "link_bandwidth", "network_bandwidth", "tflops")
-        require_bounds(self, **dict.fromkeys(figures, positive(1e9)))
+            yield "tflops", "needs a number for fp32 at least"
 
     def flops(self, precision: str) -> float:
         """Operations per second of matrix products at a precision; of float32 if it has none."""

@@ -70,7 +70,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
         raise ConfigError(f"{path}: must be set; {UNSET} stands for a value")
     if value is None:
         return _nothing(hint, options, path)
-    option = next((one for one in options if _has_form(value, one)), options[0])
+    option = next((one for one in options if has_form(value, one)), options[0])
     origin = typing.get_origin(option)
     if origin is list:
         return _list(value, typing.get_args(option)[0], path)
@@ -92,7 +92,7 @@ def _nothing(hint: Any, options: list[Any], path: str) -> Any:
     raise ConfigError(f"{path}: must be set, and not to null")
 
 
-def _has_form(value: Any, option: Any) -> bool:
+def has_form(value: Any, option: Any) -> bool:
     """Whether a value has the outer form of an option: keys and values, a list, or neither."""
     origin = typing.get_origin(option)
     if isinstance(value, Mapping):

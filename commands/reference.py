@@ -1,0 +1,83 @@
+"""Renew what is made from the configs' declarations: ``python -m commands.reference``.
+
+That is the page of every key, ``docs/reference.md``, and the JSON schema of each kind of file in
+``configs/schema/``. `tests/configs/test_reference.py` says when they are stale.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[1]
+_INTRODUCTION = """\
+# Reference: every key
+
+<!-- Made by `python -m commands.reference` from the declarations in the code: do not edit. -->
+
+A key that is not here is refused, and so is a value of another type or outside of what is allowed;
+the message begins with the file and the key. A section may be written as the name of a file of its
+kind (`model: bert_base`) or as a path; `base: NAME` in a file or a section starts from that file.
+`key=value` on the command line, dotted, changes any key.
+
+An editor that knows JSON schemas completes and checks these files. With the
+[YAML language server](https://github.com/redhat-developer/yaml-language-server) (VS Code's YAML
+extension, Neovim, Emacs), one line at the top of a file names its schema, by a path from the file
+or by a URL; the shipped files have it:
+
+```
+# yaml-language-server: $schema=../schema/job.json
+```
+
+The schema knows the keys, types, bounds and choices. What keys forbid each other is known only when
+a command reads the file.
+"""
+
+
+def kinds() -> dict[str, Any]:
+    """The kinds of YAML files, in the order of the page, and the dataclass that each is read as."""
+    from cluster.config import ClusterConfig
+    from configs.devices import DeviceConfig
+    from configs.studies import StudyConfig
+    from data_pipeline import DataConfig
+    from model import EncoderConfig
+    from trainer.config import JobConfig
+
+    return {
+        "job": JobConfig,
+        "data": DataConfig,
+        "model": EncoderConfig,
+        "cluster": ClusterConfig,
+        "device": DeviceConfig,
+        "study": StudyConfig,
+    }
+
+
+def made_files() -> dict[Path, str]:
+    """Every file that is made from the declarations, and what belongs in it."""
+    from configs.json_schema import json_schema
+    from configs.loading import SHIPPED
+    from configs.reference import reference
+
+    roots = kinds()
+    names = {kind: [path.stem for path in (SHIPPED / kind).glob("*.yaml")] for kind in roots}
+    schemas = {kind: json_schema(kind, root, names) for kind, root in roots.items()}
+    page = {REPOSITORY / "docs" / "reference.md": f"{_INTRODUCTION}\n{reference(roots)}"}
+    return page | {
+        SHIPPED / "schema" / f"{kind}.json": json.dumps(schema, indent=2) + "\n"
+        for kind, schema in schemas.items()
+    }
+
+
+def main() -> None:
+    """Write the files that are not what they should be, and name them."""
+    for path, text in made_files().items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            print(path.relative_to(REPOSITORY))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The keys that a dataclass declares, as its reference page and its JSON schema list them."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from configs.rules import Doc, Unit
+from configs.section import annotated_hints, split
+from configs.typed import options_of
+
+
+@dataclass(frozen=True)
+class Declared:
+    """One key: its type with all that is said about it, and its default."""
+
+    name: str
+    hint: Any
+    default: Any  # `dataclasses.MISSING` where the key must be set
+
+    @property
+    def is_required(self) -> bool:
+        """Whether the key has no default."""
+        return self.default is dataclasses.MISSING
+
+    @property
+    def doc(self) -> str:
+        """What the key means; empty where the field does not say."""
+        return next((one.text for one in notes_within(self.hint) if isinstance(one, Doc)), "")
+
+    @property
+    def unit(self) -> str:
+        """The unit of its numbers; empty where they have none."""
+        return next((one.name for one in notes_within(self.hint) if isinstance(one, Unit)), "")
+
+
+def declared(schema: Any) -> list[Declared]:
+    """The keys of a dataclass, in order."""
+    hints = annotated_hints(schema)
+    fields = [field for field in dataclasses.fields(schema) if field.init]
+    return [Declared(field.name, hints[field.name], _default(field)) for field in fields]
+
+
+def purpose(schema: Any) -> str:
+    """What a dataclass is for: the first paragraph of its docstring, on one line."""
+    text = (schema.__doc__ or "").strip()
+    if text.startswith(f"{schema.__name__}("):  # made by `dataclass`, where there is none
+        return ""
+    return " ".join(text.partition("\n\n")[0].split())
+
+
+def notes_within(hint: Any) -> Iterator[Any]:
+    """What `Annotated` says about a type, then about its parts."""
+    kind, notes = split(hint)
+    yield from notes
+    for part in typing.get_args(kind):
+        yield from notes_within(part)
+
+
+def sections_within(hint: Any) -> list[tuple[str, Any]]:
+    """The dataclasses of a key, each with what stands for it in a dotted key: "", "[]", ".NAME"."""
+    found = []
+    for option in options_of(split(hint)[0]):
+        kind = split(option)[0]
+        mark = {list: "[]", dict: ".NAME"}.get(typing.get_origin(kind), "")
+        inner = split(typing.get_args(kind)[-1])[0] if mark else kind
+        if dataclasses.is_dataclass(inner):
+            found.append((mark, inner))
+    return found
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default

@@ -1,0 +1,114 @@
+"""The reference page: every key of every kind of YAML file, from the fields' own declarations."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from configs.declared import Declared, declared, notes_within, purpose, sections_within
+from configs.rules import Rule
+from configs.section import split
+from configs.typed import options_of
+
+_TITLES = ("key", "type", "default", "unit", "allowed", "meaning")
+_WORDS = {
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+    Any: "anything",
+    type(None): "null",
+}
+
+
+def reference(kinds: Mapping[str, Any]) -> str:
+    """Markdown with a section for each kind of file, given as its name and its dataclass."""
+    page = _Page(kinds)
+    return "\n\n".join(block for kind in kinds for block in page.kind(kind)) + "\n"
+
+
+class _Page:
+    """What is on the page: each dataclass once, with a link from wherever it is used."""
+
+    def __init__(self, kinds: Mapping[str, Any]) -> None:
+        self._kinds = kinds
+        self._titles = {schema: f"{kind}: every key" for kind, schema in kinds.items()}
+        self._places: dict[Any, list[str]] = {}  # of a dataclass, as dotted keys
+
+    def kind(self, kind: str) -> Iterator[str]:
+        """A kind of file, and the sections of it that are not kinds of files themselves."""
+        root = self._kinds[kind]
+        found = list(self._walk(root, ""))
+        for path, schema in found:
+            self._titles.setdefault(schema, f"{kind}: {path}")
+        yield f"## {self._titles[root]}"
+        yield f"Files in `configs/{kind}/`; their schema is `configs/schema/{kind}.json`."
+        yield from self._table(root)
+        for schema in dict.fromkeys(schema for _, schema in found):
+            if schema in self._kinds.values():
+                continue
+            yield f"### {self._titles[schema]}"
+            also = [f"`{path}`" for path, one in found if one is schema][1:]
+            if also:
+                yield f"Also {', '.join(also)}."
+            yield from self._table(schema)
+
+    def _walk(self, schema: Any, path: str) -> Iterator[tuple[str, Any]]:
+        """The sections below one, each by its dotted key, before what is in it."""
+        for key in declared(schema):
+            for mark, inner in sections_within(key.hint):
+                own = f"{path}.{key.name}{mark}".removeprefix(".")
+                yield own, inner
+                if inner not in self._kinds.values():
+                    yield from self._walk(inner, own)
+
+    def _table(self, schema: Any) -> Iterator[str]:
+        if purpose(schema):
+            yield purpose(schema)
+        rows = [_TITLES, ["---"] * len(_TITLES), *map(self._row, declared(schema))]
+        yield "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+    def _row(self, key: Declared) -> list[str]:
+        allowed = "; ".join(dict.fromkeys(_allowed(key.hint)))
+        meaning = key.doc or " ".join(purpose(one) for _, one in sections_within(key.hint))
+        cells = [f"`{key.name}`", self._type(key.hint), _default(key), key.unit, allowed, meaning]
+        return [cell.replace("|", "\\|") for cell in cells]
+
+    def _type(self, hint: Any) -> str:
+        kind = split(hint)[0]
+        options = options_of(kind)
+        if len(options) > 1:
+            return ", or ".join(map(self._type, options))
+        if dataclasses.is_dataclass(kind):
+            title = self._titles[kind]
+            return f"[section](#{_anchor(title)})"
+        inner = [self._type(one) for one in typing.get_args(kind)]
+        if typing.get_origin(kind) is list:
+            return f"list of {inner[0]}"
+        if typing.get_origin(kind) is dict:
+            return f"{inner[1]} by {inner[0]}"
+        return _WORDS[kind]
+
+
+def _allowed(hint: Any) -> Iterator[str]:
+    rules = [note for note in notes_within(hint) if isinstance(note, Rule)]
+    return (rule.words for rule in rules)
+
+
+def _default(key: Declared) -> str:
+    if key.is_required:
+        return "required"
+    if dataclasses.is_dataclass(key.default):
+        return ""
+    text = yaml.safe_dump(key.default, default_flow_style=True, width=10**6)
+    return f"`{text.removesuffix('...' + chr(10)).strip()}`"
+
+
+def _anchor(title: str) -> str:
+    """The link to a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")

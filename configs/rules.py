@@ -1,0 +1,218 @@
+"""What stands beside the type of a config's field: its bounds or choices, its unit, its meaning.
+
+    every: Annotated[int, COUNT, Unit("steps"), Doc("Between two evaluations.")] = 500
+
+A rule holds for a number or a text, for each item of a list, and for each value of a mapping; a
+rule with `whole` holds for the list itself. A rule inside of a type holds for that part of it:
+``dict[Annotated[str, NAME], float]`` is about the keys. None is always allowed where the type has
+it. `configs.section` checks the rules, `configs.reference` and `configs.json_schema` print them.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from itertools import pairwise
+from numbers import Real
+from typing import Any, ClassVar
+
+from configs.typed import shown
+
+
+@dataclass(frozen=True)
+class Doc:
+    """What a key means, in one line or two."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a number counts or measures: steps, sequences, GB."""
+
+    name: str
+
+
+class Rule(ABC):
+    """What a value must be. `words` follow "must be" in a message."""
+
+    whole: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """The values that are allowed."""
+
+    @abstractmethod
+    def allows(self, value: Any) -> bool:
+        """Whether a value, of whatever type, is one of them."""
+
+    @abstractmethod
+    def json_schema(self) -> dict[str, Any]:
+        """The keywords of a JSON schema that say the same, as far as there are any."""
+
+    def refusal(self, value: Any) -> str:
+        """Why a value that is not allowed is refused."""
+        return f"must be {self.words}, not {shown(value)}"
+
+
+@dataclass(frozen=True)
+class Range(Rule):
+    """Numbers from `least` to `most`; either end may be left out."""
+
+    least: float
+    most: float
+    with_least: bool = True
+    with_most: bool = True
+
+    @property
+    def words(self) -> str:
+        if not self.with_least:
+            above = "positive" if self.least == 0 else f"above {self.least:.10g}"
+            return f"{above}, and at most {self.most:g}"
+        if not self.with_most:
+            return f"at least {self.least:.10g}, and below {self.most:.10g}"
+        if self.most >= _LARGEST:
+            return f"at least {self.least:.10g}"
+        return f"{self.least:.10g} to {self.most:.10g}"
+
+    def allows(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            return False
+        number = float(value)
+        low = self.least <= number if self.with_least else self.least < number
+        return low and (number <= self.most if self.with_most else number < self.most)
+
+    def json_schema(self) -> dict[str, Any]:
+        least = "minimum" if self.with_least else "exclusiveMinimum"
+        most = "maximum" if self.with_most else "exclusiveMaximum"
+        return {least: self.least, most: self.most}
+
+
+@dataclass(frozen=True)
+class PowerOfTwo(Range):
+    """Whole powers of two from `least` to `most`."""
+
+    @property
+    def words(self) -> str:
+        return f"a power of two, {super().words}"
+
+    def allows(self, value: Any) -> bool:
+        return super().allows(value) and float(value).hex().startswith("0x1.0000000000000p")
+
+
+@dataclass(frozen=True, init=False)
+class OneOf(Rule):
+    """One of the `choices`, texts or numbers."""
+
+    choices: tuple[Any, ...]
+
+    def __init__(self, *choices: Any) -> None:
+        object.__setattr__(self, "choices", choices)
+
+    @property
+    def words(self) -> str:
+        return f"one of {', '.join(str(one) or repr(one) for one in self.choices)}"
+
+    def allows(self, value: Any) -> bool:
+        return not isinstance(value, bool) and value in self.choices
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"enum": list(self.choices)}
+
+
+@dataclass(frozen=True)
+class Matches(Rule):
+    """Texts that the whole of a regular expression matches, which `words` describe."""
+
+    pattern: str
+    description: str
+
+    @property
+    def words(self) -> str:
+        return self.description
+
+    def allows(self, value: Any) -> bool:
+        return isinstance(value, str) and re.fullmatch(self.pattern, value, re.ASCII) is not None
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"pattern": f"^(?:{self.pattern})$"}
+
+
+@dataclass(frozen=True)
+class NotEmpty(Rule):
+    """Texts of at least one character."""
+
+    @property
+    def words(self) -> str:
+        return "not empty"
+
+    def allows(self, value: Any) -> bool:
+        return bool(value)
+
+    def refusal(self, value: Any) -> str:
+        return "must not be empty"
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"minLength": 1}
+
+
+@dataclass(frozen=True)
+class Length(Rule):
+    """Lists of so many items."""
+
+    whole: ClassVar[bool] = True
+    items: int
+
+    @property
+    def words(self) -> str:
+        return f"a list of {self.items}"
+
+    def allows(self, value: Any) -> bool:
+        return len(value) == self.items
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"minItems": self.items, "maxItems": self.items}
+
+
+@dataclass(frozen=True)
+class Ascending(Rule):
+    """Lists in ascending order, nothing twice: of numbers, or of sections `by` a key."""
+
+    whole: ClassVar[bool] = True
+    by: str = ""
+
+    @property
+    def words(self) -> str:
+        return f"in the order of {self.by}, each once" if self.by else "in ascending order"
+
+    def allows(self, value: Any) -> bool:
+        numbers = [getattr(one, self.by) for one in value] if self.by else value
+        return all(first < second for first, second in pairwise(numbers))
+
+    def refusal(self, value: Any) -> str:
+        return f"must be {self.words}"
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"uniqueItems": True}
+
+
+_LARGEST = 2**53  # larger whole numbers have no float of their own
+
+
+def positive(most: float) -> Range:
+    """Above 0, and no more than this."""
+    return Range(0, most, with_least=False)
+
+
+COUNT = Range(1, _LARGEST)
+INDEX = Range(0, _LARGEST)
+ROWS = Range(1, 2**31)  # of a batch
+SECONDS = positive(1e9)  # more overflow the timers of the system
+HOURS = positive(1e6)  # a century
+WEIGHT = Range(0, 1e6)
+GIGABYTES = Range(0, 1e9)
+FRACTION = Range(0, 1)
+PROBABILITY = Range(0, 1, with_most=False)  # of dropping something: never of everything
+NOT_EMPTY = NotEmpty()

@@ -1,0 +1,93 @@
+"""Sections of a config: dataclasses whose fields say what they may be, and are checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Annotated, Any
+
+from configs.rules import Rule
+from configs.typed import has_form, inside, options_of
+
+Refusal = tuple[str, str]  # the key, from this section on, and why its value is refused
+
+
+class Section:
+    """The base of every dataclass that a YAML file is read into.
+
+    However it is made, from a file, by a call or by `dataclasses.replace`: its values keep the
+    rules of their fields (`configs.rules`), and then go together (`conflicts`). Otherwise the first
+    `Refusal` is a ValueError, ``key: why``.
+    """
+
+    def __post_init__(self) -> None:
+        """Refuse what the fields forbid one by one, then what they forbid each other."""
+        for key, why in chain(_broken_rules(self), self.conflicts()):
+            raise ValueError(f"{key}: {why}")
+
+    def conflicts(self) -> Iterator[Refusal]:
+        """What the values of several keys forbid each other; each of them is allowed by itself."""
+        yield from ()
+
+
+@functools.cache
+def annotated_hints(schema: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields, by name, with what is said about them."""
+    return typing.get_type_hints(schema, include_extras=True)
+
+
+def split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type, and what `Annotated` says about it as a whole."""
+    if typing.get_origin(hint) is not Annotated:
+        return hint, ()
+    kind, *notes = typing.get_args(hint)
+    return kind, tuple(notes)
+
+
+def rules_in(notes: tuple[Any, ...], whole: bool) -> tuple[Rule, ...]:
+    """The rules about a list itself, or those about each value."""
+    return tuple(note for note in notes if isinstance(note, Rule) and note.whole == whole)
+
+
+def _broken_rules(section: Section) -> Iterator[Refusal]:
+    hints = annotated_hints(type(section))
+    for name in section.__dataclass_fields__:  # type: ignore[attr-defined]
+        yield from _broken(getattr(section, name), hints[name], (), name)
+
+
+def _broken(value: Any, hint: Any, each: tuple[Rule, ...], key: str) -> Iterator[Refusal]:
+    """The rules that a value breaks, itself and in what is in it; `each` come from around it."""
+    if value is None or dataclasses.is_dataclass(value):
+        return
+    kind, notes = split(hint)
+    kind, more = split(_option(value, kind))
+    each = (*each, *rules_in((*notes, *more), whole=False))
+    is_whole = isinstance(value, list | tuple | Mapping)
+    for rule in rules_in((*notes, *more), whole=True) if is_whole else each:
+        if not rule.allows(value):
+            yield key, rule.refusal(value)
+    if is_whole:
+        yield from _broken_inside(value, kind, each, key)
+
+
+def _broken_inside(
+    value: Sequence[Any] | Mapping[Any, Any], kind: Any, each: tuple[Rule, ...], key: str
+) -> Iterator[Refusal]:
+    *of_keys, inner = typing.get_args(kind) or (Any,)
+    if not isinstance(value, Mapping):
+        for number, one in enumerate(value):
+            yield from _broken(one, inner, each, f"{key}[{number}]")
+        return
+    for name, one in value.items():
+        for hint in of_keys:
+            yield from ((key, f"a key {why}") for _, why in _broken(name, hint, (), key))
+        yield from _broken(one, inner, each, inside(key, name))
+
+
+def _option(value: Any, kind: Any) -> Any:
+    """The member of a union that has the value's form."""
+    options = [one for one in options_of(kind) if one is not type(None)]
+    return next((one for one in options if has_form(value, split(one)[0])), options[0])
