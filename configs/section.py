@@ -53,7 +53,7 @@ def rules_in(notes: tuple[Any, ...], whole: bool) -> tuple[Rule, ...]:
 
 
 def _broken_rules(section: Section) -> Iterator[Refusal]:
-    hints = annotated_hints(type(section))
+    hints = annotated_hints(typing.cast(Any, type(section)))
     for name in section.__dataclass_fields__:  # type: ignore[attr-defined]
         yield from _broken(getattr(section, name), hints[name], (), name)
 

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from configs.rules import (
+    COUNT,
+    FRACTION,
+    INDEX,
+    NOT_EMPTY,
+    Ascending,
+    Doc,
+    OneOf,
+    Range,
+    Unit,
+    positive,
+)
+from configs.section import Refusal, Section
 from data_pipeline.shards.sources import is_url
 
 PACKINGS = (
@@ -16,64 +31,69 @@ PACKINGS = (
 )
 PAIR_PACKINGS = ("segment_pair", "sentence_pair", "sop")
 UNITS = ("token", "word", "ngram")
-_LAST = 2**53  # step; larger whole numbers have no float of their own
+LENGTHS = Range(8, 2**15)
 
 
 @dataclass
-class MaskingConfig:
-    """How positions are chosen for masked-language modelling and what they become.
+class MaskingConfig(Section):
+    """How positions are chosen for masked-language modelling and what they become."""
 
-    - rate: share of a sequence's ordinary tokens that is chosen. With `final_rate` it changes
-      linearly from step 0 to `final_rate_step` and stays there.
-    - unit: what is chosen as one: a token, a whole word, or up to `max_ngram` whole words (n
-      with probability proportional to 1/n, as in ALBERT).
-    - smoothing: tokens are drawn with probability proportional to count**-smoothing (DistilBERT:
-      0.7); 0 draws them alike.
-    - copies: 0 gives new masks every epoch; k > 0 gives k fixed masks for each sequence in turn,
-      and of pairs k fixed splits, partners and labels.
-    - on_device: token masks are made on the device that trains; the same masks, to the bit.
-    - Of the chosen positions `mask_share` become the mask token, `random_share` a random ordinary
-      token, and the rest stay as they are.
-    """
+    rate: Annotated[
+        float, FRACTION, Doc("Fraction of a sequence's ordinary tokens that is chosen.")
+    ] = 0.15
+    final_rate: Annotated[
+        float | None,
+        FRACTION,
+        Doc("The rate changes linearly from step 0 to this at `final_rate_step`, and stays there."),
+    ] = None
+    final_rate_step: Annotated[
+        int, INDEX, Unit("steps"), Doc("The step at which `final_rate` is reached.")
+    ] = 0
+    unit: Annotated[
+        str,
+        OneOf(*UNITS),
+        Doc("What is chosen as one: a token, a whole word, or up to `max_ngram` whole words."),
+    ] = "token"
+    max_ngram: Annotated[
+        int,
+        Range(1, 16),
+        Unit("words"),
+        Doc("The longest n-gram; n has a probability proportional to 1/n, as in ALBERT."),
+    ] = 3
+    smoothing: Annotated[
+        float,
+        Range(0, 10),
+        Doc("Tokens are drawn in proportion to count**-smoothing (DistilBERT: 0.7); 0: all alike."),
+    ] = 0.0
+    copies: Annotated[
+        int,
+        Range(0, 2**31),
+        Doc(
+            "0: new masks every epoch. k: k fixed masks for each sequence in turn, and of pairs k "
+            "fixed splits, partners and labels."
+        ),
+    ] = 0
+    on_device: Annotated[
+        bool, Doc("Make token masks on the device that trains; the same masks, to the bit.")
+    ] = False
+    mask_share: Annotated[
+        float, FRACTION, Doc("Fraction of the chosen positions that becomes the mask token.")
+    ] = 0.8
+    random_share: Annotated[
+        float,
+        FRACTION,
+        Doc("Fraction that becomes a random ordinary token; the rest stays as it is."),
+    ] = 0.1
 
-    rate: float = 0.15
-    final_rate: float | None = None
-    final_rate_step: int = 0
-    unit: str = "token"
-    max_ngram: int = 3
-    smoothing: float = 0.0
-    copies: int = 0
-    on_device: bool = False
-    mask_share: float = 0.8
-    random_share: float = 0.1
-
-    def __post_init__(self) -> None:
-        _require(0.0 <= self.rate <= 1.0, "rate", "must lie between 0 and 1")
-        final = self.rate if self.final_rate is None else self.final_rate
-        _require(0.0 <= final <= 1.0, "final_rate", "must lie between 0 and 1")
-        _require(0 <= self.final_rate_step <= _LAST, "final_rate_step", "must be 0 to 2^53")
-        _require(
-            self.final_rate is None or self.final_rate_step > 0,
-            "final_rate_step",
-            "must be set to the step at which final_rate is reached",
-        )
-        _require(self.unit in UNITS, "unit", f"must be one of {', '.join(UNITS)}")
-        _require(1 <= self.max_ngram <= 16, "max_ngram", "must lie between 1 and 16")
-        _require(0.0 <= self.smoothing <= 10.0, "smoothing", "must lie between 0 and 10")
-        _require(self.smoothing == 0.0 or self.unit == "token", "smoothing", "needs unit: token")
-        _require(
-            not self.on_device or (self.unit == "token" and self.smoothing == 0.0),
-            "on_device",
-            "needs unit: token and smoothing: 0",
-        )
-        _require(0 <= self.copies <= 1 << 31, "copies", "must lie between 0 and 2147483648")
-        _require(self.mask_share >= 0.0, "mask_share", "must not be negative")
-        _require(self.random_share >= 0.0, "random_share", "must not be negative")
-        _require(
-            self.mask_share + self.random_share <= 1.0 + 1e-9,
-            "random_share",
-            "mask_share and random_share together must not exceed 1",
-        )
+    def conflicts(self) -> Iterator[Refusal]:
+        if self.final_rate is not None and self.final_rate_step == 0:
+            yield "final_rate_step", "must be set to the step at which final_rate is reached"
+        if self.smoothing and self.unit != "token":
+            yield "smoothing", "needs unit: token"
+        if self.on_device and (self.unit != "token" or self.smoothing):
+            yield "on_device", "needs unit: token and smoothing: 0"
+        if self.mask_share + self.random_share > 1.0 + 1e-9:
+            yield "random_share", "together with mask_share it must not exceed 1"
 
     def rate_at(self, step: int) -> float:
         """The masking rate of a step."""
@@ -90,84 +110,88 @@ class MaskingConfig:
 
 
 @dataclass
-class SourceConfig:
-    """One corpus of a mixture and its share of the rows of each batch, relative to the others."""
+class SourceConfig(Section):
+    """One corpus of a mixture."""
 
-    path: str
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        _require(self.path != "", "path", "must name a corpus")
-        _require(0.0 < self.weight <= 1e9, "weight", "must be positive, and at most 1e9")
-
-
-@dataclass
-class PhaseConfig:
-    """From `from_step` on, sequences of another length or packing (128 then 512, say)."""
-
-    from_step: int = 0
-    sequence_length: int | None = None
-    packing: str | None = None
-
-    def __post_init__(self) -> None:
-        _require(0 < self.from_step <= _LAST, "from_step", "must be 1 to 2^53")
+    path: Annotated[str, NOT_EMPTY, Doc("A corpus folder or URL.")]
+    weight: Annotated[
+        float,
+        positive(1e9),
+        Doc("Its share of the rows of each batch, relative to the other corpora."),
+    ] = 1.0
 
 
 @dataclass
-class DataConfig:
-    """Which corpora are read (`tandem data build` makes one) and how they become sequences.
+class PhaseConfig(Section):
+    """From a step on, sequences of another length or packing (128 then 512, say)."""
 
-    - path: a corpus folder or URL; or mixture: several, by name.
-    - short_sequence_probability: how often a sequence aims at a random smaller length (BERT: 0.1).
-    - phases: changes of length or packing at later steps, in ascending order. Each begins a new
-      pass over the corpus.
-    - on_bad_shard: `stop`, or `skip`: a sample that cannot be read keeps its row, without labels.
-    - cache_dir, cache_gb: where shards of URLs are kept, shared by the ranks of a node, and how
-      much of them at most; the corpora of a mixture have equal parts of it.
-    - stage, stage_gb: a folder on each node's own disk, or a variable of its environment such as
-      ``$TMPDIR``, to which is copied ahead what the node will read, and how much at a time.
-    """
+    from_step: Annotated[int, COUNT, Unit("steps"), Doc("The first step of the phase.")]
+    sequence_length: Annotated[
+        int | None, LENGTHS, Unit("tokens"), Doc("Its sequence length; null: as before.")
+    ] = None
+    packing: Annotated[str | None, OneOf(*PACKINGS), Doc("Its packing; null: as before.")] = None
 
-    path: str = ""
-    mixture: dict[str, SourceConfig] = field(default_factory=dict)
-    sequence_length: int = 128
-    packing: str = "full_sentences"
-    short_sequence_probability: float = 0.0
-    phases: list[PhaseConfig] = field(default_factory=list)
+
+@dataclass
+class DataConfig(Section):
+    """Which corpora are read (`tandem data build` makes one) and how they become sequences."""
+
+    path: Annotated[str, Doc("A corpus folder or URL; or set `mixture`.")] = ""
+    mixture: Annotated[
+        dict[str, SourceConfig], Doc("Several corpora, by name, instead of `path`.")
+    ] = field(default_factory=dict)
+    sequence_length: Annotated[
+        int, LENGTHS, Unit("tokens"), Doc("Of every sequence, special tokens included.")
+    ] = 128
+    packing: Annotated[
+        str, OneOf(*PACKINGS), Doc("How documents become sequences or pairs of segments.")
+    ] = "full_sentences"
+    short_sequence_probability: Annotated[
+        float,
+        FRACTION,
+        Doc("How often a sequence aims at a random smaller length (BERT: 0.1)."),
+    ] = 0.0
+    phases: Annotated[
+        list[PhaseConfig],
+        Ascending(by="from_step"),
+        Doc("Changes of length or packing at later steps; each begins a new pass over the corpus."),
+    ] = field(default_factory=list)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
-    on_bad_shard: str = "stop"
-    cache_dir: str | None = None
-    cache_gb: float = 50.0
-    stage: str | None = None
-    stage_gb: float = 20.0
+    on_bad_shard: Annotated[
+        str,
+        OneOf("stop", "skip"),
+        Doc("skip: a sample that cannot be read keeps its row, without labels."),
+    ] = "stop"
+    cache_dir: Annotated[
+        str | None,
+        NOT_EMPTY,
+        Doc("Where shards of URLs are kept, shared by the ranks of a node."),
+    ] = None
+    cache_gb: Annotated[
+        float,
+        positive(1e9),
+        Unit("GB"),
+        Doc("The most that is kept; the corpora of a mixture have equal parts of it."),
+    ] = 50.0
+    stage: Annotated[
+        str | None,
+        Doc(
+            "A folder on each node's own disk, or a variable of its environment such as `$TMPDIR`, "
+            "to which what the node will read is copied ahead."
+        ),
+    ] = None
+    stage_gb: Annotated[
+        float, positive(1e9), Unit("GB"), Doc("How much is copied ahead at a time.")
+    ] = 20.0
 
-    def __post_init__(self) -> None:
-        _require(not (self.path and self.mixture), "mixture", "set either path or mixture")
-        _require(self.on_bad_shard in ("stop", "skip"), "on_bad_shard", "must be stop or skip")
-        _require(0.0 < self.cache_gb <= 1e9, "cache_gb", "must be positive, and at most 1e9")
-        _require(self.cache_dir != "", "cache_dir", "must name a folder, or be null")
-        _require(0.0 < self.stage_gb <= 1e9, "stage_gb", "must be positive, and at most 1e9")
-        _require(
-            self.stage is None or not all(map(is_url, self.paths())),
-            "stage",
-            "is for corpora in folders; what is read of a URL is kept in cache_dir",
-        )
-        _require(
-            0.0 <= self.short_sequence_probability <= 1.0,
-            "short_sequence_probability",
-            "must lie between 0 and 1",
-        )
-        _require(
-            self.short_sequence_probability == 0.0
-            or all(packing != "contiguous" for _, packing in self.lengths_and_packings()),
-            "short_sequence_probability",
-            "does not go with packing: contiguous",
-        )
-        starts = [0, *(phase.from_step for phase in self.phases)]
-        _require(starts == sorted(set(starts)), "phases", "from_step must ascend")
-        for length, packing in self.lengths_and_packings():
-            _require(8 <= length <= 1 << 15, "sequence_length", "must lie between 8 and 32768")
-            _require(packing in PACKINGS, "packing", f"must be one of {', '.join(PACKINGS)}")
+    def conflicts(self) -> Iterator[Refusal]:
+        if self.path and self.mixture:
+            yield "mixture", "set either path or mixture"
+        if self.stage is not None and all(map(is_url, self.paths())):
+            yield "stage", "is for corpora in folders; what is read of a URL is kept in cache_dir"
+        packings = [packing for _, packing in self.lengths_and_packings()]
+        if self.short_sequence_probability and "contiguous" in packings:
+            yield "short_sequence_probability", "does not go with packing: contiguous"
 
     def paths(self) -> list[str]:
         """Where its corpora are: folders and URLs."""
@@ -185,8 +209,3 @@ class DataConfig:
         """(sequence length, packing) of a step."""
         number = sum(phase.from_step <= step for phase in self.phases)
         return self.lengths_and_packings()[number]
-
-
-def _require(condition: bool, key: str, reason: str) -> None:
-    if not condition:
-        raise ValueError(f"{key}: {reason}")

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import configs
 from benchmarks import study
-from benchmarks.study import ArmConfig, StudyConfig
+from configs.studies import ArmConfig, StudyConfig
 from tests.configs.run_jobs import run_jobs
 from trainer.config import JobConfig
 

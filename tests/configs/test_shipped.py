@@ -9,22 +9,11 @@ import pytest
 import yaml
 
 import configs
-from benchmarks.study import StudyConfig
-from cluster.config import ClusterConfig
-from configs.devices import DeviceConfig
-from data_pipeline import DataConfig
-from model import EncoderConfig
+from commands.reference import kinds
 from trainer.config import JobConfig
 
 ROOT = Path(__file__).parents[2]
-SCHEMAS = {
-    "cluster": ClusterConfig,
-    "data": DataConfig,
-    "device": DeviceConfig,
-    "job": JobConfig,
-    "model": EncoderConfig,
-    "study": StudyConfig,
-}
+SCHEMAS = kinds()
 FILES = sorted((ROOT / "configs").glob("*/*.yaml"))
 EXAMPLES = [
     (page.name, text)
