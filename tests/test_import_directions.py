@@ -15,7 +15,10 @@ ROOT = Path(__file__).parents[1]
 # Each folder's rooms, the lowest first. A package's `__init__` hands names on, and stands on top.
 ROOMS = {
     ".": "configs data_pipeline model cluster trainer commands tandem",
-    "configs": "errors strict_json yaml_text typed loading bounds devices",
+    "configs": (
+        "errors strict_json yaml_text typed bounds rules section declared json_schema reference "
+        "loading devices studies"
+    ),
     "data_pipeline": (
         "errors hashing text shards config tokenization packing order masking reading building"
     ),
@@ -74,14 +77,14 @@ ROOMS = {
         "shell_lines local preflight run_state status status_table planning commands"
     ),
     "cluster/planning": "facts duration failures memory choice plan words",
-    "commands": "errors options output job_configs data",
+    "commands": "errors options output job_configs data reference",
 }
 
 # What each top-level folder may know of the others, besides which the list above counts.
 KNOWN = {
     "configs": [],
-    "data_pipeline": [],
-    "model": [],
+    "data_pipeline": ["configs"],
+    "model": ["configs"],
     "cluster": ["configs"],
     "trainer": ["configs", "data_pipeline", "model"],
 }

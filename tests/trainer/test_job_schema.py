@@ -48,7 +48,7 @@ def test_a_batch_may_be_stated_in_tokens():
         ("name=", "name: must be set"),
         ("runs=''", "runs: must not be empty"),
         ("data.mixture={a: DIR}", "data.mixture.a: expected keys and values (path, weight) or a"),
-        ("data.mixture={a: {path: ''}}", "data.mixture.a.path: must name a corpus"),
+        ("data.mixture={a: {path: ''}}", "data.mixture.a.path: must not be empty"),
         ("teacher.init.pretrained=''", "teacher.init.pretrained: must name a folder, or be null"),
         ("teacher.objective.mlm.weight=-1", "teacher.objective.mlm.weight: must be 0 to 1000000"),
         ("teacher.objective.mlm.weight={0: 1, 00: 2}", "teacher.objective.mlm.weight: 0 is there"),
