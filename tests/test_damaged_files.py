@@ -28,7 +28,8 @@ A_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE":
           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # fmt: skip
 # In what two runs of one command differ: times and speeds, and where they wrote.
 PASSING = re.compile(
-    r"time|second|wait|speed|mfu|memory|sequences?_per|tokens_per|age$|path|log$|export"
+    r"time|second|wait|stall|slowest|speed|mfu|memory|sequences?_per|tokens_per|age$|path|log$"
+    r"|export"
 )
 # What is not a result, or says when it was made.
 RECORDS = {"attempts", "report.html", "README.md", "origin.json", "evaluation.json",
@@ -49,6 +50,11 @@ class Command:
 
     words: str
     trains: bool = False
+
+    @property
+    def writes_beside(self) -> bool:
+        """Whether what it makes goes into {out}, not into the damaged folder itself."""
+        return not self.trains or "{out}" in self.words
 
     def case(self, folder: Path, out: Path, corpus: Path) -> Case:
         """The command for these folders."""
@@ -134,7 +140,8 @@ class Trials:
             before.pop(file, None)
             lost = before.items() - contents(folder).items()
             assert not lost, (file, damage, command.words, lost)
-        found = result(folder if command.trains else out, "" if command.trains else ended.output)
+        made = out if command.writes_beside else folder
+        found = result(made, "" if command.trains else ended.output)
         return Trial(file, damage or Damage("whole"), command, ended, found)
 
     def sample(self, commands: list[Command], size: int) -> Iterator[Trial]:
