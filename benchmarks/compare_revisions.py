@@ -1,0 +1,117 @@
+"""Run the shipped jobs of two revisions side by side: are their results the same to the last bit?
+
+    python benchmarks/compare_revisions.py main HEAD
+    python benchmarks/compare_revisions.py main HEAD --jobs demo --world-size 2 --stages 0 3
+
+Compared are, for every job at tiny sizes, number of ranks and ZeRO stage: what each rank reads
+(`tandem data dump`), the metrics of every step, weights and optimizer states after every step (the
+moments after the first one are the gradients, times a constant), the final scores, and exports.
+What differs is listed with its first step and both values, and the exit code is 1. Times, speeds
+and sizes of messages are no results.
+
+A revision is known by its command line and its files only. Config keys and metrics that were
+renamed stand in `renames.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.revisions import results
+from benchmarks.revisions.checkout import CommandFailed, checked_out
+from benchmarks.revisions.differences import differences
+from benchmarks.revisions.names import Names
+from benchmarks.revisions.results import Results
+from benchmarks.revisions.side import Side, Trial, make_tokenizer
+
+LISTED = 12  # differences of one run
+RENAMES = Path(__file__).with_name("renames.json")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Compare, print, and return the exit code."""
+    asked = parsed(words)
+    names = Names.read(asked.renames)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="revisions-")))
+        checkouts = [
+            stack.enter_context(checked_out(revision, folder / side))
+            for side, revision in (("old", asked.old), ("new", asked.new))
+        ]
+        tokenizer = make_tokenizer(checkouts[0])
+        old, new = (Side(one, tokenizer, names, asked.steps) for one in checkouts)
+        jobs = chosen(asked.jobs, old, new)
+        trials = [Trial(*one) for one in product(jobs, asked.world_size, asked.stages)]
+        differing = sum(not is_same for is_same in compared(old, new, trials))
+    print(f"{differing} of {len(trials) + 1} differ" if differing else "Nothing differs")
+    return int(differing > 0)
+
+
+def parsed(words: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("old", help="a revision, as git knows it")
+    parser.add_argument("new", help="another one")
+    parser.add_argument("--jobs", nargs="+", help="only these shipped jobs")
+    parser.add_argument("--world-size", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--stages", nargs="+", type=int, default=[0, 1, 2, 3])
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--renames", type=Path, default=RENAMES, help="instead of renames.json")
+    return parser.parse_args(words)
+
+
+def chosen(asked: Sequence[str] | None, old: Side, new: Side) -> list[str]:
+    """The jobs that both sides ship, of those that are asked for; says which only one has."""
+    for name in sorted(set(old.jobs) ^ set(new.jobs)):
+        print(f"{name}: is shipped by one of the two revisions only")
+    shared = [name for name in old.jobs if name in new.jobs]
+    if unknown := set(asked or ()) - set(shared):
+        raise SystemExit(f"--jobs: {', '.join(sorted(unknown))}: both ship {', '.join(shared)}")
+    return [name for name in shared if asked is None or name in asked]
+
+
+def compared(old: Side, new: Side, trials: Sequence[Trial]) -> Iterator[bool]:
+    """Print what differs in the corpus and in each trial; whether nothing does.
+
+    The two sides work at the same time, one thread each.
+    """
+    with ThreadPoolExecutor(2) as pool:
+
+        def both(what: str, of: Callable[[Side], Results]) -> bool:
+            found = [pool.submit(of, side) for side in (old, new)]
+            wait(found)
+            try:
+                return shown(what, *(future.result() for future in found))
+            except CommandFailed as failure:
+                print(f"{what}: {failure}", flush=True)
+                return False
+
+        yield both("corpus", lambda side: results.read_files(side.corpus))
+        for trial in trials:
+            yield both(str(trial), partial(Side.run, trial=trial))
+
+
+def shown(what: str, old: Results, new: Results) -> bool:
+    """Print how two runs compare; whether they are the same."""
+    found = differences(old, new)
+    verdict = f"{len(found)} results differ" if found else "the same"
+    print(f"{what}: {verdict} ({len(old)} compared)", flush=True)
+    for difference in found[:LISTED]:
+        print(f"  {difference}")
+    if len(found) > LISTED:
+        print(f"  ... and {len(found) - LISTED} more")
+    return not found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What `compare_revisions.py` consists of. Nothing here imports a revision's packages."""

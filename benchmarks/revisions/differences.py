@@ -1,0 +1,66 @@
+"""What differs between two runs' results, to the last bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.revisions.results import Place, Result, Results, Tensor
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A result that differs: its first place, and what it is in the two revisions."""
+
+    place: Place
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        place = self.place
+        return f"step {place.step}, {place.kind}, {place.name}: {self.old} | {self.new}"
+
+
+def differences(old: Results, new: Results) -> list[Difference]:
+    """One for each name that differs, at its first step; in the order of steps."""
+    found: dict[tuple[str, str], Difference] = {}
+    for place in sorted({*old, *new}):
+        name = (place.kind, place.name)
+        if name not in found and not _is_same(place, old, new):
+            found[name] = Difference(place, *_shown(place, old, new))
+    return list(found.values())
+
+
+def _is_same(place: Place, old: Results, new: Results) -> bool:
+    if place not in old or place not in new:
+        return False
+    one, other = old[place], new[place]
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return one == other
+    return repr(one) == repr(other)  # tells -0.0 from 0.0
+
+
+def _shown(place: Place, old: Results, new: Results) -> tuple[str, str]:
+    one, other = (results.get(place, "absent") for results in (old, new))
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return _tensors(one, other)
+    return _text(one), _text(other)
+
+
+def _tensors(one: Tensor, other: Tensor) -> tuple[str, str]:
+    """Their first elements that differ, and how many do."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape) or len(one.data) != len(other.data):
+        return _text(one), _text(other)
+    width = one.values.itemsize
+    bits = [np.frombuffer(t.data, np.uint8).reshape(-1, width) for t in (one, other)]
+    (changed,) = np.nonzero((bits[0] != bits[1]).any(axis=1))
+    first = changed[0]
+    where = f"(element {first}; {len(changed)} of {len(one.values)} differ)"
+    return f"{one.values[first]}", f"{other.values[first]} {where}"
+
+
+def _text(result: Result) -> str:
+    if isinstance(result, Tensor):
+        return f"{result.dtype} of {len(result.values)} elements, shape {list(result.shape)}"
+    return str(result)

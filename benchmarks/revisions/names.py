@@ -1,0 +1,49 @@
+"""Config keys and metrics that were renamed, so that revisions on both sides can be compared."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Names:
+    """Old name -> new name.
+
+    - config: keys, or the last few of a dotted path: ``guard.tolerate``.
+    - metrics: parts of the path of a metric, or whole paths: ``students/demo/soft``. Also arrays of
+      `tandem data dump` and keys of evaluation.json.
+    """
+
+    config: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Names:
+        """Those of a JSON file."""
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+    def metric(self, path: str) -> str:
+        """The newest name of a metric."""
+        for old, new in self.metrics.items():
+            path = _replaced(path, old, new, "/")
+        return path
+
+    def spoken(self, override: str, accepts: Callable[[str], bool]) -> str:
+        """An override as a revision knows it: the first of its names that the revision accepts."""
+        key, _, value = override.partition("=")
+        known = [key]
+        for old, new in self.config.items():
+            known += [_replaced(name, new, old, ".") for name in known]
+        names = [f"{name}={value}" for name in dict.fromkeys(known)]
+        if len(names) == 1:
+            return override
+        return next(filter(accepts, names), override)
+
+
+def _replaced(path: str, one: str, other: str, separator: str) -> str:
+    mark = re.escape(separator)
+    return re.sub(rf"(?:^|(?<={mark})){re.escape(one)}(?={mark}|$)", lambda _: other, path)

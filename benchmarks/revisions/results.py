@@ -1,0 +1,150 @@
+"""What a run made, read from its files: every number of it by name and step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+
+# Costs, times and places: no results.
+PASSING = re.compile(
+    r"time|second|wait|stall|slowest|speed|mfu|memory|bytes_|machine|tokens_per|sequences?_per"
+    r"|^corpus/path$|^learners/.*/export$"
+)
+UNCOMPARED = {"README.md", "origin.json", "corpus.json"}  # they say where, when and how fast
+DTYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
+
+Rename = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as it lies in a file; `values` is flat, bytes where numpy lacks the type."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @property
+    def values(self) -> np.ndarray:
+        """Its elements, flat; single bytes of a type that numpy does not have."""
+        return np.frombuffer(self.data, DTYPES.get(self.dtype, "u1"))
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Where a result stands: at which step (the last, for what is made at the end), and its name.
+
+    `kind` is batches, metrics, checkpoint, scores or export.
+    """
+
+    step: int
+    kind: str
+    name: str
+
+
+Result = Tensor | int | float | str | bool | None
+Results = dict[Place, Result]
+
+
+def read(run: Path, batches: list[Path], steps: int, rename: Rename) -> Results:
+    """All results of a run and of the batches that its ranks read."""
+    return {
+        place: result
+        for place, result in (
+            *(one for rank, path in enumerate(batches) for one in _batches(path, rank, rename)),
+            *_metrics(run / "metrics.jsonl", rename),
+            *(one for path in sorted(run.glob("checkpoints/step-*")) for one in _checkpoint(path)),
+            *_scores(run / "evaluation.json", steps, rename),
+            *_exports(run / "exports", steps),
+        )
+        if not PASSING.search(place.name)
+    }
+
+
+def read_files(folder: Path) -> Results:
+    """The SHA-256 of the files of a folder."""
+    return {
+        Place(0, "file", str(path.relative_to(folder))): _digest(path) for path in _files(folder)
+    }
+
+
+def _batches(path: Path, rank: int, rename: Rename) -> Iterator[tuple[Place, Result]]:
+    with np.load(path) as arrays:
+        steps = arrays["step"]
+        for name in arrays.files:
+            for step in np.unique(steps):
+                rows = np.ascontiguousarray(arrays[name][steps == step])
+                tensor = Tensor(_dtype(rows), rows.shape, rows.tobytes())
+                yield Place(int(step) + 1, "batches", f"{rename(name)}, rank {rank}"), tensor
+
+
+def _dtype(array: np.ndarray) -> str:
+    return next((name for name, code in DTYPES.items() if array.dtype == code), str(array.dtype))
+
+
+def _metrics(path: Path, rename: Rename) -> Iterator[tuple[Place, Result]]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        step = row.pop("step")
+        for key, value in row.items():
+            yield Place(step, "metrics", rename(key)), value
+
+
+def _checkpoint(folder: Path) -> Iterator[tuple[Place, Result]]:
+    """Weights and optimizer states, whole, whatever ranks and files their fragments are in."""
+    step = int(folder.name.removeprefix("step-"))
+    fragments: dict[str, list[tuple[int, Tensor]]] = {}
+    for path in folder.rglob("*.safetensors"):
+        learner = path.parent.relative_to(folder)
+        for key, tensor in _tensors(path):
+            name, state, start = key.split("|")
+            fragments.setdefault(f"{learner} {name} {state}", []).append((int(start), tensor))
+    for name, parts in fragments.items():
+        data = b"".join(tensor.data for _, tensor in sorted(parts, key=lambda part: part[0]))
+        yield Place(step, "checkpoint", name), Tensor(parts[0][1].dtype, (), data)
+
+
+def _scores(path: Path, step: int, rename: Rename) -> Iterator[tuple[Place, Result]]:
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in _leaves(tree, ""):
+        yield Place(step, "scores", rename(name)), value
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Result]]:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{path}/{key}" if path else key)
+    else:
+        yield path, tree if isinstance(tree, Result) else json.dumps(tree)
+
+
+def _exports(folder: Path, step: int) -> Iterator[tuple[Place, Result]]:
+    for path in _files(folder):
+        name = str(path.relative_to(folder))
+        if path.suffix == ".safetensors":
+            for key, tensor in _tensors(path):
+                yield Place(step, "export", f"{name} {key}"), tensor
+        else:
+            yield Place(step, "export", name), _digest(path)
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    for name, about in safetensors.deserialize(path.read_bytes()):
+        yield name, Tensor(about["dtype"], tuple(about["shape"]), bytes(about["data"]))
+
+
+def _files(folder: Path) -> list[Path]:
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [path for path in found if path.name not in UNCOMPARED]
+
+
+def _digest(path: Path) -> str:
+    return f"sha256 {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"

@@ -1,0 +1,146 @@
+"""Two revisions are compared to the last bit, whatever their names for things are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import save_file
+
+from benchmarks.compare_revisions import shown
+from benchmarks.revisions import results, tiny_jobs
+from benchmarks.revisions.differences import differences
+from benchmarks.revisions.names import Names
+from tests.conftest import REPOSITORY
+
+NAMES = Names(
+    config={"runs": "output_dir", "guard.tolerate": "guard.max_consecutive_skips"},
+    metrics={"soft": "soft_kl"},
+)
+
+
+def run_folder(folder: Path, *, term: str = "soft", loss: float = 0.5, cuts: int = 1) -> Path:
+    """What a run leaves behind: one step's metrics and moments in `cuts` fragments, an export."""
+    learner = folder / "checkpoints" / "step-000000001" / "teacher"
+    export = folder / "exports" / "teacher"
+    for made in (learner, export):
+        made.mkdir(parents=True)
+    row = {"step": 1, f"students/a/{term}": loss, "teacher/grad_norm": 1.0, "seconds": 3.2}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "evaluation.json").write_text(json.dumps({"step": 1, "machine": str(folder)}))
+    moments = np.arange(8, dtype=np.float32).reshape(cuts, -1)
+    for rank, part in enumerate(moments):
+        name = f"norm.weight|exp_avg|{rank * part.size}"
+        save_file({name: part}, learner / f"rank-{rank}.safetensors")
+    save_file({"norm.weight": moments.reshape(2, 4)}, export / "model.safetensors")
+    (export / "README.md").write_text(f"made in {folder}")
+    np.savez(folder / "batches.npz", step=np.array([0, 0]), labels=np.array([[1, -100], [2, 3]]))
+    return folder
+
+
+def read(folder: Path) -> results.Results:
+    return results.read(folder, [folder / "batches.npz"], 1, NAMES.metric)
+
+
+def test_results_are_the_same_in_other_files_and_under_other_names(tmp_path: Path) -> None:
+    old = read(run_folder(tmp_path / "old"))
+    new = read(run_folder(tmp_path / "new", term="soft_kl", cuts=2))
+    assert differences(old, new) == []
+    assert {place.kind for place in old} >= {"batches", "metrics", "checkpoint", "export"}
+
+
+def test_the_last_bit_of_a_result_is_shown(tmp_path: Path, capsys) -> None:
+    old = read(run_folder(tmp_path / "old"))
+    folder = run_folder(tmp_path / "new", loss=float(np.nextafter(0.5, 1)))
+    (path,) = folder.glob("checkpoints/*/*/*.safetensors")
+    moments = np.arange(8, dtype=np.float32)
+    moments[[0, 5]] = -0.0, np.nextafter(np.float32(5), np.float32(6))
+    save_file({"norm.weight|exp_avg|0": moments}, path)
+    assert not shown("a job", old, read(folder))
+    first, *listed = capsys.readouterr().out.splitlines()
+    assert first == "a job: 2 results differ (7 compared)"
+    assert [line.strip() for line in listed] == [
+        "step 1, checkpoint, teacher norm.weight exp_avg: 0.0 | -0.0 (element 0; 2 of 8 differ)",
+        "step 1, metrics, students/a/soft_kl: 0.5 | 0.5000000000000001",
+    ]
+
+
+def test_what_only_one_revision_makes_differs(tmp_path: Path) -> None:
+    old, new = (read(run_folder(tmp_path / side)) for side in ("old", "new"))
+    del new[next(place for place in new if place.kind == "export")]
+    assert [one.new for one in differences(old, new)] == ["absent"]
+
+
+def test_a_config_key_is_given_by_the_name_that_a_revision_accepts() -> None:
+    asked = []
+
+    def accepts(override: str) -> bool:
+        asked.append(override)
+        return override.startswith(("runs=", "teacher.guard.tolerate="))
+
+    assert NAMES.spoken("output_dir=here", accepts) == "runs=here"
+    key = "teacher.guard.max_consecutive_skips"
+    assert NAMES.spoken(f"{key}=2", accepts) == "teacher.guard.tolerate=2"
+    assert NAMES.spoken("log.every=1", accepts) == "log.every=1"
+    assert "log.every=1" not in asked
+
+
+@pytest.mark.parametrize("name", tiny_jobs.names(REPOSITORY))
+def test_a_shipped_job_is_made_tiny(name: str) -> None:
+    jobs = {one: tiny_jobs.load(REPOSITORY, one) for one in tiny_jobs.names(REPOSITORY)}
+    tiny = tiny_jobs.overrides(jobs[name], Path("corpus"), Path("runs"), 3)
+    for place, section in tiny_jobs.learners(jobs[name]).items():
+        assert tiny[f"{place}.model.hidden_size"] == 2 * section["model"]["heads"]
+        assert tiny[f"{place}.model.vocab_size"] < section["model"]["vocab_size"]
+    for key, value in tiny.items():
+        assert yaml.safe_load(tiny_jobs.as_override(key, value).partition("=")[2]) == value
+    if tiny_jobs.is_frozen(jobs[name]):
+        trainer = jobs[tiny_jobs.trainer_of(name, jobs)]
+        assert not tiny_jobs.is_frozen(trainer)
+        assert width(trainer) == width(jobs[name])
+
+
+def width(job: tiny_jobs.Section) -> int:
+    return job["teacher"]["model"]["hidden_size"]
+
+
+def git(folder: Path, *words: str) -> None:
+    author = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", *author, *words], cwd=folder, check=True, capture_output=True)
+
+
+def compare(repository: Path, new: str) -> subprocess.CompletedProcess[str]:
+    """What its own script says of a repository's HEAD~2 and another revision."""
+    options = ["--jobs", "demo", "--world-size", "2", "--stages", "1"]
+    script = repository / "benchmarks" / "compare_revisions.py"
+    return subprocess.run(
+        [sys.executable, script, "HEAD~2", new, *options],
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+
+@pytest.mark.slow
+def test_identical_revisions_agree_and_a_changed_constant_is_found(tmp_path: Path) -> None:
+    """The same tree agrees; a temperature that differs in its eighth digit does not."""
+    if not (REPOSITORY / ".git").exists():
+        pytest.skip("needs the project's git repository")
+    git(tmp_path, "clone", "--quiet", "--shared", str(REPOSITORY), "clone")
+    clone = tmp_path / "clone"
+    git(clone, "commit", "--allow-empty", "--message", "Nothing")
+    job = clone / "configs" / "job" / "demo.yaml"
+    job.write_text(job.read_text().replace("temperature: 2.0", "temperature: 2.0000002"))
+    git(clone, "commit", "--all", "--message", "Another temperature")
+    done = compare(clone, "HEAD~1")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "Nothing differs"), done
+    done = compare(clone, "HEAD")
+    assert done.returncode == 1, done
+    assert "demo, 2 ranks, stage 1: " in done.stdout
+    assert "step 1, checkpoint, students/distilbert " in done.stdout
+    assert "teacher " not in done.stdout  # nobody taught it otherwise
