@@ -85,9 +85,9 @@ def _announce_if_finished(job: JobConfig) -> bool:
         return False
     click.echo(f"{folder.path} is finished.\n")
     if not (folder.has_final_report() and all(map(folder.has_export, results["learners"]))):
-        from trainer.lifecycle.finalize import conclude
+        from trainer.lifecycle.finalize import finalize
 
-        results = conclude(folder)
+        results = finalize(folder)
     _announce(folder, results)
     return True
 

@@ -32,7 +32,7 @@ from trainer.learner_config import LearnerConfig
 from trainer.learners.engine import join_process_group
 from trainer.learners.learner import TEACHER, Learner, MicroStep, StepShape, student_key
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import MaskedLanguageModelling, SoftTargets
+from trainer.objectives.terms import MaskedLanguageModelling, SoftKL
 from trainer.step import train_step
 from trainer.teacher_outputs import TeacherOutputs, detach, union
 
@@ -60,7 +60,7 @@ class Cast:
 
     def __init__(self, rows: int) -> None:
         mlm = ObjectiveConfig(mlm=MaskedLanguageModelling())
-        both = ObjectiveConfig(mlm=MaskedLanguageModelling(), soft=SoftTargets(temperature=2.0))
+        both = ObjectiveConfig(mlm=MaskedLanguageModelling(), soft_kl=SoftKL(temperature=2.0))
         step_shape = StepShape(1_000_000, 0, rows, 1)
 
         def learner(name: str, size: tuple[int, int], objective: ObjectiveConfig) -> Learner:

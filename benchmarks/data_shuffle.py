@@ -5,7 +5,7 @@
 Each sample has a place in the corpus between 0 and 1; text is like its neighbours there. Under a
 full shuffle the mean place of B samples has the variance 1/(12 B). The measure is the variance of
 that mean in our order divided by this, over stretches of 1 step, 10, 100 and 1000 steps. At 1 a
-batch (or stretch) represents the corpus as well as a full shuffle's; a reader without shuffling
+batch (or span) represents the corpus as well as a full shuffle's; a reader without shuffling
 gives about 12 B times the variance of places, that is up to B. Reads an index in memory only.
 """
 
@@ -29,9 +29,9 @@ def places(counts: SequenceCounts, rows: int, steps: int) -> np.ndarray:
             _, position = Slots(BatchSizes.constant(rows), counts.total).locate(
                 step, np.array([row])
             )
-            stretch = order.stretch(int(position[0]))
-            begin = int(position[0]) - stretch.first_position
-            samples = stretch.first_sample + order.within_block(stretch)[begin:]
+            span = order.span(int(position[0]))
+            begin = int(position[0]) - span.first_position
+            samples = span.first_sample + order.within_block(span)[begin:]
             count = min(len(samples), steps - step)
             found[step : step + count, row] = samples[:count] / counts.total
             step += count
@@ -57,15 +57,15 @@ def main() -> None:
     ours = places(counts, options.rows, steps)
     full = np.random.default_rng(0).random((steps, options.rows))
     print("| steps | variance of the mean place, ours | full shuffle |\n|---|---|---|")
-    for stretch in (1, 10, 100, 1000):
-        print(f"| {stretch} | {ratio(ours, stretch):.2f} | {ratio(full, stretch):.2f} |")
+    for span in (1, 10, 100, 1000):
+        print(f"| {span} | {ratio(ours, span):.2f} | {ratio(full, span):.2f} |")
 
 
-def ratio(found: np.ndarray, stretch: int) -> float:
-    """Variance of the mean place of `stretch` steps, as a multiple of an independent draw's."""
-    steps = len(found) // stretch * stretch
-    means = found[:steps].reshape(-1, stretch * found.shape[1]).mean(1)
-    return float(((means - 0.5) ** 2).mean() * 12 * stretch * found.shape[1])
+def ratio(found: np.ndarray, span: int) -> float:
+    """Variance of the mean place of `span` steps, as a multiple of an independent draw's."""
+    steps = len(found) // span * span
+    means = found[:steps].reshape(-1, span * found.shape[1]).mean(1)
+    return float(((means - 0.5) ** 2).mean() * 12 * span * found.shape[1])
 
 
 if __name__ == "__main__":

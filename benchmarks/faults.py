@@ -178,7 +178,7 @@ def main() -> None:
     runs = Path(tempfile.mkdtemp(prefix="faults-"))
     settings = [
         "name=faults",
-        f"runs={runs}",
+        f"output_dir={runs}",
         "steps=10000000",
         "log.every=1",
         "log.wandb=disabled",

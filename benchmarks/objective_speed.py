@@ -29,21 +29,21 @@ from model import Capture, EncoderConfig, build
 from trainer.batches import Counts, count, to_device
 from trainer.objectives import LossInputs, Objective, ObjectiveConfig
 from trainer.objectives.terms import (
-    Attention,
+    AttentionMSE,
     AttentionRelation,
-    Hidden,
+    HiddenMSE,
     MaskedLanguageModelling,
-    SoftTargets,
+    SoftKL,
     ValueRelation,
 )
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach
 
-MLM, SOFT = MaskedLanguageModelling(), SoftTargets(temperature=2.0)
+MLM, SOFT = MaskedLanguageModelling(), SoftKL(temperature=2.0)
 OBJECTIVES = {
     "mlm": ObjectiveConfig(mlm=MLM),
-    "mlm + soft": ObjectiveConfig(mlm=MLM, soft=SOFT),
-    "mlm + hidden": ObjectiveConfig(mlm=MLM, hidden=Hidden()),
-    "mlm + attention": ObjectiveConfig(mlm=MLM, attention=Attention()),
+    "mlm + soft": ObjectiveConfig(mlm=MLM, soft_kl=SOFT),
+    "mlm + hidden": ObjectiveConfig(mlm=MLM, hidden_mse=HiddenMSE()),
+    "mlm + attention": ObjectiveConfig(mlm=MLM, attention_mse=AttentionMSE()),
     "mlm + attention_relation + value_relation": ObjectiveConfig(
         mlm=MLM, attention_relation=AttentionRelation(), value_relation=ValueRelation()
     ),

@@ -82,7 +82,7 @@ def job_files(
     for seed in seeds:
         for name in arms or study.arms:
             own = {**study.arms[name].job, "name": f"{name}-{seed}", "seed": seed}
-            job = {"base": str(shared), **own, "runs": str(folder)}
+            job = {"base": str(shared), **own, "output_dir": str(folder)}
             text = Template(yaml.safe_dump(job)).substitute(runs=folder, seed=seed)
             path = folder / f"{name}-{seed}.yaml"
             path.write_text(text, encoding="utf-8")

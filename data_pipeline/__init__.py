@@ -14,7 +14,7 @@ from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order.slots import BatchSizes
 from data_pipeline.reading.batches import Batch
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
-from data_pipeline.reading.padding import padding_share, rows_for_tokens
+from data_pipeline.reading.padding import padding_fraction, rows_for_tokens
 from data_pipeline.reading.stream import BatchStream, contents, open_corpora, open_splits
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
@@ -39,7 +39,7 @@ __all__ = [
     "contents",
     "open_corpora",
     "open_splits",
-    "padding_share",
+    "padding_fraction",
     "rows_for_tokens",
 ]
 

@@ -76,10 +76,10 @@ class MaskingConfig(Section):
     on_device: Annotated[
         bool, Doc("Make token masks on the device that trains; the same masks, to the bit.")
     ] = False
-    mask_share: Annotated[
+    mask_fraction: Annotated[
         float, FRACTION, Doc("Fraction of the chosen positions that becomes the mask token.")
     ] = 0.8
-    random_share: Annotated[
+    random_fraction: Annotated[
         float,
         FRACTION,
         Doc("Fraction that becomes a random ordinary token; the rest stays as it is."),
@@ -92,8 +92,8 @@ class MaskingConfig(Section):
             yield "smoothing", "needs unit: token"
         if self.on_device and (self.unit != "token" or self.smoothing):
             yield "on_device", "needs unit: token and smoothing: 0"
-        if self.mask_share + self.random_share > 1.0 + 1e-9:
-            yield "random_share", "together with mask_share it must not exceed 1"
+        if self.mask_fraction + self.random_fraction > 1.0 + 1e-9:
+            yield "random_fraction", "together with mask_fraction it must not exceed 1"
 
     def rate_at(self, step: int) -> float:
         """The masking rate of a step."""

@@ -15,7 +15,7 @@ class Training:
 
     objectives: name -> weight and settings, as in the job. metrics: name -> held-out value.
     predicts: whether its masked-LM head was trained, and not only the layers below.
-    teacher: what it was distilled from, empty if nothing. licence: an SPDX identifier in the
+    teacher: what it was distilled from, empty if nothing. license: an SPDX identifier in the
     spelling of the Hugging Face hub, such as apache-2.0; "other" says that nobody has chosen.
     """
 
@@ -25,24 +25,24 @@ class Training:
     objectives: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     teacher: str = ""
-    licence: str = "other"
+    license: str = "other"
     revision: str = ""
     predicts: bool = True
 
 
 def model_card(name: str, config: EncoderConfig, training: Training | None = None) -> str:
-    """Markdown with the front matter of the hub: sizes, training, held-out metrics, licence.
+    """Markdown with the front matter of the hub: sizes, training, held-out metrics, license.
 
     Without `training` it says that nothing is known about it.
     """
     size = describe(config)
-    licence = training.licence if training else "other"
+    license = training.license if training else "other"
     predicts = training is None or training.predicts
     lines = [
         "---",
         "library_name: transformers",
         f"pipeline_tag: {'fill-mask' if predicts else 'feature-extraction'}",
-        f"license: {licence}",
+        f"license: {license}",
         "tags: [masked-language-modeling, tandem]",
         "---",
         f"# {name}",
@@ -65,7 +65,7 @@ def _training(training: Training) -> list[str]:
         f"- Optimizer steps: {training.steps:,}",
         f"- Tokens seen: {training.tokens:,}",
         f"- Teacher: {training.teacher or 'none, pre-trained from scratch'}",
-        f"- Licence: {training.licence}",
+        f"- License: {training.license}",
     ]
     if training.revision:
         lines.append(f"- Code: Tandem, revision {training.revision}")

@@ -63,7 +63,7 @@ def corpus(text, tmp_path_factory) -> Path:
 def finished(corpus, tmp_path_factory) -> tuple[Path, str]:
     """The tiny job on two ranks, from its start to its end: its folder, and what it printed."""
     runs = tmp_path_factory.mktemp("finished")
-    job = ["train", TINY_JOB, f"data.path={corpus}", f"runs={runs}", "--nproc", 2]
+    job = ["train", TINY_JOB, f"data.path={corpus}", f"output_dir={runs}", "--nproc", 2]
     done = tandem(*job, "profile.steps=5:7")
     assert done.returncode == 0, done.stderr
     return runs / "tiny", done.stdout

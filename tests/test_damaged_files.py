@@ -71,15 +71,15 @@ COMMANDS = {
         Command("data check {folder}"),
         Command("data show {job} data.path={folder}"),
         Command("data dump {job} data.path={folder} --steps 0:9 --out {out}/rows.npz"),
-        Command("train {job} data.path={folder} runs={out} steps=2", trains=True),
+        Command("train {job} data.path={folder} output_dir={out} steps=2", trains=True),
     ],
     "run": [
         Command("status {folder} --json"),
         Command("export {folder} --learner tinybert --out {out}/exported"),
         Command("evaluate {folder} --learner tinybert --json"),
-        Command("fork {folder} --step 8 --name forked runs={out}"),
-        Command("train {folder}/config.yaml runs={folder}/.. steps=10", trains=True),
-        Command("train {job} data.path={corpus} runs={folder}/.. steps=10", trains=True),
+        Command("fork {folder} --step 8 --name forked output_dir={out}"),
+        Command("train {folder}/config.yaml output_dir={folder}/.. steps=10", trains=True),
+        Command("train {job} data.path={corpus} output_dir={folder}/.. steps=10", trains=True),
         Command("sync {folder}"),
         Command("stop {folder} --wait 0.1"),
     ],
@@ -196,7 +196,7 @@ def lasting(tree: Any) -> Any:
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the tiny job on one rank, which another attempt may go on with."""
     runs = tmp_path_factory.mktemp("trained")
-    done = tandem("train", TINY_JOB, f"data.path={corpus}", f"runs={runs}", "--nproc", 1)
+    done = tandem("train", TINY_JOB, f"data.path={corpus}", f"output_dir={runs}", "--nproc", 1)
     assert done.returncode == 0, done.stderr
     for name in ("report.html", "logs/rank-000.log"):
         (runs / "tiny" / name).unlink()

@@ -113,8 +113,8 @@ def shrink(learner: dict[str, Any]) -> None:
     learner.pop("schedule", None)
     if "step" in learner.get("start", {}):
         learner["start"] = {"step": 4}
-    if "stop" in learner:
-        learner["stop"] = {"steps": 4}
+    if "budget" in learner:
+        learner["budget"] = {"steps": 4}
 
 
 class Walk:

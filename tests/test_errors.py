@@ -147,7 +147,7 @@ JOBS = {
     ),
     "an objective that does not fit": (
         ["students.tinybert.model.heads=2"],
-        "students.tinybert.objective.attention: ",
+        "students.tinybert.objective.attention_mse: ",
     ),
     "layers that are not there": (
         ["students.distilbert.init.teacher_layers=[0,9]", "students.distilbert.start=null"],
@@ -198,7 +198,7 @@ def test_a_student_that_never_joins_is_named(said):
 
 
 def test_ranks_that_fail_alike_say_it_once(corpus, tmp_path):
-    paths = [f"data.path={corpus}", f"runs={tmp_path}", "batch.size=7"]
+    paths = [f"data.path={corpus}", f"output_dir={tmp_path}", "batch.size=7"]
     failed = tandem("train", TINY_JOB, *paths, "--nproc", 2)
     assert failed.returncode == 1
     assert "7 rows do not divide by 2 ranks" in one_line(failed.stderr)
@@ -213,7 +213,7 @@ def test_more_ranks_than_samples(tmp_path):
     assert tandem("tokenizer", "train", text, *sizes, "--out", tmp_path / "t").returncode == 0
     options = ["--tokenizer", tmp_path / "t", "--val-fraction", "0.5", "--out", folder]
     assert tandem("data", "build", text, *options).returncode == 0
-    paths = [f"data.path={folder}", f"runs={tmp_path}", *of_length(64)]
+    paths = [f"data.path={folder}", f"output_dir={tmp_path}", *of_length(64)]
     failed = tandem("train", TINY_JOB, *paths, "--nproc", 4)
     assert failed.returncode == 1
     assert "too few for 4 ranks" in one_line(failed.stderr)
@@ -226,7 +226,7 @@ def test_a_full_disk_is_one_line(corpus, tmp_path):
     if mounted.returncode:
         pytest.skip("this machine does not let root mount a file system")
     try:
-        failed = tandem("train", TINY_JOB, f"data.path={corpus}", f"runs={tmp_path}")
+        failed = tandem("train", TINY_JOB, f"data.path={corpus}", f"output_dir={tmp_path}")
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True, timeout=60)
     assert failed.returncode == 1

@@ -40,7 +40,7 @@ def losses(corpus, runs, name, stage, kind, settings):
     settings = [*settings, f"zero_stage={stage}", f"optimizer.kind={kind}"]
     learners = ("teacher", "students.distilbert", "students.tinybert")
     overrides = [f"{one}.{setting}" for one in learners for setting in settings]
-    paths = [f"data.path={corpus}", f"runs={runs}", f"name={name}"]
+    paths = [f"data.path={corpus}", f"output_dir={runs}", f"name={name}"]
     done = tandem("train", TINY_JOB, *paths, *overrides, "--nproc", 1, CUDA_VISIBLE_DEVICES="0")
     assert done.returncode == 0, done.stderr
     rows = metrics.read(runs / name / "metrics.jsonl")
@@ -51,7 +51,7 @@ def losses(corpus, runs, name, stage, kind, settings):
 def test_what_is_saved_beside_the_next_step_is_what_there_was_before_it(corpus, tmp_path, stage):
     """A run that goes on from a checkpoint in its middle has the losses it had the first time."""
     stages = [f"{one}.zero_stage={stage}" for one in ("teacher", "students.tinybert")]
-    paths = [f"data.path={corpus}", f"runs={tmp_path}", "--nproc", 1]
+    paths = [f"data.path={corpus}", f"output_dir={tmp_path}", "--nproc", 1]
     folder = RunFolder(tmp_path / "tiny")
 
     def losses() -> list[float]:

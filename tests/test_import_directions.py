@@ -64,7 +64,7 @@ ROOMS = {
     "trainer/tracking": "wandb_follower tracking",
     "trainer/measure": "timing profiling startup machine durations",
     "trainer/run_folder": "folder metrics metrics_log run_files",
-    "trainer/control": "requests wishes asking heartbeat run_context",
+    "trainer/control": "requests requested asking heartbeat run_context",
     "trainer/job_data": "batch_plan fit prefetch staging",
     "trainer/report": "words labels scale colours chart curves results table page refreshing",
     "trainer/scoring": "scores",

@@ -19,7 +19,7 @@ def test_every_learner_is_logged_scored_and_reported(finished):
     rows = metrics.read(run / "metrics.jsonl")
     steps = [row for row in rows if "teacher/loss" in row]
     assert [row["step"] for row in steps] == list(range(1, 9))
-    assert "students/tinybert/hidden" in steps[0]
+    assert "students/tinybert/hidden_mse" in steps[0]
     assert "students/distilbert/loss" not in steps[1]
     assert "students/distilbert/cosine" in steps[2]  # it joined at the evaluation of step 2
     results = json.loads((run / "evaluation.json").read_text())
@@ -88,7 +88,9 @@ def test_sync_makes_one_complete_offline_run_of_it(finished):
 
 def test_a_finished_run_says_so(finished, corpus):
     run, _ = finished
-    again = tandem("train", TINY_JOB, f"data.path={corpus}", f"runs={run.parent}", "--nproc", 2)
+    again = tandem(
+        "train", TINY_JOB, f"data.path={corpus}", f"output_dir={run.parent}", "--nproc", 2
+    )
     assert again.returncode == 0
     assert f"{run} is finished" in again.stdout
     assert json.loads((run / "attempts/000001.json").read_text())["finished"]

@@ -9,10 +9,10 @@ from configs import bounds
 from configs.bounds import COUNT, INDEX, ROWS, require_bounds, require_choice
 from data_pipeline import DataConfig
 from model import EncoderConfig
-from trainer.learner_config import InitConfig, LearnerConfig, StartConfig, StopConfig
+from trainer.learner_config import BudgetConfig, InitConfig, LearnerConfig, StartConfig
 from trainer.measure.profiling import ProfileConfig
 from trainer.tracking import tracking
-from trainer.watch.rollback import RecoveryConfig, require_order
+from trainer.watch.rollback import RollbackConfig, require_order
 
 
 @dataclass
@@ -105,16 +105,16 @@ class WatchConfig:
     """What a job looks out for.
 
     Every `replicas_every` steps, and before every checkpoint, the ranks compare what they hold in
-    common. Without a step for `hang_seconds` (when scoring: a batch; at the end: an export), each
+    common. Without a step for `hang_timeout_s` (when scoring: a batch; at the end: an export), each
     rank writes its stacks to its log and ends.
     """
 
     replicas_every: int = 100
-    hang_seconds: float = 1800.0
+    hang_timeout_s: float = 1800.0
 
     def __post_init__(self) -> None:
         """Refuse intervals that are not positive."""
-        require_bounds(self, replicas_every=COUNT, hang_seconds=bounds.SECONDS)
+        require_bounds(self, replicas_every=COUNT, hang_timeout_s=bounds.SECONDS)
 
 
 @dataclass
@@ -151,26 +151,26 @@ class JobConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     log: LogConfig = field(default_factory=LogConfig)
-    recover: list[RecoveryConfig] = field(default_factory=list)  # leave those that were done
+    rollback: list[RollbackConfig] = field(default_factory=list)  # leave those that were done
     profile: ProfileConfig = field(default_factory=ProfileConfig)
-    runs: str = "runs"  # the folder that holds runs/NAME
+    output_dir: str = "runs"  # the folder that holds runs/NAME
     seed: int = 0
     hours: float | None = None
-    licence: str = "other"  # of the exported models: an identifier of the Hugging Face hub
+    license: str = "other"  # of the exported models: an identifier of the Hugging Face hub
 
     def __post_init__(self) -> None:
         """Refuse jobs that cannot run, naming the key."""
         require_bounds(self, steps=COUNT, hours=bounds.HOURS)
         if not _is_file_name(self.name):
             raise ValueError(f"name: must be a plain folder name, not {self.name!r}")
-        for key in ("runs", "licence"):
+        for key in ("output_dir", "license"):
             if not getattr(self, key):
                 raise ValueError(f"{key}: must not be empty")
-        require_order(self.recover)
+        require_order(self.rollback)
         for name in self.students:
             self._require_student(name)
         self._require_teacher()
-        self._require_adviser()
+        self._require_peer()
         self._require_objectives()
 
     def _require_student(self, name: str) -> None:
@@ -222,14 +222,14 @@ class JobConfig:
             raise ValueError(
                 "teacher.objective: a teacher has nobody to learn from; use mlm, nsp, sop"
             )
-        if teacher.start != StartConfig() or teacher.stop != StopConfig():
+        if teacher.start != StartConfig() or teacher.budget != BudgetConfig():
             raise ValueError(
-                "teacher.start: it and teacher.stop are for students; see steps and hours"
+                "teacher.start: it and teacher.budget are for students; see steps and hours"
             )
         if teacher.init != InitConfig(pretrained=teacher.init.pretrained):
             raise ValueError("teacher.init: its teacher_... keys are for students")
 
-    def _require_adviser(self) -> None:
+    def _require_peer(self) -> None:
         """Refuse a teacher that learns from nobody, or from one who cannot tell it anything."""
         terms = self.teacher.objective.terms()
         term = self.teacher.objective.from_student

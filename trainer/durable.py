@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def replace(path: Path, content: bytes | str) -> None:
+def atomic_write(path: Path, content: bytes | str) -> None:
     """Make `content` (text as UTF-8) the whole of a file.
 
     Whoever reads it sees what was there before or this, also after a power loss.

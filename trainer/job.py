@@ -25,7 +25,7 @@ from trainer.checkpoint import (
     newest_sound,
 )
 from trainer.config import JobConfig
-from trainer.control.run_context import Surroundings
+from trainer.control.run_context import RunContext
 from trainer.errors import TrainingError
 from trainer.evaluation.held_out import ValidationSet
 from trainer.evaluation.trained_heads import head_is_trained
@@ -35,7 +35,7 @@ from trainer.job_data.prefetch import Prefetched
 from trainer.job_data.staging import folder_on_node, stager_of_node
 from trainer.learners.admission import HOUR
 from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
-from trainer.learners.learners import Cohort
+from trainer.learners.learners import Learners
 from trainer.learners.state import JobState
 from trainer.lifecycle import unreached
 from trainer.lifecycle.start import accept
@@ -46,7 +46,7 @@ from trainer.step import StepResult
 from trainer.tracking import tracking
 from trainer.watch.first_failure import on_rank_0
 from trainer.watch.replicas import verify
-from trainer.watch.rollback import batch_number, checkpoint_to_go_on_from, done_with, way_out
+from trainer.watch.rollback import batch_number, checkpoint_to_resume, done_with, way_out
 
 _log = logging.getLogger(__name__)
 
@@ -57,31 +57,31 @@ class Job:
     A context manager. All methods are collective.
     """
 
-    def __init__(self, config: JobConfig, device: torch.device, surroundings: Surroundings) -> None:
+    def __init__(self, config: JobConfig, device: torch.device, context: RunContext) -> None:
         """Open the data, build the learners, and go back to the newest intact checkpoint.
 
         Raises DataError, ModelError, TrainingError or CheckpointError when the job cannot run.
         """
-        self.config, self.device, self.surroundings = config, device, surroundings
+        self.config, self.device, self.context = config, device, context
         self.folder = RunFolder.of(config)
         corpora = open_corpora(config.data)
         require_fit(config, corpora)
-        staged = folder_on_node(config, surroundings.attempt.number)
+        staged = folder_on_node(config, context.attempt.number)
         stream, self.masker = _open_stream(config, staged)
-        self._validation = ValidationSet(config, surroundings.hang_watch.beat)
+        self._validation = ValidationSet(config, context.hang_watch.heartbeat)
         self._unigram = self._validation.unigram()
-        surroundings.startup.mark("data")
+        context.startup.mark("data")
         newest = newest_intact(self.folder.checkpoints, _log.warning, dist.group.WORLD)
-        checkpoint = checkpoint_to_go_on_from(newest, config.recover)
-        surroundings.startup.mark("finding a checkpoint")
+        checkpoint = checkpoint_to_resume(newest, config.rollback)
+        context.startup.mark("finding a checkpoint")
         require_same_tokenizers(config, corpora, set(checkpoint.learners) if checkpoint else set())
         self.state = self._state_of(checkpoint)
-        self.cohort = Cohort(config, _workload(config), self.state, checkpoint)
-        surroundings.startup.mark("building and loading the learners")
+        self.learners = Learners(config, _workload(config), self.state, checkpoint)
+        context.startup.mark("building and loading the learners")
         self._writer = CheckpointWriter(
             self.folder.checkpoints,
             _retention(config),
-            surroundings.attempt,
+            context.attempt,
             _log.warning,
             resumed_from=checkpoint.step if checkpoint else None,
             max_failures=config.checkpoint.max_failures,
@@ -92,7 +92,7 @@ class Job:
         self._began = time.monotonic() - self.state.seconds
         self._seconds = self.state.seconds  # on which all ranks agree
         self._open = ExitStack()
-        gauges = Gauges(config, self.folder, surroundings.attempt.number, device)
+        gauges = Gauges(config, self.folder, context.attempt.number, device)
         kept_rows = checkpoint.metrics if checkpoint else b""
         self.recorder = Recorder(
             config, self.folder, self.state, gauges, kept_rows, speaks=dist.get_rank() == 0
@@ -114,13 +114,13 @@ class Job:
 
     def grow_teacher(self) -> None:
         """Double the teacher's layers where the config says so."""
-        if self.cohort.grow_teacher(self.state.step):
-            layers = self.cohort.teacher.config.model.layers
+        if self.learners.grow_teacher(self.state.step):
+            layers = self.learners.teacher.config.model.layers
             self.recorder.say(f"step {self.state.step:,}: the teacher grows to {layers} layers")
 
     def admit_students(self) -> None:
         """Start the students whose time has come."""
-        for name in self.cohort.admit(self.state, self._unigram):
+        for name in self.learners.admit(self.state, self._unigram):
             if self.state.step:
                 self.recorder.say(f"step {self.state.step:,}: {name} joins")
 
@@ -130,28 +130,28 @@ class Job:
         self.state.tokens += result.tokens
         self._count_unreadable(result.unreadable)
         self.state.seconds = self.seconds
-        learners = [self.cohort.teacher, *self.cohort.taught]
+        learners = [self.learners.teacher, *self.learners.active]
         trained = [one for one in learners if one.is_trained]
         for learner in trained:
             learner.counters.tokens += result.tokens
         self._seconds = result.seconds
-        self.cohort.mark_finished(self.state.step, self._seconds)
-        self.recorder.step(self.state, result, learners, self.cohort.waiting, self.batches.waited)
+        self.learners.mark_finished(self.state.step, self._seconds)
+        self.recorder.step(self.state, result, learners, self.learners.waiting, self.batches.waited)
         for learner in trained:
-            self._note_sitting_out(learner, result.losses[learner.name])
+            self._note_skip(learner, result.losses[learner.name])
 
     def save_is_due(self, asked: bool) -> bool:
         """Whether to save: as often as the config says, when asked to, or for those who are done.
 
-        Not while somebody sits out steps: the checkpoint to go back to is the one before them.
+        Not while somebody skips steps: the checkpoint to go back to is the one before them.
         """
-        at_work = [self.cohort.teacher, *self.cohort.taught]
+        at_work = [self.learners.teacher, *self.learners.active]
         if any(learner.counters.guard.in_a_row for learner in at_work):
             return asked
         every = self.config.checkpoint.every
         return (
             asked
-            or self.cohort.has_finished_at(self.state.step)
+            or self.learners.has_finished_at(self.state.step)
             or self.state.step // every > self._saved_at // every
         )
 
@@ -159,7 +159,7 @@ class Job:
         """Score every learner on held-out text, and record it."""
         where = (self.device, dist.get_rank(), dist.get_world_size())
         scores, trained = {}, {}
-        for name, learner in self.cohort.learners.items():
+        for name, learner in self.learners.by_name.items():
             scores[name] = self._validation.evaluate(
                 learner.evaluate, self.config.batch.micro_batch, *where
             )
@@ -177,9 +177,9 @@ class Job:
         when the ranks' replicas differ: what is saved is sound.
         """
         self.verify_replicas()
-        finishing = self.cohort.finishing
-        self.state.learners = self.cohort.counters()
-        self.state.teacher_layers = self.cohort.teacher.config.model.layers
+        finishing = self.learners.finishing
+        self.state.learners = self.learners.counters()
+        self.state.teacher_layers = self.learners.teacher.config.model.layers
         self.state.rows = self.recorder.rows
         began = time.monotonic()
         self._writer.save(
@@ -188,14 +188,14 @@ class Job:
             self.state.to_json(),
             metric=self._merit,
             wait=wait,
-            then=self.surroundings.requests.answer_after_save(self.state.step),
-            carried=self.cohort.finished,
+            then=self.context.request_box.answer_after_save(self.state.step),
+            carried=self.learners.finished,
             metrics=self.recorder.kept_by_a_checkpoint(),
             evaluations=self._evaluations,
         )
         self._saved_at = self.state.step
         if finishing and self._writer.wait():
-            self.cohort.release_finished()
+            self.learners.release_finished()
             for name in finishing:
                 self.recorder.say(f"step {self.state.step:,}: {name} has used up its budget")
         if not wait:
@@ -206,7 +206,7 @@ class Job:
         """What makes a checkpoint better: the loss, just measured, of a teacher in training."""
         evaluated_at, held_out = self._evaluations.get(TEACHER, (None, None))
         is_new = evaluated_at == self.state.step
-        return held_out if is_new and self.cohort.teacher.is_trained else None
+        return held_out if is_new and self.learners.teacher.is_trained else None
 
     def verify_replicas(self) -> None:
         """Raise DivergenceError unless all ranks hold the same where they should."""
@@ -215,7 +215,7 @@ class Job:
     def finish(self) -> None:
         """The last checkpoint, and a word about students that never joined."""
         self.save(wait=True)
-        for name in self.cohort.waiting:
+        for name in self.learners.waiting:
             self.recorder.say(f"{name} never joined: its `start` was not reached")
 
     def __enter__(self) -> Job:
@@ -226,14 +226,14 @@ class Job:
 
     def _reader(self, stream: BatchStream, staged: Path | None) -> Callable[[int], Batch]:
         """What makes the batch of a step; on each node one rank has blocks copied ahead."""
-        recoveries = self.config.recover
-        first = batch_number(self.state.step, recoveries)
+        rollbacks = self.config.rollback
+        first = batch_number(self.state.step, rollbacks)
         stager = stager_of_node(self.config, staged, first) if staged else None
         if stager:
             self._open.enter_context(stager)
 
         def read(step: int) -> Batch:
-            number = batch_number(step, recoveries)
+            number = batch_number(step, rollbacks)
             if stager:
                 stager.reached(number)
             return stream.batch(number)
@@ -243,7 +243,7 @@ class Job:
     def _accept(self, checkpoint: Checkpoint | None, newest: Checkpoint | None) -> None:
         """Write down where and with which config the run resumes: nothing refuses it any more."""
         if checkpoint is not None and checkpoint is not newest:
-            self.surroundings.attempt.disown_after(checkpoint.step)
+            self.context.attempt.disown_after(checkpoint.step)
         accept(self.config)
 
     def _say_where_it_begins(
@@ -254,7 +254,7 @@ class Job:
             if checkpoint.suspect:
                 self.recorder.warn(f"its checkpoint is suspect: {checkpoint.suspect}")
         if checkpoint is not newest:
-            self.recorder.say(f"the checkpoints after it count no more: {self.config.recover[-1]}")
+            self.recorder.say(f"the checkpoints after it count no more: {self.config.rollback[-1]}")
         for name in sorted(self._dropped(checkpoint)):
             self.recorder.say(f"{name} goes on no more: it is not in the config")
         if late := unreached.warning(self.config):
@@ -270,25 +270,27 @@ class Job:
             )
         self.state.unreadable += sequences
 
-    def _note_sitting_out(self, learner: Learner, loss: float) -> None:
+    def _note_skip(self, learner: Learner, loss: float) -> None:
         """Say it; raise TrainingError when it happens too often in a row."""
         if learner.skipped is None:
             return
         step, in_a_row = self.state.step, learner.counters.guard.in_a_row
-        self.recorder.say(f"step {step:,}: {learner.name} sits out: {learner.skipped} ({loss:.4g})")
-        if in_a_row > learner.config.guard.tolerate:
+        self.recorder.say(
+            f"step {step:,}: {learner.name} is skipped: {learner.skipped} ({loss:.4g})"
+        )
+        if in_a_row > learner.config.guard.max_consecutive_skips:
             self._writer.wait()
             newest = self._writer.last_published or 0
             sound = newest_sound(self.folder.checkpoints, before=newest + 1)
             back_to = sound.step if sound else None
-            advice = way_out(self.config.recover, newest, back_to, range(step - in_a_row, step))
+            advice = way_out(self.config.rollback, newest, back_to, range(step - in_a_row, step))
             raise TrainingError(
-                f"{learner.name} sat out {in_a_row} steps in a row ({learner.skipped} at step "
+                f"{learner.name} skipped {in_a_row} steps in a row ({learner.skipped} at step "
                 f"{step}); {advice}"
             )
 
     def _engines(self) -> dict[str, DeepSpeedEngine]:
-        return {name: learner.engine for name, learner in self.cohort.learners.items()}
+        return {name: learner.engine for name, learner in self.learners.by_name.items()}
 
     def _dropped(self, checkpoint: Checkpoint | None) -> set[str]:
         """Whom the checkpoint has, but the config does not name."""
@@ -302,7 +304,7 @@ class Job:
             state = JobState.from_json(checkpoint.trainer_state)
         state.config = configs.dump(self.config)
         state.corpora = contents(self.config.data)
-        state.recovered = done_with(self.config.recover)
+        state.rolled_back = done_with(self.config.rollback)
         return state
 
 

@@ -44,7 +44,7 @@ class StartConfig:
 
 
 @dataclass
-class StopConfig:
+class BudgetConfig:
     """A student's own budget, counted from its start; without one it goes on to the job's end.
 
     Its schedule runs over the budget. The first of them that is used up ends it. A step takes as
@@ -87,7 +87,7 @@ class LearnerConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     start: StartConfig = field(default_factory=StartConfig)
-    stop: StopConfig = field(default_factory=StopConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
     init: InitConfig = field(default_factory=InitConfig)
     # Of a teacher: its last layer computes the masked positions only, up to 12% less work, and
     # students learn from its predictions there only. A student does so whenever its terms allow.

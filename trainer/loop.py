@@ -22,27 +22,27 @@ def train(job: Job) -> Outcome:
         job.admit_students()
         job.recorder.before(job.state.step)
         result = train_step(
-            job.cohort.teacher,
-            job.cohort.taught,
+            job.learners.teacher,
+            job.learners.active,
             job.batches.take(),
             job.state.step,
-            job.surroundings.wishes,
+            job.context.requests,
             job.seconds,
             job.masker,
         )
         job.advance(result)
-        job.surroundings.made_a_step()
+        job.context.made_a_step()
         if job.state.step % job.config.watch.replicas_every == 0:
             job.verify_replicas()
         if job.state.step % job.config.evaluation.every == 0:
             job.evaluate()
-        if result.wishes.stop:
+        if result.requests.stop:
             job.save(wait=True)
             job.recorder.say(
                 f"stopped and saved at step {job.state.step:,}; start it again to go on"
             )
             return Outcome.STOPPED
-        if job.save_is_due(result.wishes.save) and not job.is_done:
+        if job.save_is_due(result.requests.save) and not job.is_done:
             job.save()
     job.finish()
     return Outcome.FINISHED

@@ -14,16 +14,16 @@ import torch.distributed as dist
 
 from trainer.checkpoint import Owner
 from trainer.config import JobConfig
-from trainer.control.run_context import Surroundings
+from trainer.control.run_context import RunContext
 from trainer.job import Job
 from trainer.learners.engine import join_process_group
-from trainer.lifecycle.finalize import conclude
-from trainer.lifecycle.start import Beginning, begin
+from trainer.lifecycle.finalize import finalize
+from trainer.lifecycle.start import StartedRun, start_run
 from trainer.loop import Outcome, train
 from trainer.measure.startup import Startup
 from trainer.run_folder.folder import RunFolder
 from trainer.watch.first_failure import FAILED, explained, on_rank_0
-from trainer.watch.rank_zero import Beat, let_rank_0_work
+from trainer.watch.rank_zero import SendHeartbeat, let_rank_0_work
 
 _log = logging.getLogger(__name__)
 Announce = Callable[[RunFolder, dict[str, Any]], None]
@@ -48,41 +48,41 @@ def run_job(
     startup = Startup()
     device = join_process_group()
     rank = dist.get_rank()
-    beginning = on_rank_0(lambda: begin(load(), Owner.here(scheduled_as, restart)))
-    config = beginning.config
+    started = on_rank_0(lambda: start_run(load(), Owner.here(scheduled_as, restart)))
+    config = started.config
     _log_to_file(RunFolder.of(config).rank_log(rank), rank)
     startup.mark("meeting the other ranks")
-    around = Surroundings.of(config, beginning.attempt, rank, stop_requested, startup)
+    context = RunContext.of(config, started.attempt, rank, stop_requested, startup)
     try:
-        with around.pulse:
-            outcome = _train_and_conclude(beginning, device, around, announce)
+        with context.heartbeat:
+            outcome = _train_and_finalize(started, device, context, announce)
             if outcome is Outcome.FINISHED and rank == 0:
-                around.attempt.finish()
+                context.attempt.finish()
     except Exception as error:
         # The whole of it for the rank's log; the command line shows that of one rank only.
         _log.info("ended by an error: %s", error, exc_info=True)
-        if not around.first_failure.claim(error):
-            around.first_failure.let_it_speak()
+        if not context.first_failure.claim(error):
+            context.first_failure.let_it_speak()
             raise SystemExit(FAILED) from None
         raise explained(error) from error
     dist.destroy_process_group()
     return outcome
 
 
-def _train_and_conclude(
-    beginning: Beginning, device: torch.device, surroundings: Surroundings, announce: Announce
+def _train_and_finalize(
+    started: StartedRun, device: torch.device, context: RunContext, announce: Announce
 ) -> Outcome:
-    watch = surroundings.hang_watch
+    watch = context.hang_watch
     with watch:
-        with Job(beginning.config, device, surroundings) as job:
-            for change in beginning.changes:
+        with Job(started.config, device, context) as job:
+            for change in started.changes:
                 job.recorder.say(f"changed since the newest checkpoint: {change}")
             outcome = train(job)
 
-        def give_results(beat: Beat) -> None:
+        def give_results(heartbeat: SendHeartbeat) -> None:
             if outcome is Outcome.FINISHED:
-                announce(job.folder, conclude(job.folder, beat))
-            beat()
+                announce(job.folder, finalize(job.folder, heartbeat))
+            heartbeat()
             job.recorder.finish(completed=outcome is Outcome.FINISHED)
 
         let_rank_0_work(give_results, watch)

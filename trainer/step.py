@@ -20,7 +20,7 @@ from trainer.batches import (
     to_micro_batches,
     unreadable,
 )
-from trainer.control.wishes import NO_WISHES, Wishes
+from trainer.control.requested import NO_REQUESTS, Requests
 from trainer.learners.learner import Learner, MicroStep
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
 
@@ -37,7 +37,7 @@ class StepResult:
     tokens: int  # attended positions of the global batch
     positions: int  # all of them, padding included
     unreadable: int  # sequences that could not be read
-    wishes: Wishes  # what any rank asked for
+    requests: Requests  # what any rank asked for
     seconds: float  # of training before it, by the clock of rank 0
 
 
@@ -46,17 +46,18 @@ def train_step(
     students: Sequence[Learner],
     batch: Batch,
     step: int,
-    wishes: Callable[[], Wishes] = lambda: NO_WISHES,
+    requests: Callable[[], Requests] = lambda: NO_REQUESTS,
     seconds: float = 0.0,
     masker: TorchMasker | None = None,
 ) -> StepResult:
     """Train everyone on this rank's rows of the global batch of `step`. Collective.
 
-    `wishes` is asked after the last backward pass, so that a stop is followed at the end of the
+    `requests` is asked after the last backward pass, so that a stop is followed at the end of the
     step in which it came. `seconds` is how long the job has been trained; all ranks go by what rank
     0 says.
-    The students' graphs live one at a time. A learner whose loss or gradient is no good sits
-    this step out, on all ranks, and touches nobody else. `masker` is for batches without masks.
+    The students' graphs live one at a time. A learner whose loss or gradient is non-finite or
+    spikes skips this step, on all ranks, and touches nobody else. `masker` is for
+    batches without masks.
     """
     clock = seconds if dist.get_rank() == 0 else 0.0
     others = [unreadable(batch), clock]
@@ -72,7 +73,7 @@ def train_step(
         teacher_outputs = teacher_pass.teach(micro_batch, totals, micro_step)
         for student in students:
             student.accumulate(micro_batch, totals, micro_step, teacher_outputs)
-    terms, agreed = _sum_terms(learners, wishes(), teacher.device)
+    terms, agreed = _sum_terms(learners, requests(), teacher.device)
     losses = {learner.name: _weighted(learner, terms[learner.name], step) for learner in learners}
     length = batch.input_ids.shape[1]
     lost, seconds = summed.tolist()
@@ -84,7 +85,7 @@ def train_step(
         tokens=int(totals.attended),
         positions=batch.input_ids.size * dist.get_world_size(),
         unreadable=int(lost),
-        wishes=agreed,
+        requests=agreed,
         seconds=seconds,
     )
 
@@ -126,20 +127,20 @@ class TeacherPass:
 
 
 def _sum_terms(
-    learners: Sequence[Learner], wishes: Wishes, device: torch.device
-) -> tuple[dict[str, dict[str, float]], Wishes]:
-    """The global value of every term of every learner, and what any rank wishes.
+    learners: Sequence[Learner], requests: Requests, device: torch.device
+) -> tuple[dict[str, dict[str, float]], Requests]:
+    """The global value of every term of every learner, and what any rank requests.
 
     In one collective and one host sync.
     """
-    votes = torch.tensor(wishes.votes()).to(device, non_blocking=True)
+    votes = torch.tensor(requests.votes()).to(device, non_blocking=True)
     shares = torch.cat([*(learner.take_shares() for learner in learners), votes])
     values = iter(_sum_by_rank(shares))
     terms = {
         learner.name: {term: next(values) for term in learner.objective.terms}
         for learner in learners
     }
-    return terms, Wishes.agreed(list(values))
+    return terms, Requests.agreed(list(values))
 
 
 def _sum_by_rank(shares: Tensor) -> list[float]:

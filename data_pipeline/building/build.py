@@ -42,9 +42,9 @@ from data_pipeline.shards.blocks import BLOCK_BYTES, token_dtype
 from data_pipeline.shards.manifest import DIGESTS, MANIFEST
 from data_pipeline.shards.writing import SplitWriter
 from data_pipeline.text.documents import (
+    FileSpan,
     RawChunk,
     Reading,
-    Stretch,
     line_of,
     nothing_there,
     raw_chunks,
@@ -227,7 +227,7 @@ class _Build:
 
     def _has_other_text(self, tally: dict) -> bool:
         """Whether standard input, which is not told by name and size, is not what was built."""
-        if not any(stretch.path == STDIN for stretch in self.share):
+        if not any(span.path == STDIN for span in self.share):
             return False
         text = raw_chunks(self.share, self.options.reading)
         return _checksum(text) != tally["input_crc32"]
@@ -290,8 +290,8 @@ class _Build:
             self.tally.first_problems.append(line)
 
     def _progress(self, chunk: RawChunk) -> Progress:
-        sizes = [_size(stretch) for stretch in self.share]
-        at = self.share.index(chunk.stretch)
+        sizes = [_size(span) for span in self.share]
+        at = self.share.index(chunk.span)
         tokens = sum(writer.tokens for writer in self.writers.values())
         done = sum(sizes[:at]) + chunk.consumed
         return Progress(done, sum(sizes), self.tally.documents, tokens)
@@ -315,7 +315,7 @@ class _Build:
         )
 
 
-def _identity(options: BuildOptions, fingerprint: str, share: Sequence[Stretch]) -> dict:
+def _identity(options: BuildOptions, fingerprint: str, share: Sequence[FileSpan]) -> dict:
     """What must agree for a build to be continued, or to be the same as a finished one."""
     tree = asdict(options)
     del tree["tokenizer_dir"], tree["inputs"]
@@ -345,8 +345,8 @@ def _task(task: tuple[int, int] | None) -> tuple[int, int]:
     return number % tasks, tasks
 
 
-def _size(stretch: Stretch) -> int:
-    if stretch.path == STDIN:
+def _size(span: FileSpan) -> int:
+    if span.path == STDIN:
         return 0
-    end = os.path.getsize(stretch.path) if stretch.end is None else stretch.end
-    return end - stretch.start
+    end = os.path.getsize(span.path) if span.end is None else span.end
+    return end - span.start

@@ -59,7 +59,7 @@ class Encoder:
         documents = [*itertools.compress(encoded, has_tokens)]
         texts = [*itertools.compress(parsed.documents, has_tokens)]
         empty = [
-            Problem(chunk.stretch.path, position, "no token in it")
+            Problem(chunk.span.path, position, "no token in it")
             for position, has in zip(parsed.positions, has_tokens, strict=True)
             if not has
         ]

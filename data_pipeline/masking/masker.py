@@ -154,8 +154,8 @@ def _replace(
     drawn = words(both, np.concatenate([positions, positions])).astype(np.int64)
     action, draw = drawn[: len(keys)], drawn[len(keys) :]
     random_ids = vocabulary.ordinary[(draw * len(vocabulary.ordinary)) >> 32]
-    to_mask = round(config.mask_share * 2**32)
-    to_random = round((config.mask_share + config.random_share) * 2**32)
+    to_mask = round(config.mask_fraction * 2**32)
+    to_random = round((config.mask_fraction + config.random_fraction) * 2**32)
     shown = np.where(action < to_random, random_ids, original)
     shown = np.where(action < to_mask, vocabulary.mask, shown)
     # Spare slots come last and name column 0: they write back what is there.

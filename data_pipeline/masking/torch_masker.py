@@ -62,8 +62,8 @@ class TorchMasker:
         action = _words(_array_keys(ACTION, keys), positions)
         draw = _words(_array_keys(REPLACEMENT, keys), positions)
         random_ids = self._ordinary[(draw * len(self._ordinary)) >> 32]
-        to_mask = round(self._config.mask_share * 2**32)
-        to_random = round((self._config.mask_share + self._config.random_share) * 2**32)
+        to_mask = round(self._config.mask_fraction * 2**32)
+        to_random = round((self._config.mask_fraction + self._config.random_fraction) * 2**32)
         shown = torch.where(action < to_random, random_ids, original)
         shown = torch.where(action < to_mask, self._vocabulary.mask, shown)
         # Spare slots point at column 0, which holds [CLS] and is written back.

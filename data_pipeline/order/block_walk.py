@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.order.epoch import EpochOrder, SequenceCounts, Stretch
+from data_pipeline.order.epoch import BlockSpan, EpochOrder, SequenceCounts
 
 
 class BlockWalk:
@@ -23,7 +23,7 @@ class BlockWalk:
 
     def moved(
         self, epochs: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> Iterator[tuple[int, int, Stretch]]:
+    ) -> Iterator[tuple[int, int, BlockSpan]]:
         """(row, epoch, block) for each row that is not in the block that it was in before.
 
         `epochs` and `positions` [R] are where `Slots.locate` says that the rows are now.
@@ -31,11 +31,11 @@ class BlockWalk:
         stale = (epochs != self._epochs) | (positions < self.starts) | (positions >= self._ends)
         for row in np.flatnonzero(stale).tolist():
             epoch = int(epochs[row])
-            stretch = self.order(epoch).stretch(int(positions[row]))
+            span = self.order(epoch).span(int(positions[row]))
             self._epochs[row] = epoch
-            self.starts[row] = stretch.first_position
-            self._ends[row] = stretch.first_position + stretch.count
-            yield row, epoch, stretch
+            self.starts[row] = span.first_position
+            self._ends[row] = span.first_position + span.count
+            yield row, epoch, span
 
     def order(self, epoch: int) -> EpochOrder:
         """The order of an epoch; four are kept: a batch may straddle two, and so may its pairs."""

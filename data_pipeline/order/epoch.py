@@ -34,7 +34,7 @@ class SequenceCounts:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class BlockSpan:
     """The positions of an epoch that one block fills."""
 
     block: int  # in the index
@@ -53,7 +53,7 @@ class EpochOrder:
         self._ends = np.cumsum(counts.per_shard[self._shards])
         self._first_samples = np.cumsum(counts.per_shard) - counts.per_shard
 
-    def stretch(self, position: int) -> Stretch:
+    def span(self, position: int) -> BlockSpan:
         """The block that fills `position`, 0 <= position < total."""
         nth = int(np.searchsorted(self._ends, position, side="right"))
         shard = int(self._shards[nth])
@@ -65,7 +65,7 @@ class EpochOrder:
         within = int(np.searchsorted(ends, position, side="right"))
         block = int(blocks[within])
         count = int(sizes[block])
-        return Stretch(
+        return BlockSpan(
             block=first + block,
             first_position=int(ends[within]) - count,
             count=count,
@@ -89,7 +89,7 @@ class EpochOrder:
     def _shuffled(self, shard: int, blocks: int) -> NDArray[np.int64]:
         return permutation(scalar_key(self._seed, self.epoch, BLOCKS, shard), blocks)
 
-    def within_block(self, stretch: Stretch) -> NDArray[np.int64]:
-        """The order of the sequences inside a block: [stretch.count]."""
-        key = scalar_key(self._seed, self.epoch, SEQUENCES, stretch.block)
-        return permutation(key, stretch.count)
+    def within_block(self, span: BlockSpan) -> NDArray[np.int64]:
+        """The order of the sequences inside a block: [span.count]."""
+        key = scalar_key(self._seed, self.epoch, SEQUENCES, span.block)
+        return permutation(key, span.count)

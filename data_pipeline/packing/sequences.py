@@ -5,8 +5,8 @@ blocks, and it depends on no seed: only which text is joined to which changes fr
 Everything is computed for a whole block at once from its boundaries.
 
 The block becomes a stream in which a separator follows each document. A sequence is
-``[CLS] first [SEP]`` or ``[CLS] first [SEP] second [SEP]``, where first and second are stretches
-of the stream; the separator of a document that ends a stretch is left to the sequence's own.
+``[CLS] first [SEP]`` or ``[CLS] first [SEP] second [SEP]``, where first and second are segments
+of the stream; the separator of a document that ends a segment is left to the sequence's own.
 RoBERTa (arXiv 1907.11692, section 4.2) defines the packings, ALBERT (1909.11942) sentence order.
 
 - full_sentences: sentences until the next does not fit, across documents;

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from data_pipeline.errors import BadShard
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order.block_walk import BlockWalk
-from data_pipeline.order.epoch import Stretch
+from data_pipeline.order.epoch import BlockSpan
 from data_pipeline.order.slots import BatchSizes, Slots
 from data_pipeline.packing import sequences as packing
 from data_pipeline.packing.sequences import PackingRules
@@ -66,7 +66,7 @@ class Sequences:
 class _OpenBlock:
     """A block of one epoch, its sequences in shuffled order: where they lie in `text`."""
 
-    stretch: Stretch
+    span: BlockSpan
     sample_ids: list[int]
     readable: list[bool]
     text: NDArray[np.integer]
@@ -74,7 +74,7 @@ class _OpenBlock:
     pool: OpenPool | None = None  # kept for the pool's other blocks
 
 
-NO_BLOCK = _OpenBlock(Stretch(0, 0, 0, 0), [], [], np.zeros(0, np.uint16), [])
+NO_BLOCK = _OpenBlock(BlockSpan(0, 0, 0, 0), [], [], np.zeros(0, np.uint16), [])
 
 
 class Lanes:
@@ -128,9 +128,9 @@ class Lanes:
             zip(epochs.tolist(), positions.tolist(), strict=True)
         ):
             order = self._walk.order(epoch)
-            stretch = order.stretch(position)
-            number = order.within_block(stretch)[position - stretch.first_position]
-            sample_ids[row] = self._first_sample + stretch.first_sample + number
+            span = order.span(position)
+            number = order.within_block(span)[position - span.first_position]
+            sample_ids[row] = self._first_sample + span.first_sample + number
         return epochs, sample_ids
 
     def _fill_single(self, out: Sequences, row: int, lane: _OpenBlock, number: int) -> None:
@@ -168,7 +168,7 @@ class Lanes:
         walk = BlockWalk(self.counts, self._seed, len(self._rows))
         for step in steps:
             moves = walk.moved(*self._slots.locate(step, self._rows))
-            entered = [self._needed(walk, epoch, stretch.block) for _, epoch, stretch in moves]
+            entered = [self._needed(walk, epoch, span.block) for _, epoch, span in moves]
             yield [block for needed in entered for block in needed]
 
     def _needed(self, walk: BlockWalk, epoch: int, block: int) -> list[int]:
@@ -181,13 +181,13 @@ class Lanes:
 
     def _move(self, epochs: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
         """Open the next block for every lane that has left its current one."""
-        for row, epoch, stretch in self._walk.moved(epochs, positions):
-            self._lanes[row] = self._open(epoch, stretch)
+        for row, epoch, span in self._walk.moved(epochs, positions):
+            self._lanes[row] = self._open(epoch, span)
 
-    def _open(self, epoch: int, stretch: Stretch) -> _OpenBlock:
-        key = (epoch, stretch.block)
+    def _open(self, epoch: int, span: BlockSpan) -> _OpenBlock:
+        key = (epoch, span.block)
         if key not in self._blocks:
-            self._blocks[key] = self._pack(stretch, epoch)
+            self._blocks[key] = self._pack(span, epoch)
             if len(self._blocks) > self._most_blocks:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(key)
@@ -199,22 +199,22 @@ class Lanes:
             self._bad_shards.add(shard)
             _log.warning("%s: what of it cannot be read is trained on without labels", error)
 
-    def _pack(self, stretch: Stretch, epoch: int) -> _OpenBlock:
-        shuffled = self._walk.order(epoch).within_block(stretch)
-        sample_ids = (self._first_sample + stretch.first_sample + shuffled).tolist()
+    def _pack(self, span: BlockSpan, epoch: int) -> _OpenBlock:
+        shuffled = self._walk.order(epoch).within_block(span)
+        sample_ids = (self._first_sample + span.first_sample + shuffled).tolist()
         if self._pools:
-            pool = self._pools.of(self._walk.order(self._copy(epoch)), stretch.block)
-            spans, readable = pool.of_block(stretch.block)
+            pool = self._pools.of(self._walk.order(self._copy(epoch)), span.block)
+            spans, readable = pool.of_block(span.block)
             columns, found = spans[:, shuffled].tolist(), readable[shuffled].tolist()
-            return _OpenBlock(stretch, sample_ids, found, pool.text, columns, pool)
-        unread = replace(NO_BLOCK, stretch=stretch, sample_ids=sample_ids)
-        block = self._read(stretch.block)
+            return _OpenBlock(span, sample_ids, found, pool.text, columns, pool)
+        unread = replace(NO_BLOCK, span=span, sample_ids=sample_ids)
+        block = self._read(span.block)
         if block is None:
-            return replace(unread, readable=[False] * stretch.count)
+            return replace(unread, readable=[False] * span.count)
         single = packing.single_spans(block, self._rules)
         return replace(
             unread,
-            readable=[True] * stretch.count,
+            readable=[True] * span.count,
             text=packing.stream(block, self.split.vocabulary.sep),
             spans=[column[shuffled].tolist() for column in (single.starts, single.lengths)],
         )

@@ -14,7 +14,7 @@ from data_pipeline.shards.blocks import Block
 BLOCKS_LOOKED_AT = 256
 
 
-def padding_share(split: CorpusSplit, rules: PackingRules) -> float:
+def padding_fraction(split: CorpusSplit, rules: PackingRules) -> float:
     """The share of an epoch's positions that is padding, from the index alone: no shard is read.
 
     Of a corpus of more than `BLOCKS_LOOKED_AT` blocks, that of about as many, evenly spread. Exact
@@ -34,7 +34,8 @@ def padding_shares(
 ) -> list[float]:
     """The padding share of each phase of a job, the corpora of a mixture by their rows."""
     return [
-        _mean_share(splits, config, length, kind) for length, kind in config.lengths_and_packings()
+        _mean_fraction(splits, config, length, kind)
+        for length, kind in config.lengths_and_packings()
     ]
 
 
@@ -51,18 +52,18 @@ def rows_for_tokens(
     are short, such as sentence_pair, or whose lengths change.
     """
     length, kind = config.length_and_packing_at(step)
-    per_sequence = length * (1.0 - _mean_share(splits, config, length, kind))
+    per_sequence = length * (1.0 - _mean_fraction(splits, config, length, kind))
     return max(1, round(tokens / per_sequence / multiple)) * multiple
 
 
-def _mean_share(
+def _mean_fraction(
     splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig, length: int, kind: str
 ) -> float:
     rules = PackingRules(kind, length, config.short_sequence_probability)
     if isinstance(splits, CorpusSplit):
-        return padding_share(splits, rules)
+        return padding_fraction(splits, rules)
     weights = {name: config.mixture[name].weight for name in splits}
-    padding = sum(weights[name] * padding_share(split, rules) for name, split in splits.items())
+    padding = sum(weights[name] * padding_fraction(split, rules) for name, split in splits.items())
     return padding / sum(weights.values())
 
 

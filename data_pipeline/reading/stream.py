@@ -30,7 +30,7 @@ class _Source:
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _Phase:
     """Steps of one sequence length, packing and batch size."""
 
     phase_start: int  # the step from which its lanes count
@@ -79,7 +79,7 @@ class BatchStream:
         self._phase_starts = [0, *(phase.from_step for phase in config.phases)]
         self._starts = sorted({*self._phase_starts, *self._sizes.starts})
         # All are opened once, so that what cannot be read is refused at once; one is kept.
-        opened = [self._stretch(start) for start in self._starts]
+        opened = [self._phase(start) for start in self._starts]
         self._at, self._open = 0, opened[0]
         self.samples_per_epoch = sum(one.lanes.counts.total for one in self._open.sources)
 
@@ -104,15 +104,15 @@ class BatchStream:
 
     def batch(self, step: int) -> Batch:
         """The rank's rows of global step `step` (from 0)."""
-        stretch = self._stretch_of(step)
-        length = stretch.rules.length
-        rows = Sequences.empty(stretch.rows, length, self.vocabulary)
-        for source in stretch.sources:
-            source.lanes.fill(step - stretch.phase_start, rows, source.at)
+        phase = self._phase_of(step)
+        length = phase.rules.length
+        rows = Sequences.empty(phase.rows, length, self.vocabulary)
+        for source in phase.sources:
+            source.lanes.fill(step - phase.phase_start, rows, source.at)
         masked = (
-            stretch.masker(rows.input_ids, rows.epochs, rows.sample_ids, step)
+            phase.masker(rows.input_ids, rows.epochs, rows.sample_ids, step)
             if self._masks
-            else stretch.masker.leave(rows.input_ids, step)
+            else phase.masker.leave(rows.input_ids, step)
         )
         return Batch(
             input_ids=masked.input_ids,
@@ -120,7 +120,7 @@ class BatchStream:
             attention_mask=(np.arange(length) < rows.lengths[:, None]).astype(np.int64),
             masked_positions=masked.positions,
             masked_labels=masked.labels,
-            pair_labels=rows.pair_labels if stretch.rules.is_pair else None,
+            pair_labels=rows.pair_labels if phase.rules.is_pair else None,
             sample_ids=rows.sample_ids,
             epochs=rows.epochs,
             to_mask=masked.to_mask,
@@ -129,10 +129,10 @@ class BatchStream:
 
     def samples(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(epochs [R], sample ids [R]) of the rank's rows of a step; reads no token data."""
-        stretch = self._stretch_of(step)
-        epochs, sample_ids = np.zeros((2, stretch.rows), np.int64)
-        for one in stretch.sources:
-            epochs[one.at], sample_ids[one.at] = one.lanes.samples(step - stretch.phase_start)
+        phase = self._phase_of(step)
+        epochs, sample_ids = np.zeros((2, phase.rows), np.int64)
+        for one in phase.sources:
+            epochs[one.at], sample_ids[one.at] = one.lanes.samples(step - phase.phase_start)
         return epochs, sample_ids
 
     def blocks_entered(self, step: int) -> Iterator[list[tuple[CorpusSplit, int]]]:
@@ -143,26 +143,26 @@ class BatchStream:
         for first, following in itertools.pairwise([*self._starts, None]):
             if following is not None and following <= step:
                 continue
-            stretch = self._stretch(first or 0)
+            phase = self._phase(first or 0)
             begin, end = max(step, first or 0), following
             steps = itertools.count(begin) if end is None else range(begin, end)
-            yield from _entered(stretch, steps)
+            yield from _entered(phase, steps)
 
-    def _stretch_of(self, step: int) -> _Stretch:
+    def _phase_of(self, step: int) -> _Phase:
         start = self._starts[bisect_right(self._starts, step) - 1]
         if start != self._at:
-            self._at, self._open = start, self._stretch(start)
+            self._at, self._open = start, self._phase(start)
         return self._open
 
-    def _stretch(self, start: int) -> _Stretch:
-        """The stretch that begins at a step."""
+    def _phase(self, start: int) -> _Phase:
+        """The phase that begins at a step."""
         number = bisect_right(self._phase_starts, start) - 1
         length, kind = self.config.length_and_packing_at(start)
         rules = PackingRules(kind, length, self.config.short_sequence_probability)
         following = [*self._phase_starts[number + 1 :], None][0]
         phase_start = self._phase_starts[number]
         sizes = self._sizes.between(phase_start, following)
-        return _Stretch(
+        return _Phase(
             phase_start,
             rules,
             self._sources(rules, sizes, start - phase_start),
@@ -206,15 +206,15 @@ class BatchStream:
         )
 
 
-def _entered(stretch: _Stretch, steps: Iterable[int]) -> Iterator[list[tuple[CorpusSplit, int]]]:
-    counts = itertools.tee((step - stretch.phase_start for step in steps), len(stretch.sources))
+def _entered(phase: _Phase, steps: Iterable[int]) -> Iterator[list[tuple[CorpusSplit, int]]]:
+    counts = itertools.tee((step - phase.phase_start for step in steps), len(phase.sources))
     walks = [
-        one.lanes.blocks_entered(mine) for one, mine in zip(stretch.sources, counts, strict=True)
+        one.lanes.blocks_entered(mine) for one, mine in zip(phase.sources, counts, strict=True)
     ]
     for entered in zip(*walks, strict=True):
         yield [
             (source.lanes.split, block)
-            for source, blocks in zip(stretch.sources, entered, strict=True)
+            for source, blocks in zip(phase.sources, entered, strict=True)
             for block in blocks
         ]
 

@@ -55,7 +55,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class FileSpan:
     """A file, or the part of a plain one between two document starts."""
 
     path: str
@@ -68,10 +68,10 @@ class Stretch:
 class RawChunk:
     """A run of whole documents of one file."""
 
-    stretch: Stretch
+    span: FileSpan
     offset: int  # of `data` in the uncompressed file
     data: bytes | list[str]  # lists come from Parquet
-    consumed: int  # bytes of the file on disk that have been read so far in this stretch
+    consumed: int  # bytes of the file on disk that have been read so far in this span
 
 
 @dataclass(frozen=True)
@@ -119,35 +119,35 @@ def find_files(inputs: Sequence[str]) -> list[str]:
     return found
 
 
-def slice_of(inputs: Sequence[str], reading: Reading, task: int, tasks: int) -> list[Stretch]:
+def slice_of(inputs: Sequence[str], reading: Reading, task: int, tasks: int) -> list[FileSpan]:
     """The share of the input of task number `task` (from 0) of `tasks`, contiguous and by size.
 
     Plain text and JSON lines are cut at the next document start, other files belong to one task.
     """
-    whole = [Stretch(path, _suffixes(path)[1]) for path in find_files(inputs)]
+    whole = [FileSpan(path, _suffixes(path)[1]) for path in find_files(inputs)]
     if tasks == 1:
         return whole
-    if any(stretch.path == STDIN for stretch in whole):
+    if any(span.path == STDIN for span in whole):
         raise DataError("--task: standard input cannot be shared out among tasks")
-    sizes = [os.path.getsize(stretch.path) for stretch in whole]
+    sizes = [os.path.getsize(span.path) for span in whole]
     ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
     first, last = (_cut(whole, ends, reading, at, tasks) for at in (task, task + 1))
     share = []
-    for number, stretch in enumerate(whole):
+    for number, span in enumerate(whole):
         start = first[1] if number == first[0] else 0
         end = last[1] if number == last[0] else None
         if first[0] <= number <= last[0] and end != start:
-            share.append(Stretch(stretch.path, stretch.kind, start, end))
+            share.append(FileSpan(span.path, span.kind, start, end))
     return share
 
 
-def raw_chunks(share: Sequence[Stretch], reading: Reading) -> Iterator[RawChunk]:
-    """The documents of the given stretches in chunks of about `CHUNK_BYTES`."""
-    for stretch in share:
-        if stretch.kind == PARQUET:
-            yield from _parquet_chunks(stretch, reading)
+def raw_chunks(share: Sequence[FileSpan], reading: Reading) -> Iterator[RawChunk]:
+    """The documents of the given spans in chunks of about `CHUNK_BYTES`."""
+    for span in share:
+        if span.kind == PARQUET:
+            yield from _parquet_chunks(span, reading)
         else:
-            yield from _byte_chunks(stretch, reading)
+            yield from _byte_chunks(span, reading)
 
 
 def parse(chunk: RawChunk, reading: Reading) -> Parsed:
@@ -158,7 +158,7 @@ def parse(chunk: RawChunk, reading: Reading) -> Parsed:
             _add(parsed, chunk, chunk.offset + row, text)
         return parsed
     at = 0
-    for match in [*reading.boundary(chunk.stretch.kind).finditer(chunk.data), None]:
+    for match in [*reading.boundary(chunk.span.kind).finditer(chunk.data), None]:
         part = chunk.data[at : match.start()] if match else chunk.data[at:]
         if match or part.strip():
             _parse_part(parsed, chunk, at, part, reading)
@@ -209,17 +209,17 @@ def _parse_part(parsed: Parsed, chunk: RawChunk, at: int, part: bytes, reading: 
         text = part.decode("utf-8-sig" if position == 0 else "utf-8")
     except UnicodeDecodeError as error:
         bad = position + error.start
-        parsed.problems.append(Problem(chunk.stretch.path, bad, "not valid UTF-8"))
+        parsed.problems.append(Problem(chunk.span.path, bad, "not valid UTF-8"))
         return
     if not text.strip() and reading.separator is None:
         return  # blank lines are no documents
-    if chunk.stretch.kind == JSONL:
+    if chunk.span.kind == JSONL:
         try:
             text = json.loads(text)[reading.field]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             missing = isinstance(error, (KeyError, TypeError))
             reason = f"no field {reading.field!r}" if missing else "not valid JSON"
-            parsed.problems.append(Problem(chunk.stretch.path, position, reason))
+            parsed.problems.append(Problem(chunk.span.path, position, reason))
             return
         if isinstance(text, str):
             # Lone surrogates come out of JSON escapes and cannot be encoded again.
@@ -229,9 +229,9 @@ def _parse_part(parsed: Parsed, chunk: RawChunk, at: int, part: bytes, reading: 
 
 def _add(parsed: Parsed, chunk: RawChunk, position: int, text: object) -> None:
     if not isinstance(text, str):
-        parsed.problems.append(Problem(chunk.stretch.path, position, "the text is not a string"))
+        parsed.problems.append(Problem(chunk.span.path, position, "the text is not a string"))
     elif not (stripped := text.replace("\r\n", "\n").strip()):
-        parsed.problems.append(Problem(chunk.stretch.path, position, "empty document"))
+        parsed.problems.append(Problem(chunk.span.path, position, "empty document"))
     else:
         parsed.documents.append(stripped)
         parsed.positions.append(position)
@@ -246,36 +246,36 @@ def _suffixes(path: str) -> tuple[str, str]:
     return suffix, KINDS.get(suffix, TEXT)
 
 
-def _byte_chunks(stretch: Stretch, reading: Reading) -> Iterator[RawChunk]:
-    boundary = reading.boundary(stretch.kind)
-    offset = stretch.start
+def _byte_chunks(span: FileSpan, reading: Reading) -> Iterator[RawChunk]:
+    boundary = reading.boundary(span.kind)
+    offset = span.start
     pending, searched = bytearray(), 0  # what has no boundary up to `searched`
-    with open_text(stretch.path) as file:
-        if stretch.start:
-            file.seek(stretch.start)
-        while data := _read(file, stretch, offset + len(pending)):
+    with open_text(span.path) as file:
+        if span.start:
+            file.seek(span.start)
+        while data := _read(file, span, offset + len(pending)):
             pending += data
             cut = _last_boundary(boundary, pending, max(0, searched - LONGEST_BOUNDARY))
             searched = len(pending) - cut
             if cut:
-                consumed = offset + len(pending) - stretch.start
-                yield RawChunk(stretch, offset, bytes(pending[:cut]), consumed)
+                consumed = offset + len(pending) - span.start
+                yield RawChunk(span, offset, bytes(pending[:cut]), consumed)
                 offset += cut
                 del pending[:cut]
     if pending:
-        yield RawChunk(stretch, offset, bytes(pending), offset + len(pending) - stretch.start)
+        yield RawChunk(span, offset, bytes(pending), offset + len(pending) - span.start)
 
 
-def _read(file: BinaryIO, stretch: Stretch, position: int) -> bytes:
-    size = CHUNK_BYTES if stretch.end is None else min(CHUNK_BYTES, stretch.end - position)
+def _read(file: BinaryIO, span: FileSpan, position: int) -> bytes:
+    size = CHUNK_BYTES if span.end is None else min(CHUNK_BYTES, span.end - position)
     try:
         return file.read(size)
     except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
-        raise DataError(f"{stretch.path}: cannot be decompressed: {error}") from None
+        raise DataError(f"{span.path}: cannot be decompressed: {error}") from None
     except Exception as error:  # zstandard has an exception of its own, derived from Exception
         if type(error).__name__ != "ZstdError":
             raise
-        raise DataError(f"{stretch.path}: cannot be decompressed: {error}") from None
+        raise DataError(f"{span.path}: cannot be decompressed: {error}") from None
 
 
 def _last_boundary(boundary: re.Pattern[bytes], data: bytearray, first: int) -> int:
@@ -291,28 +291,28 @@ def _last_boundary(boundary: re.Pattern[bytes], data: bytearray, first: int) -> 
     return cut
 
 
-def _parquet_chunks(stretch: Stretch, reading: Reading) -> Iterator[RawChunk]:
+def _parquet_chunks(span: FileSpan, reading: Reading) -> Iterator[RawChunk]:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise DataError(f"{stretch.path}: reading Parquet needs `pip install pyarrow`") from None
+        raise DataError(f"{span.path}: reading Parquet needs `pip install pyarrow`") from None
     try:
-        file = pyarrow.parquet.ParquetFile(stretch.path)
+        file = pyarrow.parquet.ParquetFile(span.path)
         if reading.field not in file.schema_arrow.names:
-            raise DataError(f"{stretch.path}: has no column {reading.field!r}")
-        row, size = 0, os.path.getsize(stretch.path)
+            raise DataError(f"{span.path}: has no column {reading.field!r}")
+        row, size = 0, os.path.getsize(span.path)
         for batch in file.iter_batches(batch_size=512, columns=[reading.field]):
             texts = batch.column(0).to_pylist()
             done = size * (row + len(texts)) // max(1, file.metadata.num_rows)
-            yield RawChunk(stretch, row, texts, done)
+            yield RawChunk(span, row, texts, done)
             row += len(texts)
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{stretch.path}: not a readable Parquet file: {error}") from None
+        raise DataError(f"{span.path}: not a readable Parquet file: {error}") from None
 
 
 def _cut(
-    whole: Sequence[Stretch], ends: list[int], reading: Reading, task: int, tasks: int
+    whole: Sequence[FileSpan], ends: list[int], reading: Reading, task: int, tasks: int
 ) -> tuple[int, int]:
     """Where the share of a task begins: (file number, byte)."""
     total = ends[-1]
@@ -322,26 +322,26 @@ def _cut(
     if target == total:  # behind the last task, or there is nothing
         return len(whole), 0
     number = bisect.bisect_right(ends, target)
-    stretch = whole[number]
-    start = ends[number] - os.path.getsize(stretch.path)
+    span = whole[number]
+    start = ends[number] - os.path.getsize(span.path)
     if target == start:
         return number, 0
-    if stretch.kind == PARQUET or not is_plain(stretch.path):
+    if span.kind == PARQUET or not is_plain(span.path):
         return number + 1, 0
-    at = _document_start(stretch, reading, target - start)
+    at = _document_start(span, reading, target - start)
     return (number + 1, 0) if at is None else (number, at)
 
 
-def _document_start(stretch: Stretch, reading: Reading, position: int) -> int | None:
+def _document_start(span: FileSpan, reading: Reading, position: int) -> int | None:
     """The first document start behind `position`, the same for whoever asks."""
-    pattern = reading.boundary(stretch.kind)
-    if stretch.kind == TEXT and reading.separator is None:
+    pattern = reading.boundary(span.kind)
+    if span.kind == TEXT and reading.separator is None:
         # From the middle of blank lines, only the next ones are sure to be seen whole.
         pattern = re.compile(rb"[^ \t\r\n][ \t\r]*" + BLANK_LINES)
-    elif stretch.kind == TEXT:
+    elif span.kind == TEXT:
         separator = re.escape((reading.separator or "").encode())
         pattern = re.compile(rb"\n" + separator + rb"[ \t\r]*\n")
-    with open(stretch.path, "rb") as file:
+    with open(span.path, "rb") as file:
         file.seek(position)
         data, searched = bytearray(), 0
         while more := file.read(CHUNK_BYTES):

@@ -6,7 +6,7 @@ Sources, in this order: the Python reference (``pydoc_data.topics``), docstrings
 library, docstrings of the installed packages that this project depends on, and documents under
 ``/usr/share/doc`` (which a minimal container leaves empty). Markup is taken out, and of what is
 left only paragraphs that read like English sentences are kept, each once: code, tables, change
-logs, licences and boilerplate that differs only in names fall away. The same machine gives the
+logs, licenses and boilerplate that differs only in names fall away. The same machine gives the
 same file every time.
 """
 

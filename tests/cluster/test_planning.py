@@ -171,7 +171,7 @@ def test_a_device_is_known_by_the_name_torch_gives_it():
 
 def test_the_command_plans_a_job_and_names_what_is_wrong():
     keys = ["batch.size=64", "steps=1000", "batch.growth=[{step: 900, size: 128}]"]
-    budgets = ["students.tinybert.stop.steps=100", "students.distilbert.start.step=850"]
+    budgets = ["students.tinybert.budget.steps=100", "students.distilbert.start.step=850"]
     done = tandem("plan", "demo", "--nodes", 2, *keys, *budgets, "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)

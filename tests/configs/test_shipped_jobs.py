@@ -61,7 +61,7 @@ def arguments(name: str, corpus: Path, folder: Path) -> list[str]:
         *(c for key, one in job.students.items() for c in changes(f"students.{key}", one.model)),
     ]
     return [
-        *("train", name, *sizes, f"runs={folder}", "steps=2", f"data.path={corpus}"),
+        *("train", name, *sizes, f"output_dir={folder}", "steps=2", f"data.path={corpus}"),
         *(f"data.sequence_length={LENGTH}", "data.phases=[]", "log={every: 1, wandb: disabled}"),
         *(f"batch={BATCH}", "evaluation={every: 2, sequences: 4}"),
         *(f"students.{key}.start={AT_ONCE}" for key in job.students),

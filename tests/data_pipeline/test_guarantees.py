@@ -109,9 +109,9 @@ def test_batches_represent_the_corpus_like_a_full_shuffle_s() -> None:
             )
             places = []
             for position in positions.tolist():
-                stretch = order.stretch(position)
-                within = order.within_block(stretch)[position - stretch.first_position]
-                places.append((stretch.first_sample + within) / counts.total)
+                span = order.span(position)
+                within = order.within_block(span)[position - span.first_position]
+                places.append((span.first_sample + within) / counts.total)
             means.append(np.mean(places))
     variance = np.mean((np.array(means) - 0.5) ** 2) * 12 * rows
     assert variance < 1.6

@@ -211,7 +211,7 @@ on_a_gpu = [
 @given(seed=st.integers(0, 2**63), epoch=st.integers(0, 2**40), kind=st.sampled_from([0, 2, 4, 5]))
 @settings(max_examples=30, deadline=None)
 def test_torch_makes_the_same_token_masks(device: str, seed: int, epoch: int, kind: int) -> None:
-    options = KINDS[kind] if kind in (0, 4, 5) else {"rate": 0.4, "random_share": 0.15}
+    options = KINDS[kind] if kind in (0, 4, 5) else {"rate": 0.4, "random_fraction": 0.15}
     ids = sequences(9, 50, seed % 100)
     samples = (np.arange(9) << 48) + seed % 2**40
     epochs = np.full(9, epoch)
@@ -233,7 +233,7 @@ def test_configs_that_cannot_be() -> None:
         ({"unit": "letter"}, "unit"),
         ({"final_rate": 0.1}, "final_rate_step"),
         ({"smoothing": 0.7, "unit": "word"}, "smoothing"),
-        ({"mask_share": 0.95}, "random_share"),
+        ({"mask_fraction": 0.95}, "random_fraction"),
         ({"copies": -1}, "copies"),
     ):
         with pytest.raises(ValueError, match=f"^{key}: "):

@@ -34,9 +34,9 @@ def samples_of_step(counts, seed, batch_size, step, rows) -> list[tuple[int, int
     found = []
     for epoch, position in zip(epochs.tolist(), positions.tolist(), strict=True):
         order = orders[epoch]
-        stretch = order.stretch(position)
-        within = order.within_block(stretch)[position - stretch.first_position]
-        found.append((epoch, stretch.first_sample + int(within)))
+        span = order.span(position)
+        within = order.within_block(span)[position - span.first_position]
+        found.append((epoch, span.first_sample + int(within)))
     return found
 
 
@@ -78,7 +78,7 @@ def test_a_lane_reads_its_blocks_one_after_the_other() -> None:
         blocks = []
         for step in range(counts.total // 4):
             _, positions = Slots(BatchSizes.constant(4), counts.total).locate(step, np.array([row]))
-            blocks.append(EpochOrder(counts, 5, 0).stretch(int(positions[0])).block)
+            blocks.append(EpochOrder(counts, 5, 0).span(int(positions[0])).block)
         changes = sum(a != b for a, b in itertools.pairwise(blocks))
         assert changes == len(set(blocks)) - 1 <= 8
 
@@ -110,7 +110,7 @@ before = memory()
 start = time.perf_counter()
 epochs, positions = Slots(BatchSizes.constant(256), counts.total).locate(1_000_000, np.arange(256))
 order = EpochOrder(counts, 7, int(epochs[0]))
-stretches = [order.stretch(int(position)) for position in positions]
+spans = [order.span(int(position)) for position in positions]
 print(time.perf_counter() - start, memory() - before)
 """
 

@@ -15,7 +15,7 @@ from data_pipeline import (
     MaskingConfig,
     PhaseConfig,
     SourceConfig,
-    padding_share,
+    padding_fraction,
 )
 from data_pipeline.building.merging import documents
 from data_pipeline.config import PACKINGS
@@ -186,7 +186,7 @@ def test_counts_need_no_tokens(corpus: Corpus, packing: str) -> None:
             assert len(single_spans(block, rules).starts) == count(block, rules)
 
 
-def test_padding_share() -> None:
+def test_padding_fraction() -> None:
     """Sentences of English-like lengths: at most 5% for full_sentences at 512, 0.1% contiguous."""
     draw = np.random.default_rng(0)
     sentences = np.clip(draw.gamma(3.0, 8.5, 20_000), 2, 200).astype(np.uint16)
@@ -207,7 +207,7 @@ def test_padding_share_is_that_of_an_epoch(corpus: Corpus, packing: str, short: 
     expected = np.mean(np.array(ids) == corpus.vocabulary.pad)
     # Exchanged segments are cut alike, in each epoch others; in blocks as small as these by much.
     tolerance = 0.03 if rules.is_pair else 1e-12
-    assert padding_share(corpus.split("train"), rules) == pytest.approx(expected, abs=tolerance)
+    assert padding_fraction(corpus.split("train"), rules) == pytest.approx(expected, abs=tolerance)
 
 
 def test_padding_share_reads_no_shard_and_not_every_block(
@@ -217,11 +217,11 @@ def test_padding_share_reads_no_shard_and_not_every_block(
     split = corpus.split("train")
     for shard in split.folder.glob("*.tar"):
         shard.unlink()
-    of_all = padding_share(split, rules)
+    of_all = padding_fraction(split, rules)
     monkeypatch.setattr(
         "data_pipeline.reading.padding.BLOCKS_LOOKED_AT", len(split.index.blocks) // 3
     )
-    of_some = padding_share(split, rules)
+    of_some = padding_fraction(split, rules)
     assert of_some != of_all
     assert of_some == pytest.approx(of_all, abs=0.03)
 
@@ -237,11 +237,12 @@ def test_padding_of_phases_and_mixtures(corpus: Corpus, make_corpus: Callable[..
     )
     rules = [PackingRules("full_sentences", 32), PackingRules("doc_sentences", 64)]
     expected = [
-        (3 * padding_share(splits["a"], one) + padding_share(splits["b"], one)) / 4 for one in rules
+        (3 * padding_fraction(splits["a"], one) + padding_fraction(splits["b"], one)) / 4
+        for one in rules
     ]
     assert padding_shares(splits, config) == pytest.approx(expected)
     alone = padding_shares(splits["a"], DataConfig(path="x", sequence_length=32))
-    assert alone == [padding_share(splits["a"], rules[0])]
+    assert alone == [padding_fraction(splits["a"], rules[0])]
 
 
 def test_phases_change_length_and_packing(corpus: Corpus) -> None:

@@ -17,7 +17,7 @@ LAUNCH = "import sys; from cluster.local import launch; sys.exit(launch(sys.argv
 
 
 def arguments(corpus: Path, runs: Path, *more: str) -> list[str]:
-    return ["train", str(TINY_JOB), f"data.path={corpus}", f"runs={runs}", *more]
+    return ["train", str(TINY_JOB), f"data.path={corpus}", f"output_dir={runs}", *more]
 
 
 def start(corpus: Path, runs: Path, *more: str) -> subprocess.Popen[str]:

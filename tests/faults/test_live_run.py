@@ -118,7 +118,7 @@ def test_a_fork_goes_on_from_its_step_as_another_run(stopped, corpus):
     changes = [
         "students.tinybert.model.hidden_size=8",
         "students.tinybert.model.heads=2",
-        "students.tinybert.objective.attention=null",
+        "students.tinybert.objective.attention_mse=null",
         "seed=5",
     ]
     name = ["--step", step, "--name", "branch"]

@@ -38,7 +38,7 @@ def test_a_flipped_bit_is_found_before_the_next_checkpoint(corpus, tmp_path):
 def test_a_rank_that_hangs_ends_the_job_with_every_stack_in_the_logs(
     kind, rank, others_wait_in, corpus, tmp_path
 ):
-    process = start_sabotaged(f"{kind}@{rank}", corpus, tmp_path, "watch.hang_seconds=15")
+    process = start_sabotaged(f"{kind}@{rank}", corpus, tmp_path, "watch.hang_timeout_s=15")
     code, errors = end(process)
     assert code > 1
     assert "was ended by SIGALRM" in errors

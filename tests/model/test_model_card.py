@@ -12,10 +12,10 @@ TRAINING = model.Training(
     data="prose, 1.2M tokens",
     steps=1800,
     tokens=14_745_600,
-    objectives={"mlm": "weight 2.0", "soft": "weight 5.0, temperature 2.0"},
+    objectives={"mlm": "weight 2.0", "soft_kl": "weight 5.0, temperature 2.0"},
     metrics={"masked-LM loss": 4.3219, "accuracy": 0.213},
     teacher="demo_teacher, in the same job",
-    licence="apache-2.0",
+    license="apache-2.0",
     revision="abc1234",
 )
 

@@ -27,7 +27,7 @@ class Submitted:
         self.slurm = slurm
         self.run = slurm.root / "runs" / name
         values = {"steps": 30, "seconds": 0.02, "save_every": 1000, **config}
-        text = json.dumps({"runs": str(slurm.root / "runs"), "name": name, **values})
+        text = json.dumps({"output_dir": str(slurm.root / "runs"), "name": name, **values})
         defaults = {"nodes": "2", "ranks_per_node": 2, "preflight": False, "min_free_gb": 0.01}
         chosen = ClusterConfig(**(defaults | (cluster or {})))
         job = plan_job(name, self.run, chosen, seeds, chained=length > 1)

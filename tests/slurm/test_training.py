@@ -91,7 +91,7 @@ def test_a_stop_is_final(slurm: RealSlurm, corpus: Path) -> None:
     site = dataclasses.replace(SITE, nodes="1")
     training = Training(slurm, corpus, "stopped", site, steps=100_000)
     training.reach(13)
-    second = tandem("train", training.run / "config.yaml", f"runs={training.run.parent}")
+    second = tandem("train", training.run / "config.yaml", f"output_dir={training.run.parent}")
     assert second.returncode == 1
     assert f"this run is at work already (SLURM job {training.id}, process " in second.stderr
     answer = CliRunner().invoke(main, ["stop", str(training.run)])
@@ -173,7 +173,7 @@ def test_an_array_of_seeds_and_a_chain(
     site = ["--nodes", "1", "--preflight", "false", "--min-free-gb", "0.1", "--time", "0:30:00"]
 
     def submit_by_hand(name: str, *more: str) -> Path:
-        job = [str(TINY_JOB), f"data.path={corpus}", "runs=runs", f"name={name}", "steps=40"]
+        job = [str(TINY_JOB), f"data.path={corpus}", "output_dir=runs", f"name={name}", "steps=40"]
         answer = CliRunner().invoke(main, ["submit", *job, *site, *more])
         assert answer.exit_code == 0, answer.output
         return slurm.root / "runs" / name

@@ -13,12 +13,12 @@ import configs
 from tests.conftest import TINY_JOB
 from trainer.checkpoint import Owner
 from trainer.config import JobConfig
-from trainer.control.run_context import Surroundings
+from trainer.control.run_context import RunContext
 from trainer.evaluation import final_scores as evaluation
 from trainer.job import Job
 from trainer.learner_config import LearnerConfig
-from trainer.lifecycle.finalize import conclude
-from trainer.lifecycle.start import begin
+from trainer.lifecycle.finalize import finalize
+from trainer.lifecycle.start import start_run
 from trainer.loop import Outcome, train
 from trainer.measure.startup import Startup
 from trainer.run_folder import metrics
@@ -30,7 +30,7 @@ from trainer.watch.rank_zero import let_rank_0_work
 
 def tiny_job(corpus: Path, runs: Path, *overrides: str) -> JobConfig:
     """The tiny job on this corpus, with ``key=value`` changes."""
-    places = [f"data.path={corpus}", f"runs={runs}"]
+    places = [f"data.path={corpus}", f"output_dir={runs}"]
     return configs.load(str(TINY_JOB), JobConfig, "job", [*places, *overrides])
 
 
@@ -41,12 +41,12 @@ def with_students(config: JobConfig, **students: LearnerConfig) -> JobConfig:
 
 def run(config: JobConfig, stop_after: int | None = None) -> RunFolder:
     """Train, or go on, to the end or to a stop after a step, saved. Collective."""
-    attempt = on_rank_0(lambda: begin(config, Owner.here())).attempt
+    attempt = on_rank_0(lambda: start_run(config, Owner.here())).attempt
 
     def stop_requested() -> bool:
         return job.state.step + 1 == stop_after
 
-    around = Surroundings.of(config, attempt, dist.get_rank(), stop_requested, Startup())
+    around = RunContext.of(config, attempt, dist.get_rank(), stop_requested, Startup())
     with Job(config, torch.device("cpu"), around) as job:
         outcome = train(job)
     assert outcome is (Outcome.STOPPED if stop_after else Outcome.FINISHED)
@@ -58,16 +58,16 @@ class CountingWatch(HangWatch):
 
     beats = 0
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         self.beats += 1
-        super().beat()
+        super().heartbeat()
 
 
 def finish(folder: RunFolder) -> int:
     """Scores, exports and report, on rank 0; how often this rank's watch beat. Collective."""
     evaluation.SPEED_SECONDS = 0.0
     watch = CountingWatch(folder.rank_log(dist.get_rank()), seconds=600.0)
-    let_rank_0_work(partial(conclude, folder), watch)
+    let_rank_0_work(partial(finalize, folder), watch)
     return watch.beats
 
 

@@ -56,26 +56,26 @@ def cut(file: Path) -> None:
 
 def test_what_is_missing_is_made_and_nothing_else(ended, scored):
     whole = ended.report.read_text()
-    assert conclusion.conclude(ended) == json.loads(ended.evaluation.read_text())
+    assert conclusion.finalize(ended) == json.loads(ended.evaluation.read_text())
     assert scored == []
     ended.report.write_text("of a live run")
     os.utime(ended.report, ns=(0, ended.evaluation.stat().st_mtime_ns - 1))
-    conclusion.conclude(ended)
+    conclusion.finalize(ended)
     assert (ended.report.read_text(), scored) == (whole, [])
     for lost in (ended.export("students/tinybert"), ended.export("teacher") / "model.safetensors"):
         shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
-    conclusion.conclude(ended)
+    conclusion.finalize(ended)
     assert scored == ["teacher", "students/tinybert"]
     assert all(map(ended.has_export, LEARNERS))
     scored.clear()
     cut(ended.evaluation)
-    assert list(conclusion.conclude(ended)["learners"]) == list(LEARNERS)
+    assert list(conclusion.finalize(ended)["learners"]) == list(LEARNERS)
     assert scored == ["scores", *LEARNERS]
 
 
 def test_a_run_that_was_killed_before_its_report_gets_it(ended, corpus):
     ended.report.unlink()
-    job = ["train", str(TINY_JOB), f"data.path={corpus}", f"runs={ended.path.parent}"]
+    job = ["train", str(TINY_JOB), f"data.path={corpus}", f"output_dir={ended.path.parent}"]
     done = CliRunner().invoke(tandem.main, job)
     assert done.exit_code == 0, done.output
     assert f"{ended.path} is finished" in done.output

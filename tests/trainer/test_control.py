@@ -1,4 +1,4 @@
-"""Requests and the pulse, as one rank sees them, without a job."""
+"""Requests and the heartbeat, as one rank sees them, without a job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainer.checkpoint import Attempt, StaleAttempt
-from trainer.control import heartbeat as pulse
+from trainer.control import heartbeat as heartbeat
 from trainer.control import requests
 from trainer.control.requests import CHECKPOINT, RequestBox, answer_to, ask
 from trainer.watch.first_failure import FirstFailure
@@ -56,9 +56,9 @@ def test_a_disk_that_is_away_for_a_moment_asks_for_nothing(tmp_path, monkeypatch
 
 def test_the_heart_goes_on_after_the_disk_was_away(tmp_path, monkeypatch):
     """It notices afterwards that it was replaced."""
-    monkeypatch.setattr(pulse, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.01)
     attempt = Attempt.begin(tmp_path)
-    with pulse.Pulse(attempt, 0, FirstFailure(attempt, 0)) as heart:
+    with heartbeat.Heartbeat(attempt, 0, FirstFailure(attempt, 0)) as heart:
         with monkeypatch.context() as patch:
             patch.setattr(Attempt, "check", away)
             time.sleep(0.1)

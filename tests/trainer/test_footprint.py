@@ -19,7 +19,7 @@ from trainer.footprint.footprint import LiveBytes
 from trainer.learner_config import LearnerConfig
 from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import Cosine, Hidden, MaskedLanguageModelling, SoftTargets
+from trainer.objectives.terms import Cosine, HiddenMSE, MaskedLanguageModelling, SoftKL
 from trainer.step import train_step
 
 RANKS, LENGTH, VOCABULARY, MASKED = 2, 64, 2000, 9
@@ -38,8 +38,8 @@ def job(stages: tuple[int, int, int] = (0, 0, 0), micro_batch: int = 16, passes:
         return EncoderConfig(**{**sizes, "vocab_size": VOCABULARY, "max_positions": 64, **changes})
 
     mlm = MaskedLanguageModelling()
-    half = ObjectiveConfig(mlm=mlm, soft=SoftTargets(), cosine=Cosine())
-    narrow = ObjectiveConfig(mlm=mlm, hidden=Hidden())
+    half = ObjectiveConfig(mlm=mlm, soft_kl=SoftKL(), cosine=Cosine())
+    narrow = ObjectiveConfig(mlm=mlm, hidden_mse=HiddenMSE())
     return JobConfig(
         name="job",
         steps=10,

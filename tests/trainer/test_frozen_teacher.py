@@ -104,7 +104,7 @@ def test_another_model_than_the_folder_has_is_named(runs, corpus, tmp_path):
     from tests.test_errors import one_line
 
     teacher = runs / "teacher" / "exports" / "teacher"
-    places = [f"data.path={corpus}", f"runs={tmp_path}", f"teacher.init.pretrained={teacher}"]
+    places = [f"data.path={corpus}", f"output_dir={tmp_path}", f"teacher.init.pretrained={teacher}"]
     failed = tandem("train", TINY_JOB, *places, *FROZEN, "teacher.model.norm_eps=1e-9")
     assert failed.returncode == 1
     assert "teacher.model.norm_eps: is 1e-09, but" in one_line(failed.stderr)

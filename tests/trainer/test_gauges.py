@@ -18,7 +18,7 @@ from model import describe
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.config import JobConfig, LogConfig
-from trainer.control.wishes import NO_WISHES
+from trainer.control.requested import NO_REQUESTS
 from trainer.errors import TrainingError
 from trainer.learners import learner
 from trainer.learners.memory_errors import named_for
@@ -104,7 +104,7 @@ def test_a_slow_rank_is_printed_and_logged_once(tmp_path, capfd, caplog):
     with Recorder(
         config, RunFolder(tmp_path), JobState("id"), Gauges(), b"", speaks=True
     ) as recorder:
-        result = StepResult({}, {}, 8, 8, 0, NO_WISHES, 0.0)
+        result = StepResult({}, {}, 8, 8, 0, NO_REQUESTS, 0.0)
         recorder.step(JobState("id", step=1), result, [], [], 0.0)
     logging.getLogger().removeHandler(terminal)
     printed = capfd.readouterr()

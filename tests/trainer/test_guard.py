@@ -1,4 +1,4 @@
-"""Bad losses: sat out by one learner, on all ranks, and of no consequence to the others."""
+"""Bad losses: skipped by one learner, on all ranks, and of no consequence to the others."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, run, tiny_job, with_students
 from trainer.checkpoint import Checkpoint, CheckpointError, published, writer
 from trainer.errors import TrainingError
-from trainer.learner_config import StopConfig
+from trainer.learner_config import BudgetConfig
 from trainer.learners.learner import Learner
 from trainer.run_folder.folder import RunFolder
 from trainer.schedules.learning_rate import ScheduleConfig
 from trainer.watch.guard import GRADIENT, LOSS, SPIKE, Guard, GuardConfig
 
-WAVES = GuardConfig(sigmas=3.0, window=4, tolerate=2)
+WAVES = GuardConfig(sigmas=3.0, window=4, max_consecutive_skips=2)
 
 
 def test_a_spike_stands_out_from_the_losses_that_were_learnt_from():
@@ -53,7 +53,7 @@ def test_runs_of_bad_steps_are_counted_by_reason():
     assert (guard.in_a_row, guard.skipped) == (0, {SPIKE: 2, GRADIENT: 1})
 
 
-@pytest.mark.parametrize("wrong", [{"sigmas": 0}, {"window": 1}, {"tolerate": -1}])
+@pytest.mark.parametrize("wrong", [{"sigmas": 0}, {"window": 1}, {"max_consecutive_skips": -1}])
 def test_limits_without_meaning_are_refused(wrong):
     with pytest.raises(ValueError, match=f"^{next(iter(wrong))}: must"):
         GuardConfig(**wrong)
@@ -94,7 +94,7 @@ def jobs(corpus, runs):
     run(tiny_job(corpus, runs, "name=leap", "students=null", leap, "teacher.guard.window=3"))
     plain = {"schedule": ScheduleConfig("linear"), "guard": WAVES}
     student = dataclasses.replace(job.students["tinybert"], **plain)
-    brief = dataclasses.replace(student, stop=StopConfig(steps=6))
+    brief = dataclasses.replace(student, budget=BudgetConfig(steps=6))
     job = with_students(job, tinybert=student, brief=brief)
     repair = full_disk(6)
     run(job)
@@ -133,7 +133,7 @@ def test_the_one_that_is_hit_sits_out_and_nobody_else_notices(launched):
 
 
 def test_one_that_is_done_waits_as_it_is_for_a_checkpoint(launched):
-    """No longer than another sits out, or until a save succeeds: that one failed ends nothing."""
+    """No longer than another skips, or until a save succeeds: that one failed ends nothing."""
     quiet, hit = (RunFolder(launched[0] / name) for name in ("quiet", "hit"))
     assert curve(hit, "brief") == curve(quiet, "brief")
     assert max(step for step, _, _ in curve(hit, "brief")) == 6
@@ -161,7 +161,7 @@ def test_too_many_in_a_row_end_the_job_with_the_checkpoint_before_them(launched)
     """Steps 6, 7 and 8 are bad: of those, 6 would have been saved."""
     runs, errors = launched
     assert errors[0] == errors[1]
-    assert "teacher sat out 3 steps in a row (loss not finite at step 8)" in errors[0]
+    assert "teacher skipped 3 steps in a row (loss not finite at step 8)" in errors[0]
     assert "\n" not in errors[0]
     assert published(RunFolder(runs / "lost").checkpoints)[-1] == 4
     rows = {step: value for step, key, value in curve(RunFolder(runs / "lost"), "skipped_steps")}

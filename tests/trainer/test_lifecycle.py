@@ -14,10 +14,10 @@ from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job, with_students
 from trainer.checkpoint import Checkpoint, full_state_dict, published
 from trainer.errors import TrainingError
-from trainer.learner_config import InitConfig, StartConfig, StopConfig
+from trainer.learner_config import BudgetConfig, InitConfig, StartConfig
 from trainer.learners.admission import is_over, schedule_steps
 from trainer.learners.first_weights import model_state
-from trainer.learners.learners import Cohort
+from trainer.learners.learners import Learners
 from trainer.learners.state import JobState, LearnerState
 from trainer.lifecycle.forking import fork
 from trainer.run_folder import metrics
@@ -56,11 +56,11 @@ def three_students(corpus, runs):
     narrow, half = students_of(job)
     return with_students(
         job,
-        tinybert=dataclasses.replace(narrow, stop=StopConfig(tokens=768)),
+        tinybert=dataclasses.replace(narrow, budget=BudgetConfig(tokens=768)),
         late=dataclasses.replace(
             half,
             start=StartConfig(step=3),
-            stop=StopConfig(steps=2),
+            budget=BudgetConfig(steps=2),
             init=InitConfig(pretrained=str(runs / "edited" / "exports" / "late")),
         ),
         copy=dataclasses.replace(
@@ -75,29 +75,29 @@ def three_students(corpus, runs):
 
 def first_weights():
     """The weights of everyone who joins from now on, and of the teacher at that moment."""
-    seen, admit = {}, Cohort.admit
+    seen, admit = {}, Learners.admit
 
-    def recording(cohort, *arguments):
-        joined = admit(cohort, *arguments)
+    def recording(learners, *arguments):
+        joined = admit(learners, *arguments)
         for name in joined:
-            both = cohort.learners[name].engine, cohort.teacher.engine
+            both = learners.by_name[name].engine, learners.teacher.engine
             seen[name] = [model_state(full_state_dict(engine)) for engine in both]
         return joined
 
-    Cohort.admit = recording
+    Learners.admit = recording
     return seen
 
 
 def let_go():
     """References to the modules of everyone who is let go of from now on."""
-    modules, release = [], Cohort.release_finished
+    modules, release = [], Learners.release_finished
 
-    def remembering(cohort):
-        modules.extend(weakref.ref(one.engine.module) for one in cohort.students
+    def remembering(learners):
+        modules.extend(weakref.ref(one.engine.module) for one in learners.students
                        if one.counters.finished_at is not None)  # fmt: skip
-        release(cohort)
+        release(learners)
 
-    Cohort.release_finished = remembering
+    Learners.release_finished = remembering
     return modules
 
 
@@ -108,10 +108,10 @@ def limited_jobs(corpus, runs):
     run(job, stop_after=6)
     alive = [module for module in modules if module() is not None]
     beats = finish(run(job))
-    late = dataclasses.replace(job.students["late"], stop=StopConfig(steps=4))
+    late = dataclasses.replace(job.students["late"], budget=BudgetConfig(steps=4))
     with pytest.raises(TrainingError) as too_late:
         run(with_students(job, late=late))
-    assert str(too_late.value).startswith("students.late.stop: a larger budget comes too late")
+    assert str(too_late.value).startswith("students.late.budget: a larger budget comes too late")
     joined, count = dict(joined), len(modules)
     for name, student in job.students.items():
         run(with_students(dataclasses.replace(job, name=f"only-{name}"), **{name: student}))
@@ -232,12 +232,12 @@ def test_a_schedule_runs_over_the_budget(runs):
 
 
 def test_the_first_budget_that_is_used_up_ends_a_student():
-    stop = StopConfig(steps=10, tokens=1000)
-    assert not is_over(stop, LearnerState(5, tokens=999), 14, seconds=1e6)
-    assert is_over(stop, LearnerState(5, tokens=999), 15, seconds=0.0)
-    assert is_over(stop, LearnerState(5, tokens=1000), 9, seconds=0.0)
-    assert schedule_steps(stop, LearnerState(5, tokens=800), 9, last=100) == 5
-    assert schedule_steps(stop, LearnerState(5, tokens=100), 9, last=100) == 10
-    assert schedule_steps(stop, LearnerState(5), 5, last=9) == 4
+    budget = BudgetConfig(steps=10, tokens=1000)
+    assert not is_over(budget, LearnerState(5, tokens=999), 14, seconds=1e6)
+    assert is_over(budget, LearnerState(5, tokens=999), 15, seconds=0.0)
+    assert is_over(budget, LearnerState(5, tokens=1000), 9, seconds=0.0)
+    assert schedule_steps(budget, LearnerState(5, tokens=800), 9, last=100) == 5
+    assert schedule_steps(budget, LearnerState(5, tokens=100), 9, last=100) == 10
+    assert schedule_steps(budget, LearnerState(5), 5, last=9) == 4
     with pytest.raises(ValueError, match="tokens: must be at least 1"):
-        StopConfig(tokens=0)
+        BudgetConfig(tokens=0)

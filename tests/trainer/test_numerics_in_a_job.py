@@ -25,12 +25,14 @@ SETTINGS = [
     "students.distilbert.zero_stage=2",
     "students.distilbert.offload=optimizer",
     "students.tinybert.schedule.kind=wsd",
-    "students.tinybert.stop.hours=0.0005",
+    "students.tinybert.budget.hours=0.0005",
 ]
 
 
 def run(corpus, runs):
-    done = tandem("train", TINY_JOB, f"data.path={corpus}", f"runs={runs}", *SETTINGS, "--nproc", 2)
+    done = tandem(
+        "train", TINY_JOB, f"data.path={corpus}", f"output_dir={runs}", *SETTINGS, "--nproc", 2
+    )
     assert done.returncode == 0, done.stderr
     return metrics.read(runs / "tiny" / "metrics.jsonl")
 

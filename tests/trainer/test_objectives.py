@@ -21,21 +21,21 @@ from trainer.objectives import LossInputs, Objective, ObjectiveConfig
 from trainer.objectives.layer_maps import at_depth, map_layers
 from trainer.objectives.step_schedule import StepSchedule
 from trainer.objectives.terms import (
-    Attention,
+    PKD,
+    AttentionMSE,
     AttentionRelation,
     AttentionTransfer,
     Blended,
     Cosine,
     Embedding,
     FeatureMaps,
-    Hidden,
+    HiddenMSE,
     MaskedLanguageModelling,
     MeanTransfer,
     NextSentence,
-    Patient,
-    Prediction,
     SentenceOrder,
-    SoftTargets,
+    SoftCrossEntropy,
+    SoftKL,
     ValueRelation,
     VarianceTransfer,
 )
@@ -109,13 +109,13 @@ WIDER = {"hidden_size": 64, "heads": 4}
     ("config", "student", "complaint"),
     [
         (ObjectiveConfig(cosine=Cosine()), WIDER, "cosine"),
-        (ObjectiveConfig(attention=Attention()), {"heads": 2}, "attention"),
-        (ObjectiveConfig(soft=SoftTargets()), {"vocab_size": 98}, "vocabulary"),
-        (ObjectiveConfig(hidden=Hidden(layers="middle")), {}, "hidden.layers: "),
-        (ObjectiveConfig(patient=Patient()), WIDER, "patient"),
+        (ObjectiveConfig(attention_mse=AttentionMSE()), {"heads": 2}, "attention_mse"),
+        (ObjectiveConfig(soft_kl=SoftKL()), {"vocab_size": 98}, "vocabulary"),
+        (ObjectiveConfig(hidden_mse=HiddenMSE(layers="middle")), {}, "hidden_mse.layers: "),
+        (ObjectiveConfig(pkd=PKD()), WIDER, "pkd"),
         (ObjectiveConfig(feature_maps=FeatureMaps()), WIDER, "feature_maps"),
-        (ObjectiveConfig(hidden=Hidden(layer_weights=[1.0])), {}, "hidden.layer_weights: "),
-        (ObjectiveConfig(hidden=Hidden(layer_weights=[0.0] * 5)), {}, "must not be 0"),
+        (ObjectiveConfig(hidden_mse=HiddenMSE(layer_weights=[1.0])), {}, "mse.layer_weights: "),
+        (ObjectiveConfig(hidden_mse=HiddenMSE(layer_weights=[0.0] * 5)), {}, "must not be 0"),
     ],
 )
 def test_objectives_that_do_not_fit_say_which_term(config, student, complaint):
@@ -127,14 +127,14 @@ EVERYTHING = ObjectiveConfig(
     mlm=MaskedLanguageModelling(2.0),
     nsp=NextSentence(),
     sop=SentenceOrder(),
-    soft=SoftTargets(5.0, 2.0),
-    prediction=Prediction(),
+    soft_kl=SoftKL(5.0, 2.0),
+    soft_cross_entropy=SoftCrossEntropy(),
     blended=Blended(),
     cosine=Cosine(),
     embedding=Embedding(),
-    hidden=Hidden(),
-    attention=Attention(),
-    patient=Patient(),
+    hidden_mse=HiddenMSE(),
+    attention_mse=AttentionMSE(),
+    pkd=PKD(),
     feature_maps=FeatureMaps(),
     attention_transfer=AttentionTransfer(),
     mean_transfer=MeanTransfer(),
@@ -185,7 +185,7 @@ def teacher_logits(inputs):
 @pytest.mark.parametrize(
     ("term", "loss", "factors", "divisor"),
     [
-        (Attention(), relations.attention_mse, (0, 1), 1),
+        (AttentionMSE(), relations.attention_mse, (0, 1), 1),
         (AttentionTransfer(), relations.attention_cross_entropy, (0, 1), 4),
         (AttentionRelation(layers="uniform"), relations.relation_kl, (0, 1), 1),
         (ValueRelation(layers="uniform"), relations.relation_kl, (2, 2), 1),
@@ -228,18 +228,18 @@ def test_counts_of_terms_are_those_the_step_divides_by(positions):
     """Every term's own count is the field of Counts that its denominator names."""
     config = dataclasses.replace(
         EVERYTHING,
-        soft=SoftTargets(positions=positions),
+        soft_kl=SoftKL(positions=positions),
         cosine=Cosine(positions=positions),
     )
     inputs, objective, totals = loss_inputs_of(config)
     for name, term in objective.by_name.items():
         assert term(inputs)[1].item() == getattr(totals, term.denominator).item(), name
-    assert {objective.by_name[name].denominator for name in ("soft", "cosine")} == {positions}
+    assert {objective.by_name[name].denominator for name in ("soft_kl", "cosine")} == {positions}
 
 
 def test_the_objective_is_the_weighted_sum_of_its_terms():
     """Terms that share a projection come to what they are by themselves, gradients too."""
-    config = dataclasses.replace(EVERYTHING, soft=SoftTargets(3.0, 2.0, positions="attended"))
+    config = dataclasses.replace(EVERYTHING, soft_kl=SoftKL(3.0, 2.0, positions="attended"))
     inputs, objective, totals = loss_inputs_of(config)
     states = [
         inputs.features.vocabulary_input,
@@ -264,7 +264,7 @@ def test_the_objective_is_the_weighted_sum_of_its_terms():
 def test_soft_targets_at_all_attended_positions_equal_the_plain_formula():
     """DistilBERT's: T^2 KL, batchmean over the positions that are attended."""
     inputs, objective, totals = loss_inputs_of(
-        ObjectiveConfig(soft=SoftTargets(1.0, 2.0, positions="attended"))
+        ObjectiveConfig(soft_kl=SoftKL(1.0, 2.0, positions="attended"))
     )
     loss, _ = objective(inputs, totals)
     attended = inputs.batch.attention_mask.flatten()
@@ -280,7 +280,9 @@ def test_soft_targets_at_all_attended_positions_equal_the_plain_formula():
 
 def test_prediction_and_patience_are_the_original_codes_means():
     """TinyBERT's mean over positions and labels; PKD's over rows, layers and width."""
-    config = ObjectiveConfig(prediction=Prediction(1.0, 2.0), patient=Patient(layers={1: 1, 2: 4}))
+    config = ObjectiveConfig(
+        soft_cross_entropy=SoftCrossEntropy(1.0, 2.0), pkd=PKD(layers={1: 1, 2: 4})
+    )
     inputs, objective, totals = loss_inputs_of(config)
     _, shares = objective(inputs, totals)
     labelled = inputs.batch.masked_labels >= 0
@@ -302,11 +304,11 @@ def test_prediction_and_patience_are_the_original_codes_means():
 def test_layers_that_weigh_nothing_cost_nothing():
     weights = [1.0, 0.0, 0.5]  # embedding output, layer 1, layer 2
     inputs, objective, totals = loss_inputs_of(
-        ObjectiveConfig(hidden=Hidden(layer_weights=weights))
+        ObjectiveConfig(hidden_mse=HiddenMSE(layer_weights=weights))
     )
     assert objective.teacher_capture(0).hidden_states == (0, 4)
     assert list(inputs.features.hidden_states) == [0, 2]
-    projection = objective.terms["hidden"].projection
+    projection = objective.terms["hidden_mse"].projection
     mask = inputs.batch.attention_mask
     expected = sum(
         weight
@@ -321,13 +323,13 @@ def test_layers_that_weigh_nothing_cost_nothing():
 
 def test_terms_are_on_while_they_weigh_something():
     config = ObjectiveConfig(
-        mlm=MaskedLanguageModelling({0: 0.0, 10: 1.0}), soft=SoftTargets({0: 1.0, 10: 0.0}, 2.0)
+        mlm=MaskedLanguageModelling({0: 0.0, 10: 1.0}), soft_kl=SoftKL({0: 1.0, 10: 0.0}, 2.0)
     )
-    for step, names in ((0, {"soft"}), (5, {"mlm", "soft"}), (10, {"mlm"})):
+    for step, names in ((0, {"soft_kl"}), (5, {"mlm", "soft_kl"}), (10, {"mlm"})):
         inputs, objective, totals = loss_inputs_of(config, step=step)
         loss, shares = objective(inputs, totals)
-        assert objective.weights(step) == {"mlm": step / 10, "soft": 1 - step / 10}
-        assert objective.needs_teacher_logits(step) == ("soft" in names)
+        assert objective.weights(step) == {"mlm": step / 10, "soft_kl": 1 - step / 10}
+        assert objective.needs_teacher_logits(step) == ("soft_kl" in names)
         assert {name for name, share in zip(objective.terms, shares, strict=True) if share} == names
         weights = torch.tensor(list(objective.weights(step).values()))
         torch.testing.assert_close(loss.detach(), shares @ weights)
@@ -342,9 +344,9 @@ def test_an_objective_that_weighs_nothing_for_a_while_still_runs():
 
 
 def test_temperatures_follow_the_step():
-    config = ObjectiveConfig(soft=SoftTargets(1.0, {0: 4.0, 10: 1.0}))
+    config = ObjectiveConfig(soft_kl=SoftKL(1.0, {0: 4.0, 10: 1.0}))
     for step, temperature in ((0, 4.0), (10, 1.0)):
-        fixed = ObjectiveConfig(soft=SoftTargets(1.0, temperature))
+        fixed = ObjectiveConfig(soft_kl=SoftKL(1.0, temperature))
         ours, theirs = (
             objective(inputs, totals)[0]
             for inputs, objective, totals in (
@@ -357,14 +359,14 @@ def test_temperatures_follow_the_step():
 
 def test_maps_follow_a_teacher_that_grows():
     """Half the teacher: the same projection learns from the layers at the same depths."""
-    config = ObjectiveConfig(hidden=Hidden(), attention=Attention())
+    config = ObjectiveConfig(hidden_mse=HiddenMSE(), attention_mse=AttentionMSE())
     objective = Objective(config, encoder(layers=2), encoder(), seed=0)
-    before = objective.terms["hidden"].projection.weight.clone()
+    before = objective.terms["hidden_mse"].projection.weight.clone()
     assert objective.teacher_capture(0) == Capture((0, 2, 4), (2, 4))
     objective.follow(2)
     assert objective.teacher_capture(0) == Capture((0, 1, 2), (1, 2))
     assert objective.student_capture(0) == Capture((0, 1, 2), (1, 2))
-    assert torch.equal(objective.terms["hidden"].projection.weight, before)
+    assert torch.equal(objective.terms["hidden_mse"].projection.weight, before)
     objective.follow(4)
     assert objective.teacher_capture(0) == Capture((0, 2, 4), (2, 4))
 
@@ -392,7 +394,7 @@ def test_the_objective_decides_whether_there_is_a_pair_head():
             "data.packing segment_pair has no such pairs; it takes sop",
         ),
         ("nsp", "packing: full_sentences", "data.packing full_sentences has no such pairs"),
-        ("soft", "masking: {rate: 0.0}", "reads masked positions, but data.masking.rate is 0"),
+        ("soft_kl", "masking: {rate: 0.0}", "reads masked positions, but data.masking.rate is 0"),
     ],
 )
 def test_terms_need_data_with_what_they_are_about(tmp_path, term, data, complaint):
@@ -410,7 +412,7 @@ def test_terms_need_data_with_what_they_are_about(tmp_path, term, data, complain
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("objective.hidden.layers=[1]", "objective.hidden.layers: lists 1 teacher layers for 4"),
+        ("objective.hidden_mse.layers=[1]", "objective.hidden_mse.layers: lists 1 teacher layers"),
         ("objective.cosine={}", "objective.cosine: student and teacher must have the same hidden"),
         ("init.teacher_layers=[0, 9, 1, 1]", "init.teacher_layers: the teacher's layers are 0 to"),
         ("init.teacher_layers=[0]", "init.teacher_layers: lists 1 for the student's 4"),
@@ -429,24 +431,24 @@ def test_settings_are_read_from_yaml_and_the_command_line(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(
         "{name: a, steps: 1, data: {path: b}, teacher: {objective: {mlm: {}}}, students: {s: "
-        "{objective: {soft: {weight: {0: 1.0, 100: 0.5}}, hidden: {layers: {1: 2}}}}}}"
+        "{objective: {soft_kl: {weight: {0: 1.0, 100: 0.5}}, hidden_mse: {layers: {1: 2}}}}}}"
     )
-    override = "students.s.objective.soft.temperature={0: 4, 50: 1}"
+    override = "students.s.objective.soft_kl.temperature={0: 4, 50: 1}"
     job = configs.load(str(path), JobConfig, "job", [override])
-    soft = job.students["s"].objective.soft
+    soft = job.students["s"].objective.soft_kl
     assert StepSchedule.read(soft.weight, "weight").at(50) == 0.75
     assert StepSchedule.read(soft.temperature, "temperature").at(25) == 2.5
-    assert job.students["s"].objective.hidden.layers == {1: 2}
+    assert job.students["s"].objective.hidden_mse.layers == {1: 2}
     written = tmp_path / "written.yaml"
     written.write_text(configs.dump(job))
     assert configs.load(str(written), JobConfig, "job") == job
 
 
 def test_projections_are_a_function_of_the_seed():
-    config = ObjectiveConfig(mlm=MaskedLanguageModelling(), hidden=Hidden())
+    config = ObjectiveConfig(mlm=MaskedLanguageModelling(), hidden_mse=HiddenMSE())
     same = [Objective(config, encoder(hidden_size=16), encoder(), seed=7) for _ in range(2)]
     other = Objective(config, encoder(hidden_size=16), encoder(), seed=8)
-    weights = [one.terms["hidden"].projection.weight for one in [*same, other]]
+    weights = [one.terms["hidden_mse"].projection.weight for one in [*same, other]]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 

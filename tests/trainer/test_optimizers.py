@@ -195,9 +195,9 @@ def test_epsilon_and_bias_correction_are_the_kinds_own_unless_set():
     assert OptimizerConfig().corrects_bias
     assert not OptimizerConfig(bias_correction=False).corrects_bias
     assert not OptimizerConfig(kind="lamb").corrects_bias
-    assert OptimizerConfig().smoothing == 1e-8
-    assert OptimizerConfig(kind="lamb").smoothing == 1e-6
-    assert OptimizerConfig(kind="lamb", epsilon=1e-5).smoothing == 1e-5
+    assert OptimizerConfig().resolved_epsilon == 1e-8
+    assert OptimizerConfig(kind="lamb").resolved_epsilon == 1e-6
+    assert OptimizerConfig(kind="lamb", epsilon=1e-5).resolved_epsilon == 1e-5
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from trainer.learner_config import StartConfig, StopConfig
+from trainer.learner_config import BudgetConfig, StartConfig
 from trainer.learners.admission import is_due, is_over, time_used
 from trainer.learners.state import HeldOut, JobState, LearnerState
 from trainer.schedules.learning_rate import ScheduleConfig, factor
@@ -23,7 +23,7 @@ from trainer.seeds import derive
     ],
 )
 def test_schedules_by_hand(kind, expected):
-    config = ScheduleConfig(kind=kind, warmup_steps=2, decay_share=0.5)
+    config = ScheduleConfig(kind=kind, warmup_steps=2, decay_fraction=0.5)
     assert [factor(config, step, 6) for step in range(6)] == pytest.approx(expected, abs=1e-6)
 
 
@@ -48,7 +48,7 @@ def test_points_that_mean_nothing_are_refused(settings):
 
 
 def test_a_floor_is_where_a_schedule_ends():
-    config = ScheduleConfig(kind="linear", floor=0.1)
+    config = ScheduleConfig(kind="linear", min_lr_ratio=0.1)
     assert factor(config, 0, 10) == 1.0
     assert factor(config, 10, 10) == pytest.approx(0.1)
 
@@ -63,15 +63,15 @@ def test_a_schedule_is_as_far_as_its_steps_or_its_time_whichever_is_more():
 
 def test_time_runs_from_a_learners_start_to_its_own_or_the_jobs_end():
     counters = LearnerState(5, clocked_from=100.0)
-    hour = StopConfig(hours=1.0)
+    hour = BudgetConfig(hours=1.0)
     assert time_used(hour, counters, 100.0 + 900.0, last=math.inf) == 0.25
     assert time_used(hour, counters, 150.0, last=300.0) == 0.25
-    assert time_used(StopConfig(), counters, 1e9, last=math.inf) == 0
+    assert time_used(BudgetConfig(), counters, 1e9, last=math.inf) == 0
     assert time_used(hour, LearnerState(5), 1e9, last=math.inf) == 0
     assert not is_over(hour, counters, 9, seconds=3699.0)
     assert is_over(hour, counters, 9, seconds=3700.0)
     with pytest.raises(ValueError, match="hours: must be positive"):
-        StopConfig(hours=0.0)
+        BudgetConfig(hours=0.0)
 
 
 UNIGRAM = HeldOut(loss=6.0, accuracy=0.05)

@@ -25,7 +25,7 @@ from trainer.objectives.terms import (
     Blended,
     Embedding,
     FeatureMaps,
-    Hidden,
+    HiddenMSE,
     MaskedLanguageModelling,
     MeanTransfer,
     NextSentence,
@@ -190,7 +190,7 @@ def passing(stage, offload):
     weight = {0: 0.0, 1: 0.0, 2: 1.0, 3: 1.0, 4: 0.0}
     config = LearnerConfig(
         model=tiny.encoder(layers=LAYERS),
-        objective=ObjectiveConfig(mlm=MaskedLanguageModelling(), hidden=Hidden(weight)),
+        objective=ObjectiveConfig(mlm=MaskedLanguageModelling(), hidden_mse=HiddenMSE(weight)),
         optimizer=OptimizerConfig(kind="lamb", learning_rate=1e-2),
         zero_stage=stage,
         offload=offload,
@@ -205,7 +205,7 @@ def passing(stage, offload):
 
 
 def projection_of(student):
-    return full_state_dict(student.engine)["objective.terms.hidden.projection.weight"].clone()
+    return full_state_dict(student.engine)["objective.terms.hidden_mse.projection.weight"].clone()
 
 
 def all_outcomes(folder):
@@ -237,16 +237,18 @@ def test_a_terms_parameters_rest_while_it_is_off_and_leave_no_gradient_behind(la
 
 def test_a_term_that_comes_or_goes_has_rates_of_its_own():
     config = ObjectiveConfig(
-        mlm=MaskedLanguageModelling(), hidden=Hidden({0: 0.0, 10: 1.0}), embedding=Embedding()
+        mlm=MaskedLanguageModelling(),
+        hidden_mse=HiddenMSE({0: 0.0, 10: 1.0}),
+        embedding=Embedding(),
     )
     model, name = tiny.encoder(layers=LAYERS), "objective.terms.{}.projection.weight"
     objective = Objective(config, model, tiny.encoder(), 0)
-    hidden = objective.group(name.format("hidden"))
+    hidden = objective.group(name.format("hidden_mse"))
     assert objective.group(name.format("embedding")) == objective.group("model.head.bias") != hidden
     assert [objective.factor(hidden, step) for step in (0, 1)] == [0.0, 1.0]
     transfer = Transfer(PROGRESSIVE, LAYERS)
     objective = Objective(config, model, tiny.encoder(), 0, transfer)
-    groups = [objective.group(name.format(term)) for term in ("hidden", "embedding")]
+    groups = [objective.group(name.format(term)) for term in ("hidden_mse", "embedding")]
     rates = [[objective.factor(group, step) for group in groups] for step in (4, 10)]
     assert rates == [[transfer.factor("1", 4), 0.0], [0.0, 1.0]]
 

@@ -16,9 +16,9 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_config import InitConfig
 from trainer.run_folder.folder import RunFolder
-from trainer.watch.rollback import RecoveryConfig, batch_number, proposal
+from trainer.watch.rollback import RollbackConfig, batch_number, proposal
 
-FIRST, SECOND = RecoveryConfig(2, [3, 5]), RecoveryConfig(6, [9, 10])
+FIRST, SECOND = RollbackConfig(2, [3, 5]), RollbackConfig(6, [9, 10])
 
 
 def test_batches_in_the_ranges_are_passed_over():
@@ -26,37 +26,37 @@ def test_batches_in_the_ranges_are_passed_over():
     assert [batch_number(step, [FIRST]) for step in range(6)] == [0, 1, 2, 5, 6, 7]
     both = [batch_number(step, [SECOND, FIRST]) for step in range(9)]
     assert both == [0, 1, 2, 5, 6, 7, 8, 10, 11]
-    back_only = RecoveryConfig(4)
+    back_only = RollbackConfig(4)
     assert [batch_number(step, [back_only]) for step in range(6)] == list(range(6))
 
 
 def test_the_way_out_is_what_the_command_line_takes(corpus, tmp_path):
-    text = proposal([FIRST, RecoveryConfig(4)], 6, range(7, 9))
+    text = proposal([FIRST, RollbackConfig(4)], 6, range(7, 9))
     assert text == (
-        "recover=[{checkpoint: 2, skip: [3, 5]}, {checkpoint: 4, skip: null}, "
+        "rollback=[{checkpoint: 2, skip: [3, 5]}, {checkpoint: 4, skip: null}, "
         "{checkpoint: 6, skip: [9, 11]}]"
     )
-    assert proposal([FIRST, RecoveryConfig(4)], 8, range(7, 9)) == text.replace(
+    assert proposal([FIRST, RollbackConfig(4)], 8, range(7, 9)) == text.replace(
         "6, skip: [9,", "8, skip: [10,"
     )
     job = tiny_job(corpus, tmp_path, text)
-    assert job.recover == [FIRST, RecoveryConfig(4), RecoveryConfig(6, [9, 11])]
+    assert job.rollback == [FIRST, RollbackConfig(4), RollbackConfig(6, [9, 11])]
     around = tiny_job(corpus, tmp_path, proposal([FIRST], 2, range(2, 5)))
-    assert around.recover == [FIRST, RecoveryConfig(2, [2, 3]), RecoveryConfig(2, [5, 7])]
-    assert [batch_number(step, around.recover) for step in range(4)] == [0, 1, 7, 8]
+    assert around.rollback == [FIRST, RollbackConfig(2, [2, 3]), RollbackConfig(2, [5, 7])]
+    assert [batch_number(step, around.rollback) for step in range(4)] == [0, 1, 7, 8]
 
 
 @pytest.mark.parametrize(
     ("entries", "reason"),
     [
-        ("[{checkpoint: 4, skip: [3, 5]}]", "recover[0].skip: the checkpoint of step 4 has seen"),
-        ("[{checkpoint: 2, skip: [5, 3]}]", "recover[0].skip: must be two numbers"),
+        ("[{checkpoint: 4, skip: [3, 5]}]", "rollback[0].skip: the checkpoint of step 4 has seen"),
+        ("[{checkpoint: 2, skip: [5, 3]}]", "rollback[0].skip: must be two numbers"),
         ("[{checkpoint: 2, skip: [5, 8]}, {checkpoint: 2, skip: [7, 9]}]", "overlaps"),
     ],
 )
 def test_entries_that_cannot_be_are_refused(corpus, tmp_path, entries, reason):
     with pytest.raises(configs.ConfigError) as failed:
-        tiny_job(corpus, tmp_path, f"recover={entries}")
+        tiny_job(corpus, tmp_path, f"rollback={entries}")
     assert reason in str(failed.value)
 
 
@@ -71,15 +71,15 @@ def jobs(corpus, runs):
     job = tiny_job(corpus, runs, "name=recovered", "checkpoint.keep=9")
     run(job, stop_after=6)
     before = RunFolder.of(job).config.read_text()
-    nowhere = failure(dataclasses.replace(job, recover=[RecoveryConfig(3, [3, 5])]))
+    nowhere = failure(dataclasses.replace(job, rollback=[RollbackConfig(3, [3, 5])]))
     with_weights = dataclasses.replace(
         job.students["tinybert"], init=InitConfig(pretrained="nowhere")
     )
     fresh = {**job.students, "fresh": with_weights}
-    gone = failure(dataclasses.replace(job, recover=[FIRST], students=fresh))
+    gone = failure(dataclasses.replace(job, rollback=[FIRST], students=fresh))
     assert RunFolder.of(job).config.read_text() == before
     assert published(RunFolder.of(job).checkpoints) == [2, 4, 6], "nothing was gone back to"
-    recovered = dataclasses.replace(job, recover=[FIRST])
+    recovered = dataclasses.replace(job, rollback=[FIRST])
     folder = run(recovered, stop_after=5)
     steps = published(folder.checkpoints)
     forgotten = failure(job)
@@ -89,7 +89,7 @@ def jobs(corpus, runs):
     dist.barrier()
     run(recovered)
     run(dataclasses.replace(recovered, name="straight"))
-    later = failure(dataclasses.replace(recovered, recover=[FIRST, RecoveryConfig(12, [20, 21])]))
+    later = failure(dataclasses.replace(recovered, rollback=[FIRST, RollbackConfig(12, [20, 21])]))
     return steps, [nowhere, later, gone], forgotten
 
 
@@ -110,7 +110,7 @@ def test_it_goes_back_once_and_is_as_if_it_had_never_been_elsewhere(launched):
     assert ours == theirs
     assert len({step for step, _, _ in ours}) == 8
     state = Checkpoint(recovered.checkpoints, 8).trainer_state
-    assert state["recovered"] == [{"checkpoint": 2, "skip": [3, 5]}]
+    assert state["rolled_back"] == [{"checkpoint": 2, "skip": [3, 5]}]
 
 
 def test_what_cannot_be_done_is_one_line(launched):
@@ -118,7 +118,7 @@ def test_what_cannot_be_done_is_one_line(launched):
         assert "no checkpoint of step 3; there are: 2, 4, 6" in nowhere
         assert "no checkpoint of step 12; there are: 2, 4, 5, 6, 8" in later
         assert (
-            "recover: the run has carried out [{checkpoint: 2, skip: [3, 5]}]; leave" in forgotten
+            "rollback: the run has carried out [{checkpoint: 2, skip: [3, 5]}]; leave" in forgotten
         )
         assert "nowhere" in gone
         assert "\n" not in nowhere + later + forgotten + gone

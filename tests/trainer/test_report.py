@@ -103,7 +103,7 @@ def rows(students, steps=range(10, 201, 10), value=lambda step: 9 / (1 + step / 
             if step > 50 * (i - 1):
                 row |= {f"{name}/loss": value(step) + i, f"{name}/mlm": value(step) + i}
                 row |= {f"{name}/lr": 1e-3, f"{name}/grad_norm": 0.5, f"{name}/skipped_steps": 0}
-                row |= {f"{name}/hidden": 0.25} if i else {}
+                row |= {f"{name}/hidden_mse": 0.25} if i else {}
         yield row
         if step % 50 == 0:
             yield {"step": step, "tokens": step * 7000} | {
@@ -249,8 +249,8 @@ def test_the_table_of_a_terminal():
                 "parameters",
                 "loss",
                 "accuracy",
-                "kept",
-                "agrees",
+                "retention",
+                "agreement",
                 "tokens/s",
                 "ms/seq",
                 "exported",

@@ -13,12 +13,12 @@ from trainer.checkpoint import Checkpoint, published
 from trainer.errors import TrainingError
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
-from trainer.watch.rollback import RecoveryConfig, way_out
+from trainer.watch.rollback import RollbackConfig, way_out
 
 JOB = (
     *("name=ruined", "students=null", "steps=14", "checkpoint.every=2", "checkpoint.keep=2"),
     *("evaluation.every=100", "teacher.zero_stage=3"),
-    "teacher.guard={sigmas: 3.0, window: 4, tolerate: 2}",
+    "teacher.guard={sigmas: 3.0, window: 4, max_consecutive_skips: 2}",
 )
 
 
@@ -32,7 +32,7 @@ def jobs(corpus, runs):
         run(dataclasses.replace(job, teacher=teacher))
     found = {step: Checkpoint(folder.checkpoints, step) for step in published(folder.checkpoints)}
     suspect = {step: checkpoint.suspect for step, checkpoint in found.items()}
-    (advice,) = re.findall(r"'(recover=.*)'", str(failed.value))
+    (advice,) = re.findall(r"'(rollback=.*)'", str(failed.value))
     run(tiny_job(corpus, runs, *JOB, advice))
     return str(failed.value), suspect, Checkpoint(folder.checkpoints, 14).suspect
 
@@ -48,9 +48,9 @@ def test_the_ruined_checkpoint_is_marked_kept_and_passed_over(launched):
         assert list(suspect) == [4, 5, 6]
         assert (suspect[4], suspect[5]) == ("", "")
         assert re.match(r"teacher: the norm of its weights is \S+ times", suspect[6])
-        assert "teacher sat out 3 steps in a row (loss not finite at step 9)" in message
+        assert "teacher skipped 3 steps in a row (loss not finite at step 9)" in message
         assert "the checkpoint of step 6 is suspect" in message
-        assert message.endswith("'recover=[{checkpoint: 5, skip: [5, 9]}]'")
+        assert message.endswith("'rollback=[{checkpoint: 5, skip: [5, 9]}]'")
 
 
 def test_what_is_advised_leads_to_a_run_that_trains(launched):
@@ -63,13 +63,13 @@ def test_what_is_advised_leads_to_a_run_that_trains(launched):
 
 
 def test_the_ways_out():
-    done = [RecoveryConfig(2, [3, 5])]
+    done = [RollbackConfig(2, [3, 5])]
     here = "start again with a lower learning_rate, or without these batches: "
-    assert way_out([], 6, 6, range(7, 9)) == f"{here}'recover=[{{checkpoint: 6, skip: [7, 9]}}]'"
+    assert way_out([], 6, 6, range(7, 9)) == f"{here}'rollback=[{{checkpoint: 6, skip: [7, 9]}}]'"
     assert way_out([], 0, None, range(7, 9)).startswith(here), "nothing has been saved yet"
     assert way_out([], 6, None, range(7, 9)).endswith("'name=NEW'")
     back = way_out(done, 6, 4, range(7, 9))
     assert "the checkpoint of step 6 is suspect, its weights were ruined before" in back
     assert back.endswith(
-        "'recover=[{checkpoint: 2, skip: [3, 5]}, {checkpoint: 4, skip: [6, 11]}]'"
+        "'rollback=[{checkpoint: 2, skip: [3, 5]}, {checkpoint: 4, skip: [6, 11]}]'"
     )

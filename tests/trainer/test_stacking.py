@@ -14,7 +14,7 @@ from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from trainer.checkpoint import Checkpoint, full_state_dict
 from trainer.learner_config import LearnerConfig
-from trainer.learners.learners import Cohort
+from trainer.learners.learners import Learners
 from trainer.run_folder.folder import RunFolder
 from trainer.schedules.stacking import StackingConfig, layers_of_the_moment
 
@@ -23,17 +23,17 @@ GROWTH = "teacher.stacking.steps=[2,5]"
 
 def growths():
     """Every growth from now on, as (teacher before, teacher after, optimizer states after)."""
-    seen, grow = [], Cohort.grow_teacher
+    seen, grow = [], Learners.grow_teacher
 
-    def recording(cohort, step):
-        before = full_state_dict(cohort.teacher.engine)
-        grew = grow(cohort, step)
+    def recording(learners, step):
+        before = full_state_dict(learners.teacher.engine)
+        grew = grow(learners, step)
         if grew:
-            states = sum(map(len, cohort.teacher.engine.optimizer.optimizer.state.values()))
-            seen.append((before, full_state_dict(cohort.teacher.engine), states))
+            states = sum(map(len, learners.teacher.engine.optimizer.optimizer.state.values()))
+            seen.append((before, full_state_dict(learners.teacher.engine), states))
         return grew
 
-    Cohort.grow_teacher = recording
+    Learners.grow_teacher = recording
     return seen
 
 

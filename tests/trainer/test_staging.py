@@ -44,7 +44,7 @@ def alone(tmp_path):
 
 
 def tiny(corpus: Path, runs: Path, *overrides: str) -> JobConfig:
-    places = [f"data.path={corpus}", f"runs={runs}"]
+    places = [f"data.path={corpus}", f"output_dir={runs}"]
     return configs.load(str(TINY_JOB), JobConfig, "job", [*places, *overrides])
 
 

@@ -11,16 +11,16 @@ from trainer.learners.state import HeldOut
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.progressive import ProgressiveConfig
 from trainer.objectives.terms import (
-    Attention,
+    AttentionMSE,
     Blended,
     FeatureMaps,
-    Hidden,
+    HiddenMSE,
     MaskedLanguageModelling,
     NextSentence,
-    SoftTargets,
+    SoftKL,
 )
 
-STATES = ObjectiveConfig(hidden=Hidden(), attention=Attention())
+STATES = ObjectiveConfig(hidden_mse=HiddenMSE(), attention_mse=AttentionMSE())
 MLM = MaskedLanguageModelling()
 
 
@@ -28,7 +28,7 @@ def learner(objective: ObjectiveConfig, **settings: object) -> LearnerConfig:
     return LearnerConfig(model=tiny.encoder(layers=2), objective=objective, **settings)
 
 
-LATE, PASSING = SoftTargets({5: 0.0, 10: 1.0}), SoftTargets({0: 0.0, 4: 1.0, 8: 0.0})
+LATE, PASSING = SoftKL({5: 0.0, 10: 1.0}), SoftKL({0: 0.0, 4: 1.0, 8: 0.0})
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,10 @@ LATE, PASSING = SoftTargets({5: 0.0, 10: 1.0}), SoftTargets({0: 0.0, 4: 1.0, 8: 
         (learner(STATES), 100, False),  # TinyBERT's general distillation
         (learner(ObjectiveConfig(mlm=MLM)), 1, True),
         (learner(ObjectiveConfig(mlm=MLM)), 0, False),
-        (learner(ObjectiveConfig(hidden=Hidden(), nsp=NextSentence())), 1, False),
-        (learner(ObjectiveConfig(soft=LATE)), 6, False),
-        (learner(ObjectiveConfig(soft=LATE)), 7, True),
-        (learner(ObjectiveConfig(soft=PASSING)), 100, True),
+        (learner(ObjectiveConfig(hidden_mse=HiddenMSE(), nsp=NextSentence())), 1, False),
+        (learner(ObjectiveConfig(soft_kl=LATE)), 6, False),
+        (learner(ObjectiveConfig(soft_kl=LATE)), 7, True),
+        (learner(ObjectiveConfig(soft_kl=PASSING)), 100, True),
         (learner(STATES, init=InitConfig(teacher_layers=[0, 1])), 0, True),
         (learner(STATES, init=InitConfig(pretrained="folder")), 0, True),
         (learner(STATES, init=InitConfig(teacher_embeddings=True)), 100, False),

@@ -17,7 +17,7 @@ from trainer.batches import Counts, count, to_device
 from trainer.config import JobConfig
 from trainer.learners.learner import TEACHER, Learner, StepShape, build_module, student_key
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import MaskedLanguageModelling, SoftTargets
+from trainer.objectives.terms import MaskedLanguageModelling, SoftKL
 from trainer.step import train_step
 from trainer.teacher_outputs import OutputProjection, detach, union
 
@@ -91,7 +91,7 @@ def pair(stage, teacher_ways, student_ways):
             found[TEACHER], objective=ObjectiveConfig(mlm=mlm), **teacher_ways
         ),
         student: dataclasses.replace(
-            found[student], objective=ObjectiveConfig(mlm=mlm, soft=SoftTargets()), **student_ways
+            found[student], objective=ObjectiveConfig(mlm=mlm, soft_kl=SoftKL()), **student_ways
         ),
     }
 
@@ -147,8 +147,8 @@ def job(*overrides):
 
 def test_the_keys_reach_a_learner_from_the_job():
     ways = [f"students.tinybert.{key}=true" for key in ("checkpoint_activations", "compile")]
-    off = ["distilbert.objective.cosine", "tinybert.objective.hidden",
-           "tinybert.objective.attention"]  # fmt: skip
+    off = ["distilbert.objective.cosine", "tinybert.objective.hidden_mse",
+           "tinybert.objective.attention_mse"]  # fmt: skip
     found = job(*ways, "teacher.masked_only=true", *(f"students.{term}=null" for term in off))
     assert found.students["tinybert"].checkpoint_activations
     assert found.students["tinybert"].compile

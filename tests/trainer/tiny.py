@@ -14,18 +14,18 @@ from trainer.learner_config import LearnerConfig
 from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import (
-    Attention,
+    PKD,
+    AttentionMSE,
     AttentionRelation,
     AttentionTransfer,
     Blended,
     Cosine,
     FeatureMaps,
-    Hidden,
+    HiddenMSE,
     MaskedLanguageModelling,
     MeanTransfer,
     NextSentence,
-    Patient,
-    SoftTargets,
+    SoftKL,
     ValueRelation,
     VarianceTransfer,
 )
@@ -45,9 +45,9 @@ def learner_configs(stages: tuple[int, int, int]) -> dict[str, LearnerConfig]:
     distilbert = ObjectiveConfig(
         mlm=MaskedLanguageModelling(2.0),
         nsp=nsp,
-        soft=SoftTargets(5.0, 2.0, positions="attended"),
+        soft_kl=SoftKL(5.0, 2.0, positions="attended"),
         cosine=Cosine(),
-        patient=Patient(10.0),
+        pkd=PKD(10.0),
         feature_maps=FeatureMaps(1.0),
         attention_transfer=AttentionTransfer(),
         mean_transfer=MeanTransfer(5.0),
@@ -55,10 +55,10 @@ def learner_configs(stages: tuple[int, int, int]) -> dict[str, LearnerConfig]:
     )
     tinybert = ObjectiveConfig(
         mlm=mlm,
-        soft=SoftTargets(),
+        soft_kl=SoftKL(),
         blended=Blended(),
-        hidden=Hidden(),
-        attention=Attention(),
+        hidden_mse=HiddenMSE(),
+        attention_mse=AttentionMSE(),
         attention_relation=AttentionRelation(),
         value_relation=ValueRelation(),
     )

@@ -23,7 +23,7 @@ from trainer.checkpoint.attempts import Attempt, live_owner, published
 from trainer.checkpoint.branching import branch
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.gather import full_state_dict
-from trainer.checkpoint.owner import Owner, beat
+from trainer.checkpoint.owner import Owner, send_heartbeat
 from trainer.checkpoint.reader import Checkpoint, missing, newest_intact, newest_sound, newest_state
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.writer import CheckpointWriter
@@ -36,7 +36,6 @@ __all__ = [
     "Owner",
     "Retention",
     "StaleAttempt",
-    "beat",
     "branch",
     "full_state_dict",
     "live_owner",
@@ -45,4 +44,5 @@ __all__ = [
     "newest_sound",
     "newest_state",
     "published",
+    "send_heartbeat",
 ]

@@ -21,7 +21,7 @@ from configs.strict_json import parse_json
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.folder import all_steps, read_trainer_file, tidy
 from trainer.checkpoint.owner import Owner
-from trainer.durable import replace
+from trainer.durable import atomic_write
 
 _FOLDER, _CHECKPOINTS = "attempts", "checkpoints"
 
@@ -147,7 +147,7 @@ def _record(attempt: Attempt, owner: Owner, checkpoints: list[int]) -> None:
 
 
 def _write(record: Path, content: dict[str, Any]) -> None:
-    replace(record, json.dumps(content))
+    atomic_write(record, json.dumps(content))
 
 
 def _content(record: Path) -> dict[str, Any]:

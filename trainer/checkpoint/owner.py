@@ -19,7 +19,7 @@ from typing import Any
 
 from configs.strict_json import parse_json
 
-BEAT_SECONDS = 5.0
+HEARTBEAT_SECONDS = 5.0
 SILENT_SECONDS = 30.0  # without a beat: dead, or cut off
 
 
@@ -96,7 +96,7 @@ class Owner:
         return f"{job}process {self.process} on {self.host}, since {since}"
 
 
-def beat(record: Path) -> None:
+def send_heartbeat(record: Path) -> None:
     """Tell others that the owner of `record` lives."""
     os.utime(record)
 

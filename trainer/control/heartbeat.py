@@ -9,8 +9,8 @@ import threading
 import time
 from typing import Any
 
-from trainer.checkpoint import Attempt, StaleAttempt, beat
-from trainer.checkpoint.owner import BEAT_SECONDS
+from trainer.checkpoint import Attempt, StaleAttempt, send_heartbeat
+from trainer.checkpoint.owner import HEARTBEAT_SECONDS
 from trainer.watch.first_failure import FAILED, FirstFailure
 
 # For this rank to notice by itself that another has failed, as it does at once over gloo. Over NCCL
@@ -20,7 +20,7 @@ GRACE_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
-class Pulse:
+class Heartbeat:
     """While it is open, rank 0 shows that the attempt lives and learns when it is replaced.
 
     A rank that does not notice by itself that another has failed is ended.
@@ -31,14 +31,14 @@ class Pulse:
         self._first_failure = first_failure
         self._replaced: StaleAttempt | None = None
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def check(self) -> None:
         """Raise StaleAttempt on rank 0 once a newer attempt has begun."""
         if self._replaced is not None:
             raise self._replaced
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> Heartbeat:
         self._thread.start()
         return self
 
@@ -49,7 +49,7 @@ class Pulse:
                 self._attempt.end()
 
     def _run(self) -> None:
-        while not self._closed.wait(BEAT_SECONDS):
+        while not self._closed.wait(HEARTBEAT_SECONDS):
             with contextlib.suppress(OSError):  # a disk that is away for a moment
                 self._look_around()
 
@@ -64,7 +64,7 @@ class Pulse:
 
     def _beat(self) -> None:
         with contextlib.suppress(OSError):  # its record may have gone: the check will say
-            beat(self._attempt.record)
+            send_heartbeat(self._attempt.record)
         try:
             self._attempt.check()
         except StaleAttempt as error:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.strict_json import parse_json
-from trainer.durable import replace
+from trainer.durable import atomic_write
 
 STOP, CHECKPOINT = "stop", "checkpoint"
 KINDS = (STOP, CHECKPOINT)
@@ -68,7 +68,7 @@ class RequestBox:
 
     def _answer(self, kind: str, content: dict[str, Any]) -> None:
         try:
-            replace(self._folder / f"{kind}.answer.json", json.dumps(content))
+            atomic_write(self._folder / f"{kind}.answer.json", json.dumps(content))
             if kind != STOP:
                 (self._folder / f"{kind}.json").unlink(missing_ok=True)
         except OSError as error:
@@ -90,7 +90,8 @@ def ask(folder: Path, kind: str) -> str:
     except FileExistsError:
         if there := _read(path).get("id"):
             return str(there)
-        replace(path, content)  # whoever left it died, or found the disk full, before it was whole
+        # Whoever left it died, or found the disk full, before it was whole.
+        atomic_write(path, content)
     return request
 
 

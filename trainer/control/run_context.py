@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from trainer.checkpoint import Attempt
 from trainer.config import JobConfig
-from trainer.control.heartbeat import Pulse
+from trainer.control.heartbeat import Heartbeat
+from trainer.control.requested import Requests
 from trainer.control.requests import CHECKPOINT, STOP, RequestBox
-from trainer.control.wishes import Wishes
 from trainer.measure.startup import Startup
 from trainer.run_folder.folder import RunFolder
 from trainer.watch.first_failure import FirstFailure
@@ -17,14 +17,14 @@ from trainer.watch.hang_watch import HangWatch
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RunContext:
     """Of one rank."""
 
     attempt: Attempt
-    signalled: Callable[[], bool]  # whether this process was told to stop
-    requests: RequestBox
+    stop_requested: Callable[[], bool]  # whether this process was told to stop
+    request_box: RequestBox
     first_failure: FirstFailure
-    pulse: Pulse
+    heartbeat: Heartbeat
     hang_watch: HangWatch
     startup: Startup
 
@@ -34,31 +34,31 @@ class Surroundings:
         config: JobConfig,
         attempt: Attempt,
         rank: int,
-        signalled: Callable[[], bool],
+        stop_requested: Callable[[], bool],
         startup: Startup,
-    ) -> Surroundings:
-        """What one rank of a job meets. Pulse and hang watch are not open yet."""
+    ) -> RunContext:
+        """What one rank of a job meets. Heartbeat and hang watch are not open yet."""
         folder, first_failure = RunFolder.of(config), FirstFailure(attempt, rank)
         return cls(
             attempt,
-            signalled,
+            stop_requested,
             RequestBox(folder.requests, reads=rank == 0),
             first_failure,
-            Pulse(attempt, rank, first_failure),
-            HangWatch(folder.rank_log(rank), config.watch.hang_seconds),
+            Heartbeat(attempt, rank, first_failure),
+            HangWatch(folder.rank_log(rank), config.watch.hang_timeout_s),
             startup,
         )
 
     def made_a_step(self) -> None:
         """Tell whoever waits for it."""
-        self.hang_watch.beat()
+        self.hang_watch.heartbeat()
         self.startup.first_step_is_done()
 
-    def wishes(self) -> Wishes:
+    def requests(self) -> Requests:
         """What this rank knows to be asked of the job.
 
         Raises StaleAttempt when a newer attempt has begun.
         """
-        self.pulse.check()
-        asked = self.requests.look()
-        return Wishes(stop=self.signalled() or STOP in asked, save=CHECKPOINT in asked)
+        self.heartbeat.check()
+        asked = self.request_box.look()
+        return Requests(stop=self.stop_requested() or STOP in asked, save=CHECKPOINT in asked)

@@ -69,7 +69,7 @@ def _training(saved: SavedLearners, name: str, results: Mapping[str, Any] | None
         objectives={term: _settings(section) for term, section in terms.items()},
         metrics=_scores(saved, name, results),
         teacher="" if name == TEACHER else _teacher(saved.job),
-        licence=saved.job.licence,
+        license=saved.job.license,
         revision=saved.folder.revision(),
         predicts=saved.head_is_trained(name),
     )

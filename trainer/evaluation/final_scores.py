@@ -22,24 +22,24 @@ from trainer.learners.learner import TEACHER
 from trainer.measure.machine import describe as describe_machine
 from trainer.scoring.scores import capture_for, score
 from trainer.teacher_outputs import OutputProjection
-from trainer.watch.rank_zero import Beat
+from trainer.watch.rank_zero import SendHeartbeat
 
 SPEED_SECONDS = 1.0  # how long each speed of each learner is measured, at least
 
 
 def evaluate_run(
-    saved: SavedLearners, only: str | None = None, beat: Beat = lambda: None
+    saved: SavedLearners, only: str | None = None, heartbeat: SendHeartbeat = lambda: None
 ) -> dict[str, Any]:
     """Evaluate every learner of the newest checkpoint (or `only` one), in this process.
 
     Returns the facts of the corpus, the unigram baseline, and for each learner its parameters
     (embeddings, encoder, pooler) and their bytes, masked-LM loss and accuracy, how far it agrees
     with the teacher, the share of the teacher's accuracy that it kept, its speed, and the step it
-    started at. What a head that nothing has trained would score is None. `beat` is called for every
-    batch that is scored. Raises TrainingError when there is no such learner.
+    started at. What a head that nothing has trained would score is None. `heartbeat` is called
+    for every batch that is scored. Raises TrainingError when there is no such learner.
     """
     names = saved.names if only is None else [saved.resolve(only)]
-    measurement = _Measurement(saved, beat)
+    measurement = _Measurement(saved, heartbeat)
     return {
         "step": saved.checkpoint.step,
         "machine": describe_machine(),
@@ -52,9 +52,9 @@ def evaluate_run(
 class _Measurement:
     """What is measured of each learner, and the teacher that it is compared with."""
 
-    def __init__(self, saved: SavedLearners, beat: Beat) -> None:
+    def __init__(self, saved: SavedLearners, heartbeat: SendHeartbeat) -> None:
         self.saved = saved
-        self.validation = ValidationSet(saved.job, beat)
+        self.validation = ValidationSet(saved.job, heartbeat)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.teacher = saved.load(TEACHER).to(self.device)
         self.teacher_scores = self._score(self.teacher)

@@ -28,7 +28,7 @@ from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
 from trainer.learners.state import HeldOut
 from trainer.scoring.scores import SUMS
-from trainer.watch.rank_zero import Beat
+from trainer.watch.rank_zero import SendHeartbeat
 
 # The masks of held-out text do not depend on the job's seed, so that jobs can be compared.
 SEED = 0
@@ -49,10 +49,10 @@ class Scores:
 class ValidationSet:
     """The held-out sequences of a job, as any number of ranks share them."""
 
-    def __init__(self, config: JobConfig, beat: Beat = lambda: None) -> None:
+    def __init__(self, config: JobConfig, heartbeat: SendHeartbeat = lambda: None) -> None:
         """Raise DataError when a corpus of the job has no validation split.
 
-        `beat` is called before every batch that is read.
+        `heartbeat` is called before every batch that is read.
         """
         # Held-out scores are to be compared over time: one length, one packing, one rate, also for
         # learners that read text which is not masked.
@@ -62,7 +62,7 @@ class ValidationSet:
         wanted = config.evaluation.sequences
         self._opened = open_corpora(config.data)
         self.corpora = {
-            name: _HeldOutCorpus.open(corpus.split("val"), data, wanted, beat)
+            name: _HeldOutCorpus.open(corpus.split("val"), data, wanted, heartbeat)
             for name, corpus in self._opened.items()
         }
 
@@ -108,19 +108,21 @@ class ValidationSet:
 class _HeldOutCorpus:
     stream: BatchStream
     steps: int
-    beat: Beat
+    heartbeat: SendHeartbeat
 
     @classmethod
-    def open(cls, split: CorpusSplit, data: DataConfig, wanted: int, beat: Beat) -> _HeldOutCorpus:
+    def open(
+        cls, split: CorpusSplit, data: DataConfig, wanted: int, heartbeat: SendHeartbeat
+    ) -> _HeldOutCorpus:
         total = BatchStream(split, data, SEED, 1).samples_per_epoch
         rows = min(ROWS, total, wanted)
-        return cls(BatchStream(split, data, SEED, rows), min(wanted, total) // rows, beat)
+        return cls(BatchStream(split, data, SEED, rows), min(wanted, total) // rows, heartbeat)
 
     def batches(self, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
         """This rank's share. Over all ranks each sequence is scored once; all ranks get as many
         rows, since their forward passes are collective."""
         for step in range(self.steps):
-            self.beat()
+            self.heartbeat()
             yield _share(self.stream.batch(step), rank, world_size)
 
 

@@ -74,7 +74,7 @@ def _active_steps(config: LearnerConfig, job: JobConfig) -> float:
     """How many steps a learner takes part in, by its start and its budget."""
     left = max(0, job.steps - config.start.step)
     tokens = usual_rows(job) * sum(length * share for length, share in _lengths(job).items())
-    budgets = [config.stop.steps, config.stop.tokens and config.stop.tokens / tokens]
+    budgets = [config.budget.steps, config.budget.tokens and config.budget.tokens / tokens]
     return min([left, *(budget for budget in budgets if budget)])
 
 
@@ -82,7 +82,7 @@ def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     """Whether each simplification makes a difference to the job, and what it is."""
     students = job.students.values()
     waits = any(one.start != StartConfig(step=one.start.step) for one in students)
-    clocks = [job.hours, *(one.stop.hours for one in students)]
+    clocks = [job.hours, *(one.budget.hours for one in students)]
     yield waits, "no student waits for the teacher's quality"
     yield any(clocks), "budgets of hours are not used up before those of steps"
     yield bool(job.batch.growth), "the global batch is that of most steps"

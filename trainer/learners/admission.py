@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trainer.learner_config import StartConfig, StopConfig
+from trainer.learner_config import BudgetConfig, StartConfig
 from trainer.learners.state import HeldOut, JobState, LearnerState
 
 HOUR = 3600.0
@@ -24,30 +24,30 @@ def is_due(start: StartConfig, state: JobState, unigram: HeldOut) -> bool:
     return all(reached)
 
 
-def is_over(stop: StopConfig, counters: LearnerState, step: int, seconds: float) -> bool:
+def is_over(budget: BudgetConfig, counters: LearnerState, step: int, seconds: float) -> bool:
     """Whether a student has used up its budget once the job has done `step` steps in `seconds`."""
     steps = step - counters.started_at
     return (
-        (stop.steps is not None and steps >= stop.steps)
-        or (stop.tokens is not None and counters.tokens >= stop.tokens)
-        or time_used(stop, counters, seconds, last=math.inf) >= 1
+        (budget.steps is not None and steps >= budget.steps)
+        or (budget.tokens is not None and counters.tokens >= budget.tokens)
+        or time_used(budget, counters, seconds, last=math.inf) >= 1
     )
 
 
-def schedule_steps(stop: StopConfig, counters: LearnerState, step: int, last: int) -> float:
+def schedule_steps(budget: BudgetConfig, counters: LearnerState, step: int, last: int) -> float:
     """How many steps a schedule runs over, from the learner's start to its end or the job's `last`.
 
     A budget in tokens takes as long as it would at the learner's pace up to `step`.
     """
     steps: list[float] = [last - counters.started_at]
-    if stop.steps is not None:
-        steps.append(stop.steps)
-    if stop.tokens is not None and counters.tokens:
-        steps.append((step - counters.started_at) * stop.tokens / counters.tokens)
+    if budget.steps is not None:
+        steps.append(budget.steps)
+    if budget.tokens is not None and counters.tokens:
+        steps.append((step - counters.started_at) * budget.tokens / counters.tokens)
     return min(steps)
 
 
-def time_used(stop: StopConfig, counters: LearnerState, seconds: float, last: float) -> float:
+def time_used(budget: BudgetConfig, counters: LearnerState, seconds: float, last: float) -> float:
     """The share of its time that a learner has used after so many seconds of the job.
 
     `last` is where the job ends, in seconds; both may be unlimited, and 0 is used then.
@@ -55,6 +55,6 @@ def time_used(stop: StopConfig, counters: LearnerState, seconds: float, last: fl
     if counters.clocked_from is None:
         return 0.0
     limit = last - counters.clocked_from
-    if stop.hours is not None:
-        limit = min(limit, stop.hours * HOUR)
+    if budget.hours is not None:
+        limit = min(limit, budget.hours * HOUR)
     return (seconds - counters.clocked_from) / max(limit, 1.0)

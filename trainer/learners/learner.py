@@ -232,7 +232,7 @@ class Learner:
         return shares
 
     def update(self, step: int, loss: float, length: int, seconds: float) -> None:
-        """The optimizer step of the job's `step`, sat out if its loss or gradient is no good.
+        """The optimizer step of the job's `step`, skipped if its loss or gradient is no good.
 
         `loss` is that of the global batch of sequences of `length`; the job has been trained for
         so many `seconds`, on which all ranks agree.
@@ -295,8 +295,8 @@ class Learner:
         before, done = self._transfer_steps, self.own_step(step)
         if done < before:
             return peak
-        total = schedule_steps(config.stop, self.counters, step, self.step_shape.steps)
-        used = time_used(config.stop, self.counters, seconds, self.step_shape.seconds)
+        total = schedule_steps(config.budget, self.counters, step, self.step_shape.steps)
+        used = time_used(config.budget, self.counters, seconds, self.step_shape.seconds)
         return peak * factor(config.schedule, done - before, total - before, used)
 
     def autocast(self) -> torch.autocast:
@@ -343,7 +343,7 @@ class Learner:
         return sums
 
     def _forget_the_phase_before(self, own_step: int) -> None:
-        """Each phase of a progressive transfer begins with fresh moments, taken or sat out."""
+        """Each phase of a progressive transfer begins with fresh moments, taken or skipped."""
         transfer = self.objective.transfer
         if transfer is not None and transfer.begins_phase(own_step):
             assert self._optimizer is not None
@@ -358,7 +358,7 @@ class Learner:
         return self._permitted
 
     def _count(self, loss: float) -> None:
-        """What became of a step: it was taken, or float16 overflowed, or it was sat out."""
+        """What became of a step: it was taken, or float16 overflowed, or it was skipped."""
         counters, scale = self.counters, self.loss_scale
         if self._may_step():
             counters.guard.took(self.config.guard, loss)

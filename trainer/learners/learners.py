@@ -20,7 +20,7 @@ from trainer.learners.state import HeldOut, JobState, LearnerState
 from trainer.schedules.stacking import StackingConfig, layers_of_the_moment
 
 
-class Cohort:
+class Learners:
     """The learners of a job that have started, in the order of the config."""
 
     def __init__(
@@ -49,12 +49,12 @@ class Cohort:
         return [self._students[name] for name in self.config.students if name in self._students]
 
     @property
-    def taught(self) -> list[Learner]:
+    def active(self) -> list[Learner]:
         """Those of them that are not done: one that is waits, as it is, for its checkpoint."""
         return [one for one in self.students if one.counters.finished_at is None]
 
     @property
-    def learners(self) -> dict[str, Learner]:
+    def by_name(self) -> dict[str, Learner]:
         """Everyone, by the name in metrics and checkpoints; the teacher first."""
         return {learner.name: learner for learner in [self.teacher, *self.students]}
 
@@ -111,8 +111,8 @@ class Cohort:
 
     def mark_finished(self, step: int, seconds: float) -> None:
         """Note who has used up its budget after so many steps and seconds of the job."""
-        for learner in self.taught:
-            if is_over(learner.config.stop, learner.counters, step, seconds):
+        for learner in self.active:
+            if is_over(learner.config.budget, learner.counters, step, seconds):
                 learner.counters.finished_at = step
 
     def has_finished_at(self, step: int) -> bool:
@@ -129,7 +129,7 @@ class Cohort:
 
     def counters(self) -> dict[str, LearnerState]:
         """What the checkpoint must know of each learner."""
-        there = {name: learner.counters for name, learner in self.learners.items()}
+        there = {name: learner.counters for name, learner in self.by_name.items()}
         return there | {student_key(name): state for name, state in self._finished.items()}
 
     def _restore(self, checkpoint: Checkpoint, state: JobState) -> None:
@@ -138,18 +138,18 @@ class Cohort:
             if counters is None:
                 continue
             step = counters.finished_at or state.step
-            if is_over(config.stop, counters, step, state.seconds):
+            if is_over(config.budget, counters, step, state.seconds):
                 counters.finished_at = step  # its budget may have been cut
             elif counters.finished_at is not None:
                 raise TrainingError(
-                    f"students.{name}.stop: a larger budget comes too late, it was done at step "
+                    f"students.{name}.budget: a larger budget comes too late, it was done at step "
                     f"{counters.finished_at}; put it back, or fork the run from a step before"
                 )
             if counters.finished_at is None:
                 self._students[name] = self._build(student_key(name), config, counters.started_at)
             else:
                 self._finished[name] = counters
-        for name, learner in self.learners.items():
+        for name, learner in self.by_name.items():
             learner.counters = state.learners[name]
             checkpoint.load(name, learner.engine)
 

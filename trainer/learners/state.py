@@ -27,11 +27,11 @@ class LearnerState:
 
     @property
     def skipped_steps(self) -> int:
-        """Steps of the job that it sat out."""
+        """Steps of the job that it skipped."""
         return sum(self.guard.skipped.values())
 
     def steps_made(self, step: int) -> int:
-        """How many of its own it has made by the job's `step`, those included that it sat out."""
+        """How many of its own it has made by the job's `step`, those included that it skipped."""
         last = step if self.finished_at is None else self.finished_at
         return last - self.started_at
 
@@ -65,7 +65,7 @@ class JobState:
     seconds: float = 0.0
     learners: dict[str, LearnerState] = field(default_factory=dict)
     teacher_layers: int = 0  # which may grow; 0 before there is a teacher
-    recovered: list[dict[str, Any]] = field(default_factory=list)  # entries of `recover`, done
+    rolled_back: list[dict[str, Any]] = field(default_factory=list)  # entries of `rollback`, done
     teacher_held_out: HeldOut | None = None  # the newest evaluation of the teacher
     unreadable: int = 0  # sequences
     corpora: dict[str, str] = field(default_factory=dict)  # see `data_pipeline.contents`

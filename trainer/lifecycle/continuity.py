@@ -71,7 +71,7 @@ def accepted_changes(
     same = {key for key, content in read.items() if there.get(key) == content}
     fork = (
         "begin another run from a checkpoint of this one: "
-        f"tandem fork {now.runs}/{now.name} --step N --name NEW"
+        f"tandem fork {now.output_dir}/{now.name} --step N --name NEW"
     )
     for change in found:
         if change.refusal and change.key not in same:  # else the corpus has only moved

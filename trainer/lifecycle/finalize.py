@@ -7,33 +7,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.checkpoint import published
-from trainer.durable import replace
+from trainer.durable import atomic_write
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.final_scores import evaluate_run
 from trainer.evaluation.finished import SavedLearners
 from trainer.report import write_report
 from trainer.run_folder.folder import EXPORTED, RunFolder
 from trainer.run_folder.run_files import read_evaluation
-from trainer.watch.rank_zero import Beat
+from trainer.watch.rank_zero import SendHeartbeat
 
 
-def conclude(folder: RunFolder, beat: Beat = lambda: None) -> dict[str, Any]:
+def finalize(folder: RunFolder, heartbeat: SendHeartbeat = lambda: None) -> dict[str, Any]:
     """Evaluate and export every learner of the newest checkpoint, and write the report.
 
     What is there already is left alone: a run that was killed on the way gets what is missing.
     Returns the content of ``evaluation.json``, which is written after the scores and exports that
-    it names. One process, no engines. `beat` is called whenever there was progress: for every batch
-    that is scored, and for every export.
+    it names. One process, no engines. `heartbeat` is called whenever there was progress: for every
+    batch that is scored, and for every export.
     """
     results = _results_so_far(folder)
     if results is None:
         saved = SavedLearners(folder)
-        results = evaluate_run(saved, beat=beat)
-        _export(saved, results, list(results["learners"]), beat)
-        replace(folder.evaluation, json.dumps(results, indent=2) + "\n")
+        results = evaluate_run(saved, heartbeat=heartbeat)
+        _export(saved, results, list(results["learners"]), heartbeat)
+        atomic_write(folder.evaluation, json.dumps(results, indent=2) + "\n")
     elif missing := [name for name in results["learners"] if not folder.has_export(name)]:
-        _export(SavedLearners(folder), results, missing, beat)
-    beat()
+        _export(SavedLearners(folder), results, missing, heartbeat)
+    heartbeat()
     if not folder.has_final_report():
         write_report(folder.path)
     return results
@@ -46,9 +46,11 @@ def _results_so_far(folder: RunFolder) -> dict[str, Any] | None:
     return results if results and newest in ([], [results["step"]]) else None
 
 
-def _export(saved: SavedLearners, results: Mapping[str, Any], names: list[str], beat: Beat) -> None:
+def _export(
+    saved: SavedLearners, results: Mapping[str, Any], names: list[str], heartbeat: SendHeartbeat
+) -> None:
     for name in names:
-        beat()
+        heartbeat()
         out = saved.folder.export(name)
         (out / EXPORTED[-1]).unlink(missing_ok=True)  # until this one is whole
         export_learner(saved, name, out, results)

@@ -20,7 +20,7 @@ import configs
 from data_pipeline import contents
 from trainer.checkpoint import Checkpoint, CheckpointError, branch, missing, published
 from trainer.config import JobConfig
-from trainer.durable import replace, sync_folder
+from trainer.durable import atomic_write, sync_folder
 from trainer.errors import TrainingError
 from trainer.learners.learner import TEACHER, student_key
 from trainer.lifecycle.continuity import SHAPE, changes
@@ -112,6 +112,6 @@ def _fill(
     rows = resume(new.metrics, step, Checkpoint(run.checkpoints, step).metrics).rows
     branch(run.checkpoints, step, new.checkpoints, learners, {**state, "rows": rows})
     origin = {"run": str(run.path.resolve()), "step": step, "time": time.time(), "changes": found}
-    replace(new.origin, json.dumps(origin, indent=2) + "\n")
+    atomic_write(new.origin, json.dumps(origin, indent=2) + "\n")
     text = f"{REVISION}{run.revision()}\n# forked from {run.path} at step {step}\n"
-    replace(new.config, text + own["config"])
+    atomic_write(new.config, text + own["config"])

@@ -15,13 +15,13 @@ from data_pipeline import contents
 from trainer.checkpoint import Attempt, Owner, newest_state
 from trainer.config import JobConfig
 from trainer.control.requests import forget
-from trainer.durable import replace
+from trainer.durable import atomic_write
 from trainer.lifecycle.continuity import accepted_changes
 from trainer.run_folder.folder import REVISION, RunFolder
 
 
 @dataclass(frozen=True)
-class Beginning:
+class StartedRun:
     """What rank 0 found out and every rank must know."""
 
     config: JobConfig
@@ -29,7 +29,7 @@ class Beginning:
     changes: list[str]  # of the config since the newest checkpoint, one line each
 
 
-def begin(config: JobConfig, owner: Owner) -> Beginning:
+def start_run(config: JobConfig, owner: Owner) -> StartedRun:
     """Take the run folder over, unless the run cannot resume with this config. On rank 0 only.
 
     Raises CheckpointError where another job is at work in it, TrainingError where the run cannot go
@@ -47,13 +47,13 @@ def begin(config: JobConfig, owner: Owner) -> Beginning:
         os.utime(folder.config)  # for `tandem status`: it loads now, and is not stalled
     if owner.restart == 0:  # a person has started it, whatever was asked of the run before
         forget(folder.requests)
-    return Beginning(config, attempt, changes)
+    return StartedRun(config, attempt, changes)
 
 
 def accept(config: JobConfig) -> None:
     """Write ``config.yaml``: nothing refuses this start any more. On rank 0 only."""
     text = f"{REVISION}{_git_revision()}\n{configs.dump(config)}"
-    replace(RunFolder.of(config).config, text)
+    atomic_write(RunFolder.of(config).config, text)
 
 
 def _config_so_far(folder: RunFolder, state: Mapping[str, Any]) -> JobConfig:

@@ -38,4 +38,4 @@ def _unreached(config: JobConfig) -> Iterator[str]:
 
 
 def _steps_of(learner: LearnerConfig, steps: int) -> int:
-    return min(learner.stop.steps or steps, steps)
+    return min(learner.budget.steps or steps, steps)

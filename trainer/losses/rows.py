@@ -62,12 +62,12 @@ def soft_cross_entropy_rows(teacher: Distribution, temperature: float, weights: 
 
 
 def blended_cross_entropy_rows(
-    teacher: Distribution, labels: Tensor, teacher_share: float
+    teacher: Distribution, labels: Tensor, teacher_fraction: float
 ) -> RowLoss:
-    """``-(a softmax(t) + (1 - a) onehot(label)) . log softmax(s)`` with a = `teacher_share`."""
+    """``-(a softmax(t) + (1 - a) onehot(label)) . log softmax(s)`` with a = `teacher_fraction`."""
     alone = cross_entropy_rows(labels)
     theirs = _Teacher(teacher, 1.0, subtract_entropy=False)
-    return RowLoss(_Blend(theirs, alone.target, teacher_share), alone.weights)
+    return RowLoss(_Blend(theirs, alone.target, teacher_fraction), alone.weights)
 
 
 class RowLosses:

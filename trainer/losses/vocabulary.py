@@ -105,15 +105,15 @@ def chunked_blended_cross_entropy(
     teacher_input: Tensor,
     teacher_decoder: OutputProjection,
     labels: Tensor,
-    teacher_share: float,
+    teacher_fraction: float,
 ) -> tuple[Tensor, Tensor]:
-    """``-(a softmax(t) + (1 - a) onehot(label)) . log softmax(s)`` with a = `teacher_share`.
+    """``-(a softmax(t) + (1 - a) onehot(label)) . log softmax(s)`` with a = `teacher_fraction`.
 
     Arguments as above; labels int64 [P] with -100 where there is nothing to predict. Returns
     float32 (sum, number of labels).
     """
     teacher = Distribution(teacher_input, *teacher_decoder)
-    rows = blended_cross_entropy_rows(teacher, labels, teacher_share)
+    rows = blended_cross_entropy_rows(teacher, labels, teacher_fraction)
     total, _ = project_and_sum(student_input, student_decoder, [rows])
     return total, (labels != IGNORED).to(torch.float32).sum()
 

@@ -24,7 +24,8 @@ from trainer.objectives.term import (
     projected,
 )
 from trainer.objectives.terms import (
-    Attention,
+    PKD,
+    AttentionMSE,
     AttentionRelation,
     AttentionTransfer,
     Blended,
@@ -32,15 +33,14 @@ from trainer.objectives.terms import (
     Embedding,
     FeatureMaps,
     FromStudent,
-    Hidden,
+    HiddenMSE,
     MaskedLanguageModelling,
     MeanTransfer,
     NextSentence,
     PairConfig,
-    Patient,
-    Prediction,
     SentenceOrder,
-    SoftTargets,
+    SoftCrossEntropy,
+    SoftKL,
     ValueRelation,
     VarianceTransfer,
 )
@@ -54,14 +54,14 @@ class ObjectiveConfig:
     mlm: MaskedLanguageModelling | None = None
     nsp: NextSentence | None = None
     sop: SentenceOrder | None = None
-    soft: SoftTargets | None = None
-    prediction: Prediction | None = None
+    soft_kl: SoftKL | None = None
+    soft_cross_entropy: SoftCrossEntropy | None = None
     blended: Blended | None = None
     cosine: Cosine | None = None
     embedding: Embedding | None = None
-    hidden: Hidden | None = None
-    attention: Attention | None = None
-    patient: Patient | None = None
+    hidden_mse: HiddenMSE | None = None
+    attention_mse: AttentionMSE | None = None
+    pkd: PKD | None = None
     feature_maps: FeatureMaps | None = None
     attention_transfer: AttentionTransfer | None = None
     mean_transfer: MeanTransfer | None = None

@@ -27,7 +27,7 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig, rates: Rates) ->
     """The optimizer of `module`, before DeepSpeed partitions its parameters."""
     groups = parameter_groups(module, config.weight_decay, rates)
     betas = (config.betas[0], config.betas[1])
-    settings = (groups, config.learning_rate, betas, config.smoothing)
+    settings = (groups, config.learning_rate, betas, config.resolved_epsilon)
     if config.kind == "lamb":
         return GatedOptimizer(Lamb(*settings))
     if not config.corrects_bias:

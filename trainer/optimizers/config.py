@@ -33,7 +33,7 @@ class OptimizerConfig:
             raise ValueError("bias_correction: is for adamw, lamb has none; remove it")
 
     @property
-    def smoothing(self) -> float:
+    def resolved_epsilon(self) -> float:
         """`epsilon`, or what the kind of optimizer takes by itself."""
         return EPSILONS[self.kind] if self.epsilon is None else self.epsilon
 

@@ -1,7 +1,7 @@
 """Steps that can be let pass.
 
 A learner's optimizer is stepped by its DeepSpeed engine, once or, at stages 1 to 3, once for each
-parameter group. A learner with a bad loss or gradient must sit out on all ranks at every stage
+parameter group. A learner with a bad loss or gradient must be skipped on all ranks at every stage
 while DeepSpeed's own bookkeeping goes on, so the decision is taken inside the optimizer.
 """
 

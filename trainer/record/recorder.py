@@ -192,7 +192,7 @@ def _row(state: JobState, result: StepResult, learners: Sequence[Learner]) -> di
         "step": state.step,
         "tokens": state.tokens,
         "seconds": state.seconds,
-        "rollbacks": len(state.recovered),
+        "rollbacks": len(state.rolled_back),
         "padding": 1.0 - result.tokens / result.positions,
     }
     if state.unreadable:

@@ -10,10 +10,20 @@ from trainer.report.colours import colour
 from trainer.report.words import nats, percent, plain_name, short
 from trainer.run_folder.run_files import RunFiles
 
-HEADINGS = ("parameters", "loss", "accuracy", "kept", "agrees", "tokens/s", "ms/seq", "joined at")
+HEADINGS = (
+    "parameters",
+    "loss",
+    "accuracy",
+    "retention",
+    "agreement",
+    "tokens/s",
+    "ms/seq",
+    "joined at",
+)
 LEGEND = (
-    "Loss (nats) and accuracy are of masked tokens in held-out text; kept is the share of the "
-    "teacher's accuracy; agrees is the share of first choices that are the teacher's; parameters "
+    "Loss (nats) and accuracy are of masked tokens in held-out text; retention is the share of the "
+    "teacher's accuracy; agreement is the share of first choices that are the teacher's; "
+    "parameters "
     "are without the heads; tokens/s is the encoder alone, ms/seq the same for a single sequence. "
     "Unigram always guesses by frequency. Not trained: no term of the learner's objective has "
     "trained what predicts tokens."
@@ -50,13 +60,13 @@ def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
 
 
 def _row(name: str, facts: dict[str, Any], colour: int) -> str:
-    kept = None if name == "teacher" else facts["retention"]
+    retention = None if name == "teacher" else facts["retention"]
     agreement = facts["agreement"]
     cells = [
         short(facts["parameters"]),
         nats(facts["loss"]),
         percent(facts["accuracy"]),
-        "" if kept is None else _bar(kept),
+        "" if retention is None else _bar(retention),
         "" if agreement is None else percent(agreement["top_1"]),
         short(facts["tokens_per_second"]),
         short(1000 * facts["seconds_per_sequence"]),

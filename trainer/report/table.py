@@ -10,7 +10,7 @@ from rich.table import Table
 
 from trainer.report.words import nats, percent, plain_name, short
 
-SHARES_AND_SPEED = ("kept", "agrees", "tokens/s", "ms/seq")
+SHARES_AND_SPEED = ("retention", "agreement", "tokens/s", "ms/seq")
 WIDTH = 10_000  # a line is never broken: paths stay copyable
 
 
@@ -40,7 +40,8 @@ def student_table(evaluation: dict[str, Any]) -> str:
 
 _LEGEND = (
     "loss and accuracy: of masked tokens in held-out text; pairs: share of pairs of segments told\n"
-    "right; kept: share of the teacher's accuracy; agrees: same first choice as the teacher;\n"
+    "right; retention: share of the teacher's accuracy; agreement: same first choice as the\n"
+    "teacher's;\n"
     "not trained: no term of its objective has trained what predicts tokens;\n"
     "parameters: without the heads; tokens/s: of the encoder alone, on this machine; ms/seq: the\n"
     "same for a single sequence"
@@ -48,14 +49,14 @@ _LEGEND = (
 
 
 def _cells(name: str, facts: dict[str, Any], pairs: bool) -> list[str]:
-    kept, agreement, told = facts["retention"], facts["agreement"], facts.get("pair_accuracy")
+    retention, agreement, told = facts["retention"], facts["agreement"], facts.get("pair_accuracy")
     return [
         plain_name(name),
         short(facts["parameters"]),
         nats(facts["loss"]),
         percent(facts["accuracy"]),
         *([percent(told) if told is not None else ""] if pairs else []),
-        "" if kept is None or name == "teacher" else percent(kept),
+        "" if retention is None or name == "teacher" else percent(retention),
         "" if agreement is None else percent(agreement["top_1"]),
         short(facts["tokens_per_second"]),
         short(1000 * facts["seconds_per_sequence"]),

@@ -24,7 +24,7 @@ class RunFolder:
     @classmethod
     def of(cls, config: JobConfig) -> RunFolder:
         """The folder of a job; it need not exist yet."""
-        return cls(Path(config.runs) / config.name)
+        return cls(Path(config.output_dir) / config.name)
 
     @classmethod
     def existing(cls, run: str) -> RunFolder:

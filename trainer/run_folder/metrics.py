@@ -25,7 +25,7 @@ Keys, all optional but ``step``:
 ``memory``                            bytes, the most so far and the largest over ranks
 ``checkpoint_stall``                  seconds that training stood still, since the last logged step
 ``slowest_rank``                      how long the slowest rank computes, over the median
-``rollbacks``                         entries of `recover` that were carried out
+``rollbacks``                         entries of `rollback` that were carried out
 ``restarts``                          how often the run was started again, so far
 ``val/CORPUS/LEARNER/loss``,            on the held-out split of a corpus; also ``accuracy`` and,
                                       where there are pairs, ``pair_accuracy``

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from trainer.durable import replace
+from trainer.durable import atomic_write
 from trainer.run_folder.metrics import Row, decode, encode
 
 # Of the newest rows, that a checkpoint keeps: thousands of them.
@@ -126,7 +126,7 @@ def resume(path: Path, step: int, kept: bytes = b"", expected: int | None = None
     lines = _before(there, newest) + newest
     if path.exists() or lines:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace(path, b"".join(lines))
+        atomic_write(path, b"".join(lines))
     found = set(there)
     restored = sum(line not in found for line in newest)
     return Resumed(len(lines), restored, max(0, (expected or 0) - len(lines)))

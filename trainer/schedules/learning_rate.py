@@ -13,24 +13,24 @@ KINDS = ("linear", "cosine", "constant", "wsd", "points")
 
 @dataclass
 class ScheduleConfig:
-    """Linear warm-up over `warmup_steps`, then `kind` down to `floor` times the peak.
+    """Linear warm-up over `warmup_steps`, then `kind` down to `min_lr_ratio` times the peak.
 
     `wsd` (warm-up, stable, decay: Hu et al., arXiv 2404.06395) stays at the peak and falls linearly
-    over the last `decay_share` of the way. `points` goes in lines between given shares of the peak
-    at the learner's own steps, however many it makes, and stays at the last.
+    over the last `decay_fraction` of the way. `points` goes in lines between given shares of the
+    peak at the learner's own steps, however many it makes, and stays at the last.
     """
 
     kind: str = "linear"
     warmup_steps: int = 0
-    decay_share: float = 0.1  # for wsd
-    floor: float = 0.0
+    decay_fraction: float = 0.1  # for wsd
+    min_lr_ratio: float = 0.0
     points: dict[int, float] = field(default_factory=dict)  # {step: share of the peak, ...}
 
     def __post_init__(self) -> None:
         """Refuse unknown kinds and shares out of range."""
         require_choice(self, kind=KINDS)
-        require_bounds(self, warmup_steps=INDEX, decay_share=positive(1.0))
-        require_bounds(self, floor=(0.0, 1.0), points=(0.0, 1.0))
+        require_bounds(self, warmup_steps=INDEX, decay_fraction=positive(1.0))
+        require_bounds(self, min_lr_ratio=(0.0, 1.0), points=(0.0, 1.0))
         if bool(self.points) != (self.kind == "points"):
             raise ValueError("points: set these together with kind: points, or neither")
         if any(step < 0 for step in self.points):
@@ -50,7 +50,7 @@ def factor(config: ScheduleConfig, step: int, steps: float, time_used: float = 0
         "linear": 1 - done,
         "cosine": (1 + math.cos(math.pi * done)) / 2,
         "constant": 1.0,
-        "wsd": min(1.0, (1 - done) / config.decay_share),
+        "wsd": min(1.0, (1 - done) / config.decay_fraction),
         "points": StepSchedule.read(config.points, "points").at(step) if config.points else 0.0,
     }[config.kind]
-    return warm * (config.floor + (1 - config.floor) * shape)
+    return warm * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)

@@ -1,4 +1,4 @@
-"""Steps that a learner sits out: its loss is not finite, or stands out from those before.
+"""Steps that a learner is skipped: its loss is not finite, or stands out from those before.
 
 Everything here is a pure function of all-reduced losses and of state that is in the checkpoint, so
 that every rank decides alike, and a resumed run like the one that was not interrupted.
@@ -19,16 +19,18 @@ class GuardConfig:
     """Which losses are too high to learn from, and how often in a row they may be.
 
     A loss spikes when it is `sigmas` standard deviations above the mean of the last `window` that
-    were learnt from. The job ends when more than `tolerate` steps in a row were sat out.
+    were learnt from. The job ends after more than `max_consecutive_skips` in a row.
     """
 
     sigmas: float | None = 6.0  # null: only losses that are not finite
     window: int = 128
-    tolerate: int = 10
+    max_consecutive_skips: int = 10
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        require_bounds(self, sigmas=positive(1e6), window=(2, 1_000_000), tolerate=INDEX)
+        require_bounds(
+            self, sigmas=positive(1e6), window=(2, 1_000_000), max_consecutive_skips=INDEX
+        )
 
 
 @dataclass
@@ -37,11 +39,11 @@ class Guard:
 
     losses: list[float] = field(default_factory=list)  # the last that were learnt from
     regime: str = ""  # under which they are comparable
-    in_a_row: int = 0  # steps sat out just now
+    in_a_row: int = 0  # steps skipped just now
     skipped: dict[str, int] = field(default_factory=dict)  # reason -> steps, in all
 
     def judge(self, config: GuardConfig, loss: float, regime: str) -> str | None:
-        """Why a step with this loss must be sat out; None to go ahead.
+        """Why a step with this loss must be skipped; None to go ahead.
 
         Losses of another `regime` (an objective, a sequence length) say nothing about this one.
         """
@@ -60,7 +62,7 @@ class Guard:
         self.losses = [*self.losses, loss][-config.window :]
 
     def missed(self, reason: str) -> None:
-        """Note a step that was sat out."""
+        """Note a step that was skipped."""
         self.in_a_row += 1
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 

@@ -17,14 +17,14 @@ from typing import Any
 
 
 class HangWatch:
-    """While it is open, at most `seconds` may pass between two calls of `beat`."""
+    """While it is open, at most `seconds` may pass between two calls of `heartbeat`."""
 
     def __init__(self, log: Path, seconds: float) -> None:
         """The stacks go to the end of `log`. One watch at a time; on the main thread."""
         self._path, self._seconds = log, seconds
         self._log: TextIOWrapper | None = None
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """There was progress. A system call, about a microsecond."""
         if self._log is not None:
             signal.setitimer(signal.ITIMER_REAL, self._seconds)
@@ -33,7 +33,7 @@ class HangWatch:
         self._log = self._path.open("a")
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         faulthandler.register(signal.SIGALRM, self._log, all_threads=True, chain=True)
-        self.beat()
+        self.heartbeat()
         return self
 
     def __exit__(self, *exception: Any) -> None:

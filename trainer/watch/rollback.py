@@ -1,4 +1,4 @@
-"""Going back once to a checkpoint, and passing over some batches: `recover` in the config.
+"""Going back once to a checkpoint, and passing over some batches: `rollback` in the config.
 
 Which batch a step reads is a pure function of the step and of the config. What has been carried out
 is part of the trainer's state, so that a later start does not go back again.
@@ -16,7 +16,7 @@ from trainer.errors import TrainingError
 
 
 @dataclass
-class RecoveryConfig:
+class RollbackConfig:
     """Back to the `checkpoint` of a step; the batches from skip[0] up to skip[1] are passed over.
 
     Batches are counted as in ``tandem data dump``: the step's number as long as none was skipped.
@@ -39,49 +39,49 @@ class RecoveryConfig:
         return f"{{checkpoint: {self.checkpoint}, skip: {skip}}}"
 
 
-def batch_number(step: int, recoveries: Sequence[RecoveryConfig]) -> int:
+def batch_number(step: int, rollbacks: Sequence[RollbackConfig]) -> int:
     """The number of the batch that a 0-based step of the job reads."""
     number = step
-    for begin, end in sorted(tuple(one.skip) for one in recoveries if one.skip):
+    for begin, end in sorted(tuple(one.skip) for one in rollbacks if one.skip):
         if number >= begin:
             number += end - begin
     return number
 
 
-def require_order(recoveries: Sequence[RecoveryConfig]) -> None:
+def require_order(rollbacks: Sequence[RollbackConfig]) -> None:
     """Raise ValueError unless each entry only passes over batches that its checkpoint never saw."""
-    for number, one in enumerate(recoveries):
-        before = recoveries[:number]
+    for number, one in enumerate(rollbacks):
+        before = rollbacks[:number]
         if one.skip is None:
             continue
         if one.skip[0] < batch_number(one.checkpoint, before):
             raise ValueError(
-                f"recover[{number}].skip: the checkpoint of step {one.checkpoint} has seen batch "
+                f"rollback[{number}].skip: the checkpoint of step {one.checkpoint} has seen batch "
                 f"{one.skip[0]} already"
             )
         if any(e.skip and e.skip[0] < one.skip[1] and one.skip[0] < e.skip[1] for e in before):
-            raise ValueError(f"recover[{number}].skip: overlaps an entry before it")
+            raise ValueError(f"rollback[{number}].skip: overlaps an entry before it")
 
 
-def proposal(recoveries: Sequence[RecoveryConfig], checkpoint: int, steps: range) -> str:
+def proposal(rollbacks: Sequence[RollbackConfig], checkpoint: int, steps: range) -> str:
     """The override that goes back to a checkpoint and passes over what these steps have read.
 
     Of these, those that the checkpoint has not seen: somebody may have asked for it among them.
     """
     skips: list[list[int]] = []  # several, where batches between them are passed over already
-    for number in (batch_number(step, recoveries) for step in steps if step >= checkpoint):
+    for number in (batch_number(step, rollbacks) for step in steps if step >= checkpoint):
         if skips and skips[-1][1] == number:
             skips[-1][1] += 1
         else:
             skips.append([number, number + 1])
-    everything = [*recoveries, *(RecoveryConfig(checkpoint, skip) for skip in skips)]
-    return f"recover={_as_yaml(everything)}"
+    everything = [*rollbacks, *(RollbackConfig(checkpoint, skip) for skip in skips)]
+    return f"rollback={_as_yaml(everything)}"
 
 
 def way_out(
-    recoveries: Sequence[RecoveryConfig], newest: int, sound: int | None, steps: range
+    rollbacks: Sequence[RollbackConfig], newest: int, sound: int | None, steps: range
 ) -> str:
-    """What a user can do about a learner that sat out `steps`, in words that end with an override.
+    """What a user can do about a learner that skipped `steps`, in words that end with an override.
 
     `newest` is the step of the newest checkpoint, `sound` that of the newest which is not suspect.
     Where they differ, everything since `sound` is passed over: what ruined the weights is in it.
@@ -92,27 +92,27 @@ def way_out(
             f"with a lower learning_rate: 'name=NEW'"
         )
     if newest and sound != newest:
-        back = proposal(recoveries, sound or 0, range(sound or 0, steps.stop))
+        back = proposal(rollbacks, sound or 0, range(sound or 0, steps.stop))
         return (
             f"the checkpoint of step {newest} is suspect, its weights were ruined before: go back "
             f"to that of step {sound}, with a lower learning_rate if it is high: '{back}'"
         )
-    back = proposal(recoveries, newest, steps)
+    back = proposal(rollbacks, newest, steps)
     return f"start again with a lower learning_rate, or without these batches: '{back}'"
 
 
-def _as_yaml(recoveries: Iterable[RecoveryConfig]) -> str:
+def _as_yaml(rollbacks: Iterable[RollbackConfig]) -> str:
     """As one line that the command line and a YAML file take."""
-    return f"[{', '.join(map(str, recoveries))}]"
+    return f"[{', '.join(map(str, rollbacks))}]"
 
 
-def done_with(recoveries: Sequence[RecoveryConfig]) -> list[dict[str, Any]]:
+def done_with(rollbacks: Sequence[RollbackConfig]) -> list[dict[str, Any]]:
     """What the trainer's state says once these have been carried out."""
-    return [asdict(one) for one in recoveries]
+    return [asdict(one) for one in rollbacks]
 
 
-def checkpoint_to_go_on_from(
-    newest: Checkpoint | None, recoveries: Sequence[RecoveryConfig]
+def checkpoint_to_resume(
+    newest: Checkpoint | None, rollbacks: Sequence[RollbackConfig]
 ) -> Checkpoint | None:
     """The `newest` intact, or an earlier one that a new entry names.
 
@@ -121,13 +121,13 @@ def checkpoint_to_go_on_from(
     """
     if newest is None:
         return None
-    done = newest.trainer_state["recovered"]
-    if done_with(recoveries)[: len(done)] != done:
-        carried_out = _as_yaml(RecoveryConfig(**one) for one in done)
+    done = newest.trainer_state["rolled_back"]
+    if done_with(rollbacks)[: len(done)] != done:
+        carried_out = _as_yaml(RollbackConfig(**one) for one in done)
         raise TrainingError(
-            f"recover: the run has carried out {carried_out}; leave that in place, and add to it"
+            f"rollback: the run has carried out {carried_out}; leave that in place, and add to it"
         )
-    target = min((one.checkpoint for one in recoveries[len(done) :]), default=newest.step)
+    target = min((one.checkpoint for one in rollbacks[len(done) :]), default=newest.step)
     folder = newest.path.parent
     if target == newest.step or (target > newest.step and target in published(folder)):
         return newest  # the one that is named is damaged

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.durable import replace
+from trainer.durable import atomic_write
 
 RATIO = 1.5
 IN_A_ROW = 3
@@ -57,7 +57,7 @@ class SlowRanks:
             {"rank": rank, "host": self._hosts[rank], "step": step, "says": self._line(rank, busy)}
             for rank in sorted(self._named)
         ]
-        replace(self._file, json.dumps(rows))
+        atomic_write(self._file, json.dumps(rows))
 
 
 def slow_among(busy: Sequence[float]) -> set[int]:

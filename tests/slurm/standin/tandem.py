@@ -22,7 +22,7 @@ def main() -> int:
     assert sys.argv[1] == "train"
     config = json.loads(Path(sys.argv[2]).read_text())
     config |= dict(override.split("=", 1) for override in sys.argv[3:])
-    run = Path(config["runs"]) / config["name"]
+    run = Path(config["output_dir"]) / config["name"]
     ranks = derive()
     seen = run / "seen" / f"{os.environ.get('SLURM_RESTART_COUNT', 0)}-{ranks.rank}"
     seen.parent.mkdir(parents=True, exist_ok=True)

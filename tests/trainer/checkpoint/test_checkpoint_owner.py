@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import read
-from trainer.checkpoint import Attempt, CheckpointError, Owner, beat, live_owner, owner
+from trainer.checkpoint import Attempt, CheckpointError, Owner, live_owner, owner, send_heartbeat
 
 ELSEWHERE = {"host": "n9", "machine": "another boot pid:[1]"}
 
@@ -72,11 +72,11 @@ def test_on_another_machine_its_heart_decides(record, tmp_path):
     write(record, someone)
     assert live_owner(tmp_path) is None  # it does not beat
     over = threading.Event()
-    beat(record)
+    send_heartbeat(record)
 
     def live() -> None:
         while not over.wait(0.3):
-            beat(record)
+            send_heartbeat(record)
 
     thread = threading.Thread(target=live)
     thread.start()

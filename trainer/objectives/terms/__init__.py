@@ -6,31 +6,32 @@ name in YAML and in the metrics.
 """
 
 from trainer.objectives.terms.attention import (
-    Attention,
+    AttentionMSE,
     AttentionRelation,
     AttentionTransfer,
     ValueRelation,
 )
 from trainer.objectives.terms.pairs import NextSentence, PairConfig, SentenceOrder
 from trainer.objectives.terms.states import (
+    PKD,
     Cosine,
     Embedding,
     FeatureMaps,
-    Hidden,
+    HiddenMSE,
     MeanTransfer,
-    Patient,
     VarianceTransfer,
 )
 from trainer.objectives.terms.two_way import FromStudent
 from trainer.objectives.terms.vocabulary import (
     Blended,
     MaskedLanguageModelling,
-    Prediction,
-    SoftTargets,
+    SoftCrossEntropy,
+    SoftKL,
 )
 
 __all__ = [
-    "Attention",
+    "PKD",
+    "AttentionMSE",
     "AttentionRelation",
     "AttentionTransfer",
     "Blended",
@@ -38,15 +39,14 @@ __all__ = [
     "Embedding",
     "FeatureMaps",
     "FromStudent",
-    "Hidden",
+    "HiddenMSE",
     "MaskedLanguageModelling",
     "MeanTransfer",
     "NextSentence",
     "PairConfig",
-    "Patient",
-    "Prediction",
     "SentenceOrder",
-    "SoftTargets",
+    "SoftCrossEntropy",
+    "SoftKL",
     "ValueRelation",
     "VarianceTransfer",
 ]

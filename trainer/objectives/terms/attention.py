@@ -32,7 +32,7 @@ MatrixLoss = Callable[[Matrix, Matrix, Tensor, int], tuple[Tensor, Tensor]]
 
 
 @dataclass
-class Attention(LayerTermConfig):
+class AttentionMSE(LayerTermConfig):
     """Mean squared error of pre-softmax attention scores, summed over layers (TinyBERT)."""
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:

@@ -86,7 +86,7 @@ class CosineTerm(Term):
 
 
 @dataclass
-class Hidden(LayerTermConfig):
+class HiddenMSE(LayerTermConfig):
     """Mean squared error of hidden states after one learnable H_s -> H_t projection (TinyBERT).
 
     Summed over layers. As in the original's code, the embedding output is compared too, by the
@@ -117,7 +117,7 @@ class HiddenTerm(LayerTerm):
 
     def __init__(
         self,
-        config: Hidden,
+        config: HiddenMSE,
         student: EncoderConfig,
         teacher: EncoderConfig,
         above: tuple[int, ...],
@@ -160,7 +160,7 @@ class EmbeddingTerm(Term):
 
 
 @dataclass
-class Patient(LayerTermConfig):
+class PKD(LayerTermConfig):
     """Squared distance of normalised [CLS] states, mean over layers and width (PKD's code)."""
 
     layers: Layers = "skip"

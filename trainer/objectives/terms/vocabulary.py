@@ -64,7 +64,7 @@ class MaskedLanguageModellingTerm(VocabularyTerm):
 
 
 @dataclass
-class SoftTargets(VocabularyTermConfig):
+class SoftKL(VocabularyTermConfig):
     """T^2 KL(softmax(t / T) || softmax(s / T)) over the vocabulary (Hinton; DistilBERT; PKD).
 
     positions: masked, or attended as in DistilBERT's code by default, at two to three times a small
@@ -93,11 +93,11 @@ class SoftTargets(VocabularyTermConfig):
 
 
 class SoftTargetsTerm(VocabularyTerm):
-    """See `SoftTargets`."""
+    """See `SoftKL`."""
 
     needs_teacher_logits = True
 
-    def __init__(self, config: SoftTargets, vocabulary: int) -> None:
+    def __init__(self, config: SoftKL, vocabulary: int) -> None:
         super().__init__(config)
         self.denominator = config.positions
         self.temperature = StepSchedule.read(config.temperature, "temperature")
@@ -113,7 +113,7 @@ class SoftTargetsTerm(VocabularyTerm):
 
 
 @dataclass
-class Prediction(VocabularyTermConfig):
+class SoftCrossEntropy(VocabularyTermConfig):
     """-softmax(t / T) . log softmax(s / T), no T^2 (TinyBERT's prediction layer, eq. 10).
 
     At masked positions. mean_over_labels, as in its code, divides by the size of the vocabulary.
@@ -139,7 +139,7 @@ class PredictionTerm(VocabularyTerm):
     denominator = MASKED
     needs_teacher_logits = True
 
-    def __init__(self, config: Prediction, vocabulary: int) -> None:
+    def __init__(self, config: SoftCrossEntropy, vocabulary: int) -> None:
         super().__init__(config)
         self.temperature = StepSchedule.read(config.temperature, "temperature")
         self.divisor = vocabulary if config.mean_over_labels else 1
@@ -159,12 +159,12 @@ class Blended(VocabularyTermConfig):
     teacher's distribution.
     """
 
-    teacher_share: float = 0.5
+    teacher_fraction: float = 0.5
 
     def __post_init__(self) -> None:
         """Refuse shares that are none."""
         super().__post_init__()
-        require_bounds(self, teacher_share=(0.0, 1.0))
+        require_bounds(self, teacher_fraction=(0.0, 1.0))
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
         """See `TermConfig.build`."""
@@ -180,12 +180,14 @@ class BlendedTerm(VocabularyTerm):
 
     def __init__(self, config: Blended) -> None:
         super().__init__(config)
-        self.teacher_share = config.teacher_share
+        self.teacher_fraction = config.teacher_fraction
 
     def row_loss(self, inputs: LossInputs) -> RowLoss:
         """See `VocabularyTerm.row_loss`."""
         teacher = inputs.teacher.distributions[MASKED]
-        return blended_cross_entropy_rows(teacher, inputs.batch.masked_labels, self.teacher_share)
+        return blended_cross_entropy_rows(
+            teacher, inputs.batch.masked_labels, self.teacher_fraction
+        )
 
 
 def _require_one_vocabulary(student: EncoderConfig, teacher: EncoderConfig) -> None:

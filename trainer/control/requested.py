@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Requests:
     """What one rank asks for; the job does what any of its ranks asks."""
 
     stop: bool = False  # save, and end
@@ -18,9 +18,9 @@ class Wishes:
         return [float(self.stop), float(self.save)]
 
     @classmethod
-    def agreed(cls, votes: Sequence[float]) -> Wishes:
+    def agreed(cls, votes: Sequence[float]) -> Requests:
         """What the ranks together ask for, given the sums of their `votes`."""
         return cls(*(bool(count) for count in votes))
 
 
-NO_WISHES = Wishes()
+NO_REQUESTS = Requests()
