@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from cluster.errors import LaunchError
 from cluster.ranks import EXPORTED
 from cluster.sbatch_options import OWN, gpus_in_gres
-from configs.bounds import GIGABYTES, INDEX, positive, require_bounds
+from configs.rules import GIGABYTES, INDEX, Doc, Matches, Range, Unit, positive
+from configs.section import Refusal, Section
+from configs.typed import hints_of, options_of
 
 # Set for each rank, by SLURM or from what it sets; or read-only in bash.
 LAUNCHERS = re.compile(
@@ -20,74 +23,116 @@ LAUNCHERS = re.compile(
 )
 
 
+OptionName = Annotated[str, Matches(r"[a-z][a-z0-9-]+", "the long name of an option")]
+
+
 @dataclass
-class ClusterConfig:
-    """Everything about a cluster that a job's own config should not need to know.
+class ClusterConfig(Section):
+    """Everything about a cluster that a job's own config should not need to know."""
 
-    ``sbatch`` and ``srun`` hold any option of theirs by its long name: true, or nothing in quotes,
-    for one that takes no value, false to leave out what a ``base`` has.
-    """
+    nodes: Annotated[
+        str,
+        Matches(r"[1-9]\d*(-[1-9]\d*)?", "a number, or a range such as 2-4"),
+        Doc("The number of nodes, or the least and the most."),
+    ] = "1"
+    gpus_per_node: Annotated[
+        str,
+        Matches(r"([A-Za-z][\w.-]*:)?\d+", "a number, or one of a kind such as a100:8"),
+        Doc("GPUs on each node; or say `sbatch.gres`."),
+    ] = "0"
+    ranks_per_node: Annotated[
+        int, Range(1, 2**20), Doc("Ranks where there are no GPUs; otherwise there is one per GPU.")
+    ] = 1
+    sbatch: Annotated[
+        dict[OptionName, str],
+        Doc(
+            "Options of sbatch by their long names: true, or nothing in quotes, for one that takes "
+            "no value; false leaves out what a `base` has."
+        ),
+    ] = field(default_factory=dict)
+    srun: Annotated[dict[OptionName, str], Doc("Options of srun, likewise.")] = field(
+        default_factory=dict
+    )
+    warning_seconds: Annotated[
+        int,
+        Range(1, 10**9),
+        Unit("s"),
+        Doc("How long before the time limit the ranks are told to save."),
+    ] = 300
+    requeue: Annotated[bool, Doc("Queue the job again when it is cut off.")] = True
+    fruitless_requeues: Annotated[
+        int,
+        INDEX,
+        Doc("The job gives up after this many requeues in a row without a new step."),
+    ] = 3
+    max_requeues: Annotated[
+        int | None, INDEX, Doc("Requeues in all, whatever for; null: no limit.")
+    ] = None
+    max_gpu_hours: Annotated[
+        float | None,
+        positive(1e9),
+        Unit("GPU hours"),
+        Doc("Of all starts together; when they are used up, the job saves and ends."),
+    ] = None
+    preflight: Annotated[bool, Doc("Check every node before the ranks start.")] = True
+    min_free_gb: Annotated[
+        float, GIGABYTES, Unit("GB"), Doc("Free space that the preflight asks of the run folder.")
+    ] = 10.0
+    modules: Annotated[list[str], Doc("Environment modules to load.")] = field(default_factory=list)
+    venv: Annotated[str, Doc("A virtual environment to activate.")] = ""
+    conda: Annotated[str, Doc("A conda environment to activate.")] = ""
+    container: Annotated[
+        list[str], Doc("A prefix of the ranks' command: `[apptainer, exec, image.sif]`.")
+    ] = field(default_factory=list)
+    python: Annotated[
+        str,
+        Doc("Empty: the submitter's own, or `python` where an environment is named."),
+    ] = ""
+    interface: Annotated[
+        str,
+        Matches(r"[\w.=^,:-]*", "the name of an interface, such as ib0"),
+        Doc("Over which NCCL and gloo talk, where a node has several."),
+    ] = ""
+    variables: Annotated[
+        dict[Annotated[str, Matches(r"[A-Za-z_]\w*", "a variable's name")], str],
+        Doc("Environment variables of the ranks."),
+    ] = field(default_factory=dict)
+    before: Annotated[
+        list[str], Doc("Shell commands on the first node, before the ranks start.")
+    ] = field(default_factory=list)
+    after: Annotated[list[str], Doc("Shell commands when the ranks have ended, at each start.")] = (
+        field(default_factory=list)
+    )
+    at_end: Annotated[list[str], Doc("Shell commands when the run has ended for good, once.")] = (
+        field(default_factory=list)
+    )
 
-    nodes: str = "1"  # or the least and the most: 2-4
-    gpus_per_node: str = "0"  # or of one kind: a100:8; or say sbatch.gres
-    ranks_per_node: int = 1  # where there are no GPUs; otherwise one rank per GPU
-    sbatch: dict[str, str] = field(default_factory=dict)
-    srun: dict[str, str] = field(default_factory=dict)
-    warning_seconds: int = 300  # how long before the time limit the ranks are told to save
-    requeue: bool = True
-    fruitless_requeues: int = 3  # in a row, each without a new step, before the job gives up
-    max_requeues: int | None = None  # in all, whatever for
-    max_gpu_hours: float | None = None  # of all starts together; when they are used up, it saves
-    preflight: bool = True
-    min_free_gb: float = 10.0  # in the run folder
-    modules: list[str] = field(default_factory=list)
-    venv: str = ""
-    conda: str = ""
-    container: list[str] = field(default_factory=list)  # a prefix: [apptainer, exec, image.sif]
-    python: str = ""  # the submitter's own, or `python` where an environment is named above
-    interface: str = ""  # over which NCCL and gloo talk, where a node has several: ib0
-    variables: dict[str, str] = field(default_factory=dict)
-    before: list[str] = field(default_factory=list)  # shell commands on the first node
-    after: list[str] = field(default_factory=list)  # when the ranks have ended, at each start
-    at_end: list[str] = field(default_factory=list)  # when the run has ended for good, once
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot work, naming the key."""
-        if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)?", self.nodes):
-            raise ValueError(f"nodes: {self.nodes!r} is neither a number nor a range such as 2-4")
+    def conflicts(self) -> Iterator[Refusal]:
         if not self.node_counts:
-            raise ValueError(f"nodes: {self.nodes} is a range from its least to its most: 2-4")
-        if not re.fullmatch(r"([A-Za-z][\w.-]*:)?\d+", self.gpus_per_node):
-            kinds = "a number, nor one of a kind such as a100:8"
-            raise ValueError(f"gpus_per_node: {self.gpus_per_node!r} is neither {kinds}")
-        require_bounds(self, min_free_gb=GIGABYTES, ranks_per_node=(1, 2**20))
-        require_bounds(self, warning_seconds=(1, 10**9), fruitless_requeues=INDEX)
-        if not re.fullmatch(r"[\w.=^,:-]*", self.interface):
-            raise ValueError(f"interface: {self.interface!r} is not the name of one, such as ib0")
-        self._require_caps_that_can_be_kept()
-        for name in self.variables:
-            if not re.fullmatch(r"[A-Za-z_]\w*", name):
-                raise ValueError(f"variables: {name!r} is not a name for an environment variable")
-            if LAUNCHERS.fullmatch(name):
-                raise ValueError(f"variables.{name}: is set by the launcher; leave it out")
+            yield "nodes", f"{self.nodes} must be a range from its least to its most: 2-4"
+        for name in filter(LAUNCHERS.fullmatch, self.variables):
+            yield f"variables.{name}", "is set by the launcher; leave it out"
         for section, options in (("sbatch", self.sbatch), ("srun", self.srun)):
-            for name in options:
-                if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
-                    raise ValueError(f"{section}: {name!r} is not the long name of an option")
-                if name in OWN[section]:
-                    raise ValueError(f"{section}.{name}: cannot be set: {OWN[section][name]}")
-        if self.asks_by_gres and int(self.gpus_per_node.rpartition(":")[2]):
-            raise ValueError(
-                "sbatch.gres: gpus_per_node asks for GPUs as well; leave one of the two out "
-                "(--gpus-per-node 0)"
-            )
-        if not re.fullmatch(r"[1-9]\d*", self.sbatch.get("cpus-per-task", "1")):
-            raise ValueError(f"sbatch.cpus-per-task: {self.sbatch['cpus-per-task']} is no number")
+            for name in filter(OWN[section].__contains__, options):
+                yield f"{section}.{name}", f"cannot be set: {OWN[section][name]}"
+        yield from self._conflicts_of_gpus()
+        threads = self.sbatch.get("cpus-per-task", "1")
+        if not re.fullmatch(r"[1-9]\d*", threads):
+            yield "sbatch.cpus-per-task", f"must be a number, not {threads!r}"
 
-    def _require_caps_that_can_be_kept(self) -> None:
-        require_bounds(self, max_requeues=INDEX, max_gpu_hours=positive(1e9))
+    def _conflicts_of_gpus(self) -> Iterator[Refusal]:
+        try:
+            gpus_in_gres(self.sbatch.get("gres", ""))
+        except ValueError as error:
+            yield "sbatch.gres", str(error)
+            return
+        if self.asks_by_gres and self._gpus_by_count:
+            yield (
+                "sbatch.gres",
+                "gpus_per_node asks for GPUs as well; leave one of the two out (--gpus-per-node 0)",
+            )
         if self.max_gpu_hours is not None and not self.gpus:
-            raise ValueError("max_gpu_hours: needs gpus_per_node")
+            yield "max_gpu_hours", "needs gpus_per_node"
 
     @property
     def has_own_python(self) -> bool:
@@ -97,19 +142,16 @@ class ClusterConfig:
     @property
     def gpus(self) -> int:
         """GPUs on each node, of whatever kind, whichever option asks for them."""
-        return int(self.gpus_per_node.rpartition(":")[2]) or self._gpus_in_gres
+        return self._gpus_by_count or gpus_in_gres(self.sbatch.get("gres", ""))
 
     @property
     def asks_by_gres(self) -> bool:
         """Whether ``sbatch.gres`` asks for GPUs, for sites that know no ``--gpus-per-node``."""
-        return self._gpus_in_gres > 0
+        return gpus_in_gres(self.sbatch.get("gres", "")) > 0
 
     @property
-    def _gpus_in_gres(self) -> int:
-        try:
-            return gpus_in_gres(self.sbatch.get("gres", ""))
-        except ValueError as error:
-            raise ValueError(f"sbatch.gres: {error}") from None
+    def _gpus_by_count(self) -> int:
+        return int(self.gpus_per_node.rpartition(":")[2])
 
     @property
     def node_counts(self) -> range:
@@ -167,9 +209,9 @@ def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 def _kinds() -> dict[str, type]:
     """What the value of each key is that an option may set."""
-    kinds = {kind.__name__: kind for kind in (bool, str, int, float)}
-    names = {one.name: str(one.type).removesuffix(" | None") for one in fields(ClusterConfig)}
-    return {name: kinds[kind] for name, kind in names.items() if kind in kinds}
+    hints = hints_of(typing.cast(Any, ClusterConfig))
+    kinds = {name: options_of(hint)[0] for name, hint in hints.items()}
+    return {name: kind for name, kind in kinds.items() if kind in (bool, str, int, float)}
 
 
 def _converted(name: str, text: str, kind: type) -> str | int | float | bool:

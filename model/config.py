@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
-_CHOICES = {
-    "positions": ("learned", "learned_after_padding", "rotary"),
-    "embedding_projection": ("none", "word", "sum"),
-    "norm": ("layer_norm", "no_norm"),
-    "norm_placement": ("post", "pre"),
-    "activation": ("gelu", "gelu_tanh", "relu", "silu"),
-    "head_activation": ("", "gelu", "gelu_tanh", "relu", "silu"),
-    "feed_forward": ("mlp", "glu"),
-    "bottleneck_attention": ("hidden", "shared", "inner"),
-    "sharing": ("none", "all", "attention", "ffn"),
-    "pooler": ("none", "first", "tanh"),
-    "initializer": ("truncated_normal", "normal", "scaled_truncated_normal"),
-}
-# The least and the most; beyond these no machine holds the model, or a name for its sizes.
-_MOST = 2**24
-_SIZES = {
-    **dict.fromkeys(
-        ("vocab_size", "hidden_size", "heads", "ffn_size", "max_positions"), (1, _MOST)
-    ),
-    **dict.fromkeys(("embedding_size", "bottleneck_size", "segment_types"), (0, _MOST)),
-    **dict.fromkeys(("layers", "groups", "feed_forwards", "global_every"), (1, 4096)),
-    "local_window": (0, 2**31),
-}
-# Above 0, and at most.
-_POSITIVE = {
-    "norm_eps": 1.0,
-    "global_rope_theta": 1e12,
-    "local_rope_theta": 1e12,
-    "initializer_range": 100.0,
-}
+from configs.rules import FRACTION, PROBABILITY, Doc, OneOf, Range, Unit, positive
+from configs.section import Refusal, Section
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+_MOST = 2**24  # beyond it no machine holds the model
+_WIDTH, _WIDTH_OR_NONE = Range(1, _MOST), Range(0, _MOST)
+_REPEATS = Range(1, 4096)
 DROPOUT_PLACES = ("embedding", "attention", "attention_output", "feed_forward")
 
 
@@ -43,115 +22,173 @@ class ModelError(ValueError):
 
 
 @dataclass
-class EncoderConfig:
-    """Sizes and parts of an encoder with its heads; the defaults are BERT-base.
-
-    Raises ValueError, beginning with the key, for values that do not fit together.
-    """
+class EncoderConfig(Section):
+    """Sizes and parts of an encoder with its heads; the defaults are BERT-base."""
 
     # Sizes
-    vocab_size: int = 30522
-    hidden_size: int = 768
-    layers: int = 12
-    heads: int = 12
-    ffn_size: int = 3072
-    embedding_size: int = 0  # width of the word vectors; 0: the hidden size
-    max_positions: int = 512
-    segment_types: int = 2  # 0: no segment embedding
-    pad_token_id: int = 0  # its word vector gets no gradient from the input side; -1: none
+    vocab_size: Annotated[int, _WIDTH, Unit("tokens"), Doc("Rows of the word embedding.")] = 30522
+    hidden_size: Annotated[int, _WIDTH, Doc("Width of the hidden states.")] = 768
+    layers: Annotated[int, _REPEATS, Doc("Number of layers.")] = 12
+    heads: Annotated[int, _WIDTH, Doc("Attention heads in a layer.")] = 12
+    ffn_size: Annotated[int, _WIDTH, Doc("Width inside a feed-forward network.")] = 3072
+    embedding_size: Annotated[
+        int, _WIDTH_OR_NONE, Doc("Width of the word vectors; 0: the hidden size.")
+    ] = 0
+    max_positions: Annotated[
+        int, _WIDTH, Unit("tokens"), Doc("Rows of the position embedding; the longest sequence.")
+    ] = 512
+    segment_types: Annotated[
+        int, _WIDTH_OR_NONE, Doc("Rows of the segment embedding; 0: there is none.")
+    ] = 2
+    pad_token_id: Annotated[
+        int,
+        Range(-1, _MOST),
+        Doc("The padding token: its word vector gets no gradient from the input side; -1: none."),
+    ] = 0
 
     # Embedding
-    positions: str = "learned"  # learned_after_padding: RoBERTa's, counting tokens from pad + 1
-    embedding_projection: str = "none"  # word: before the sum (MobileBERT); sum: after it (ALBERT)
-    trigram: bool = False  # next, current and previous word vector side by side (MobileBERT)
-    embedding_norm: bool = True
+    positions: Annotated[
+        str,
+        OneOf("learned", "learned_after_padding", "rotary"),
+        Doc("learned_after_padding: RoBERTa's, which count tokens from `pad_token_id` + 1."),
+    ] = "learned"
+    embedding_projection: Annotated[
+        str,
+        OneOf("none", "word", "sum"),
+        Doc(
+            "Where word vectors are projected to the hidden size. word: before they are summed "
+            "with the others (MobileBERT); sum: after it (ALBERT)."
+        ),
+    ] = "none"
+    trigram: Annotated[
+        bool, Doc("Next, current and previous word vector side by side (MobileBERT).")
+    ] = False
+    embedding_norm: Annotated[bool, Doc("Normalise the embedding output.")] = True
 
     # Layers
-    norm: str = "layer_norm"  # no_norm: g * x + b (MobileBERT)
-    norm_eps: float = 1e-12
-    fixed_norm_eps: float = (
-        0.0  # of the embedding and last feed-forward norm, if it differs; 0: norm_eps
-    )
-    norm_bias: bool = True
-    norm_placement: str = "post"
-    activation: str = "gelu"
-    feed_forward: str = "mlp"
-    feed_forwards: int = 1  # feed-forward networks stacked in a layer (MobileBERT: 4)
-    attention_bias: bool = True
-    ffn_bias: bool = True
-    bottleneck_size: int = 0  # width inside a layer where it differs from the hidden size; 0: none
-    bottleneck_attention: str = "hidden"  # what Q and K read: hidden states, own bottleneck, inner
-    local_window: int = 0  # tokens seen by a local attention layer, both sides together; 0: all
-    global_every: int = 1  # of so many layers the first attends globally
-    global_rope_theta: float = 160000.0
-    local_rope_theta: float = 10000.0
+    norm: Annotated[
+        str, OneOf("layer_norm", "no_norm"), Doc("no_norm: g * x + b (MobileBERT).")
+    ] = "layer_norm"
+    norm_eps: Annotated[float, positive(1.0), Doc("Added to the variance in a layer norm.")] = 1e-12
+    fixed_norm_eps: Annotated[
+        float,
+        FRACTION,
+        Doc("`norm_eps` of the embedding norm and the last feed-forward norm; 0: the same."),
+    ] = 0.0
+    norm_bias: Annotated[bool, Doc("Layer norms have a bias.")] = True
+    norm_placement: Annotated[
+        str, OneOf("post", "pre"), Doc("Norms after each residual sum, or before each part.")
+    ] = "post"
+    activation: Annotated[
+        str, OneOf(*ACTIVATIONS), Doc("Activation of the feed-forward networks.")
+    ] = "gelu"
+    feed_forward: Annotated[
+        str, OneOf("mlp", "glu"), Doc("glu: a gated linear unit (ModernBERT).")
+    ] = "mlp"
+    feed_forwards: Annotated[
+        int, _REPEATS, Doc("Feed-forward networks stacked in a layer (MobileBERT: 4).")
+    ] = 1
+    attention_bias: Annotated[bool, Doc("The attention's projections have biases.")] = True
+    ffn_bias: Annotated[bool, Doc("The feed-forward networks have biases.")] = True
+    bottleneck_size: Annotated[
+        int,
+        _WIDTH_OR_NONE,
+        Doc("Width inside a layer where it differs from the hidden size; 0: it does not."),
+    ] = 0
+    bottleneck_attention: Annotated[
+        str,
+        OneOf("hidden", "shared", "inner"),
+        Doc(
+            "What Q and K read: the hidden states; a bottleneck that they share; or the layer's "
+            "inner states, as V then does."
+        ),
+    ] = "hidden"
+    local_window: Annotated[
+        int,
+        Range(0, 2**31),
+        Unit("tokens"),
+        Doc("What a local attention layer sees, both sides together; 0: all."),
+    ] = 0
+    global_every: Annotated[
+        int, _REPEATS, Unit("layers"), Doc("The first of this many layers attends globally.")
+    ] = 1
+    global_rope_theta: Annotated[
+        float, positive(1e12), Doc("Base of the rotary positions in global layers.")
+    ] = 160000.0
+    local_rope_theta: Annotated[
+        float, positive(1e12), Doc("Base of the rotary positions in local layers.")
+    ] = 10000.0
 
-    # Sharing: layer i uses group floor(i * groups / layers) of what is shared
-    sharing: str = "none"
-    groups: int = 1
+    # Sharing
+    sharing: Annotated[
+        str,
+        OneOf("none", "all", "attention", "ffn"),
+        Doc("What the layers of a group share (ALBERT)."),
+    ] = "none"
+    groups: Annotated[
+        int, _REPEATS, Doc("Groups that share; layer i is in group floor(i * groups / layers).")
+    ] = 1
 
     # Heads
-    pooler: str = "tanh"  # first: the first token's state as it is
-    pair_head: bool = False  # two logits on the pooled state: next sentence or sentence order
-    head_activation: str = ""  # of the masked-LM transform; empty: the layers' activation
-    head_bias: bool = True
-    decoder_bias: bool = True
+    pooler: Annotated[
+        str,
+        OneOf("none", "first", "tanh"),
+        Doc("first: the first token's state as it is; tanh: through a dense layer and tanh."),
+    ] = "tanh"
+    pair_head: Annotated[
+        bool, Doc("Two logits on the pooled state: next sentence, or sentence order.")
+    ] = False
+    head_activation: Annotated[
+        str,
+        OneOf("", *ACTIVATIONS),
+        Doc("Activation of the masked-LM transform; empty: `activation`."),
+    ] = ""
+    head_bias: Annotated[bool, Doc("The masked-LM transform has a bias.")] = True
+    decoder_bias: Annotated[bool, Doc("The vocabulary projection has a bias.")] = True
 
     # Training
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    dropout_at: list[str] = field(default_factory=lambda: [*DROPOUT_PLACES])  # outputs that drop
-    initializer: str = "truncated_normal"
-    initializer_range: float = 0.02
+    dropout: Annotated[
+        float, PROBABILITY, Doc("Dropout probability, except of attention weights.")
+    ] = 0.1
+    attention_dropout: Annotated[
+        float, PROBABILITY, Doc("Dropout probability of attention weights.")
+    ] = 0.1
+    dropout_at: Annotated[
+        list[str], OneOf(*DROPOUT_PLACES), Doc("The parts whose outputs are dropped out.")
+    ] = field(default_factory=lambda: [*DROPOUT_PLACES])
+    initializer: Annotated[
+        str,
+        OneOf("truncated_normal", "normal", "scaled_truncated_normal"),
+        Doc(
+            "Distribution of random weights. Truncated: at two deviations; scaled: those of each "
+            "residual branch's output by 1 / sqrt(2 * layers)."
+        ),
+    ] = "truncated_normal"
+    initializer_range: Annotated[
+        float, positive(100.0), Doc("Standard deviation of random weights.")
+    ] = 0.02
 
-    def __post_init__(self) -> None:
-        for key, allowed in _CHOICES.items():
-            if getattr(self, key) not in allowed:
-                raise ValueError(
-                    f"{key}: {getattr(self, key)!r} is not one of {', '.join(allowed)}"
-                )
-        for key, (least, most) in _SIZES.items():
-            if not least <= getattr(self, key) <= most:
-                raise ValueError(f"{key}: must be {least} to {most}, not {getattr(self, key)}")
-        for key, limit in _POSITIVE.items():
-            if not 0 < getattr(self, key) <= limit:
-                words = f"must be positive, and at most {limit:g}"
-                raise ValueError(f"{key}: {words}, not {getattr(self, key)}")
-        if not 0 <= self.fixed_norm_eps <= 1:
-            raise ValueError(f"fixed_norm_eps: must be 0 to 1, not {self.fixed_norm_eps}")
-        for key in ("dropout", "attention_dropout"):
-            if not 0.0 <= getattr(self, key) < 1.0:
-                raise ValueError(f"{key}: must lie in [0, 1), not {getattr(self, key)}")
-        for place in self.dropout_at:
-            if place not in DROPOUT_PLACES:
-                raise ValueError(f"dropout_at: {place!r} is not one of {', '.join(DROPOUT_PLACES)}")
-        self._check_fit()
-
-    def _check_fit(self) -> None:
+    def conflicts(self) -> Iterator[Refusal]:
         if self.inner_size % self.heads:
-            raise ValueError(f"heads: {self.heads} does not divide the width {self.inner_size}")
+            yield "heads", f"{self.heads} does not divide the width {self.inner_size}"
         if self.positions == "rotary" and self.head_size % 2:
-            raise ValueError(
-                f"heads: rotary positions need an even head size, not {self.head_size}"
-            )
+            yield "heads", f"rotary positions need an even head size, not {self.head_size}"
         if self.embedding_projection == "none" and self.word_size != self.hidden_size:
-            raise ValueError(
-                "embedding_projection: must be word or sum where embedding_size is set"
-            )
+            yield "embedding_projection", "must be word or sum where embedding_size is set"
         if self.trigram and self.embedding_projection != "word":
-            raise ValueError("trigram: needs embedding_projection: word")
+            yield "trigram", "needs embedding_projection: word"
         if self.groups > self.layers:
-            raise ValueError(f"groups: {self.groups} is more than the {self.layers} layers")
+            yield "groups", f"{self.groups} is more than the {self.layers} layers"
         if self.groups > 1 and self.sharing == "none":
-            raise ValueError("groups: needs sharing other than none")
+            yield "groups", "needs sharing other than none"
         if self.bottleneck_size and self.norm_placement == "pre":
-            raise ValueError("bottleneck_size: is for norm_placement post")
+            yield "bottleneck_size", "is for norm_placement: post"
         if self.pair_head and self.pooler == "none":
-            raise ValueError("pair_head: needs a pooler")
-        if not -1 <= self.pad_token_id < self.vocab_size:
-            raise ValueError(f"pad_token_id: {self.pad_token_id} is outside the vocabulary")
+            yield "pair_head", "needs a pooler"
+        if self.pad_token_id >= self.vocab_size:
+            yield "pad_token_id", f"{self.pad_token_id} is outside the vocabulary"
         if self.positions == "learned_after_padding" and self.first_position >= self.max_positions:
-            raise ValueError("max_positions: must exceed pad_token_id + 1")
+            yield "max_positions", "must exceed pad_token_id + 1"
 
     @property
     def word_size(self) -> int:

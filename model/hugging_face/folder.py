@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from configs import ConfigError, typed
 from model.config import EncoderConfig, ModelError
 from model.hugging_face.albert import ALBERT
 from model.hugging_face.bert import BERT, ROBERTA
@@ -31,12 +32,6 @@ OWN_TYPE = "tandem"
 _MOST_SHARED_LAYERS = 1024  # more than the tensors can be only in a model that shares layers
 _LAYERS = ("num_hidden_layers", "n_layers", "layers")
 _NETWORKS = ("num_feedforward_networks", "feed_forwards")
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "int": int,
-    "float": (int, float),
-    "bool": bool,
-    "str": str,
-}
 # What comes of values that nobody checks; torch raises RuntimeError for sizes beyond its numbers.
 _WRONG_VALUES = (
     *(ValueError, TypeError, AttributeError),
@@ -232,11 +227,10 @@ def _read_own(theirs: Mapping[str, Any]) -> EncoderConfig:
 
 def _configuration(values: Mapping[str, Any]) -> EncoderConfig:
     """The configuration of values from a file; ModelError names one of another kind."""
-    for field in dataclasses.fields(EncoderConfig):
-        kind = _KINDS.get(str(field.type))
-        if kind and field.name in values and not isinstance(values[field.name], kind):
-            raise ModelError(f"{field.name}: {values[field.name]!r} is not of type {field.type}")
-    return EncoderConfig(**values)
+    try:
+        return typed.build(values, EncoderConfig)
+    except ConfigError as error:
+        raise ModelError(str(error)) from error
 
 
 def _from_transformers(

@@ -205,10 +205,10 @@ def test_a_container_image_is_for_the_ranks():
     ("arguments", "words"),
     [
         (["partition"], "'partition' is not an option"),
-        (["--nodes", "many"], "nodes: 'many'"),
-        (["--gpus-per-node", "x"], "gpus_per_node: 'x' is neither a number"),
+        (["--nodes", "many"], "nodes: must be a number, or a range such as 2-4, not 'many'"),
+        (["--gpus-per-node", "x"], "gpus_per_node: must be a number, or one of a kind"),
         (["--warning-seconds", "x"], "--warning-seconds x: a number"),
-        (["--cpus-per-task", "x"], "sbatch.cpus-per-task: x is no number"),
+        (["--cpus-per-task", "x"], "sbatch.cpus-per-task: must be a number, not 'x'"),
         (["--output", "x"], "sbatch.output: cannot be set: the log is in the run folder"),
         (["--gpus", "8"], "sbatch.gpus: cannot be set: use gpus_per_node"),
         (["--gpus-per-task=1"], "sbatch.gpus-per-task: cannot be set: use gpus_per_node"),
@@ -219,7 +219,7 @@ def test_a_container_image_is_for_the_ranks():
         (["--wait"], "sbatch.wait: cannot be set"),
         (["--parsable"], "sbatch.parsable: cannot be set"),
         (["--clusters", "x"], "sbatch.clusters: cannot be set"),
-        (["--Bad_name", "x"], "'Bad_name' is not the long name"),
+        (["--Bad_name", "x"], "must be the long name of an option, not 'Bad_name'"),
         (["--requeue", "maybe"], "true or false"),
     ],
 )

@@ -73,7 +73,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "other model": (lambda f: edit_config(f, model_type="gpt2"), "model_type 'gpt2' is not one"),
     "a name": (
         lambda f: edit_config(f, hidden_size="wide"),
-        "hidden_size: 'wide' is not of type int",
+        "hidden_size: must be a whole number, not 'wide'",
     ),
     "no heads": (lambda f: edit_config(f, num_attention_heads=0), "heads: must be 1 to"),
     "uneven heads": (lambda f: edit_config(f, num_attention_heads=3), "heads: 3 does not divide"),
@@ -98,7 +98,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: edit_config(f, model_type="mobilebert", num_feedforward_networks=10**9),
         "of 1000000000 feed-forward networks",
     ),
-    "beyond numbers": (lambda f: edit_config(f, hidden_size=2 * 10**30), "config.json: "),
+    "beyond numbers": (lambda f: edit_config(f, hidden_size=2 * 10**30), "does not fit into 64"),
     "deep": (lambda f: (f / "config.json").write_text("[" * 10**5), "config.json: not readable"),
     "layer types": (
         lambda f: edit_config(f, model_type="modernbert", rope_parameters={"full_attention": 3}),

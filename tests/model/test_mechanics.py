@@ -343,9 +343,9 @@ def test_layers_that_share_weights_hold_them_once() -> None:
     ("changes", "message"),
     [
         ({"heads": 3}, "heads: 3 does not divide"),
-        ({"activation": "tanh"}, "activation: 'tanh' is not one of"),
+        ({"activation": "tanh"}, "activation: must be one of gelu, "),
         ({"layers": 0}, "layers: must be 1 to"),
-        ({"dropout": 1.0}, "dropout: must lie in"),
+        ({"dropout": 1.0}, "dropout: must be at least 0, and below 1"),
         ({"embedding_size": 8}, "embedding_projection: must be word or sum"),
         ({"groups": 2}, "groups: needs sharing"),
         ({"sharing": "all", "groups": 9}, "groups: 9 is more than the 3 layers"),

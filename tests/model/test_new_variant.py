@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 import configs
 import model
+from configs.section import annotated_hints
 from model import config as model_config
 from model.accounting import describe
 from model.parts import ACTIVATIONS
@@ -27,14 +29,15 @@ def squared_relu(x: Tensor) -> Tensor:
 
 
 @pytest.fixture
-def variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> model.EncoderConfig:
+def variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[model.EncoderConfig]:
     monkeypatch.setitem(ACTIVATIONS, "squared_relu", squared_relu)
-    for key in ("activation", "head_activation"):
-        allowed = (*model_config._CHOICES[key], "squared_relu")
-        monkeypatch.setitem(model_config._CHOICES, key, allowed)
+    names = (*model_config.ACTIVATIONS, "squared_relu")
+    monkeypatch.setattr(model_config, "ACTIVATIONS", names)
+    annotated_hints.cache_clear()
     path = tmp_path / "primer_tiny.yaml"
     path.write_text(YAML)
-    return configs.load(str(path), model.EncoderConfig, "model", ["vocab_size=50", "layers=1"])
+    yield configs.load(str(path), model.EncoderConfig, "model", ["vocab_size=50", "layers=1"])
+    annotated_hints.cache_clear()
 
 
 def test_it_is_counted_trained_and_saved(variant: model.EncoderConfig, tmp_path: Path) -> None:
