@@ -1,4 +1,4 @@
-"""Requests and the heartbeat, as one rank sees them, without a job."""
+"""The run folder, requests and the heartbeat, as one rank sees them, without a job."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from trainer.checkpoint import Attempt, StaleAttempt
 from trainer.control import heartbeat as heartbeat
 from trainer.control import requests
 from trainer.control.requests import CHECKPOINT, RequestBox, answer_to, ask
+from trainer.run_folder.folder import RunFolder
 from trainer.watch.first_failure import FirstFailure
 
 
@@ -71,3 +72,13 @@ def for_a_while(action: Callable[[], None]) -> None:
     for _ in range(1000):
         action()
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("content", "revision"),
+    [(b"# git revision: 1a2b3c4\nname: a\n", "1a2b3c4"), (b"PK\x03\x04\xf7\x00", "")],
+)
+def test_the_revision_is_empty_where_the_config_is_damaged(tmp_path, content, revision):
+    folder = RunFolder(tmp_path)
+    folder.config.write_bytes(content)
+    assert folder.revision() == revision

@@ -117,8 +117,8 @@ class RunFolder:
         return self.path / "slow_ranks.json"
 
     def revision(self) -> str:
-        """The git revision that the run was last started from; empty if it is not known."""
-        first = self.config.read_text(encoding="utf-8").partition("\n")[0]
+        """The git revision that the run was last started from; empty if no line says it."""
+        first = self.config.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         return first.removeprefix(REVISION) if first.startswith(REVISION) else ""
 
     def load_config(self) -> JobConfig:
