@@ -50,6 +50,7 @@ def main(words: Sequence[str] | None = None) -> int:
         ]
         tokenizer = make_tokenizer(checkouts[0])
         old, new = (Side(one, tokenizer, names, asked.steps) for one in checkouts)
+        print("\n".join(one.commit for one in checkouts), flush=True)
         jobs = chosen(asked.jobs, old, new)
         trials = [Trial(*one) for one in product(jobs, asked.world_size, asked.stages)]
         differing = sum(not is_same for is_same in compared(old, new, trials))

@@ -28,6 +28,11 @@ class Checkout:
     made: Path
     server: subprocess.Popen[str]
 
+    @property
+    def commit(self) -> str:
+        """Its short hash and subject."""
+        return git("-C", str(self.code), "log", "-1", "--format=%h %s")
+
     def tandem(self, *argv: object, ranks: int = 0) -> None:
         """Run a command, as `ranks` ranks if there are any.
 
