@@ -16,6 +16,7 @@ renamed stand in `renames.json`.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -115,4 +116,5 @@ def shown(what: str, old: Results, new: Results) -> bool:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # clears up
     sys.exit(main())

@@ -35,13 +35,11 @@ class Names:
     def spoken(self, override: str, accepts: Callable[[str], bool]) -> str:
         """An override as a revision knows it: the first of its names that the revision accepts."""
         key, _, value = override.partition("=")
-        known = [key]
+        known = {key: None}  # in this order
         for old, new in self.config.items():
-            known += [_replaced(name, new, old, ".") for name in known]
-        names = [f"{name}={value}" for name in dict.fromkeys(known)]
-        if len(names) == 1:
-            return override
-        return next(filter(accepts, names), override)
+            known |= {_replaced(name, new, old, "."): None for name in known}
+        names = [f"{name}={value}" for name in known]
+        return override if len(names) == 1 else next(filter(accepts, names), override)
 
 
 def _replaced(path: str, one: str, other: str, separator: str) -> str:
