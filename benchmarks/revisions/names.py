@@ -16,10 +16,12 @@ class Names:
     - config: keys, or the last few of a dotted path: ``guard.tolerate``.
     - metrics: parts of the path of a metric, or whole paths: ``students/demo/soft``. Also arrays of
       `tandem data dump` and keys of evaluation.json.
+    - tensors: parts of the dotted path of a parameter in checkpoints: ``terms.soft``.
     """
 
     config: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Names:
@@ -28,9 +30,11 @@ class Names:
 
     def metric(self, path: str) -> str:
         """The newest name of a metric."""
-        for old, new in self.metrics.items():
-            path = _replaced(path, old, new, "/")
-        return path
+        return _renamed(path, self.metrics, "/")
+
+    def tensor(self, path: str) -> str:
+        """The newest name of a parameter."""
+        return _renamed(path, self.tensors, ".")
 
     def spoken(self, override: str, accepts: Callable[[str], bool]) -> str:
         """An override as a revision knows it: the first of its names that the revision accepts."""
@@ -40,6 +44,12 @@ class Names:
             known |= {_replaced(name, new, old, "."): None for name in known}
         names = [f"{name}={value}" for name in known]
         return override if len(names) == 1 else next(filter(accepts, names), override)
+
+
+def _renamed(path: str, names: Mapping[str, str], separator: str) -> str:
+    for old, new in names.items():
+        path = _replaced(path, old, new, separator)
+    return path
 
 
 def _replaced(path: str, one: str, other: str, separator: str) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors
+
+from benchmarks.revisions.names import Names
 
 # Costs, times and places: no results.
 PASSING = re.compile(
@@ -20,8 +22,6 @@ PASSING = re.compile(
 )
 UNCOMPARED = {"README.md", "origin.json", "corpus.json"}  # they say where, when and how fast
 DTYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
-
-Rename = Callable[[str], str]
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,15 @@ Result = Tensor | int | float | str | bool | None
 Results = dict[Place, Result]
 
 
-def read(run: Path, batches: list[Path], steps: int, rename: Rename) -> Results:
+def read(run: Path, batches: list[Path], steps: int, names: Names) -> Results:
     """All results of a run and of the batches that its ranks read."""
     return {
         place: result
         for place, result in (
-            *(one for rank, path in enumerate(batches) for one in _batches(path, rank, rename)),
-            *_metrics(run / "metrics.jsonl", rename),
-            *(one for path in sorted(run.glob("checkpoints/step-*")) for one in _checkpoint(path)),
-            *_scores(run / "evaluation.json", steps, rename),
+            *(one for rank, path in enumerate(batches) for one in _batches(path, rank, names)),
+            *_metrics(run / "metrics.jsonl", names),
+            *_checkpoints(run / "checkpoints", names),
+            *_scores(run / "evaluation.json", steps, names),
             *_exports(run / "exports", steps),
         )
         if not PASSING.search(place.name)
@@ -76,46 +76,47 @@ def read_files(folder: Path) -> Results:
     }
 
 
-def _batches(path: Path, rank: int, rename: Rename) -> Iterator[tuple[Place, Result]]:
+def _batches(path: Path, rank: int, names: Names) -> Iterator[tuple[Place, Result]]:
     with np.load(path) as arrays:
         steps = arrays["step"]
         for name in arrays.files:
             for step in np.unique(steps):
                 rows = np.ascontiguousarray(arrays[name][steps == step])
                 tensor = Tensor(_dtype(rows), rows.shape, rows.tobytes())
-                yield Place(int(step) + 1, "batches", f"{rename(name)}, rank {rank}"), tensor
+                yield Place(int(step) + 1, "batches", f"{names.metric(name)}, rank {rank}"), tensor
 
 
 def _dtype(array: np.ndarray) -> str:
     return next((name for name, code in DTYPES.items() if array.dtype == code), str(array.dtype))
 
 
-def _metrics(path: Path, rename: Rename) -> Iterator[tuple[Place, Result]]:
+def _metrics(path: Path, names: Names) -> Iterator[tuple[Place, Result]]:
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         step = row.pop("step")
         for key, value in row.items():
-            yield Place(step, "metrics", rename(key)), value
+            yield Place(step, "metrics", names.metric(key)), value
 
 
-def _checkpoint(folder: Path) -> Iterator[tuple[Place, Result]]:
+def _checkpoints(folder: Path, names: Names) -> Iterator[tuple[Place, Result]]:
     """Weights and optimizer states, whole, whatever ranks and files their fragments are in."""
-    step = int(folder.name.removeprefix("step-"))
-    fragments: dict[str, list[tuple[int, Tensor]]] = {}
-    for path in folder.rglob("*.safetensors"):
-        learner = path.parent.relative_to(folder)
+    fragments: dict[Place, list[tuple[int, Tensor]]] = {}
+    for path in folder.glob("step-*/**/*.safetensors"):
+        step, *learner = path.parent.relative_to(folder).parts
         for key, tensor in _tensors(path):
             name, state, start = key.split("|")
-            fragments.setdefault(f"{learner} {name} {state}", []).append((int(start), tensor))
-    for name, parts in fragments.items():
+            name = f"{'/'.join(learner)} {names.tensor(name)} {state}"
+            place = Place(int(step.removeprefix("step-")), "checkpoint", name)
+            fragments.setdefault(place, []).append((int(start), tensor))
+    for place, parts in fragments.items():
         data = b"".join(tensor.data for _, tensor in sorted(parts, key=lambda part: part[0]))
-        yield Place(step, "checkpoint", name), Tensor(parts[0][1].dtype, (), data)
+        yield place, Tensor(parts[0][1].dtype, (), data)
 
 
-def _scores(path: Path, step: int, rename: Rename) -> Iterator[tuple[Place, Result]]:
+def _scores(path: Path, step: int, names: Names) -> Iterator[tuple[Place, Result]]:
     tree = json.loads(path.read_text(encoding="utf-8"))
     for name, value in _leaves(tree, ""):
-        yield Place(step, "scores", rename(name)), value
+        yield Place(step, "scores", names.metric(name)), value
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Result]]:

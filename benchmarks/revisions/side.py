@@ -59,7 +59,7 @@ class Side:
         shutil.rmtree(runs, ignore_errors=True)
         self._train(trial, runs)
         run = runs / self.jobs[trial.job]["name"]
-        return results.read(run, self._batches(trial), self.steps, self.names.metric)
+        return results.read(run, self._batches(trial), self.steps, self.names)
 
     def _train(self, trial: Trial, runs: Path) -> None:
         self.checkout.tandem(

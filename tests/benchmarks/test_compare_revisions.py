@@ -21,6 +21,7 @@ from tests.conftest import REPOSITORY
 NAMES = Names(
     config={"runs": "output_dir", "guard.tolerate": "guard.max_consecutive_skips"},
     metrics={"soft": "soft_kl"},
+    tensors={"terms.soft": "terms.soft_kl"},
 )
 
 
@@ -35,7 +36,7 @@ def run_folder(folder: Path, *, term: str = "soft", loss: float = 0.5, cuts: int
     (folder / "evaluation.json").write_text(json.dumps({"step": 1, "machine": str(folder)}))
     moments = np.arange(8, dtype=np.float32).reshape(cuts, -1)
     for rank, part in enumerate(moments):
-        name = f"norm.weight|exp_avg|{rank * part.size}"
+        name = f"terms.{term}.weight|exp_avg|{rank * part.size}"
         save_file({name: part}, learner / f"rank-{rank}.safetensors")
     save_file({"norm.weight": moments.reshape(2, 4)}, export / "model.safetensors")
     (export / "README.md").write_text(f"made in {folder}")
@@ -44,7 +45,7 @@ def run_folder(folder: Path, *, term: str = "soft", loss: float = 0.5, cuts: int
 
 
 def read(folder: Path) -> results.Results:
-    return results.read(folder, [folder / "batches.npz"], 1, NAMES.metric)
+    return results.read(folder, [folder / "batches.npz"], 1, NAMES)
 
 
 def test_results_are_the_same_in_other_files_and_under_other_names(tmp_path: Path) -> None:
@@ -60,12 +61,13 @@ def test_the_last_bit_of_a_result_is_shown(tmp_path: Path, capsys) -> None:
     (path,) = folder.glob("checkpoints/*/*/*.safetensors")
     moments = np.arange(8, dtype=np.float32)
     moments[[0, 5]] = -0.0, np.nextafter(np.float32(5), np.float32(6))
-    save_file({"norm.weight|exp_avg|0": moments}, path)
+    save_file({"terms.soft.weight|exp_avg|0": moments}, path)
     assert not shown("a job", old, read(folder))
     first, *listed = capsys.readouterr().out.splitlines()
     assert first == "a job: 2 results differ (7 compared)"
     assert [line.strip() for line in listed] == [
-        "step 1, checkpoint, teacher norm.weight exp_avg: 0.0 | -0.0 (element 0; 2 of 8 differ)",
+        "step 1, checkpoint, teacher terms.soft_kl.weight exp_avg: "
+        "0.0 | -0.0 (element 0; 2 of 8 differ)",
         "step 1, metrics, students/a/soft_kl: 0.5 | 0.5000000000000001",
     ]
 
