@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import click
+
 if TYPE_CHECKING:
     from data_pipeline import BatchSizes, DataConfig
     from trainer.config import JobConfig
@@ -41,6 +43,14 @@ def models(config: str) -> list[tuple[str, Any, int | None]]:
     job = load_job(config, ())
     learners = {"teacher": job.teacher, **job.students}
     return [(name, one.model, job.data.sequence_length) for name, one in learners.items()]
+
+
+def warn_of_unreached(job: JobConfig) -> None:
+    """Say which keys of a job are about steps that it never makes."""
+    from trainer.lifecycle import unreached
+
+    if late := unreached.warning(job):
+        click.echo(f"warning: {late}", err=True)
 
 
 def _is_job(config: str, kind: str) -> bool:

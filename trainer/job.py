@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.engine import DeepSpeedEngine
 
 import configs
 from data_pipeline import Batch, BatchStream, contents, open_corpora
@@ -34,6 +33,7 @@ from trainer.job_data.fit import require_fit, require_same_tokenizers
 from trainer.job_data.prefetch import Prefetched
 from trainer.job_data.staging import folder_on_node, stager_of_node
 from trainer.learners.admission import HOUR
+from trainer.learners.engine import DeepSpeedEngine
 from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
 from trainer.learners.learners import Learners
 from trainer.learners.state import JobState

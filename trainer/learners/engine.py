@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Before the import: DeepSpeed would print that it had to guess.
+# Before the import: DeepSpeed would print that it had to guess. So nobody imports it before this.
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
 import deepspeed

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor, nn
 
 from model import Capture, EncoderConfig, Features, MaskedLanguageModel, build
@@ -22,6 +21,7 @@ from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learners.admission import schedule_steps, time_used
 from trainer.learners.engine import (
+    DeepSpeedEngine,
     backward,
     clip_gradients,
     forget_gradients,
