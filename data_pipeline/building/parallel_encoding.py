@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -9,7 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from dataclasses import dataclass
+from multiprocessing import active_children, get_context, parent_process
 
 import tokenizers
 
@@ -19,6 +21,7 @@ from data_pipeline.text.documents import RawChunk, Reading
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
 QUEUED_PER_WORKER = 4
+HANDED_OUT_PER_WORKER = 2  # one at work, and one to go on with
 
 EncoderArguments = tuple[tokenizers.Tokenizer, Vocabulary, Reading]
 
@@ -51,19 +54,21 @@ def _with_others(
         ProcessPoolExecutor(others, context, _start_worker, arguments) as pool,
     ):
         started = starter.submit(_start, pool, others)
-        encoder = Encoder(*arguments)
-        queue: deque[tuple[RawChunk, Future[EncodedChunk]]] = deque()
+        queue = _Queue(pool, others, Encoder(*arguments))
         try:
             for chunk in chunks:
                 if not started.done():  # which takes as long as this process does a few chunks in
-                    yield chunk, encoder(chunk)
+                    yield chunk, queue.encoder(chunk)
                     continue
-                queue.append((chunk, pool.submit(_work, chunk)))
-                if len(queue) > (others + 1) * QUEUED_PER_WORKER:
-                    yield _first_of(queue, encoder)
-            while queue:
-                yield _first_of(queue, encoder)
+                queue.add(chunk)
+                if len(queue.chunks) > (others + 1) * QUEUED_PER_WORKER:
+                    yield queue.first()
+            while queue.chunks:
+                yield queue.first()
         except (BrokenProcessPool, BrokenPipeError):
+            started.exception()  # the pool does not end a process that began after it broke
+            for process in active_children():
+                process.kill()
             raise DataError(
                 "a tokenizing process died, perhaps out of memory; run the same command again "
                 "with fewer --workers"
@@ -80,20 +85,52 @@ def _start(pool: ProcessPoolExecutor, processes: int) -> None:
         pool.submit(os.getpid)
 
 
-def _first_of(
-    queue: deque[tuple[RawChunk, Future[EncodedChunk]]], encoder: Encoder
-) -> tuple[RawChunk, EncodedChunk]:
-    """The first of a queue. Until that is done, this process does what no other has begun."""
-    while not queue[0][1].done():
-        waiting = next((at for at, (_, future) in enumerate(queue) if future.cancel()), None)
-        if waiting is None:
-            break
-        chunk = queue[waiting][0]
-        own: Future[EncodedChunk] = Future()
-        own.set_result(encoder(chunk))
-        queue[waiting] = chunk, own
-    chunk, first = queue.popleft()
-    return chunk, first.result()
+@dataclass
+class _Chunk:
+    """A chunk in the order of the text, and who encodes it: another process, or nobody yet."""
+
+    raw: RawChunk
+    encoded: Future[EncodedChunk] | None = None
+
+
+class _Queue:
+    """Chunks in order; the pool always has the next few of them, this process the rest.
+
+    A future is never cancelled: where a process of a pool dies, a cancelled one would end the
+    pool's own thread, and the others would never be done.
+    """
+
+    def __init__(self, pool: ProcessPoolExecutor, others: int, encoder: Encoder) -> None:
+        self.pool, self.encoder = pool, encoder
+        self.chunks: deque[_Chunk] = deque()
+        self.handed_out = others * HANDED_OUT_PER_WORKER
+
+    def add(self, raw: RawChunk) -> None:
+        """Another chunk of the text."""
+        self.chunks.append(_Chunk(raw))
+        self.hand_out()
+
+    def hand_out(self) -> None:
+        """Give the others their next chunks."""
+        begun = [chunk.encoded for chunk in self.chunks if chunk.encoded is not None]
+        free = self.handed_out - sum(not encoded.done() for encoded in begun)
+        waiting = (chunk for chunk in self.chunks if chunk.encoded is None)
+        for chunk in itertools.islice(waiting, max(free, 0)):
+            chunk.encoded = self.pool.submit(_work, chunk.raw)
+
+    def first(self) -> tuple[RawChunk, EncodedChunk]:
+        """The first chunk. Until it is done, this process encodes what no other has begun."""
+        first = self.chunks[0]
+        while not (first.encoded and first.encoded.done()):
+            waiting = next((chunk for chunk in self.chunks if chunk.encoded is None), None)
+            if waiting is None:
+                break
+            waiting.encoded = Future()
+            waiting.encoded.set_result(self.encoder(waiting.raw))
+            self.hand_out()
+        assert first.encoded is not None
+        self.chunks.popleft()
+        return first.raw, first.encoded.result()
 
 
 _encoder: Encoder | None = None  # of a worker process

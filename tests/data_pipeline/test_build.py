@@ -100,16 +100,16 @@ def test_a_worker_that_dies_is_one_line(
     def kill_it(_: building.Progress) -> None:
         if not killed:  # another chunk of this process may come before the build notices
             until(multiprocessing.active_children, "a worker")
-            killed.extend(multiprocessing.active_children())
-            for worker in killed:
-                worker.kill()
-                worker.join(60)
+            killed.append(multiprocessing.active_children()[0])
+            killed[0].kill()
+            killed[0].join(60)
 
     with pytest.raises(DataError, match=r"a tokenizing process died.* fewer --workers"):
         build(
             [str(text_file)], str(tokenizer_dir), str(tmp_path / "out"),
-            workers=2, on_progress=kill_it, **OPTIONS,
+            workers=3, on_progress=kill_it, **OPTIONS,
         )  # fmt: skip
+    until(lambda: not multiprocessing.active_children(), "the other one to end too")
 
 
 @pytest.mark.parametrize("stops", [(1,), (3, 4), (2, 5, 11)])
