@@ -6,7 +6,9 @@ request after saving (start it again).
 
 from __future__ import annotations
 
+import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trainer.config import JobConfig
+    from trainer.measure.startup import Startup
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
@@ -52,7 +55,7 @@ for command in (
 @click.option("--nproc", type=click.IntRange(min=1), help="Processes on this machine.")
 def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     """Run the job CONFIG, or go on with it; under srun or torchrun as one of their ranks."""
-    from cluster.local import launch
+    from cluster.local import becoming, launch
     from cluster.ranks import is_launched
 
     drop_what_cannot_be_written()
@@ -63,11 +66,28 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     job = load_job(config, overrides)
     if _announce_if_finished(job):
         return
-    argv = [sys.executable, "-m", "tandem", "train", config, *overrides]
-    sys.exit(launch(argv, nproc or _default_processes()))
+    gpus = _gpus()
+    if gpus:
+        rank = becoming([sys.executable, "-m", "tandem", "train", config, *overrides])
+    else:
+        import trainer.run  # noqa: F401  once, for the ranks are forks of this process
+        from trainer.measure.startup import Startup
+
+        rank = partial(_train_as_fork, lambda: load_job(config, overrides), Startup())
+    sys.exit(launch(rank, nproc or max(1, gpus)))
 
 
-def _train_as_rank(load: Callable[[], JobConfig]) -> int:
+def _train_as_fork(load: Callable[[], JobConfig], startup: Startup) -> int:
+    import torch
+
+    startup.mark("starting the ranks")
+    threads = os.environ["OMP_NUM_THREADS"]  # read by torch's libraries before the launcher set it
+    if threads.isdecimal():
+        torch.set_num_threads(int(threads))
+    return _train_as_rank(load, startup)
+
+
+def _train_as_rank(load: Callable[[], JobConfig], startup: Startup | None = None) -> int:
     from cluster.ranks import derive, export, incarnation
     from cluster.signals import StopRequest
 
@@ -76,7 +96,14 @@ def _train_as_rank(load: Callable[[], JobConfig]) -> int:
         from trainer.run import run_job
 
         job, restart = incarnation()
-        ended = run_job(load, lambda: stop.requested, _announce, scheduled_as=job, restart=restart)
+        ended = run_job(
+            load,
+            lambda: stop.requested,
+            _announce,
+            scheduled_as=job,
+            restart=restart,
+            startup=startup,
+        )
         return ended.value
 
 
@@ -105,11 +132,10 @@ def _announce_if_finished(job: JobConfig) -> bool:
     return True
 
 
-def _default_processes() -> int:
-    """One for each GPU, else one."""
+def _gpus() -> int:
     import torch
 
-    return max(1, torch.cuda.device_count())
+    return torch.cuda.device_count()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ turns a polite exit (75) into a failure. What this one promises instead:
 - No rank outlives the launcher, not even a SIGKILLed one (the kernel's parent-death signal).
 - Rank 0 writes to the terminal itself, so a live progress display works. Its standard error is
   passed on after a moment, lest it shows the echo of another rank's failure first.
+
+A rank is a fork of the launcher. On a CPU it runs what the launcher has imported, so that a job
+imports once; where there are GPUs, whose libraries do not survive a fork, it becomes a new program.
 """
 
 from __future__ import annotations
@@ -20,13 +23,11 @@ import ctypes
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import IO
 
 from cluster.errors import LaunchError
 from cluster.ranks import Ranks, export, reserved_port
@@ -45,26 +46,38 @@ _libc = ctypes.CDLL(None, use_errno=True)  # loaded before any fork
 @dataclass
 class _Child:
     rank: int
-    process: subprocess.Popen[bytes]
+    pid: int
+    errors: int  # where its standard error is read
+    code: int = 0  # once it has ended: its exit code, or -n by signal n
     held: collections.deque[tuple[float, bytes]] = field(default_factory=collections.deque)
     shown: bytes = b""  # the end of what was passed on of its standard error
 
-    @property
-    def errors(self) -> IO[bytes]:
-        assert self.process.stderr is not None
-        return self.process.stderr
 
+def launch(rank: Callable[[], int], nproc: int, grace: float = GRACE_SECONDS) -> int:
+    """Fork `nproc` ranks, and return an exit code: in each of them, what `rank` returns there.
 
-def launch(argv: Sequence[str], nproc: int, grace: float = GRACE_SECONDS) -> int:
-    """Run `nproc` ranks of the command `argv` and return the job's exit code.
-
-    It is 0 when all ranks end well, 75 when they stopped on request, the code of the rank that
-    failed first otherwise (128 + n after signal n), and 130 after a second Ctrl-C. Once a rank has
-    failed the others get `grace` seconds to end, and are then killed. Call from the main thread.
+    The launcher returns the job's. It is 0 when all ranks end well, 75 when they stopped on
+    request, the code of the rank that failed first otherwise (128 + n after signal n), and 130
+    after a second Ctrl-C. Once a rank has failed the others get `grace` seconds to end, and are
+    then killed. Call from the main thread, before anything has started threads that a rank needs.
     """
     if nproc < 1:
         raise LaunchError(f"--nproc {nproc}: at least one process is needed")
-    return _Launcher(grace).run(argv, nproc)
+    code = _Launcher(grace).run(nproc)
+    return rank() if code is None else code
+
+
+def becoming(argv: Sequence[str]) -> Callable[[], int]:
+    """A rank that becomes the program `argv`."""
+
+    def become() -> int:
+        try:
+            os.execvp(argv[0], argv)
+        except OSError as error:
+            print(f"{argv[0]}: {error.strerror}", file=sys.stderr, flush=True)
+            os._exit(127)
+
+    return become
 
 
 class _Launcher:
@@ -78,17 +91,21 @@ class _Launcher:
         self.forwarded: set[int] = set()
         self.interrupted = False
 
-    def run(self, argv: Sequence[str], nproc: int) -> int:
+    def run(self, nproc: int) -> int | None:
+        """The job's exit code, or None in a rank."""
         with (
             selectors.DefaultSelector() as selector,
-            self._signals(selector),
+            self._signals(selector) as unblocked,
             reserved_port() as port,
         ):
             try:
                 for rank in range(nproc):
-                    self._start(argv, Ranks(rank, nproc, rank, nproc, 0, "127.0.0.1", port))
+                    ranks = Ranks(rank, nproc, rank, nproc, 0, "127.0.0.1", port)
+                    if not self._fork(ranks):
+                        return None
+                signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
                 for child in self.children:
-                    os.set_blocking(child.errors.fileno(), False)
+                    os.set_blocking(child.errors, False)
                     selector.register(child.errors, selectors.EVENT_READ, child)
                 while self.running:
                     self._wait(selector)
@@ -99,41 +116,57 @@ class _Launcher:
                 self._kill_all()
         return self._finish()
 
-    def _start(self, argv: Sequence[str], ranks: Ranks) -> None:
-        env = dict(os.environ)
-        export(ranks, env)
-        threads = len(os.sched_getaffinity(0)) // ranks.local_world_size
-        env.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
-        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a hostname need not resolve on a laptop
-        process = subprocess.Popen(
-            argv,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=None if ranks.rank == 0 else subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=_tie_to(os.getpid()),
-        )
-        child = _Child(ranks.rank, process)
-        self.children.append(child)
-        self.running.append(child)
+    def _fork(self, ranks: Ranks) -> bool:
+        """Start a rank; whether this is still the launcher."""
+        launcher = os.getpid()
+        errors, its_errors = os.pipe()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # else both would write what is left in it
+        pid = os.fork()
+        if pid == 0:
+            _tie_to(launcher)
+            _redirect(ranks.rank, its_errors)
+            _set_environment(ranks)
+            self._forget()
+        else:
+            os.close(its_errors)
+            child = _Child(ranks.rank, pid, errors)
+            self.children.append(child)
+            self.running.append(child)
+        return pid != 0
+
+    def _forget(self) -> None:
+        """In a rank: the ranks before are not its own."""
+        for child in self.children:
+            os.close(child.errors)
+        self.children.clear()
+        self.running.clear()
 
     @contextlib.contextmanager
-    def _signals(self, selector: selectors.BaseSelector) -> Iterator[None]:
-        """Note signals as they come, and have each of them wake the selector."""
+    def _signals(self, selector: selectors.BaseSelector) -> Iterator[set[int]]:
+        """Note signals as they come, and have each of them wake the selector.
+
+        They are blocked at first: the launcher sets the mask that this yields once it has forked
+        the ranks. A rank leaves the block with the handlers from before, and with the stop signals
+        blocked until it has its own (see cluster.signals).
+        """
         caught = [*FORWARDED, signal.SIGCHLD] + [signal.SIGHUP] * hang_up_is_stop()
         reader, writer = os.pipe()
         for end in (reader, writer):
             os.set_blocking(end, False)
         selector.register(reader, selectors.EVENT_READ, None)
         previous_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, caught)
         previous = {number: signal.signal(number, self._receive) for number in caught}
+        launcher = os.getpid()
         try:
-            yield
+            yield mask
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(previous_fd)
+            blocked = mask if os.getpid() == launcher else mask.union(FORWARDED)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             os.close(reader)
             os.close(writer)
 
@@ -173,16 +206,17 @@ class _Launcher:
 
     def _reap(self) -> None:
         for child in list(self.running):
-            pid = child.process.pid
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 continue
             if ended.si_code != os.CLD_EXITED or ended.si_status not in (0, STOPPED):
-                os.killpg(pid, signal.SIGKILL)  # what it left behind; as a zombie it keeps its id
+                os.killpg(
+                    child.pid, signal.SIGKILL
+                )  # what it left behind; as a zombie it keeps its id
                 if not self.failed:
                     self.deadline = time.monotonic() + self.grace
                 self.failed.append(child)
-            child.process.wait()
+            _collect(child)
             self.running.remove(child)
             if child in self.failed:
                 for other in self.running:  # a stopped one could not say where it is
@@ -196,18 +230,18 @@ class _Launcher:
         """Kill every rank with what it started in its session, and wait for the ranks."""
         for child in self.running:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.process.pid, signal.SIGKILL)
+                os.killpg(child.pid, signal.SIGKILL)
         for child in self.running:
-            child.process.wait()
+            _collect(child)
         self.running.clear()
 
     def _finish(self) -> int:
         """Show the standard error of the rank to blame, else of rank 0; return the exit code."""
         for child in self.children:
             with contextlib.suppress(BlockingIOError):
-                while data := os.read(child.errors.fileno(), 1 << 16):
+                while data := os.read(child.errors, 1 << 16):
                     _hold(child, data)
-            child.errors.close()
+            os.close(child.errors)
         self.failed.sort(key=_may_be_an_echo)
         shown = self._to_blame()
         if self.interrupted:
@@ -216,8 +250,8 @@ class _Launcher:
         if not _told(self.children[0], shown):
             _show(shown)
         if not self.failed:
-            return max(child.process.returncode for child in self.children)
-        code = self.failed[0].process.returncode
+            return max(child.code for child in self.children)
+        code = self.failed[0].code
         if code < 0:
             name = signal.Signals(-code).name
             print(f"rank {self.failed[0].rank} was ended by {name}", file=sys.stderr)
@@ -228,24 +262,35 @@ class _Launcher:
         """Whose standard error explains how the job ended; rank 0's where none failed."""
         if not self.failed:
             return self.children[0]
-        if self.failed[0].process.returncode < 0:
+        if self.failed[0].code < 0:
             return self.failed[0]
         return next((child for child in self.failed if child.held), self.failed[0])
 
 
-def _tie_to(launcher: int) -> collections.abc.Callable[[], None]:
-    """What a child does before it becomes the command.
+def _tie_to(launcher: int) -> None:
+    """In a rank: it ends with the launcher, but does not get what a terminal sends to that one."""
+    os.setsid()
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # it died before the line above
+        os._exit(128 + signal.SIGKILL)
 
-    The stop signals stay blocked until the command has its handlers (see cluster.signals).
-    """
 
-    def prepare() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:  # it died before the line above
-            os._exit(128 + signal.SIGKILL)
-        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+def _redirect(rank: int, errors: int) -> None:
+    """In a rank: nothing to read; rank 0 alone writes; errors go to the launcher."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    if rank != 0:
+        os.dup2(nothing, 1)
+    os.dup2(errors, 2)
+    os.close(nothing)
+    os.close(errors)
 
-    return prepare
+
+def _set_environment(ranks: Ranks) -> None:
+    export(ranks)
+    threads = len(os.sched_getaffinity(0)) // ranks.local_world_size
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a hostname need not resolve on a laptop
 
 
 def _may_be_an_echo(child: _Child) -> bool:
@@ -253,12 +298,15 @@ def _may_be_an_echo(child: _Child) -> bool:
 
     One that a signal ends loses its connections first, so that others may be gone before it is.
     """
-    return child.process.returncode >= 0 or child.process.returncode == -signal.SIGABRT
+    return child.code >= 0 or child.code == -signal.SIGABRT
 
 
 def _signal(child: _Child, number: int) -> None:
-    """Not by `send_signal`, which would collect one that has just ended, unseen by `_reap`."""
-    os.kill(child.process.pid, number)
+    os.kill(child.pid, number)
+
+
+def _collect(child: _Child) -> None:
+    child.code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
 
 
 def _hold(child: _Child, data: bytes) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from model.config import EncoderConfig
-from model.masked_language_model import MaskedLanguageModel
+from model.skeleton import skeleton
 
 MASKED_FRACTION = 0.15
 
@@ -41,8 +40,7 @@ def describe(
     `sequence_length` defaults to 512, or what the positions reach if that is less.
     """
     length = sequence_length or min(512, config.longest_sequence)
-    with torch.device("meta"):
-        model = MaskedLanguageModel(config)
+    model = skeleton(config)
     body = sum(_count(part) for part in (model.embeddings, model.encoder, model.pooler))
     heads = _count(model.head) + _count(model.pair_head)
     forward = flops_per_token(config, length, masked_fraction)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from model.config import EncoderConfig
 from model.masked_language_model import MaskedLanguageModel
 from model.parts import NoNorm
+from model.skeleton import skeleton
 
 
 def build(config: EncoderConfig, seed: int) -> MaskedLanguageModel:
@@ -30,9 +31,7 @@ def build(config: EncoderConfig, seed: int) -> MaskedLanguageModel:
 
 def empty(config: EncoderConfig) -> MaskedLanguageModel:
     """A model whose weights are not set yet."""
-    with torch.device("meta"):
-        model = MaskedLanguageModel(config)
-    return model.to_empty(device="cpu")
+    return skeleton(config, "cpu")
 
 
 def _generator(seed: int, name: str) -> torch.Generator:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,9 @@ from trainer.tracking import tracking
 from trainer.watch.first_failure import on_rank_0
 from trainer.watch.replicas import verify
 from trainer.watch.rollback import batch_number, checkpoint_to_resume, done_with, way_out
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # optimizers and DeepSpeed would, when first called: it counts as an import
 import torch.distributed as dist
 
 from trainer.checkpoint import Owner
@@ -17,6 +16,7 @@ from trainer.config import JobConfig
 from trainer.control.run_context import RunContext
 from trainer.job import Job
 from trainer.learners.engine import join_process_group
+from trainer.learners.uncompiled import leave_compiler_out
 from trainer.lifecycle.finalize import finalize
 from trainer.lifecycle.start import StartedRun, start_run
 from trainer.loop import Outcome, train
@@ -36,20 +36,24 @@ def run_job(
     *,
     scheduled_as: str = "",
     restart: int = 0,
+    startup: Startup | None = None,
 ) -> Outcome:
     """Train the job that `load` reads to its end, as one of the ranks the environment describes.
 
     A run that was interrupted goes on from its newest intact checkpoint. Rank 0 then scores and
     exports everyone and hands the results to `announce`. `scheduled_as` is the scheduler's id of
-    this job, if there is one, and `restart` how often it was started before.
+    this job, if there is one, and `restart` how often it was started before. `startup` comes from
+    the launcher where this process is a fork of it.
 
     An error is raised on the rank that failed first; on the others it is a silent SystemExit.
     """
-    startup = Startup()
+    startup = startup or Startup()
     device = join_process_group()
     rank = dist.get_rank()
     started = on_rank_0(lambda: start_run(load(), Owner.here(scheduled_as, restart)))
     config = started.config
+    if not any(learner.compile for learner in (config.teacher, *config.students.values())):
+        leave_compiler_out()
     _log_to_file(RunFolder.of(config).rank_log(rank), rank)
     startup.mark("meeting the other ranks")
     context = RunContext.of(config, started.attempt, rank, stop_requested, startup)

@@ -26,6 +26,7 @@ from model.hugging_face.weights import read_weights, write_tensors
 from model.initialisation import empty
 from model.masked_language_model import MaskedLanguageModel
 from model.model_card import model_card
+from model.skeleton import skeleton
 
 FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT)
 OWN_TYPE = "tandem"
@@ -297,14 +298,12 @@ def _modern_name(name: str) -> str:
 
 def empty_names(config: EncoderConfig) -> list[str]:
     """Names of the tensors that a model of this configuration has."""
-    with torch.device("meta"):
-        return list(MaskedLanguageModel(config).state_dict())
+    return list(skeleton(config).state_dict())
 
 
 def _checked(config: EncoderConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state as float32, or a ModelError where names or shapes do not fit the configuration."""
-    with torch.device("meta"):
-        expected = MaskedLanguageModel(config).state_dict()
+    expected = skeleton(config).state_dict()
     for name, tensor in expected.items():
         if name not in state:
             raise ModelError(f"the weights have no {name}")

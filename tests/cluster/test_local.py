@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster import LaunchError
-from cluster.local import launch
+from cluster.local import becoming, launch
 from tests.waiting import exit_code, read, until
 
 # A rank that obeys the contract: it stops on request with 75, and notes what it received.
@@ -41,7 +41,11 @@ def python(script: str, *args: object) -> list[str]:
 
 
 def launcher(argv: list[str], nproc: int) -> list[str]:
-    script = "import sys; from cluster.local import launch; sys.exit(launch(sys.argv[2:], {}))"
+    script = """
+import sys
+from cluster.local import becoming, launch
+sys.exit(launch(becoming(sys.argv[2:]), {}))
+"""
     return [sys.executable, "-c", script.format(nproc), "--", *argv]
 
 
@@ -66,7 +70,7 @@ def test_all_well(capfd):
         else: print("unseen")
         assert os.environ["WORLD_SIZE"] == "3" and os.environ["OMP_NUM_THREADS"]
     """
-    assert launch(python(script), 3) == 0
+    assert launch(becoming(python(script)), 3) == 0
     assert capfd.readouterr().out == "from rank 0\n"
 
 
@@ -77,7 +81,7 @@ def test_ranks_share_their_meeting_point(tmp_path):
         names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         Path(sys.argv[1], os.environ["RANK"]).write_text(" ".join(map(os.environ.get, names)))
     """
-    assert launch(python(script, tmp_path), 2) == 0
+    assert launch(becoming(python(script, tmp_path)), 2) == 0
     first, second = ((tmp_path / rank).read_text().split() for rank in "01")
     assert first[0] == "0"
     assert second[0] == "1"
@@ -87,7 +91,7 @@ def test_ranks_share_their_meeting_point(tmp_path):
 @pytest.mark.parametrize(("codes", "expected"), [("75 75", 75), ("0 75", 75), ("0 0", 0)])
 def test_stopped_on_request(codes, expected):
     script = "import os, sys; sys.exit(int(sys.argv[1].split()[int(os.environ['RANK'])]))"
-    assert launch(python(script, codes), 2) == expected
+    assert launch(becoming(python(script, codes)), 2) == expected
 
 
 def test_one_error_is_shown_once(capfd):
@@ -100,7 +104,7 @@ def test_one_error_is_shown_once(capfd):
         sys.stderr.write(f"connection lost by rank {os.environ['RANK']}\\n")
         sys.exit(1)
     """
-    assert launch(python(script), 3) == 3
+    assert launch(becoming(python(script)), 3) == 3
     assert capfd.readouterr().err == "the cause\n"
 
 
@@ -112,7 +116,7 @@ def test_a_rank_that_a_signal_ended_is_the_one_to_blame(capfd):
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGALRM)
     """
-    assert launch(python(script), 2) == 128 + signal.SIGALRM
+    assert launch(becoming(python(script)), 2) == 128 + signal.SIGALRM
     assert "rank 1 was ended by SIGALRM" in capfd.readouterr().err
 
 
@@ -126,7 +130,7 @@ def test_ranks_that_hang_after_a_failure_are_killed(tmp_path, capfd):
         if rank == "1": os.kill(os.getpid(), signal.SIGSEGV)
         time.sleep(60)
     """
-    assert launch(python(script, tmp_path), 2, grace=0.3) == 128 + signal.SIGSEGV
+    assert launch(becoming(python(script, tmp_path)), 2, grace=0.3) == 128 + signal.SIGSEGV
     assert "rank 1 was ended by SIGSEGV" in capfd.readouterr().err
     helpers = started(tmp_path, 2)
     until(lambda: not any(alive(pid) for pid in helpers))
@@ -214,4 +218,4 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path):
 
 def test_no_processes_is_refused():
     with pytest.raises(LaunchError, match="--nproc 0"):
-        launch(["true"], 0)
+        launch(becoming(["true"]), 0)

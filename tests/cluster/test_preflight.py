@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from cluster import preflight
-from cluster.local import launch
+from cluster.local import becoming, launch
 from cluster.ranks import Ranks, free_port
 
 
@@ -74,7 +74,7 @@ def test_gpu_memory_as_nvidia_smi_sees_it(says, fault, tmp_path, monkeypatch):
 def test_ranks_that_meet(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     argv = [sys.executable, "-m", "cluster.preflight", str(tmp_path), "0", "0.001"]
-    assert launch(argv, 2) == 0
+    assert launch(becoming(argv), 2) == 0
     assert capfd.readouterr().out == "ok n1\n"
 
 

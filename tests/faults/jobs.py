@@ -13,7 +13,10 @@ from trainer.run_folder import metrics
 
 STOPPED = 75
 LIMIT = 300.0  # seconds for a job to reach something; it takes about 20
-LAUNCH = "import sys; from cluster.local import launch; sys.exit(launch(sys.argv[1:], 2))"
+LAUNCH = (
+    "import sys; from cluster.local import becoming, launch; "
+    "sys.exit(launch(becoming(sys.argv[1:]), 2))"
+)
 
 
 def arguments(corpus: Path, runs: Path, *more: str) -> list[str]:

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,9 @@ from trainer.scoring.scores import capture_for, score
 from trainer.seeds import derive
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
 from trainer.watch.guard import GRADIENT
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
 
 TEACHER = "teacher"
 NOTHING = Capture()

@@ -11,7 +11,11 @@ _log = logging.getLogger(__name__)
 
 
 class Startup:
-    """Marks on the way to the first step. Made once the imports are done."""
+    """Marks on the way to the first step.
+
+    Made once the imports are done, by the launcher where the ranks are its forks: the time then
+    counts from the launcher's beginning.
+    """
 
     def __init__(self) -> None:
         self._seconds = {"imports": _age_of_process()}

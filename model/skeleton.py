@@ -1,0 +1,36 @@
+"""A model's modules and shapes, without values and, where one likes, without memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from model.config import EncoderConfig
+from model.masked_language_model import MaskedLanguageModel
+
+
+class _NoInitialisation(TorchFunctionMode):
+    """Leaves out what `torch.nn.init` would do, for which torch imports its compiler."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            tensor: Tensor = kwargs["tensor"] if "tensor" in kwargs else args[0]
+            return tensor
+        return function(*args, **kwargs)
+
+
+def skeleton(config: EncoderConfig, device: str = "meta") -> MaskedLanguageModel:
+    """The model of a configuration; on any other device than "meta" its weights are not set."""
+    with torch.device(device), _NoInitialisation():
+        return MaskedLanguageModel(config)
