@@ -25,7 +25,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -67,7 +67,7 @@ def launch(rank: Callable[[], int], nproc: int, grace: float = GRACE_SECONDS) ->
     return rank() if code is None else code
 
 
-def becoming(argv: Sequence[str]) -> Callable[[], int]:
+def becoming(argv: list[str]) -> Callable[[], int]:
     """A rank that becomes the program `argv`."""
 
     def become() -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -28,7 +28,7 @@ def leave_compiler_out() -> None:
     if _NAME in sys.modules:
         return
     sys.modules[_NAME] = _StandIn(_NAME)
-    with _compiling_put_off():
+    with mock.patch.object(torch, "compile", lambda function: function):
         # DeepSpeed asks of each optimizer whether it is a Muon; this module compiles a function.
         import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 
@@ -51,14 +51,3 @@ class _StandIn(ModuleType):
         if sys.modules[_NAME] is self:
             del sys.modules[_NAME]
         return getattr(importlib.import_module(_NAME), name)
-
-
-@contextmanager
-def _compiling_put_off() -> Iterator[None]:
-    """In the block, `torch.compile` as a decorator returns the function as it is."""
-    usual = torch.compile
-    torch.compile = lambda function: function
-    try:
-        yield
-    finally:
-        torch.compile = usual
