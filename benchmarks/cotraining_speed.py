@@ -25,12 +25,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data_pipeline import Batch
+import data_pipeline
+from data_pipeline import Batch, Target
 from model import EncoderConfig, Features
-from trainer.batches import count, sum_over_ranks, to_device
+from trainer.batches import to_device
+from trainer.denominators import StepSums
 from trainer.learner_config import LearnerConfig
+from trainer.learner_names import TEACHER, student_key
 from trainer.learners.engine import join_process_group
-from trainer.learners.learner import TEACHER, Learner, MicroStep, StepShape, student_key
+from trainer.learners.learner import Learner, MicroStep, StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import MaskedLanguageModelling, SoftKL
 from trainer.step import train_step
@@ -108,7 +111,7 @@ def _offline(teacher: Learner, student: Learner, batch: Batch) -> None:
 def forward(teacher: Learner, students: list[Learner], batch: Batch) -> Features:
     """What `students` need of a teacher that does not learn."""
     inputs = to_device(batch, teacher.device)
-    capture = union(student.objective.teacher_capture(0) for student in students)
+    capture = union(student.objective.source_capture(0) for student in students)
     return teacher.model.features(
         inputs.input_ids, inputs.segment_ids, inputs.lengths, inputs.masked_positions, capture
     )
@@ -116,9 +119,11 @@ def forward(teacher: Learner, students: list[Learner], batch: Batch) -> Features
 
 def learn(student: Learner, teacher_outputs: TeacherOutputs, batch: Batch) -> None:
     """A student's forward, backward and optimizer step, given what its teacher knows."""
-    totals, _ = sum_over_ranks(count(batch), [], student.device)
+    in_use = ((student.view, name) for name in student.objective.denominators)
+    totals = StepSums.over_ranks(batch, in_use, 0.0, student.device).totals[student.view]
     micro_step = MicroStep(0, 0, is_last=True)
-    student.accumulate(to_device(batch, student.device), totals, micro_step, teacher_outputs)
+    sources = {TEACHER: teacher_outputs}
+    student.accumulate(to_device(batch, student.device), totals, micro_step, sources)
     student.take_shares()
     student.update(0, loss=1.0, length=L, seconds=0.0)
 
@@ -136,13 +141,12 @@ def random_batch(rows: int) -> Batch:
     rng = np.random.default_rng(0)
     ids = rng.integers(1000, V, (rows, L))
     positions = np.sort(np.argsort(rng.random((rows, L)), axis=1)[:, :MASKED], axis=1)
+    labels = np.take_along_axis(ids, positions, axis=1)
     return Batch(
         input_ids=ids,
         segment_ids=np.zeros_like(ids),
         attention_mask=np.ones_like(ids),
-        masked_positions=positions,
-        masked_labels=np.take_along_axis(ids, positions, axis=1),
-        pair_labels=None,
+        targets={data_pipeline.MASKED: Target(labels, positions)},
         sample_ids=np.arange(rows),
         epochs=np.zeros(rows, dtype=np.int64),
     )

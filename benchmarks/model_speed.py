@@ -28,11 +28,13 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
-from data_pipeline import Batch
+import data_pipeline
+from data_pipeline import Batch, Target
 from model import EncoderConfig
 from trainer.learner_config import PRECISIONS, LearnerConfig
+from trainer.learner_names import TEACHER
 from trainer.learners.engine import join_process_group
-from trainer.learners.learner import TEACHER, Learner, StepShape
+from trainer.learners.learner import Learner, StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import MaskedLanguageModelling
 from trainer.step import train_step
@@ -109,9 +111,7 @@ def _batch(rows: int) -> Batch:
         input_ids=ids,
         segment_ids=np.zeros_like(ids),
         attention_mask=np.ones_like(ids),
-        masked_positions=chosen,
-        masked_labels=np.take_along_axis(ids, chosen, axis=1),
-        pair_labels=None,
+        targets={data_pipeline.MASKED: Target(np.take_along_axis(ids, chosen, axis=1), chosen)},
         sample_ids=np.arange(rows),
         epochs=np.zeros(rows, np.int64),
     )

@@ -26,7 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import configs
 from benchmarks.cotraining_speed import random_batch
 from model import Capture, EncoderConfig, build
-from trainer.batches import Counts, count, to_device
+from trainer.batches import to_device
+from trainer.denominators import Totals, totals_of
+from trainer.learner_names import TEACHER
 from trainer.objectives import LossInputs, Objective, ObjectiveConfig
 from trainer.objectives.terms import (
     AttentionMSE,
@@ -36,7 +38,7 @@ from trainer.objectives.terms import (
     SoftKL,
     ValueRelation,
 )
-from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach
+from trainer.teacher_outputs import OutputProjection, detach
 
 MLM, SOFT = MaskedLanguageModelling(), SoftKL(temperature=2.0)
 OBJECTIVES = {
@@ -81,7 +83,7 @@ class Scene:
         self.student = build(self.config, seed=1).eval()  # without dropout
         batch = random_batch(rows)
         self.batch = to_device(batch, torch.device("cpu"))
-        self.totals = Counts(*torch.tensor(count(batch)).float().clamp(min=1))
+        self.totals = totals_of(batch)
         self.teacher = build(self.teacher_config, seed=2).eval()
         numbers = tuple(range(13))
         with torch.no_grad():
@@ -94,7 +96,7 @@ class Scene:
             )
         # Another student has asked for the distribution before, as in a job with several.
         projection = OutputProjection(*self.teacher.output_projection())
-        self.teacher_outputs: TeacherOutputs = detach(features, projection, logit_consumers=2)
+        self.sources = {TEACHER: detach(features, projection, logit_consumers=2)}
 
     def learn(self, config: ObjectiveConfig, apart: bool = False) -> None:
         """Forward and backward of the student."""
@@ -110,7 +112,7 @@ class Scene:
             self.batch,
             features,
             OutputProjection(*self.student.output_projection()),
-            self.teacher_outputs,
+            self.sources,
         )
         loss = (
             _apart(objective, inputs, self.totals) if apart else objective(inputs, self.totals)[0]
@@ -118,10 +120,8 @@ class Scene:
         loss.backward()
 
 
-def _apart(objective: Objective, inputs: LossInputs, totals: Counts) -> Tensor:
-    shares = [
-        term(inputs)[0] / getattr(totals, term.denominator) for term in objective.by_name.values()
-    ]
+def _apart(objective: Objective, inputs: LossInputs, totals: Totals) -> Tensor:
+    shares = [term(inputs)[0] / totals[term.denominator] for term in objective.by_name.values()]
     return torch.stack(shares).sum()
 
 

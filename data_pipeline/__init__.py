@@ -12,7 +12,7 @@ from data_pipeline.config import DataConfig, MaskingConfig, PhaseConfig, SourceC
 from data_pipeline.errors import BadShard, DataError
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order.slots import BatchSizes
-from data_pipeline.reading.batches import Batch
+from data_pipeline.reading.batches import DEFAULT_VIEW, MASKED, PAIRS, Batch, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.reading.padding import padding_fraction, rows_for_tokens
 from data_pipeline.reading.stream import BatchStream, contents, open_corpora, open_splits
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from data_pipeline.building.build import build
 
 __all__ = [
+    "DEFAULT_VIEW",
+    "MASKED",
     "NO_LABEL",
+    "PAIRS",
     "BadShard",
     "Batch",
     "BatchSizes",
@@ -34,6 +37,7 @@ __all__ = [
     "MaskingConfig",
     "PhaseConfig",
     "SourceConfig",
+    "Target",
     "Vocabulary",
     "build",
     "contents",

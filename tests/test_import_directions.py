@@ -46,9 +46,10 @@ ROOMS = {
         "family bert albert distilbert mobilebert modernbert weights folder importing"
     ),
     "trainer": (
-        "errors durable seeds measure tracking checkpoint optimizers watch batches losses "
-        "teacher_outputs scoring objectives schedules learner_config config run_folder control "
-        "job_data report learners step footprint evaluation record lifecycle job loop run"
+        "errors durable seeds learner_names measure tracking checkpoint optimizers watch batches "
+        "denominators losses teacher_outputs scoring objectives schedules learner_config config "
+        "run_folder control job_data report learners step footprint evaluation record lifecycle "
+        "job loop run"
     ),
     "trainer/checkpoint": (
         "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "
@@ -56,7 +57,9 @@ ROOMS = {
     ),
     "trainer/objectives": "layer_maps step_schedule progressive term terms objective",
     "trainer/objectives/terms": "states attention pairs vocabulary two_way",
-    "trainer/learners": "state admission engine memory_errors learner first_weights learners",
+    "trainer/learners": (
+        "state admission engine memory_errors programs module learner first_weights learners"
+    ),
     "trainer/losses": "states vocabulary_projection relations rows vocabulary",
     "trainer/optimizers": "moments shards bert_adam lamb gated groups config loss_scale",
     "trainer/schedules": "learning_rate stacking",

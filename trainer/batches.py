@@ -1,33 +1,42 @@
-"""Micro-batches on the device, and the counts every loss is divided by.
+"""Micro-batches on the device, cut from a rank's rows of the global batch.
 
-Shapes: B rows, L positions, P masked-position slots (B times the per-row capacity).
+Shapes: B rows, L positions, P target positions (B times the slots of each row).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline import NO_LABEL, Batch
+from data_pipeline import DEFAULT_VIEW, MASKED, NO_LABEL, Batch, Target
 from data_pipeline.masking.torch_masker import TorchMasker
 
 
 @dataclass(frozen=True)
+class MicroTarget:
+    """What is to be predicted of a micro-batch; a label is -100 where there is none.
+
+    labels: int64 [P] at flat `positions` into B * L, int64 [P]; or [B], of whole rows, without.
+    """
+
+    labels: Tensor
+    positions: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class MicroBatch:
-    """What one forward pass reads."""
+    """What one forward pass reads, and its targets by name; `views` as in `data_pipeline.Batch`."""
 
     input_ids: Tensor  # [B, L] int64
     segment_ids: Tensor  # [B, L] int64
     attention_mask: Tensor  # [B, L] bool, True where there is a token
     is_padded: bool  # whether any position is padding; known on the host
-    masked_positions: Tensor  # [P] int64, flat indices into B * L
-    masked_labels: Tensor  # [P] int64, -100 in spare slots
-    pair_labels: Tensor  # [B] int64, 0 or 1; -100 where a row has none
+    targets: Mapping[str, MicroTarget]
+    views: Mapping[str, MicroBatch] = field(default_factory=dict)
 
     @property
     def lengths(self) -> Tensor | None:
@@ -37,23 +46,20 @@ class MicroBatch:
         """
         return self.attention_mask.sum(dim=1) if self.is_padded else None
 
+    @property
+    def masked_positions(self) -> Tensor | None:
+        """Where tokens were masked, int64 [P] into B * L; None in text without masks."""
+        return self.targets[MASKED].positions if MASKED in self.targets else None
 
-# Sets of positions, named by the field of `Counts` that says how many there are.
-MASKED, ATTENDED = "masked", "attended"
+    def row_labels(self, target: str) -> Tensor:
+        """The labels [B] of whole rows; -100 throughout where this batch has no such target."""
+        if target in self.targets:
+            return self.targets[target].labels
+        return torch.full_like(self.input_ids[:, 0], NO_LABEL)
 
-
-@dataclass(frozen=True)
-class Counts:
-    """How many of each unit there are: the denominators of the losses, known from the masks.
-
-    Each field is a scalar float32 tensor once summed over the ranks.
-    """
-
-    masked: Tensor  # positions with a masked-LM label
-    attended: Tensor  # positions that are not padding
-    attended_pairs: Tensor  # pairs of such positions in one row
-    rows: Tensor  # rows with any token
-    pairs: Tensor  # rows with a pair label
+    def view(self, name: str) -> MicroBatch:
+        """The examples as a learner of this view reads them."""
+        return self if name == DEFAULT_VIEW else self.views[name]
 
 
 def to_micro_batches(
@@ -69,66 +75,60 @@ def to_micro_batches(
 
 def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = None) -> MicroBatch:
     """All rows of `batch` as one micro-batch."""
-    rows, length = batch.input_ids.shape
-    pair_labels = np.full(rows, NO_LABEL) if batch.pair_labels is None else batch.pair_labels
-
-    def move(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
-        if device.type == "cuda":
-            return tensor.pin_memory().to(device, non_blocking=True)
-        return tensor
-
-    input_ids = move(batch.input_ids)
-    if batch.to_mask is None:
-        positions, labels = move(batch.masked_positions), move(batch.masked_labels)
-    else:
+    length = batch.input_ids.shape[1]
+    input_ids = _move(batch.input_ids, device)
+    masked: dict[str, MicroTarget] = {}
+    if batch.to_mask is not None:
         assert masker is not None, "a batch without masks"
-        masked = masker(
-            input_ids,
-            move(batch.epochs),
-            move(batch.sample_ids),
-            move(batch.to_mask),
-            slots=batch.masked_positions.shape[1],
-        )
-        input_ids, positions, labels = masked.input_ids, masked.positions, masked.labels
-    first_of_row = torch.arange(0, rows * length, length, device=device)[:, None]  # [B, 1]
+        input_ids, masked = _mask(batch, input_ids, masker)
+    others = {
+        name: _to_target(target, length, device)
+        for name, target in batch.targets.items()
+        if name not in masked
+    }
     return MicroBatch(
         input_ids=input_ids,
-        segment_ids=move(batch.segment_ids),
-        attention_mask=move(batch.attention_mask, torch.bool),
+        segment_ids=_move(batch.segment_ids, device),
+        attention_mask=_move(batch.attention_mask, device, torch.bool),
         is_padded=not batch.attention_mask.all(),
-        masked_positions=(positions + first_of_row).view(-1),
-        masked_labels=labels.view(-1),
-        pair_labels=move(pair_labels),
+        targets={**masked, **others},
+        views={name: to_device(view, device, masker) for name, view in batch.views.items()},
     )
 
 
-def count(batch: Batch) -> list[int]:
-    """This rank's counts, in the order of the fields of `Counts`."""
-    lengths = batch.attention_mask.astype(np.int64).sum(axis=1)  # [B]
-    pairs = 0 if batch.pair_labels is None else int((batch.pair_labels != NO_LABEL).sum())
-    if batch.to_mask is None:
-        masked = int((batch.masked_labels != NO_LABEL).sum())
-    else:
-        masked = int(batch.to_mask.sum())
-    rows = int((lengths > 0).sum())
-    return [masked, int(lengths.sum()), int((lengths**2).sum()), rows, pairs]
+def _mask(
+    batch: Batch, input_ids: Tensor, masker: TorchMasker
+) -> tuple[Tensor, dict[str, MicroTarget]]:
+    """Ids with masks, and the target that they make."""
+    assert batch.to_mask is not None
+    slots, device = batch.targets[MASKED].labels.shape[1], input_ids.device
+    masked = masker(
+        input_ids,
+        _move(batch.epochs, device),
+        _move(batch.sample_ids, device),
+        _move(batch.to_mask, device),
+        slots=slots,
+    )
+    positions = _flat(masked.positions, input_ids.shape[1])
+    return masked.input_ids, {MASKED: MicroTarget(masked.labels.view(-1), positions)}
 
 
-def unreadable(batch: Batch) -> int:
-    """This rank's rows that could not be read."""
-    return 0 if batch.readable is None else int((~batch.readable).sum())
+def _to_target(target: Target, length: int, device: torch.device) -> MicroTarget:
+    labels = _move(target.labels, device).view(-1)
+    if target.positions is None:
+        return MicroTarget(labels)
+    return MicroTarget(labels, _flat(_move(target.positions, device), length))
 
 
-def sum_over_ranks(
-    counts: list[int], others: list[float], device: torch.device
-) -> tuple[Counts, Tensor]:
-    """One all-reduce before the first forward: the global counts, and the sums of all `others`.
+def _flat(columns: Tensor, length: int) -> Tensor:
+    """Columns [B, M] as indices [B * M] into B * L positions."""
+    rows = len(columns)
+    first_of_row = torch.arange(0, rows * length, length, device=columns.device)[:, None]  # [B, 1]
+    return (columns + first_of_row).view(-1)
 
-    float64 keeps the integers exact up to 2**53.
-    """
-    values = torch.tensor([*counts, *others], dtype=torch.float64)
-    values = values.to(device, non_blocking=True)
-    dist.all_reduce(values)
-    totals = values[: len(counts)].clamp(min=1).float()
-    return Counts(*totals.unbind()), values[len(counts) :]
+
+def _move(array: np.ndarray, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor

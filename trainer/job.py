@@ -32,9 +32,10 @@ from trainer.job_data.batch_plan import global_batches
 from trainer.job_data.fit import require_fit, require_same_tokenizers
 from trainer.job_data.prefetch import Prefetched
 from trainer.job_data.staging import folder_on_node, stager_of_node
+from trainer.learner_names import TEACHER, student_key
 from trainer.learners.admission import HOUR
 from trainer.learners.engine import DeepSpeedEngine
-from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
+from trainer.learners.learner import Learner, StepShape
 from trainer.learners.learners import Learners
 from trainer.learners.state import JobState
 from trainer.lifecycle import unreached

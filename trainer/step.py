@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,15 +12,10 @@ from torch import Tensor
 from data_pipeline import Batch
 from data_pipeline.masking.torch_masker import TorchMasker
 from model import Capture
-from trainer.batches import (
-    Counts,
-    MicroBatch,
-    count,
-    sum_over_ranks,
-    to_micro_batches,
-    unreadable,
-)
+from trainer.batches import MicroBatch, to_micro_batches
 from trainer.control.requested import NO_REQUESTS, Requests
+from trainer.denominators import StepSums
+from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner, MicroStep
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
 
@@ -59,10 +54,9 @@ def train_step(
     spikes skips this step, on all ranks, and touches nobody else. `masker` is for
     batches without masks.
     """
-    clock = seconds if dist.get_rank() == 0 else 0.0
-    others = [unreadable(batch), clock]
-    totals, summed = sum_over_ranks(count(batch), others, teacher.device)
     learners = [learner for learner in (teacher, *students) if learner.is_trained]
+    in_use = ((one.view, name) for one in learners for name in one.objective.denominators)
+    sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device)
     rows = batch if learners else batch.rows(0, 0)  # a frozen teacher that nobody listens to
     size = teacher.step_shape.micro_batch
     passes = -(-len(rows.input_ids) // size)
@@ -70,21 +64,23 @@ def train_step(
     micro_batches = to_micro_batches(rows, size, teacher.device, masker)
     for number, micro_batch in enumerate(micro_batches):
         micro_step = MicroStep(step, number, is_last=number == passes - 1)
-        teacher_outputs = teacher_pass.teach(micro_batch, totals, micro_step)
+        sources = {TEACHER: teacher_pass.teach(micro_batch, sums, micro_step)}
         for student in students:
-            student.accumulate(micro_batch, totals, micro_step, teacher_outputs)
+            student.accumulate(micro_batch, sums.totals[student.view], micro_step, sources)
     terms, agreed = _sum_terms(learners, requests(), teacher.device)
-    losses = {learner.name: _weighted(learner, terms[learner.name], step) for learner in learners}
+    losses = {
+        one.name: one.objective.total(terms[one.name], one.own_step(step)) for one in learners
+    }
     length = batch.input_ids.shape[1]
-    lost, seconds = summed.tolist()
+    tokens, unreadable, seconds = sums.on_host()
     for learner in learners:
         learner.update(step, losses[learner.name], length, seconds)
     return StepResult(
         terms,
         losses,
-        tokens=int(totals.attended),
+        tokens=tokens,
         positions=batch.input_ids.size * dist.get_world_size(),
-        unreadable=int(lost),
+        unreadable=unreadable,
         requests=agreed,
         seconds=seconds,
     )
@@ -92,36 +88,35 @@ def train_step(
 
 @dataclass(frozen=True)
 class TeacherPass:
-    """The teacher's side of a step: what its students read of it, and its peer among them."""
+    """The teacher's side of a step: what others read of it, and the peers that it reads."""
 
     teacher: Learner
     capture: Capture  # what the students' terms need
     logit_consumers: int  # students whose terms need its logits
     projection: OutputProjection | None  # of the teacher, where there are logit_consumers
-    peer: Learner | None
-    peer_projection: OutputProjection | None  # of the peer
+    peers: Mapping[str, tuple[Learner, OutputProjection]]  # and the projection of each
 
     @classmethod
     def of(cls, teacher: Learner, students: Sequence[Learner], step: int) -> TeacherPass:
         """Who reads what at `step`. Collective at ZeRO 3, which gathers the output projections."""
         consumers = [(student.objective, student.own_step(step)) for student in students]
-        capture = union(objective.teacher_capture(own) for objective, own in consumers)
-        logit_consumers = sum(objective.needs_teacher_logits(own) for objective, own in consumers)
+        capture = union(objective.source_capture(own) for objective, own in consumers)
+        logit_consumers = sum(objective.reads_logits(own) for objective, own in consumers)
         projection = teacher.output_projection() if logit_consumers else None
-        peer = next((one for one in students if one.name == teacher.peer), None)
-        peer_projection = peer.output_projection() if peer else None
-        return cls(teacher, capture, logit_consumers, projection, peer, peer_projection)
+        read = teacher.objective.sources
+        peers = {one.name: (one, one.output_projection()) for one in students if one.name in read}
+        return cls(teacher, capture, logit_consumers, projection, peers)
 
     def teach(
-        self, micro_batch: MicroBatch, totals: Counts, micro_step: MicroStep
+        self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
     ) -> TeacherOutputs:
         """The one teacher forward of a micro-batch, its backward, and what students take away."""
-        peer_outputs = None
-        if self.peer and self.peer_projection:
-            peer_outputs = self.peer.predictions(micro_batch, self.peer_projection)
-        features = self.teacher.accumulate(
-            micro_batch, totals, micro_step, peer_outputs, self.capture
-        )
+        sources = {
+            name: peer.predictions(micro_batch, projection)
+            for name, (peer, projection) in self.peers.items()
+        }
+        totals = sums.totals.get(self.teacher.view, {})
+        features = self.teacher.accumulate(micro_batch, totals, micro_step, sources, self.capture)
         with self.teacher.autocast():
             return detach(features, self.projection, self.logit_consumers)
 
@@ -153,8 +148,3 @@ def _sum_by_rank(shares: Tensor) -> list[float]:
     everyone = shares.new_empty(ranks * len(shares))
     dist.all_gather_into_tensor(everyone, shares)
     return [sum(by_rank) for by_rank in everyone.view(ranks, -1).t().tolist()]
-
-
-def _weighted(learner: Learner, terms: dict[str, float], step: int) -> float:
-    weights = learner.objective.weights(learner.own_step(step))
-    return sum(weight * terms[name] for name, weight in weights.items())

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from data_pipeline import MASKED
 from model import QKV, Capture, Features
-from trainer.batches import ATTENDED, MASKED
+from trainer.denominators import ATTENDED
 from trainer.losses.vocabulary_projection import Distribution
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -10,21 +11,47 @@ from numpy.typing import NDArray
 
 from data_pipeline.masking.masker import NO_LABEL
 
+# The targets that every corpus gives, by name; a task of its own data may have others.
+MASKED, PAIRS = "masked", "pairs"
+DEFAULT_VIEW = "default"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be predicted of R sequences; a label is -100 where there is none.
+
+    labels: [R, M] of the columns `positions` [R, M], of which spare ones are 0; or [R] of whole
+    sequences, without positions.
+    """
+
+    labels: NDArray[np.int64]
+    positions: NDArray[np.int64] | None = None
+
+    def take(self, rows: slice | NDArray[np.int64]) -> Target:
+        """The labels of some rows."""
+        return Target(self.labels[rows], None if self.positions is None else self.positions[rows])
+
 
 @dataclass(frozen=True)
 class Batch:
-    """R packed and masked sequences of length L with M slots for masked positions each."""
+    """R sequences of length L, and what is to be predicted of them.
+
+    A batch of text has M slots for masked positions in each sequence (the target `MASKED`) and,
+    where its sequences are pairs, a label of each (`PAIRS`).
+
+    views: other readings of the same examples by name, such as [X; Y] beside X. Their rows and the
+    labels of their targets are in the same order; positions are each view's own.
+    """
 
     input_ids: NDArray[np.int64]  # [R, L]
     segment_ids: NDArray[np.int64]  # [R, L] 0 or 1
     attention_mask: NDArray[np.int64]  # [R, L] 1 where there is a token, 0 at padding
-    masked_positions: NDArray[np.int64]  # [R, M] column index, spare slots 0
-    masked_labels: NDArray[np.int64]  # [R, M] the id that was there, -100 in spare slots
-    pair_labels: NDArray[np.int64] | None  # [R]
+    targets: Mapping[str, Target]
     sample_ids: NDArray[np.int64]  # [R] unique within an epoch
     epochs: NDArray[np.int64]  # [R]
     to_mask: NDArray[np.int64] | None = None  # [R] positions still to be chosen; None: done
     readable: NDArray[np.bool_] | None = None  # [R] None: all
+    views: Mapping[str, Batch] = field(default_factory=dict)
 
     def rows(self, first: int, last: int) -> Batch:
         """The rows from `first` up to `last`, as views."""
@@ -32,15 +59,22 @@ class Batch:
 
     def take(self, rows: slice | NDArray[np.int64]) -> Batch:
         """The rows that an index selects: views of a slice, copies of an array."""
-        taken: dict[str, Any] = {
-            one.name: None if (array := getattr(self, one.name)) is None else array[rows]
-            for one in fields(self)
-        }
+        taken: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        for name, value in taken.items():
+            if isinstance(value, Mapping):
+                taken[name] = {key: part.take(rows) for key, part in value.items()}
+            elif value is not None:
+                taken[name] = value[rows]
         return Batch(**taken)
+
+    def view(self, name: str) -> Batch:
+        """The examples as a learner of this view reads them."""
+        return self if name == DEFAULT_VIEW else self.views[name]
 
     def labels(self) -> NDArray[np.int64]:
         """Dense labels [R, L]: the original id at masked positions, -100 elsewhere."""
-        dense = np.full(self.input_ids.shape, NO_LABEL, np.int64)
-        row, slot = np.nonzero(self.masked_labels != NO_LABEL)
-        dense[row, self.masked_positions[row, slot]] = self.masked_labels[row, slot]
+        dense, masked = np.full(self.input_ids.shape, NO_LABEL, np.int64), self.targets[MASKED]
+        assert masked.positions is not None
+        row, slot = np.nonzero(masked.labels != NO_LABEL)
+        dense[row, masked.positions[row, slot]] = masked.labels[row, slot]
         return dense

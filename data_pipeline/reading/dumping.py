@@ -15,7 +15,7 @@ from data_pipeline.config import DataConfig
 from data_pipeline.errors import DataError
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order.slots import BatchSizes
-from data_pipeline.reading.batches import Batch
+from data_pipeline.reading.batches import MASKED, PAIRS, Batch
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.reading.padding import padding_shares
 from data_pipeline.reading.stream import BatchStream, open_splits
@@ -73,9 +73,9 @@ def _columns(batches: Sequence[Batch], first: int, pad: int) -> dict[str, np.nda
         "attention_mask": [_widened(batch.attention_mask, length, 0) for batch in batches],
         "labels": [_widened(batch.labels(), length, NO_LABEL) for batch in batches],
     }
-    if any(batch.pair_labels is not None for batch in batches):
+    if any(PAIRS in batch.targets for batch in batches):
         columns["pair_labels"] = [
-            np.full(len(b.sample_ids), NO_LABEL) if b.pair_labels is None else b.pair_labels
+            b.targets[PAIRS].labels if PAIRS in b.targets else np.full(len(b.sample_ids), NO_LABEL)
             for b in batches
         ]
     return {name: np.concatenate(parts) for name, parts in columns.items()}
@@ -130,12 +130,12 @@ def _padding(splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig
 
 def _heading(batch: Batch, row: int, config: DataConfig) -> Text:
     used = int(batch.attention_mask[row].sum())
-    masked = int((batch.masked_labels[row] != NO_LABEL).sum())
+    masked = int((batch.targets[MASKED].labels[row] != NO_LABEL).sum())
     text = f"sample {batch.sample_ids[row]}: {used} tokens, {masked} to predict"
     if batch.readable is not None and not batch.readable[row]:
         text += ", could not be read"
-    elif batch.pair_labels is not None:
-        label = int(batch.pair_labels[row])
+    elif PAIRS in batch.targets:
+        label = int(batch.targets[PAIRS].labels[row])
         text += f", second segment: {PAIR_NAMES[config.packing][label]}"
     return Text(text, style="bold underline")
 

@@ -17,7 +17,7 @@ from data_pipeline.masking.masker import Masker
 from data_pipeline.order.mixing import rows_of_sources
 from data_pipeline.order.slots import BatchSizes
 from data_pipeline.packing.sequences import PackingRules
-from data_pipeline.reading.batches import Batch
+from data_pipeline.reading.batches import MASKED, PAIRS, Batch, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.reading.lanes import Lanes, Sequences
 from data_pipeline.shards.sources import is_url
@@ -114,13 +114,12 @@ class BatchStream:
             if self._masks
             else phase.masker.leave(rows.input_ids, step)
         )
+        pairs = {PAIRS: Target(rows.pair_labels)} if phase.rules.is_pair else {}
         return Batch(
             input_ids=masked.input_ids,
             segment_ids=rows.segment_ids,
             attention_mask=(np.arange(length) < rows.lengths[:, None]).astype(np.int64),
-            masked_positions=masked.positions,
-            masked_labels=masked.labels,
-            pair_labels=rows.pair_labels if phase.rules.is_pair else None,
+            targets={MASKED: Target(masked.labels, masked.positions), **pairs},
             sample_ids=rows.sample_ids,
             epochs=rows.epochs,
             to_mask=masked.to_mask,

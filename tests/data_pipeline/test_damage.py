@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline import BadShard, BatchStream, Corpus, DataConfig
+from data_pipeline import MASKED, PAIRS, BadShard, BatchStream, Corpus, DataConfig
 from data_pipeline.building.checking import check
 from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.reading.dumping import show
@@ -114,9 +114,9 @@ def test_bad_shards_stop_or_are_skipped_row_by_row(
         bad = one.attention_mask.sum(1) == 2
         lost += bad.sum()
         np.testing.assert_array_equal(one.readable, ~bad)
-        assert (one.masked_labels[bad] == -100).all()
-        if one.pair_labels is not None:
-            assert (one.pair_labels[bad] == -100).all()
+        assert (one.targets[MASKED].labels[bad] == -100).all()
+        if PAIRS in one.targets:
+            assert (one.targets[PAIRS].labels[bad] == -100).all()
         np.testing.assert_array_equal(one.input_ids[~bad], other.input_ids[~bad])
         np.testing.assert_array_equal(one.labels()[~bad], other.labels()[~bad])
     named = [one.message for one in caplog.records if "without labels" in one.message]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from data_pipeline import (
+    PAIRS,
     BatchStream,
     Corpus,
     DataConfig,
@@ -37,7 +38,7 @@ def epoch_of(corpus: Corpus, epoch: int = 0, split: str = "train", **options):
     rows = [row for row in rows if row.epochs[0] == epoch]
     assert len(rows) == total
     rows.sort(key=lambda batch: int(batch.sample_ids[0]))
-    labels = [None if row.pair_labels is None else int(row.pair_labels[0]) for row in rows]
+    labels = [int(row.targets[PAIRS].labels[0]) if PAIRS in row.targets else None for row in rows]
     return [row.input_ids[0] for row in rows], [row.segment_ids[0] for row in rows], labels
 
 
@@ -257,8 +258,8 @@ def test_phases_change_length_and_packing(corpus: Corpus) -> None:
     stream = BatchStream(corpus.split("train"), config, 1, 4)
     shapes = {step: stream.batch(step).input_ids.shape[1] for step in (8, 9, 0, 4, 5)}
     assert shapes == {0: 32, 4: 32, 5: 128, 8: 128, 9: 128}
-    assert stream.batch(8).pair_labels is None
-    assert stream.batch(9).pair_labels is not None
+    assert PAIRS not in stream.batch(8).targets
+    assert PAIRS in stream.batch(9).targets
     later = BatchStream(
         corpus.split("train"), DataConfig(path="x", sequence_length=128), 1, 4
     ).batch(1)

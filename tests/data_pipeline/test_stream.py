@@ -12,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline import (
+    MASKED,
+    PAIRS,
     Batch,
     BatchStream,
     Corpus,
     DataConfig,
     DataError,
     MaskingConfig,
+    Target,
     rows_for_tokens,
 )
 from data_pipeline.config import PACKINGS
@@ -28,21 +31,33 @@ def config(**options) -> DataConfig:
     return DataConfig(**({"path": "unused", "sequence_length": 64} | options))
 
 
+def columns(batch: Batch) -> dict[str, np.ndarray]:
+    """Every array of a batch, by name."""
+    found = {field.name: getattr(batch, field.name) for field in dataclasses.fields(Batch)}
+    arrays = {name: one for name, one in found.items() if isinstance(one, np.ndarray)}
+    for name, target in batch.targets.items():
+        arrays[f"{name} labels"] = target.labels
+        if target.positions is not None:
+            arrays[f"{name} positions"] = target.positions
+    return arrays
+
+
 def assert_equal(left: Batch, right: Batch) -> None:
-    for field in dataclasses.fields(Batch):
-        one, other = getattr(left, field.name), getattr(right, field.name)
-        np.testing.assert_array_equal(one, other, err_msg=field.name)
+    ours, theirs = columns(left), columns(right)
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
 
 
 def joined(batches: list[Batch]) -> Batch:
-    fields = [field.name for field in dataclasses.fields(Batch)]
-    columns = {
-        name: None
-        if getattr(batches[0], name) is None
-        else np.concatenate([getattr(b, name) for b in batches])
-        for name in fields
+    """The rows of several batches as one."""
+    parts = [columns(batch) for batch in batches]
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    targets = {
+        name: Target(whole.pop(f"{name} labels"), whole.pop(f"{name} positions", None))
+        for name in batches[0].targets
     }
-    return Batch(**columns)
+    return Batch(targets=targets, **whole)
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
@@ -105,9 +120,10 @@ def test_shape_of_a_sequence(corpus: Corpus) -> None:
     assert (ids[np.arange(32), used - 1] == vocabulary.sep).all()
     assert (ids[np.arange(32), used - 2] != vocabulary.sep).all()
     assert ((ids == vocabulary.pad) == (batch.attention_mask == 0)).all()
-    assert batch.masked_positions.shape == batch.masked_labels.shape == (32, round(0.15 * 62))
+    masked = batch.targets[MASKED]
+    assert masked.positions.shape == masked.labels.shape == (32, round(0.15 * 62))
     labels = batch.labels()
-    assert ((labels != -100).sum(1) == (batch.masked_labels != -100).sum(1)).all()
+    assert ((labels != -100).sum(1) == (batch.targets[MASKED].labels != -100).sum(1)).all()
     part = batch.rows(8, 16)
     np.testing.assert_array_equal(part.labels(), labels[8:16])
 
@@ -182,6 +198,7 @@ def test_copies_come_again_after_as_many_epochs(corpus: Corpus, packing: str) ->
     epochs = [ordered.rows(n * total, (n + 1) * total) for n in range(4)]
     for one, other in ((epochs[0], epochs[2]), (epochs[1], epochs[3])):
         assert_equal(dataclasses.replace(one, epochs=other.epochs), other)
-    assert (epochs[0].masked_positions != epochs[1].masked_positions).any()
-    if epochs[0].pair_labels is not None:
-        assert (epochs[0].pair_labels != epochs[1].pair_labels).mean() > 0.3
+    first, second = (one.targets for one in epochs[:2])
+    assert (first[MASKED].positions != second[MASKED].positions).any()
+    if PAIRS in first:
+        assert (first[PAIRS].labels != second[PAIRS].labels).mean() > 0.3

@@ -13,10 +13,14 @@ import torch
 from model import EncoderConfig
 from tests.distributed import run_distributed
 from tests.trainer import tiny
-from trainer.batches import Counts, count, to_device
+from trainer.batches import to_device
 from trainer.checkpoint import full_state_dict
+from trainer.denominators import totals_of
 from trainer.learner_config import LearnerConfig
-from trainer.learners.learner import TEACHER, Learner, StepShape, always_captured, build_module
+from trainer.learner_names import TEACHER
+from trainer.learners.learner import Learner, StepShape
+from trainer.learners.module import always_captured, build_module
+from trainer.learners.programs import Train
 from trainer.optimizers import OptimizerConfig
 from trainer.step import train_step
 
@@ -63,9 +67,9 @@ def plain() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[floa
     norms = []
     for step in range(STEPS):
         batch = tiny.random_batch(step, ROWS)
-        totals = Counts(*torch.tensor(count(batch)).float())
+        totals = totals_of(batch)
         micro, capture = to_device(batch, torch.device("cpu")), always_captured(TEACHER, config(0))
-        loss, _, _ = module(micro, totals, capture=capture, step=step)
+        loss, _, _ = module(Train(totals, {}, capture, step), micro)
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(learnt.values(), CLIPPING).item())
         for name, p in learnt.items():

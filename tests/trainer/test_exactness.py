@@ -18,15 +18,12 @@ import torch.distributed as dist
 
 from tests.distributed import run_distributed
 from tests.trainer import tiny
-from trainer.batches import Counts, count, to_micro_batches
-from trainer.learners.learner import (
-    AUTOCAST,
-    TEACHER,
-    Learner,
-    StepShape,
-    build_module,
-    student_key,
-)
+from trainer.batches import to_micro_batches
+from trainer.denominators import totals_of
+from trainer.learner_names import TEACHER, student_key
+from trainer.learners.learner import Learner, StepShape
+from trainer.learners.module import AUTOCAST, build_module
+from trainer.learners.programs import Train
 from trainer.optimizers import OptimizerConfig, build_optimizer
 from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.schedules.learning_rate import factor
@@ -130,10 +127,10 @@ class PlainModel:
             enabled=config.precision == "fp16",
         )
 
-    def __call__(self, *arguments):
+    def __call__(self, program, batch):
         dtype = AUTOCAST[self.config.precision]
         with torch.autocast("cpu", dtype, enabled=dtype is not None):
-            loss, _, features = self.module(*arguments)
+            loss, _, features = self.module(program, batch)
         self.scaler.scale(loss).backward()
         return loss.item(), features
 
@@ -157,22 +154,22 @@ def gradients(module):
 def losses_and_gradients(models, step, cuts):
     """Forward and backward of everyone on the whole batch, in so many pieces."""
     batch = tiny.random_batch(step)
-    totals = Counts(*torch.tensor(count(batch)).float())
+    totals = totals_of(batch)
     students = dict(list(models.items())[1:])
     objectives = [model.module.objective for model in students.values()]
-    capture = union(objective.teacher_capture(step) for objective in objectives)
+    capture = union(objective.source_capture(step) for objective in objectives)
     projection = OutputProjection(
         *(one.detach() for one in models[TEACHER].module.model.output_projection())
     )
     losses = dict.fromkeys(models, 0.0)
     for micro in to_micro_batches(batch, ROWS // cuts, torch.device("cpu")):
-        loss, features = models[TEACHER](micro, totals, None, capture, step)
+        loss, features = models[TEACHER](Train(totals, {}, capture, step), micro)
         losses[TEACHER] += loss
         with models[TEACHER].module.autocast(torch.device("cpu")):
-            teacher_outputs = detach(features, projection)
+            sources = {TEACHER: detach(features, projection)}
         for name, model in students.items():
             own = model.module.objective.student_capture(step)
-            losses[name] += model(micro, totals, teacher_outputs, own, step)[0]
+            losses[name] += model(Train(totals, sources, own, step), micro)[0]
     return losses
 
 

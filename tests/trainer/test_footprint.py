@@ -7,17 +7,19 @@ import dataclasses
 import numpy as np
 import pytest
 
+import data_pipeline
 from cluster.planning import JobFacts, LearnerFacts, Machine
 from cluster.planning.memory import job_memory
 from configs.devices import DeviceConfig
-from data_pipeline import Batch, DataConfig
+from data_pipeline import Batch, DataConfig, Target
 from model import EncoderConfig, describe
 from tests.distributed import run_distributed
 from trainer.config import BatchConfig, JobConfig
 from trainer.footprint.demands import demands
 from trainer.footprint.footprint import LiveBytes
 from trainer.learner_config import LearnerConfig
-from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
+from trainer.learner_names import TEACHER, student_key
+from trainer.learners.learner import Learner, StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import Cosine, HiddenMSE, MaskedLanguageModelling, SoftKL
 from trainer.step import train_step
@@ -60,7 +62,8 @@ def batch(rows: int) -> Batch:
     positions = np.tile(np.arange(1, 1 + MASKED), (rows, 1))
     labels = rng.integers(5, VOCABULARY, (rows, MASKED))
     number = np.arange(rows)
-    return Batch(ids, ids * 0, ids * 0 + 1, positions, labels, None, number, number)
+    targets = {data_pipeline.MASKED: Target(labels, positions)}
+    return Batch(ids, ids * 0, ids * 0 + 1, targets, number, number)
 
 
 def most_bytes(case) -> float:

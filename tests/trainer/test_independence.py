@@ -11,7 +11,8 @@ import torch.distributed as dist
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_device
-from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
+from trainer.learner_names import TEACHER, student_key
+from trainer.learners.learner import Learner, StepShape
 from trainer.run_folder.metrics import encode
 from trainer.step import train_step
 

@@ -10,12 +10,15 @@ import torch
 from torch.nn import functional as F
 
 import configs
+from data_pipeline import MASKED
 from model import QKV, Capture, build
 from tests.trainer.tiny import LENGTH, encoder, random_batch
-from trainer.batches import Counts, count, to_device
+from trainer.batches import to_device
 from trainer.config import JobConfig
+from trainer.denominators import totals_of
 from trainer.learner_config import LearnerConfig
-from trainer.learners.learner import build_module
+from trainer.learner_names import TEACHER
+from trainer.learners.module import build_module
 from trainer.losses import relations
 from trainer.objectives import LossInputs, Objective, ObjectiveConfig
 from trainer.objectives.layer_maps import at_depth, map_layers
@@ -148,7 +151,7 @@ def loss_inputs_of(config, seed=5, step=0, **student):
     """What a student of this objective sees of a random batch, its objective, and the totals."""
     config = LearnerConfig(model=encoder(layers=2, **student), objective=config)
     batch = random_batch(seed)
-    micro, totals = to_device(batch, torch.device("cpu")), Counts(*torch.tensor(count(batch)))
+    micro, totals = to_device(batch, torch.device("cpu")), totals_of(batch)
     teacher = build(encoder(), seed=1).eval()  # without dropout
     module = build_module("students/a", config, encoder(), 0)
     views = [
@@ -156,13 +159,13 @@ def loss_inputs_of(config, seed=5, step=0, **student):
             micro.input_ids, micro.segment_ids, micro.lengths, micro.masked_positions, what
         )
         for model, what in (
-            (teacher, module.objective.teacher_capture(step)),
+            (teacher, module.objective.source_capture(step)),
             (module.model, module.objective.student_capture(step)),
         )
     ]
-    teacher_outputs = detach(views[0], OutputProjection(*teacher.output_projection()))
+    sources = {TEACHER: detach(views[0], OutputProjection(*teacher.output_projection()))}
     inputs = LossInputs(
-        micro, views[1], OutputProjection(*module.model.output_projection()), teacher_outputs, step
+        micro, views[1], OutputProjection(*module.model.output_projection()), sources, step
     )
     return inputs, module.objective, totals
 
@@ -202,7 +205,7 @@ def test_what_neither_layer_attends_to_is_not_compared(
     inputs = SimpleNamespace(
         batch=batch,
         features=SimpleNamespace(attention=ours),
-        teacher=SimpleNamespace(attention=theirs),
+        sources={TEACHER: SimpleNamespace(attention=theirs)},
         step=0,
     )
     student = encoder(local_window=4, global_every=2)
@@ -225,7 +228,7 @@ def test_everything_is_a_term():
 
 @pytest.mark.parametrize("positions", ["masked", "attended"])
 def test_counts_of_terms_are_those_the_step_divides_by(positions):
-    """Every term's own count is the field of Counts that its denominator names."""
+    """Every term's own count is that of its denominator."""
     config = dataclasses.replace(
         EVERYTHING,
         soft_kl=SoftKL(positions=positions),
@@ -233,7 +236,7 @@ def test_counts_of_terms_are_those_the_step_divides_by(positions):
     )
     inputs, objective, totals = loss_inputs_of(config)
     for name, term in objective.by_name.items():
-        assert term(inputs)[1].item() == getattr(totals, term.denominator).item(), name
+        assert term(inputs)[1].item() == totals[term.denominator].item(), name
     assert {objective.by_name[name].denominator for name in ("soft_kl", "cosine")} == {positions}
 
 
@@ -249,8 +252,7 @@ def test_the_objective_is_the_weighted_sum_of_its_terms():
     loss, shares = objective(inputs, totals)
     fused = torch.autograd.grad(loss, states, retain_graph=True)
     separate = {
-        name: term(inputs)[0] / getattr(totals, term.denominator)
-        for name, term in objective.by_name.items()
+        name: term(inputs)[0] / totals[term.denominator] for name, term in objective.by_name.items()
     }
     weights = objective.weights(0)
     expected = sum(weights[name] * value for name, value in separate.items())
@@ -285,7 +287,7 @@ def test_prediction_and_patience_are_the_original_codes_means():
     )
     inputs, objective, totals = loss_inputs_of(config)
     _, shares = objective(inputs, totals)
-    labelled = inputs.batch.masked_labels >= 0
+    labelled = inputs.batch.targets[MASKED].labels >= 0
     states = inputs.features.vocabulary_input[labelled]
     ours = F.linear(states, inputs.projection.weight, inputs.projection.bias) / 2
     theirs = teacher_logits(inputs)[inputs.batch.masked_positions[labelled]] / 2
@@ -294,7 +296,7 @@ def test_prediction_and_patience_are_the_original_codes_means():
         torch.stack([F.normalize(states[layer][:, 0], dim=-1) for layer in layers], dim=1)
         for states, layers in (
             (inputs.features.hidden_states, (1, 2)),
-            (inputs.teacher_outputs.hidden_states, (1, 4)),
+            (inputs.sources[TEACHER].hidden_states, (1, 4)),
         )
     )
     torch.testing.assert_close(shares[0], tinybert.detach())
@@ -306,7 +308,7 @@ def test_layers_that_weigh_nothing_cost_nothing():
     inputs, objective, totals = loss_inputs_of(
         ObjectiveConfig(hidden_mse=HiddenMSE(layer_weights=weights))
     )
-    assert objective.teacher_capture(0).hidden_states == (0, 4)
+    assert objective.source_capture(0).hidden_states == (0, 4)
     assert list(inputs.features.hidden_states) == [0, 2]
     projection = objective.terms["hidden_mse"].projection
     mask = inputs.batch.attention_mask
@@ -314,7 +316,7 @@ def test_layers_that_weigh_nothing_cost_nothing():
         weight
         * F.mse_loss(
             projection(inputs.features.hidden_states[ours][mask]),
-            inputs.teacher_outputs.hidden_states[theirs][mask],
+            inputs.sources[TEACHER].hidden_states[theirs][mask],
         )
         for weight, ours, theirs in ((1.0, 0, 0), (0.5, 2, 4))
     )
@@ -329,7 +331,7 @@ def test_terms_are_on_while_they_weigh_something():
         inputs, objective, totals = loss_inputs_of(config, step=step)
         loss, shares = objective(inputs, totals)
         assert objective.weights(step) == {"mlm": step / 10, "soft_kl": 1 - step / 10}
-        assert objective.needs_teacher_logits(step) == ("soft_kl" in names)
+        assert objective.reads_logits(step) == ("soft_kl" in names)
         assert {name for name, share in zip(objective.terms, shares, strict=True) if share} == names
         weights = torch.tensor(list(objective.weights(step).values()))
         torch.testing.assert_close(loss.detach(), shares @ weights)
@@ -362,13 +364,13 @@ def test_maps_follow_a_teacher_that_grows():
     config = ObjectiveConfig(hidden_mse=HiddenMSE(), attention_mse=AttentionMSE())
     objective = Objective(config, encoder(layers=2), encoder(), seed=0)
     before = objective.terms["hidden_mse"].projection.weight.clone()
-    assert objective.teacher_capture(0) == Capture((0, 2, 4), (2, 4))
+    assert objective.source_capture(0) == Capture((0, 2, 4), (2, 4))
     objective.follow(2)
-    assert objective.teacher_capture(0) == Capture((0, 1, 2), (1, 2))
+    assert objective.source_capture(0) == Capture((0, 1, 2), (1, 2))
     assert objective.student_capture(0) == Capture((0, 1, 2), (1, 2))
     assert torch.equal(objective.terms["hidden_mse"].projection.weight, before)
     objective.follow(4)
-    assert objective.teacher_capture(0) == Capture((0, 2, 4), (2, 4))
+    assert objective.source_capture(0) == Capture((0, 2, 4), (2, 4))
 
 
 def test_the_objective_decides_whether_there_is_a_pair_head():

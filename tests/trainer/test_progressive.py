@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from tests.trainer import tiny
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
 from trainer.checkpoint.layout import torch_optimizer
 from trainer.learner_config import InitConfig, LearnerConfig
+from trainer.learner_names import TEACHER, student_key
 from trainer.learners.first_weights import from_embeddings, model_state
-from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
+from trainer.learners.learner import Learner, StepShape
 from trainer.learners.state import LearnerState
 from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.progressive import ProgressiveConfig, Transfer
@@ -78,10 +80,10 @@ def test_one_layer_at_a_time_and_then_the_other_terms():
     objective = Objective(OBJECTIVE, tiny.encoder(layers=LAYERS), tiny.encoder(), 0, transfer)
     for step, ours, theirs in ((0, 1, 2), (4, 1, 2), (5, 2, 4), (9, 2, 4)):
         assert objective.student_capture(step).hidden_states == (ours,)
-        assert objective.teacher_capture(step).attention == (theirs,)
-        assert not objective.needs_teacher_logits(step)
-    assert objective.needs_teacher_logits(10)
-    assert objective.teacher_capture(10).hidden_states == ()
+        assert objective.source_capture(step).attention == (theirs,)
+        assert not objective.reads_logits(step)
+    assert objective.reads_logits(10)
+    assert objective.source_capture(10).hidden_states == ()
 
 
 @pytest.mark.parametrize(
@@ -326,13 +328,13 @@ def test_a_layers_loss_is_its_share_of_the_mean_over_layers():
     term = objective.by_name["feature_maps"]
     ours, theirs = torch.randn(1, 3, 32), torch.randn(1, 3, 32)
 
-    class LossInputs:
-        step = 7
-        batch = type("Batch", (), {"attention_mask": torch.ones(1, 3, dtype=torch.bool)})
-        features = type("Features", (), {"hidden_states": {2: ours}})
-        teacher = type("TeacherOutputs", (), {"hidden_states": {4: theirs}})
-
-    total, count = term(LossInputs)
+    inputs = SimpleNamespace(
+        step=7,
+        batch=SimpleNamespace(attention_mask=torch.ones(1, 3, dtype=torch.bool)),
+        features=SimpleNamespace(hidden_states={2: ours}),
+        sources={TEACHER: SimpleNamespace(hidden_states={4: theirs})},
+    )
+    total, count = term(inputs)
     normalised = [F.layer_norm(states, (32,), eps=1e-12) for states in (ours, theirs)]
     expected = F.mse_loss(*normalised) / LAYERS
     assert (total / count).item() == pytest.approx(expected.item())

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch.nn import functional as F
 
-from data_pipeline import NO_LABEL
+from data_pipeline import MASKED, NO_LABEL
 from model import build
 from tests.trainer import tiny
 from trainer.batches import to_device
@@ -20,7 +18,7 @@ from trainer.teacher_outputs import OutputProjection
 def test_sums_are_those_of_the_whole_logits(monkeypatch, pair_head):
     monkeypatch.setattr(scores, "CHUNK", 5)
     labels = torch.tensor([0, 1, 1, NO_LABEL, 0, 0, 1, 0])
-    batch = dataclasses.replace(tiny.random_batch(2), pair_labels=labels.numpy())
+    batch = tiny.with_pairs(tiny.random_batch(2), labels.numpy())
     micro = to_device(batch, torch.device("cpu"))
     model = build(tiny.encoder(pair_head=pair_head), seed=3).eval()
     features = model.features(
@@ -32,9 +30,9 @@ def test_sums_are_those_of_the_whole_logits(monkeypatch, pair_head):
     )
     sums = scores.score(features, OutputProjection(*model.output_projection()), micro)
     logits = F.linear(features.vocabulary_input, *model.output_projection())
-    masked = micro.masked_labels != NO_LABEL
-    right = logits.argmax(-1)[masked] == micro.masked_labels[masked]
-    loss = F.cross_entropy(logits[masked], micro.masked_labels[masked], reduction="sum")
+    masked = micro.targets[MASKED].labels != NO_LABEL
+    right = logits.argmax(-1)[masked] == micro.targets[MASKED].labels[masked]
+    loss = F.cross_entropy(logits[masked], micro.targets[MASKED].labels[masked], reduction="sum")
     expected = [loss.item(), right.sum().item(), masked.sum().item(), 0, 0]
     if pair_head:
         paired = labels != NO_LABEL

@@ -7,7 +7,7 @@ import torch
 
 from tests.distributed import run_distributed
 from tests.trainer import tiny
-from trainer.learners.learner import TEACHER
+from trainer.learner_names import TEACHER
 from trainer.step import train_step
 
 RANKS, ACCUMULATION = 2, 2

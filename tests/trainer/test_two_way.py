@@ -10,11 +10,14 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 import configs
+from data_pipeline import MASKED
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from tests.trainer.jobs import tiny_job
 from trainer.batches import to_device
-from trainer.learners.learner import TEACHER, Learner, StepShape, build_module
+from trainer.learner_names import TEACHER
+from trainer.learners.learner import Learner, StepShape
+from trainer.learners.module import build_module
 from trainer.objectives.terms import FromStudent
 from trainer.step import train_step
 
@@ -41,7 +44,7 @@ def expected():
     losses = F.kl_div(
         teacher.log_softmax(-1), student.log_softmax(-1), reduction="none", log_target=True
     ).sum(-1)
-    asked = batch.masked_labels >= 0
+    asked = batch.targets[MASKED].labels >= 0
     return (2.0**2 * losses[asked].mean()).item()
 
 

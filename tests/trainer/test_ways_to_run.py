@@ -13,9 +13,13 @@ import configs
 from model import MaskedLanguageModel, encoder
 from tests.distributed import run_distributed
 from tests.trainer import tiny
-from trainer.batches import Counts, count, to_device
+from trainer.batches import to_device
 from trainer.config import JobConfig
-from trainer.learners.learner import TEACHER, Learner, StepShape, build_module, student_key
+from trainer.denominators import totals_of
+from trainer.learner_names import TEACHER, student_key
+from trainer.learners.learner import Learner, StepShape
+from trainer.learners.module import build_module
+from trainer.learners.programs import Train
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import MaskedLanguageModelling, SoftKL
 from trainer.step import train_step
@@ -36,18 +40,19 @@ def full_batch(**changes):
         for name, config in configs.items()
     }
     batch = tiny.random_batch(0)
-    totals = Counts(*torch.tensor(count(batch)).float())
+    totals = totals_of(batch)
     micro = to_device(batch, torch.device("cpu"))
     teacher = modules[TEACHER]
-    capture = union(module.objective.teacher_capture(0) for module in modules.values())
-    loss, _, features = teacher(micro, totals, None, capture)
+    capture = union(module.objective.source_capture(0) for module in modules.values())
+    loss, _, features = teacher(Train(totals, {}, capture), micro)
     loss.backward()
     losses = {TEACHER: loss.item()}
     teacher_outputs = detach(
         features, OutputProjection(*(p.detach() for p in teacher.model.output_projection()))
     )
+    sources = {TEACHER: teacher_outputs}
     for name, module in list(modules.items())[1:]:
-        loss, _, _ = module(micro, totals, teacher_outputs, module.objective.student_capture(0))
+        loss, _, _ = module(Train(totals, sources, module.objective.student_capture(0)), micro)
         loss.backward()
         losses[name] = loss.item()
     gradients = {

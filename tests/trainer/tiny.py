@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
+from numpy.typing import NDArray
 
-from data_pipeline import Batch
+from data_pipeline import MASKED, PAIRS, Batch, Target
 from model import EncoderConfig
 from trainer.learner_config import LearnerConfig
-from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
+from trainer.learner_names import TEACHER, student_key
+from trainer.learners.learner import Learner, StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import (
     PKD,
@@ -88,6 +90,14 @@ def learners(
     ]
 
 
+def with_pairs(batch: Batch, labels: NDArray[np.int64] | None) -> Batch:
+    """The batch with other labels [R] of its pairs, or with none."""
+    targets = {name: one for name, one in batch.targets.items() if name != PAIRS}
+    if labels is not None:
+        targets[PAIRS] = Target(labels)
+    return dataclasses.replace(batch, targets=targets)
+
+
 def my_rows(batch: Batch) -> Batch:
     """This rank's share of a global batch."""
     rows = len(batch.input_ids) // dist.get_world_size()
@@ -107,9 +117,10 @@ def random_batch(seed: int, rows: int = 8) -> Batch:
         input_ids=rng.integers(5, VOCABULARY, (rows, LENGTH)) * attention_mask,
         segment_ids=rng.integers(0, 2, (rows, LENGTH)) * attention_mask,
         attention_mask=attention_mask,
-        masked_positions=np.where(slots, positions, 0),
-        masked_labels=np.where(slots, labels, -100),
-        pair_labels=rng.integers(0, 2, rows),
+        targets={
+            MASKED: Target(np.where(slots, labels, -100), np.where(slots, positions, 0)),
+            PAIRS: Target(rng.integers(0, 2, rows)),
+        },
         sample_ids=np.arange(rows),
         epochs=np.zeros(rows, np.int64),
     )

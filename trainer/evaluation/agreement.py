@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from data_pipeline import MASKED
 from model import MaskedLanguageModel
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.evaluation.held_out import ValidationSet
@@ -50,7 +51,7 @@ def _compare(
     student: MaskedLanguageModel, teacher: MaskedLanguageModel, batch: MicroBatch
 ) -> Tensor:
     """Positions with the same first choice, summed divergence, and positions: [3] float64."""
-    labelled = batch.masked_labels >= 0  # [P]
+    labelled = batch.targets[MASKED].labels >= 0  # [P]
     ours, theirs = _vocabulary_input(student, batch), _vocabulary_input(teacher, batch)
     divergence, positions = chunked_kl_divergence(
         ours,

@@ -12,7 +12,7 @@ from data_pipeline import Vocabulary, open_corpora
 from model import Training, model_card, save_pretrained, write_config
 from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
-from trainer.learners.learner import TEACHER
+from trainer.learner_names import TEACHER
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.run_files import read_evaluation

@@ -18,7 +18,7 @@ from trainer.evaluation.agreement import agreement
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import Scores, ValidationSet
 from trainer.evaluation.trained_heads import shown
-from trainer.learners.learner import TEACHER
+from trainer.learner_names import TEACHER
 from trainer.measure.machine import describe as describe_machine
 from trainer.scoring.scores import capture_for, score
 from trainer.teacher_outputs import OutputProjection

@@ -13,8 +13,8 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.evaluation.trained_heads import head_is_trained
 from trainer.learner_config import LearnerConfig
+from trainer.learner_names import TEACHER, student_key
 from trainer.learners.first_weights import model_state
-from trainer.learners.learner import TEACHER, student_key
 from trainer.learners.state import JobState
 from trainer.run_folder.folder import RunFolder
 from trainer.schedules.stacking import StackingConfig

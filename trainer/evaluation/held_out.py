@@ -13,15 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline import (
+    MASKED,
     NO_LABEL,
     Batch,
     BatchStream,
     CorpusSplit,
     DataConfig,
     MaskingConfig,
+    Target,
     open_corpora,
 )
 from trainer.batches import MicroBatch, to_micro_batches
@@ -97,7 +100,7 @@ class ValidationSet:
         """
         token_counts = np.asarray(sum(corpus.token_counts for corpus in self._opened.values()))
         batches = [batch for corpus in self.corpora.values() for batch in corpus.batches()]
-        labels = np.concatenate([batch.masked_labels.ravel() for batch in batches])
+        labels = np.concatenate([batch.targets[MASKED].labels.ravel() for batch in batches])
         labels = labels[labels >= 0]
         smoothed = token_counts.astype(np.float64) + 1
         nats = -np.log(smoothed / smoothed.sum())  # [V]
@@ -138,8 +141,11 @@ def _share(batch: Batch, rank: int, world_size: int) -> Batch:
     rows = np.arange(rank * size, (rank + 1) * size)
     share = batch.take(rows % total)
     repeated = rows >= total
-    masked = np.where(repeated[:, None], NO_LABEL, share.masked_labels)
-    pairs = share.pair_labels
-    if pairs is not None:
-        pairs = np.where(repeated, NO_LABEL, pairs)
-    return dataclasses.replace(share, masked_labels=masked, pair_labels=pairs)
+    targets = {name: _without(target, repeated) for name, target in share.targets.items()}
+    return dataclasses.replace(share, targets=targets)
+
+
+def _without(target: Target, rows: NDArray[np.bool_]) -> Target:
+    """A target without the labels of these rows [R]."""
+    chosen = rows if target.positions is None else rows[:, None]
+    return dataclasses.replace(target, labels=np.where(chosen, NO_LABEL, target.labels))

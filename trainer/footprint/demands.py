@@ -9,8 +9,8 @@ from trainer.config import JobConfig
 from trainer.footprint.footprint import Footprint, footprints
 from trainer.job_data.batch_plan import usual_rows
 from trainer.learner_config import LearnerConfig, StartConfig
+from trainer.learner_names import TEACHER, student_key
 from trainer.learners.engine import bucket_size
-from trainer.learners.learner import TEACHER, student_key
 
 
 def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[dict[str, Any]]]:

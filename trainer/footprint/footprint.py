@@ -22,21 +22,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from data_pipeline import Batch
+from data_pipeline import MASKED, PAIRS, Batch, Target
 from model import Features, MaskedLanguageModel
 from model.precision import kernels_of
-from trainer.batches import Counts, MicroBatch, to_device
+from trainer.batches import MicroBatch, MicroTarget, to_device
 from trainer.config import JobConfig
 from trainer.learner_config import LearnerConfig
-from trainer.learners.learner import (
-    NOTHING,
-    TEACHER,
-    LearnerModule,
-    always_captured,
-    assemble,
-    student_key,
-)
-from trainer.teacher_outputs import OutputProjection, detach, union
+from trainer.learner_names import TEACHER, student_key
+from trainer.learners.module import LearnerModule, always_captured, assemble
+from trainer.learners.programs import NOTHING, Train
+from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
 
 
 def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
@@ -122,21 +117,23 @@ def _measure(job: JobConfig, device: str, rows: int, length: int) -> dict[str, _
     """Every learner's forward and backward of one micro-batch, the teacher's first."""
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, kernels_of(device):
         batch = _to_fake(fake, _micro_batch(job, rows, length))
-        totals = Counts(*(torch.ones(()) for _ in dataclasses.fields(Counts)))
         configs = {TEACHER: job.teacher, **{student_key(n): one for n, one in job.students.items()}}
         modules = {name: _module(name, config, job) for name, config in configs.items()}
         consumers = [one for name, one in modules.items() if name != TEACHER]
-        capture = union(one.objective.teacher_capture(0) for one in consumers)
-        logit_consumers = sum(one.objective.needs_teacher_logits(0) for one in consumers)
-        found, teacher_outputs = {}, None
+        capture = union(one.objective.source_capture(0) for one in consumers)
+        logit_consumers = sum(one.objective.reads_logits(0) for one in consumers)
+        found: dict[str, _Measured] = {}
+        sources: dict[str, TeacherOutputs] = {}
         for name, module in modules.items():
             own = union([always_captured(name, configs[name]), module.objective.student_capture(0)])
             run = _Run(module, logit_consumers if name == TEACHER else 0)
-            features = run(batch, totals, teacher_outputs, union([capture, own]), 0)
+            totals = {name: torch.ones(()) for name in module.objective.denominators}
+            features = run(Train(totals, sources, union([capture, own])), batch)
             if name == TEACHER:
                 capture = NOTHING
                 with run.live, module.autocast(torch.device("cpu")):
-                    teacher_outputs = detach(features, run.projection, logit_consumers)
+                    outputs = detach(features, run.projection, logit_consumers)
+                sources = {TEACHER: outputs}
             del features
             found[name] = run.result()
     return found
@@ -155,7 +152,7 @@ class _Run:
         self.flops = FlopCounterMode(display=False, custom_mapping=ATTENTION)
         self.forward_flops = 0
 
-    def __call__(self, *arguments: Any) -> Features:
+    def __call__(self, program: Train, batch: MicroBatch) -> Features:
         """The features that the module returns, once its loss has been taken backward."""
         hooks = [
             parameter.register_post_accumulate_grad_hook(lambda p: self.live.set_aside(p.grad))
@@ -163,13 +160,12 @@ class _Run:
             if parameter.requires_grad
         ]
         with self.live, self.flops:
-            loss, _, features = self.module(*arguments)
+            loss, _, features = self.module(program, batch)
             self.forward_flops = self.flops.get_total_flops()
             if loss.requires_grad:
                 loss.backward()
         for hook in hooks:
             hook.remove()
-        assert features is not None
         return features
 
     def result(self) -> _Measured:
@@ -257,13 +253,17 @@ def _micro_batch(job: JobConfig, rows: int, length: int) -> MicroBatch:
     ids = np.zeros((rows, length), np.int64)
     slots = np.zeros((rows, masked), np.int64)
     one = np.zeros(rows, np.int64)
-    return to_device(Batch(ids, ids, ids + 1, slots, slots, one, one, one), torch.device("cpu"))
+    targets = {MASKED: Target(slots, slots), PAIRS: Target(one)}
+    return to_device(Batch(ids, ids, ids + 1, targets, one, one), torch.device("cpu"))
 
 
 def _to_fake(mode: FakeTensorMode, batch: MicroBatch) -> MicroBatch:
-    tensors: dict[str, Any] = {
-        field.name: mode.from_tensor(value)
-        for field in dataclasses.fields(batch)
-        if isinstance(value := getattr(batch, field.name), Tensor)
-    }
-    return dataclasses.replace(batch, **tensors)
+    def fakes(of: MicroBatch | MicroTarget) -> dict[str, Any]:
+        return {
+            field.name: mode.from_tensor(value)
+            for field in dataclasses.fields(of)
+            if isinstance(value := getattr(of, field.name), Tensor)
+        }
+
+    targets = {name: MicroTarget(**fakes(target)) for name, target in batch.targets.items()}
+    return dataclasses.replace(batch, targets=targets, **fakes(batch))

@@ -6,7 +6,7 @@ from typing import Any
 
 from model import describe
 from trainer.config import JobConfig
-from trainer.learners.learner import TEACHER, student_key
+from trainer.learner_names import TEACHER, student_key
 
 
 def models_table(job: JobConfig) -> list[dict[str, Any]]:

@@ -6,19 +6,19 @@ A frozen teacher is one without objective and optimizer: it runs forward and cha
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from model import Capture, EncoderConfig, Features, MaskedLanguageModel, build
-from trainer.batches import Counts, MicroBatch
-from trainer.errors import TrainingError
+from data_pipeline import DEFAULT_VIEW
+from model import Capture, EncoderConfig, Features, MaskedLanguageModel
+from trainer.batches import MicroBatch
+from trainer.denominators import Totals
 from trainer.learner_config import LearnerConfig
 from trainer.learners.admission import schedule_steps, time_used
 from trainer.learners.engine import (
@@ -32,13 +32,14 @@ from trainer.learners.engine import (
     start_engine,
 )
 from trainer.learners.memory_errors import BEGINNING, EVALUATION, named_for
+from trainer.learners.module import LearnerModule, always_captured, build_module, section_of
+from trainer.learners.programs import NOTHING, Predict, Program, Score, Train
 from trainer.learners.state import LearnerState
 from trainer.measure.timing import BACKWARD, FORWARD, STEP, clock
-from trainer.objectives import LossInputs, Objective
+from trainer.objectives import Objective
 from trainer.optimizers import GatedOptimizer, build_optimizer
 from trainer.optimizers.loss_scale import LossScale
 from trainer.schedules.learning_rate import factor
-from trainer.scoring.scores import capture_for, score
 from trainer.seeds import derive
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
 from trainer.watch.guard import GRADIENT
@@ -46,14 +47,7 @@ from trainer.watch.guard import GRADIENT
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-TEACHER = "teacher"
-NOTHING = Capture()
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def student_key(name: str) -> str:
-    """The name a student goes by in metrics, checkpoints and tables."""
-    return f"students/{name}"
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -76,62 +70,6 @@ class MicroStep:
     is_last: bool
 
 
-class LearnerModule(nn.Module):
-    """Model and objective as one module, so that losses run inside the engine's forward pass.
-
-    ZeRO-3 gathers parameters as modules are entered: the vocabulary projection, which the losses
-    share with the word embedding, must be used in here.
-    """
-
-    def __init__(self, model: MaskedLanguageModel, objective: Objective, precision: str) -> None:
-        super().__init__()
-        self.model = model
-        self.objective = objective
-        self.precision = precision
-
-    def forward(
-        self,
-        batch: MicroBatch,
-        totals: Counts | None = None,
-        teacher_outputs: TeacherOutputs | None = None,
-        capture: Capture = NOTHING,
-        step: int = 0,
-        only_features: bool = False,
-    ) -> tuple[Tensor, Tensor, Features | None]:
-        """The loss share (a scalar to run backward), the term shares [terms], and the features.
-
-        `step` is the learner's own, on which the objective may depend.
-
-        Without `totals` nothing is learnt: the sums of `trainer.scoring.scores.score` come back,
-        alone; or `only_features`.
-        """
-        if totals is None and not only_features:
-            capture = capture_for(self.model)
-        with self.autocast(batch.input_ids.device):
-            features = self.model.features(
-                batch.input_ids,
-                batch.segment_ids,
-                batch.lengths,
-                batch.masked_positions,
-                capture,
-            )
-            if only_features:
-                nothing = features.vocabulary_input.new_zeros(0)
-                return nothing, nothing, features
-            projection = OutputProjection(*self.model.output_projection())
-            if totals is None:
-                sums = score(features, projection, batch)
-                return sums, sums.new_zeros(0), None
-            inputs = LossInputs(batch, features, projection, teacher_outputs, step)
-            loss, shares = self.objective(inputs, totals)
-        return loss, shares, features
-
-    def autocast(self, device: torch.device) -> torch.autocast:
-        """The precision that everything of this learner is computed in."""
-        dtype = AUTOCAST[self.precision]
-        return torch.autocast(device.type, dtype, enabled=dtype is not None)
-
-
 class Learner:
     """One model in training. All methods are collective: every rank calls them alike."""
 
@@ -143,16 +81,19 @@ class Learner:
         step_shape: StepShape,
         started_at: int = 0,
         weights: Mapping[str, Tensor] | None = None,
+        view: str = DEFAULT_VIEW,
     ) -> None:
         """Build the model (from `weights` where given, else at random) and start its engine.
 
-        `started_at` is the job's step at which this learner began. Raises TrainingError when the
+        `started_at` is the job's step at which this learner began, and `view` how it reads the
+        examples (`data_pipeline.Batch`). Raises TrainingError when the
         `weights` do not fit.
         """
         self.name, self.config, self.step_shape = name, config, step_shape
+        self.view = view
         self.counters = LearnerState(started_at)
         self.rate = self.gradient_norm = math.nan  # of the last step
-        with named_for(_section(name), config, BEGINNING, step_shape.micro_batch):
+        with named_for(section_of(name), config, BEGINNING, step_shape.micro_batch):
             module = build_module(name, config, teacher, step_shape.seed, weights)
             self.objective: Objective = module.objective
             self.engine = self._start_engine(module)
@@ -163,7 +104,7 @@ class Learner:
         self.device: torch.device = self.engine.device
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
-        self._has_teacher = False
+        self._read_from: tuple[str, ...] = ()  # the sources of the last step
         self.skipped: str | None = None  # why, if it skipped the last step
         self._permitted: bool | None = None
 
@@ -186,14 +127,15 @@ class Learner:
     def accumulate(
         self,
         batch: MicroBatch,
-        totals: Counts,
+        totals: Totals,
         micro_step: MicroStep,
-        teacher_outputs: TeacherOutputs | None = None,
+        sources: Mapping[str, TeacherOutputs] | None = None,
         capture: Capture = NOTHING,
     ) -> Features:
         """Forward, and where it is trained backward, of one micro-batch.
 
-        The features come with what `capture` asks for.
+        `sources` are outputs of others that its terms may read; the features come with what
+        `capture` asks for.
         """
         if micro_step.micro_batch == 0 and self.is_trained:
             forget_gradients(self.engine)
@@ -207,17 +149,23 @@ class Learner:
                 dist.get_rank(),
             )
             torch.manual_seed(derive(*parts))
-        self._has_teacher = teacher_outputs is not None
+        sources = sources or {}
+        self._read_from = tuple(sorted(sources))
         own_step = self.own_step(micro_step.step)
         capture = union([capture, self._always, self.objective.student_capture(own_step)])
         with self._part(FORWARD):
-            loss, shares, features = self.engine(batch, totals, teacher_outputs, capture, own_step)
+            program = Train(totals, sources, capture, own_step)
+            loss, shares, features = self._run(program, batch)
         if self.is_trained:
             with self._part(BACKWARD):
                 backward(self.engine, loss, self.loss_scale.value)
             self._shares += shares
-        assert features is not None
         return features
+
+    def _run(self, program: Program[Result], batch: MicroBatch) -> Result:
+        """Run a program inside the engine's forward pass, on this learner's view."""
+        found: Result = self.engine(program, batch.view(self.view))
+        return found
 
     @property
     def _always(self) -> Capture:
@@ -226,7 +174,7 @@ class Learner:
     @contextlib.contextmanager
     def _part(self, part: str) -> Iterator[None]:
         """A part of the step: timed when it is to be, and named when memory runs out in it."""
-        owner = (_section(self.name), self.config, part, self.step_shape.micro_batch)
+        owner = (section_of(self.name), self.config, part, self.step_shape.micro_batch)
         with named_for(*owner), clock.part(self.name, part), partitioned_linear(self.engine):
             yield
 
@@ -281,8 +229,8 @@ class Learner:
         own, objective = self.own_step(step), self.objective
         weights = objective.weights(own)
         terms = {n: t.segments(own) for n, t in objective.by_name.items() if weights[n]}
-        captures = objective.student_capture(own), objective.teacher_capture(own)
-        models = self.config.model.layers, self._teacher_layers, self._has_teacher
+        captures = objective.student_capture(own), objective.source_capture(own)
+        models = self.config.model.layers, self._teacher_layers, self._read_from
         return f"{derive(repr((self.config.objective, terms, captures, models, length))):x}"
 
     @property
@@ -318,12 +266,6 @@ class Learner:
                 whole = [tensor.clone() for tensor in whole]
         return OutputProjection(whole[0], whole[1] if len(whole) > 1 else None)
 
-    @property
-    def peer(self) -> str | None:
-        """The student that a teacher learns from, by its key."""
-        term = self.config.objective.from_student
-        return None if term is None else student_key(term.student)
-
     @torch.no_grad()
     def predictions(self, batch: MicroBatch, projection: OutputProjection) -> TeacherOutputs:
         """What it predicts at masked positions as it is, without dropout, for a teacher.
@@ -331,9 +273,8 @@ class Learner:
         `projection` is its own.
         """
         self.engine.eval()
-        _, _, features = self.engine(batch, only_features=True)
+        features = self._run(Predict(), batch)
         self.engine.train()
-        assert features is not None
         with self.autocast():
             return detach(features, projection)
 
@@ -341,8 +282,8 @@ class Learner:
     def evaluate(self, batch: MicroBatch) -> Tensor:
         """The sums of `trainer.scoring.scores.score` over this rank's `batch`."""
         self.engine.eval()
-        with named_for(_section(self.name), self.config, EVALUATION, self.step_shape.micro_batch):
-            sums, _, _ = self.engine(batch)
+        with named_for(section_of(self.name), self.config, EVALUATION, self.step_shape.micro_batch):
+            sums = self._run(Score(), batch)
         self.engine.train(self.is_trained)
         return sums
 
@@ -374,60 +315,3 @@ class Learner:
         else:
             self.skipped = self.skipped or GRADIENT
             counters.guard.missed(self.skipped)
-
-
-def always_captured(name: str, config: LearnerConfig) -> Capture:
-    """What a teacher hands out whoever listens: its last layer's rounding depends on it."""
-    return Capture(last_hidden_state=name == TEACHER and not config.masked_only)
-
-
-def build_module(
-    name: str,
-    config: LearnerConfig,
-    teacher: EncoderConfig,
-    seed: int,
-    weights: Mapping[str, Tensor] | None = None,
-) -> LearnerModule:
-    """A learner's module: its first weights are `weights`, or a pure function of (seed, name).
-
-    Raises TrainingError, naming the config's section, when the weights do not fit.
-    """
-    module = assemble(name, config, teacher, seed, lambda model: build(model, derive(seed, name)))
-    if weights is not None:
-        whole = not config.init.teacher_embeddings
-        _load(module.model, weights, _section(name), whole=whole)
-    return module
-
-
-def assemble(
-    name: str,
-    config: LearnerConfig,
-    teacher: EncoderConfig,
-    seed: int,
-    make: Callable[[EncoderConfig], MaskedLanguageModel],
-) -> LearnerModule:
-    """A learner's objective, and its model as `make` makes it."""
-    objective = config.build_objective(teacher, derive(seed, name, "objective"))
-    trained = dataclasses.replace(
-        config.model, dropout=config.dropout, attention_dropout=config.dropout
-    )
-    model = make(trained)
-    model.encoder.checkpoint_activations = config.checkpoint_activations
-    return LearnerModule(model, objective, config.precision)
-
-
-def _section(name: str) -> str:
-    return name.replace("/", ".")
-
-
-def _load(
-    model: MaskedLanguageModel, weights: Mapping[str, Tensor], section: str, *, whole: bool
-) -> None:
-    """Every weight, or not the `whole` model, from `weights`, which may have more (a pooler)."""
-    try:
-        missing = model.load_state_dict(weights, strict=False).missing_keys
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise TrainingError(f"{section}.init: the weights do not fit: {reason}") from error
-    if missing and whole:
-        raise TrainingError(f"{section}.init: there are no weights for {', '.join(missing[:3])}")

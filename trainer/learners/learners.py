@@ -13,9 +13,10 @@ from trainer.checkpoint import Checkpoint, full_state_dict
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
+from trainer.learner_names import TEACHER, student_key
 from trainer.learners.admission import is_due, is_over
 from trainer.learners.first_weights import from_embeddings, from_folder, from_layers, model_state
-from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
+from trainer.learners.learner import Learner, StepShape
 from trainer.learners.state import HeldOut, JobState, LearnerState
 from trainer.schedules.stacking import StackingConfig, layers_of_the_moment
 

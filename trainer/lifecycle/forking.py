@@ -22,7 +22,7 @@ from trainer.checkpoint import Checkpoint, CheckpointError, branch, missing, pub
 from trainer.config import JobConfig
 from trainer.durable import atomic_write, sync_folder
 from trainer.errors import TrainingError
-from trainer.learners.learner import TEACHER, student_key
+from trainer.learner_names import TEACHER, student_key
 from trainer.lifecycle.continuity import SHAPE, changes
 from trainer.run_folder.folder import REVISION, RunFolder
 from trainer.run_folder.metrics_log import resume

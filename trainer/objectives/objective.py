@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from model import Capture, EncoderConfig
-from trainer.batches import Counts
+from trainer.denominators import Totals
+from trainer.learner_names import TEACHER
 from trainer.losses.vocabulary import project_and_sum
 from trainer.objectives.progressive import Transfer
 from trainer.objectives.term import (
@@ -77,7 +78,7 @@ class ObjectiveConfig:
 
     def needs_teacher(self) -> bool:
         """Whether any term compares with a teacher."""
-        return any(section.from_teacher for section in self.terms().values())
+        return any(section.source == TEACHER for section in self.terms().values())
 
     def require_predictions_only(self, is_teacher: bool) -> None:
         """Raise ValueError, naming the term, if any needs a teacher's states at every position.
@@ -199,15 +200,32 @@ class Objective(nn.Module):
         """What the learner's own forward must hand out at its `step`."""
         return union(term.student_capture(step) for term in self._on(step).values())
 
-    def teacher_capture(self, step: int) -> Capture:
-        """What the teacher's forward must hand out at the learner's `step`."""
-        return union(term.teacher_capture(step) for term in self._on(step).values())
+    @property
+    def denominators(self) -> set[str]:
+        """What divides the terms, by name."""
+        return {term.denominator for term in self.by_name.values()}
 
-    def needs_teacher_logits(self, step: int) -> bool:
-        """Whether any term compares distributions over the vocabulary at the learner's `step`."""
-        return any(term.needs_teacher_logits for term in self._on(step).values())
+    @property
+    def sources(self) -> set[str]:
+        """The learners whose outputs any term reads, by name."""
+        return {term.source for term in self.by_name.values() if term.source is not None}
 
-    def forward(self, inputs: LossInputs, totals: Counts) -> tuple[Tensor, Tensor]:
+    def source_capture(self, step: int, source: str = TEACHER) -> Capture:
+        """What the forward of a source must hand out at the learner's `step`."""
+        return union(term.source_capture(step) for term in self._reading(source, step))
+
+    def reads_logits(self, step: int, source: str = TEACHER) -> bool:
+        """Whether any term compares with a source's distributions at the learner's `step`."""
+        return any(term.reads_logits for term in self._reading(source, step))
+
+    def total(self, terms: Mapping[str, float], step: int) -> float:
+        """The loss at the learner's `step`, from the global value of every term.
+
+        In Python's float64, for the record and the guard; `forward` has each micro-batch's share.
+        """
+        return sum(weight * terms[name] for name, weight in self.weights(step).items())
+
+    def forward(self, inputs: LossInputs, totals: Totals) -> tuple[Tensor, Tensor]:
         """This micro-batch's share of the global loss, and of each term before its weight.
 
         Shares add up to the global value over micro-batches and ranks. Returns a scalar in the
@@ -216,16 +234,13 @@ class Objective(nn.Module):
         if not self.terms:  # a frozen teacher's
             return torch.zeros(()), torch.zeros(0)
         parts = list(self._parts(inputs))
-        loss = torch.stack(
-            [part / getattr(totals, denominator) for denominator, part, _ in parts]
-        ).sum()
+        loss = torch.stack([part / totals[denominator] for denominator, part, _ in parts]).sum()
         sums = {
             name: (denominator, own) for denominator, _, owns in parts for name, own in owns.items()
         }
         zero = loss.detach().new_zeros(())
         shares = [
-            sums[name][1] / getattr(totals, sums[name][0]) if name in sums else zero
-            for name in self.terms
+            sums[name][1] / totals[sums[name][0]] if name in sums else zero for name in self.terms
         ]
         return loss, torch.stack(shares).detach()
 
@@ -245,6 +260,9 @@ class Objective(nn.Module):
             scales = [weights[name] for name in group]
             total, sums = project_and_sum(*projected(inputs, positions), losses, scales)
             yield positions, total, dict(zip(group, sums, strict=True))
+
+    def _reading(self, source: str, step: int) -> list[Term]:
+        return [term for term in self._on(step).values() if term.source == source]
 
     def _on(self, step: int) -> dict[str, Term]:
         """The terms that weigh anything at a step; all of them where none does.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -10,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from configs.bounds import WEIGHT, require_bounds
+from data_pipeline import MASKED
 from model import Capture, EncoderConfig, Features
-from trainer.batches import ATTENDED, MASKED, MicroBatch
+from trainer.batches import MicroBatch
+from trainer.denominators import ATTENDED
+from trainer.learner_names import TEACHER
 from trainer.losses.rows import RowLoss
 from trainer.losses.vocabulary import project_and_sum
 from trainer.objectives.layer_maps import Layers, at_depth, map_layers
@@ -24,22 +28,17 @@ POSITIONS = (MASKED, ATTENDED)
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Everything a term may read of one micro-batch; `teacher_outputs` is None for a teacher.
+    """Everything a term may read of one micro-batch.
 
-    step: the learner's own, from 0 at its start.
+    sources: outputs of other learners, by the name by which a term asks for them; step: the
+    learner's own, from 0 at its start.
     """
 
     batch: MicroBatch
     features: Features
     projection: OutputProjection
-    teacher_outputs: TeacherOutputs | None
+    sources: Mapping[str, TeacherOutputs]
     step: int = 0
-
-    @property
-    def teacher(self) -> TeacherOutputs:
-        """The outputs, for terms that compare with a teacher."""
-        assert self.teacher_outputs is not None
-        return self.teacher_outputs
 
 
 @dataclass
@@ -49,7 +48,6 @@ class TermConfig(ABC):
     A number that may change (`StepSchedule`) is validated here and kept as it was written.
     """
 
-    from_teacher: ClassVar[bool] = True
     weight: Setting = 1.0  # a number, or {step: value, ...} over the learner's own steps
 
     def __post_init__(self) -> None:
@@ -59,14 +57,19 @@ class TermConfig(ABC):
             raise ValueError("weight: must not be 0 at every step; null ends a term")
 
     @property
+    def source(self) -> str | None:
+        """The learner whose outputs it reads, by name; None where it reads nobody's."""
+        return TEACHER
+
+    @property
     def reads_masked(self) -> bool:
         """Whether it is about masked positions, and so about nothing in text without them."""
         return False
 
     @property
     def reads_states(self) -> bool:
-        """Whether it reads more of a teacher than its predictions at masked positions."""
-        return self.from_teacher
+        """Whether it reads more of its source than predictions at masked positions."""
+        return self.source is not None
 
     @abstractmethod
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
@@ -74,14 +77,19 @@ class TermConfig(ABC):
 
 
 class Term(nn.Module, ABC):
-    """One weighted loss. `denominator` names the field of `Counts` that divides its sum."""
+    """One weighted loss.
+
+    denominator: what divides its sum, by its name in `trainer.denominators`; source: as in
+    `TermConfig`; reads_logits: whether it compares with its source's distributions.
+    """
 
     denominator: str
-    needs_teacher_logits: ClassVar[bool] = False
+    reads_logits: ClassVar[bool] = False
 
     def __init__(self, config: TermConfig) -> None:
         super().__init__()
         self.weight = StepSchedule.read(config.weight, "weight")
+        self.source = config.source
 
     @abstractmethod
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
@@ -96,13 +104,18 @@ class Term(nn.Module, ABC):
         """What the learner's own forward must hand out at its `step`."""
         return Capture()
 
-    def teacher_capture(self, step: int) -> Capture:
-        """What the teacher's forward must hand out at the learner's `step`."""
+    def source_capture(self, step: int) -> Capture:
+        """What its source's forward must hand out at the learner's `step`."""
         return Capture()
 
     def applies(self, inputs: LossInputs) -> bool:
-        """Whether there is what it compares with."""
-        return True
+        """Whether its source, if it has one, takes part in this step."""
+        return self.source is None or self.source in inputs.sources
+
+    def outputs(self, inputs: LossInputs) -> TeacherOutputs:
+        """What its source hands out."""
+        assert self.source is not None
+        return inputs.sources[self.source]
 
     def follow(self, teacher_layers: int) -> None:
         """The teacher has so many layers now (it may grow); layer maps follow."""
@@ -128,9 +141,9 @@ class VocabularyTerm(Term):
         """See `Term.student_capture`."""
         return Capture(everywhere=self.denominator == ATTENDED)
 
-    def teacher_capture(self, step: int) -> Capture:
-        """See `Term.teacher_capture`."""
-        return Capture(everywhere=self.denominator == ATTENDED and self.needs_teacher_logits)
+    def source_capture(self, step: int) -> Capture:
+        """See `Term.source_capture`."""
+        return Capture(everywhere=self.denominator == ATTENDED and self.reads_logits)
 
 
 def projected(inputs: LossInputs, positions: str) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
@@ -145,7 +158,7 @@ def projected(inputs: LossInputs, positions: str) -> tuple[Tensor, tuple[Tensor,
 def weigh_positions(inputs: LossInputs, positions: str) -> Tensor:
     """1 at positions that count and 0 at others, float [P]; P = B * L for attended ones."""
     if positions == MASKED:
-        return (inputs.batch.masked_labels >= 0).float()
+        return (inputs.batch.targets[MASKED].labels >= 0).float()
     return inputs.batch.attention_mask.flatten().float()
 
 
@@ -242,8 +255,8 @@ class LayerTerm(Term):
         """See `Term.student_capture`."""
         return self._capture({pair.ours for pair in self.pairs(step)})
 
-    def teacher_capture(self, step: int) -> Capture:
-        """See `Term.teacher_capture`."""
+    def source_capture(self, step: int) -> Capture:
+        """See `Term.source_capture`."""
         return self._capture({pair.theirs for pair in self.pairs(step)})
 
     def follow(self, teacher_layers: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from data_pipeline import NO_LABEL
+from data_pipeline import MASKED, NO_LABEL, PAIRS
 from model import Capture, Features, MaskedLanguageModel
 from trainer.batches import MicroBatch
 from trainer.teacher_outputs import OutputProjection
@@ -35,14 +35,14 @@ def score(features: Features, projection: OutputProjection, batch: MicroBatch) -
     """
     loss = features.vocabulary_input.new_zeros((), dtype=torch.float32)
     right, right_pairs, pairs = loss.clone(), loss.clone(), loss.clone()
-    labels = batch.masked_labels.split(CHUNK)
+    labels = batch.targets[MASKED].labels.split(CHUNK)
     for logits, targets in zip(_logits(features.vocabulary_input, projection), labels, strict=True):
         loss += F.cross_entropy(logits, targets, ignore_index=NO_LABEL, reduction="sum")
         right += (logits.argmax(dim=-1) == targets).sum()
     if features.pair_logits is not None:
-        right_pairs += (features.pair_logits.argmax(dim=-1) == batch.pair_labels).sum()
-        pairs += (batch.pair_labels != NO_LABEL).sum()
-    masked = (batch.masked_labels != NO_LABEL).sum()
+        right_pairs += (features.pair_logits.argmax(dim=-1) == batch.row_labels(PAIRS)).sum()
+        pairs += (batch.row_labels(PAIRS) != NO_LABEL).sum()
+    masked = (batch.targets[MASKED].labels != NO_LABEL).sum()
     return torch.stack([loss, right, masked, right_pairs, pairs])
 
 

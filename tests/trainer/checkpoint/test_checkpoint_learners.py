@@ -16,7 +16,8 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from tests.trainer.checkpoint.learners import digest
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
-from trainer.learners.learner import TEACHER, Learner, StepShape, student_key
+from trainer.learner_names import TEACHER, student_key
+from trainer.learners.learner import Learner, StepShape
 from trainer.learners.state import LearnerState
 from trainer.optimizers import OptimizerConfig
 from trainer.optimizers.loss_scale import LossScaleConfig

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from model import QKV, EncoderConfig
+from trainer.denominators import ATTENDED, ATTENDED_PAIRS
 from trainer.losses.relations import (
     Matrix,
     attention_cross_entropy,
@@ -19,7 +20,6 @@ from trainer.losses.relations import (
 )
 from trainer.objectives.layer_maps import Layers
 from trainer.objectives.term import (
-    ATTENDED,
     LayerPair,
     LayerTerm,
     LayerTermConfig,
@@ -37,7 +37,7 @@ class AttentionMSE(LayerTermConfig):
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
         """See `TermConfig.build`."""
-        return MatrixTerm(self, student, teacher, attention_mse, denominator="attended_pairs")
+        return MatrixTerm(self, student, teacher, attention_mse, denominator=ATTENDED_PAIRS)
 
 
 @dataclass
@@ -100,7 +100,7 @@ class MatrixTerm(LayerTerm):
 
     def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
         """See `LayerTerm.compare`."""
-        ours, theirs = inputs.features.attention, inputs.teacher.attention
+        ours, theirs = inputs.features.attention, self.outputs(inputs).attention
         return [
             self.loss(
                 self._matrix(ours[pair.ours]),

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from data_pipeline import PAIRS
 from model import Capture, EncoderConfig
 from trainer.losses.states import pair_cross_entropy
 from trainer.objectives.term import LossInputs, Term, TermConfig
@@ -16,8 +17,12 @@ from trainer.objectives.term import LossInputs, Term, TermConfig
 class PairConfig(TermConfig):
     """The YAML section of a pair term: the learner gets a pair head, which needs a pooler."""
 
-    from_teacher: ClassVar[bool] = False
     packings: ClassVar[tuple[str, ...]]  # `data.packing` whose pair labels mean this
+
+    @property
+    def source(self) -> str | None:
+        """See `TermConfig.source`."""
+        return None
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
         """See `TermConfig.build`."""
@@ -41,7 +46,7 @@ class SentenceOrder(PairConfig):
 class PairTerm(Term):
     """See `NextSentence` and `SentenceOrder`: the packing says what the labels mean."""
 
-    denominator = "pairs"
+    denominator = PAIRS
 
     def student_capture(self, step: int) -> Capture:
         """See `Term.student_capture`."""
@@ -50,4 +55,4 @@ class PairTerm(Term):
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """See `Term.forward`."""
         assert inputs.features.pair_logits is not None
-        return pair_cross_entropy(inputs.features.pair_logits, inputs.batch.pair_labels)
+        return pair_cross_entropy(inputs.features.pair_logits, inputs.batch.row_labels(PAIRS))

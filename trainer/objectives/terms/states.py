@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from configs.bounds import require_choice
+from data_pipeline import MASKED
 from model import Capture, EncoderConfig
+from trainer.denominators import ATTENDED, ROWS
 from trainer.losses.states import (
     cosine_distance,
     feature_map_mse,
@@ -21,8 +23,6 @@ from trainer.losses.states import (
 from trainer.objectives.layer_maps import Layers
 from trainer.objectives.step_schedule import Setting
 from trainer.objectives.term import (
-    ATTENDED,
-    MASKED,
     POSITIONS,
     LayerPair,
     LayerTerm,
@@ -66,21 +66,22 @@ class CosineTerm(Term):
         """See `Term.student_capture`."""
         return Capture(last_hidden_state=True)
 
-    def teacher_capture(self, step: int) -> Capture:
-        """See `Term.teacher_capture`."""
+    def source_capture(self, step: int) -> Capture:
+        """See `Term.source_capture`."""
         return Capture(last_hidden_state=True)
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """See `Term.forward`."""
-        ours, theirs = inputs.features.last_hidden_state, inputs.teacher.last_hidden_state
+        ours, theirs = inputs.features.last_hidden_state, self.outputs(inputs).last_hidden_state
         assert ours is not None
         assert theirs is not None
-        mask, batch = inputs.batch.attention_mask, inputs.batch
+        mask = inputs.batch.attention_mask
         if self.denominator == MASKED:
-            mask = batch.masked_labels >= 0
+            target = inputs.batch.targets[MASKED]
+            assert target.positions is not None
+            mask = target.labels >= 0
             ours, theirs = (
-                states.flatten(0, 1).index_select(0, batch.masked_positions)
-                for states in (ours, theirs)
+                states.flatten(0, 1).index_select(0, target.positions) for states in (ours, theirs)
             )
         return cosine_distance(ours, theirs, mask)
 
@@ -127,7 +128,7 @@ class HiddenTerm(LayerTerm):
 
     def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
         """See `LayerTerm.compare`."""
-        ours, theirs = inputs.features.hidden_states, inputs.teacher.hidden_states
+        ours, theirs = inputs.features.hidden_states, self.outputs(inputs).hidden_states
         # One call of the projection for all layers: [pairs, B, L, H_s] -> [pairs, B, L, H_t].
         projected = self.projection(torch.stack([ours[pair.ours] for pair in pairs]))
         return [
@@ -148,14 +149,14 @@ class EmbeddingTerm(Term):
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """See `Term.forward`."""
         ours = self.projection(inputs.features.hidden_states[0])
-        return hidden_mse(ours, inputs.teacher.hidden_states[0], inputs.batch.attention_mask)
+        return hidden_mse(ours, self.outputs(inputs).hidden_states[0], inputs.batch.attention_mask)
 
     def student_capture(self, step: int) -> Capture:
         """See `Term.student_capture`."""
         return Capture(hidden_states=(0,))
 
-    def teacher_capture(self, step: int) -> Capture:
-        """See `Term.teacher_capture`."""
+    def source_capture(self, step: int) -> Capture:
+        """See `Term.source_capture`."""
         return Capture(hidden_states=(0,))
 
 
@@ -174,12 +175,12 @@ class PKD(LayerTermConfig):
 class PatientTerm(LayerTerm):
     """See `Patient`."""
 
-    denominator = "rows"
+    denominator = ROWS
     averaged = True
 
     def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
         """See `LayerTerm.compare`."""
-        ours, theirs = inputs.features.hidden_states, inputs.teacher.hidden_states
+        ours, theirs = inputs.features.hidden_states, self.outputs(inputs).hidden_states
         mask = inputs.batch.attention_mask[:, 0]
         return [
             patient_mse(ours[pair.ours][:, 0], theirs[pair.theirs][:, 0], mask) for pair in pairs
@@ -238,7 +239,7 @@ class StateTransferTerm(LayerTerm):
 
     def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
         """See `LayerTerm.compare`."""
-        ours, theirs = inputs.features.hidden_states, inputs.teacher.hidden_states
+        ours, theirs = inputs.features.hidden_states, self.outputs(inputs).hidden_states
         mask = inputs.batch.attention_mask
         return [self.loss(ours[pair.ours], theirs[pair.theirs], mask) for pair in pairs]
 

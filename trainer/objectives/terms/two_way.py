@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from configs.bounds import require_bounds
+from data_pipeline import MASKED
 from model import EncoderConfig
+from trainer.learner_names import student_key
 from trainer.losses.rows import RowLoss, kl_divergence_rows
 from trainer.objectives.step_schedule import Setting, StepSchedule
-from trainer.objectives.term import MASKED, LossInputs, VocabularyTerm, weigh_positions
+from trainer.objectives.term import LossInputs, VocabularyTerm, weigh_positions
 from trainer.objectives.terms.vocabulary import TEMPERATURE, VocabularyTermConfig
 
 
@@ -22,9 +23,13 @@ class FromStudent(VocabularyTermConfig):
     done.
     """
 
-    from_teacher: ClassVar[bool] = False
     student: str = ""
     temperature: Setting = 1.0  # a number, or {step: value, ...}
+
+    @property
+    def source(self) -> str | None:
+        """See `TermConfig.source`."""
+        return student_key(self.student)
 
     def __post_init__(self) -> None:
         """Refuse temperatures that mean nothing."""
@@ -37,20 +42,17 @@ class FromStudent(VocabularyTermConfig):
 
 
 class FromStudentTerm(VocabularyTerm):
-    """See `FromStudent`. The outputs that it reads are the student's."""
+    """See `FromStudent`."""
 
     denominator = MASKED
+    reads_logits = True
 
     def __init__(self, config: FromStudent) -> None:
         super().__init__(config)
         self.temperature = StepSchedule.read(config.temperature, "temperature")
 
-    def applies(self, inputs: LossInputs) -> bool:
-        """See `Term.applies`."""
-        return inputs.teacher_outputs is not None
-
     def row_loss(self, inputs: LossInputs) -> RowLoss:
         """See `VocabularyTerm.row_loss`."""
         temperature = self.temperature.at(inputs.step)
         weights = weigh_positions(inputs, MASKED) * temperature**2
-        return kl_divergence_rows(inputs.teacher.distributions[MASKED], temperature, weights)
+        return kl_divergence_rows(self.outputs(inputs).distributions[MASKED], temperature, weights)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from configs.bounds import positive, require_bounds, require_choice
+from data_pipeline import MASKED
 from model import EncoderConfig
 from trainer.losses.rows import (
     RowLoss,
@@ -16,7 +16,6 @@ from trainer.losses.rows import (
 )
 from trainer.objectives.step_schedule import Setting, StepSchedule
 from trainer.objectives.term import (
-    MASKED,
     POSITIONS,
     LossInputs,
     TermConfig,
@@ -46,7 +45,10 @@ class VocabularyTermConfig(TermConfig):
 class MaskedLanguageModelling(VocabularyTermConfig):
     """Cross-entropy at masked positions (BERT, arXiv 1810.04805)."""
 
-    from_teacher: ClassVar[bool] = False
+    @property
+    def source(self) -> str | None:
+        """See `TermConfig.source`."""
+        return None
 
     def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
         """See `TermConfig.build`."""
@@ -60,7 +62,7 @@ class MaskedLanguageModellingTerm(VocabularyTerm):
 
     def row_loss(self, inputs: LossInputs) -> RowLoss:
         """See `VocabularyTerm.row_loss`."""
-        return cross_entropy_rows(inputs.batch.masked_labels)
+        return cross_entropy_rows(inputs.batch.targets[MASKED].labels)
 
 
 @dataclass
@@ -95,7 +97,7 @@ class SoftKL(VocabularyTermConfig):
 class SoftTargetsTerm(VocabularyTerm):
     """See `SoftKL`."""
 
-    needs_teacher_logits = True
+    reads_logits = True
 
     def __init__(self, config: SoftKL, vocabulary: int) -> None:
         super().__init__(config)
@@ -108,7 +110,7 @@ class SoftTargetsTerm(VocabularyTerm):
         temperature = self.temperature.at(inputs.step)
         weights = weigh_positions(inputs, self.denominator) * (temperature**2 / self.divisor)
         return kl_divergence_rows(
-            inputs.teacher.distributions[self.denominator], temperature, weights
+            self.outputs(inputs).distributions[self.denominator], temperature, weights
         )
 
 
@@ -137,7 +139,7 @@ class PredictionTerm(VocabularyTerm):
     """See `Prediction`."""
 
     denominator = MASKED
-    needs_teacher_logits = True
+    reads_logits = True
 
     def __init__(self, config: SoftCrossEntropy, vocabulary: int) -> None:
         super().__init__(config)
@@ -148,7 +150,9 @@ class PredictionTerm(VocabularyTerm):
         """See `VocabularyTerm.row_loss`."""
         temperature = self.temperature.at(inputs.step)
         weights = weigh_positions(inputs, MASKED) / self.divisor
-        return soft_cross_entropy_rows(inputs.teacher.distributions[MASKED], temperature, weights)
+        return soft_cross_entropy_rows(
+            self.outputs(inputs).distributions[MASKED], temperature, weights
+        )
 
 
 @dataclass
@@ -176,7 +180,7 @@ class BlendedTerm(VocabularyTerm):
     """See `Blended`."""
 
     denominator = MASKED
-    needs_teacher_logits = True
+    reads_logits = True
 
     def __init__(self, config: Blended) -> None:
         super().__init__(config)
@@ -184,9 +188,9 @@ class BlendedTerm(VocabularyTerm):
 
     def row_loss(self, inputs: LossInputs) -> RowLoss:
         """See `VocabularyTerm.row_loss`."""
-        teacher = inputs.teacher.distributions[MASKED]
+        teacher = self.outputs(inputs).distributions[MASKED]
         return blended_cross_entropy_rows(
-            teacher, inputs.batch.masked_labels, self.teacher_fraction
+            teacher, inputs.batch.targets[MASKED].labels, self.teacher_fraction
         )
 
 

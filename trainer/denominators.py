@@ -1,0 +1,126 @@
+"""What divides the losses: counts that a batch tells before its first forward pass.
+
+Each has a name, by which terms declare it, and is a pure function of a rank's rows of the global
+batch. The step sums those in use over the ranks, with what else it must know, in one all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from data_pipeline import MASKED, NO_LABEL, PAIRS, Batch
+
+ATTENDED, ATTENDED_PAIRS, ROWS = "attended", "attended_pairs", "rows"
+Count = Callable[[Batch], int]
+Totals = Mapping[str, Tensor]  # denominator -> its count over all ranks, at least 1, float32
+Key = TypeVar("Key", bound=Hashable)
+
+_COUNTS: dict[str, Count] = {}
+
+
+def register(name: str, count: Count) -> None:
+    """Let terms declare the denominator `name`; a name is given once."""
+    assert name not in _COUNTS, name
+    _COUNTS[name] = count
+
+
+def count(name: str, batch: Batch) -> int:
+    """A denominator's count of these rows."""
+    return _COUNTS[name](batch)
+
+
+def labelled(target: str) -> Count:
+    """How many labels a target has; none where a batch has no such target."""
+    return lambda batch: (
+        int((batch.targets[target].labels != NO_LABEL).sum()) if target in batch.targets else 0
+    )
+
+
+def attended(batch: Batch) -> int:
+    """Positions that are not padding."""
+    return int(_lengths(batch).sum())
+
+
+def _masked(batch: Batch) -> int:
+    """Positions with a masked-LM label, those included that are still to be chosen."""
+    return labelled(MASKED)(batch) if batch.to_mask is None else int(batch.to_mask.sum())
+
+
+def _lengths(batch: Batch) -> np.ndarray:
+    lengths: np.ndarray = batch.attention_mask.astype(np.int64).sum(axis=1)  # [R]
+    return lengths
+
+
+register(MASKED, _masked)
+register(ATTENDED, attended)
+register(ATTENDED_PAIRS, lambda batch: int((_lengths(batch) ** 2).sum()))  # in one row
+register(ROWS, lambda batch: int((_lengths(batch) > 0).sum()))  # with any token
+register(PAIRS, labelled(PAIRS))
+
+
+@dataclass(frozen=True)
+class StepSums:
+    """What all ranks know of a step before its first forward pass. Scalars on the device.
+
+    tokens: attended positions; unreadable: sequences that could not be read; seconds: of training
+    before the step, by the clock of rank 0; all float64.
+    """
+
+    totals: Mapping[str, Totals]  # view -> its denominators
+    tokens: Tensor
+    unreadable: Tensor
+    seconds: Tensor
+
+    @classmethod
+    def over_ranks(
+        cls,
+        batch: Batch,
+        denominators: Iterable[tuple[str, str]],
+        seconds: float,
+        device: torch.device,
+    ) -> StepSums:
+        """In one all-reduce, of the `denominators` (view, name) in use. Collective."""
+        in_use = sorted(set(denominators))
+        values: dict[Hashable, float] = {
+            (view, name): count(name, batch.view(view)) for view, name in in_use
+        }
+        values |= {
+            "tokens": attended(batch),
+            "unreadable": 0 if batch.readable is None else int((~batch.readable).sum()),
+            "seconds": seconds if dist.get_rank() == 0 else 0.0,
+        }
+        sums = sum_over_ranks(values, device)
+        totals: dict[str, dict[str, Tensor]] = {view: {} for view, _ in in_use}
+        for view, name in in_use:
+            totals[view][name] = sums[view, name].clamp(min=1).float()
+        return cls(totals, sums["tokens"], sums["unreadable"], sums["seconds"])
+
+    def on_host(self) -> tuple[int, int, float]:
+        """(tokens, unreadable, seconds), in one host sync."""
+        tokens, unreadable, seconds = torch.stack(
+            [self.tokens, self.unreadable, self.seconds]
+        ).tolist()
+        return int(tokens), int(unreadable), seconds
+
+
+def sum_over_ranks(values: Mapping[Key, float], device: torch.device) -> dict[Key, Tensor]:
+    """Each value summed over the ranks, which all name the same: float64 scalars. Collective.
+
+    float64 keeps integers exact up to 2**53.
+    """
+    summed = torch.tensor(list(values.values()), dtype=torch.float64)
+    summed = summed.to(device, non_blocking=True)
+    dist.all_reduce(summed)
+    return dict(zip(values, summed.unbind(), strict=True))
+
+
+def totals_of(batch: Batch) -> dict[str, Tensor]:
+    """Every denominator of a global batch that one process holds, as in `Totals`."""
+    return {name: torch.tensor(float(max(1, one(batch)))) for name, one in _COUNTS.items()}

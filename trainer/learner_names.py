@@ -1,0 +1,10 @@
+"""What learners are called in metrics, checkpoints and tables, and as sources of knowledge."""
+
+from __future__ import annotations
+
+TEACHER = "teacher"
+
+
+def student_key(name: str) -> str:
+    """The name of a student, which is its key in YAML, among learners."""
+    return f"students/{name}"

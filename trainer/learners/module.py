@@ -1,0 +1,102 @@
+"""What a learner's engine holds: model and objective as one module, and how they are built."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from model import Capture, EncoderConfig, MaskedLanguageModel, build
+from trainer.batches import MicroBatch
+from trainer.errors import TrainingError
+from trainer.learner_config import LearnerConfig
+from trainer.learner_names import TEACHER
+from trainer.learners.programs import Program, Result
+from trainer.objectives import Objective
+from trainer.seeds import derive
+
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class LearnerModule(nn.Module):
+    """Model and objective as one module, so that programs run inside the engine's forward pass.
+
+    ZeRO-3 gathers parameters as modules are entered: the vocabulary projection, which the losses
+    share with the word embedding, must be used in here.
+    """
+
+    def __init__(self, model: MaskedLanguageModel, objective: Objective, precision: str) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+        self.precision = precision
+
+    def forward(self, program: Program[Result], batch: MicroBatch) -> Result:
+        """What `program` makes of a micro-batch, in this learner's precision."""
+        with self.autocast(batch.input_ids.device):
+            return program(self.model, self.objective, batch)
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """The precision that everything of this learner is computed in."""
+        dtype = AUTOCAST[self.precision]
+        return torch.autocast(device.type, dtype, enabled=dtype is not None)
+
+
+def always_captured(name: str, config: LearnerConfig) -> Capture:
+    """What a teacher hands out whoever listens: its last layer's rounding depends on it."""
+    return Capture(last_hidden_state=name == TEACHER and not config.masked_only)
+
+
+def build_module(
+    name: str,
+    config: LearnerConfig,
+    teacher: EncoderConfig,
+    seed: int,
+    weights: Mapping[str, Tensor] | None = None,
+) -> LearnerModule:
+    """A learner's module: its first weights are `weights`, or a pure function of (seed, name).
+
+    Raises TrainingError, naming the config's section, when the weights do not fit.
+    """
+    module = assemble(name, config, teacher, seed, lambda model: build(model, derive(seed, name)))
+    if weights is not None:
+        whole = not config.init.teacher_embeddings
+        _load(module.model, weights, section_of(name), whole=whole)
+    return module
+
+
+def assemble(
+    name: str,
+    config: LearnerConfig,
+    teacher: EncoderConfig,
+    seed: int,
+    make: Callable[[EncoderConfig], MaskedLanguageModel],
+) -> LearnerModule:
+    """A learner's objective, and its model as `make` makes it."""
+    objective = config.build_objective(teacher, derive(seed, name, "objective"))
+    trained = dataclasses.replace(
+        config.model, dropout=config.dropout, attention_dropout=config.dropout
+    )
+    model = make(trained)
+    model.encoder.checkpoint_activations = config.checkpoint_activations
+    return LearnerModule(model, objective, config.precision)
+
+
+def section_of(name: str) -> str:
+    """The section of the YAML that describes a learner."""
+    return name.replace("/", ".")
+
+
+def _load(
+    model: MaskedLanguageModel, weights: Mapping[str, Tensor], section: str, *, whole: bool
+) -> None:
+    """Every weight, or not the `whole` model, from `weights`, which may have more (a pooler)."""
+    try:
+        missing = model.load_state_dict(weights, strict=False).missing_keys
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise TrainingError(f"{section}.init: the weights do not fit: {reason}") from error
+    if missing and whole:
+        raise TrainingError(f"{section}.init: there are no weights for {', '.join(missing[:3])}")

@@ -1,0 +1,88 @@
+"""What runs inside an engine's forward pass: a program over a model, its objective and a batch.
+
+ZeRO-3 gathers a parameter when its module is entered through the engine, so that whatever reads
+weights runs in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from model import Capture, Features, MaskedLanguageModel
+from trainer.batches import MicroBatch
+from trainer.denominators import Totals
+from trainer.objectives import LossInputs, Objective
+from trainer.scoring.scores import capture_for, score
+from trainer.teacher_outputs import OutputProjection, TeacherOutputs
+
+NOTHING = Capture()
+Result = TypeVar("Result", covariant=True)
+
+
+class Program(Protocol[Result]):
+    """What an engine's forward pass computes."""
+
+    def __call__(
+        self, model: MaskedLanguageModel, objective: Objective, batch: MicroBatch
+    ) -> Result:
+        """What the program makes of `batch`, under the learner's autocast."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """The loss share (a scalar to run backward), the term shares [terms], and the features.
+
+    totals: the denominators of the global batch; sources: what other learners hand out; capture:
+    what the features are to hold; step: the learner's own, on which the objective may depend.
+    """
+
+    totals: Totals
+    sources: Mapping[str, TeacherOutputs]
+    capture: Capture = NOTHING
+    step: int = 0
+
+    def __call__(
+        self, model: MaskedLanguageModel, objective: Objective, batch: MicroBatch
+    ) -> tuple[Tensor, Tensor, Features]:
+        """See `Program`."""
+        features = features_of(model, batch, self.capture)
+        projection = OutputProjection(*model.output_projection())
+        inputs = LossInputs(batch, features, projection, self.sources, self.step)
+        loss, shares = objective(inputs, self.totals)
+        return loss, shares, features
+
+
+@dataclass(frozen=True)
+class Score:
+    """The sums of `trainer.scoring.scores.score`."""
+
+    def __call__(
+        self, model: MaskedLanguageModel, objective: Objective, batch: MicroBatch
+    ) -> Tensor:
+        """See `Program`."""
+        features = features_of(model, batch, capture_for(model))
+        return score(features, OutputProjection(*model.output_projection()), batch)
+
+
+@dataclass(frozen=True)
+class Predict:
+    """The features alone, with what `capture` asks for."""
+
+    capture: Capture = NOTHING
+
+    def __call__(
+        self, model: MaskedLanguageModel, objective: Objective, batch: MicroBatch
+    ) -> Features:
+        """See `Program`."""
+        return features_of(model, batch, self.capture)
+
+
+def features_of(model: MaskedLanguageModel, batch: MicroBatch, capture: Capture) -> Features:
+    """What a model makes of a micro-batch, up to the vocabulary projection."""
+    return model.features(
+        batch.input_ids, batch.segment_ids, batch.lengths, batch.masked_positions, capture
+    )
