@@ -20,6 +20,7 @@ from model.initialisation import build
 from model.layer_selection import double_layers, select_layers
 from model.masked_language_model import Features, MaskedLanguageModel, ModelOutput
 from model.model_card import Training, model_card
+from model.protocol import Model, ModelShape
 
 __all__ = [
     "QKV",
@@ -27,8 +28,10 @@ __all__ = [
     "EncoderConfig",
     "Features",
     "MaskedLanguageModel",
+    "Model",
     "ModelError",
     "ModelOutput",
+    "ModelShape",
     "ModelSize",
     "Training",
     "build",

@@ -17,8 +17,8 @@ class ModelSize:
     """What `tandem model` reports.
 
     parameters: embeddings, encoder and pooler. head_parameters: masked-LM transform, decoder bias
-    and untied columns, pair head; the tied decoder weight counts as an embedding. bytes: all of
-    them in float32. flops_per_token: forward and backward of one training step.
+    and untied columns, heads on the pooled state; the tied decoder weight counts as an embedding.
+    bytes: all of them in float32. flops_per_token: forward and backward of one training step.
     """
 
     parameters: int
@@ -42,7 +42,7 @@ def describe(
     length = sequence_length or min(512, config.longest_sequence)
     model = skeleton(config)
     body = sum(_count(part) for part in (model.embeddings, model.encoder, model.pooler))
-    heads = _count(model.head) + _count(model.pair_head)
+    heads = sum(_count(part) for part in (model.head, model.pair_head, model.classifiers))
     forward = flops_per_token(config, length, masked_fraction)
     return ModelSize(
         parameters=body,
@@ -62,16 +62,17 @@ def flops_per_token(
 
     A dense layer takes 2 * inputs * outputs; a layer's attention 4 * L * inner, both products
     over all L keys; the masked-LM head and the projection to V apply to `masked_fraction` of the
-    tokens, pooler and pair head to one in L. The backward pass takes twice as much, one product
-    for the gradient of each operand. Element-wise work is left out, as in
+    tokens, pooler and the heads on it to one in L. The backward pass takes twice as much, one
+    product for the gradient of each operand. Element-wise work is left out, as in
     ``torch.utils.flop_counter``.
     """
     hidden, inner, width = config.hidden_size, config.inner_size, config.vocabulary_input_size
     embedding = 0
     if config.embedding_projection != "none":
         embedding = 2 * config.word_size * (3 if config.trigram else 1) * hidden
-    head = 2 * hidden * width + 2 * width * config.vocab_size
-    pooled = 2 * hidden * hidden * (config.pooler == "tanh") + 4 * hidden * config.pair_head
+    head = (2 * hidden * width + 2 * width * config.vocab_size) * config.mlm_head
+    labels = 2 * config.pair_head + sum(len(names) for names in config.classifiers.values())
+    pooled = 2 * hidden * hidden * (config.pooler == "tanh") + 2 * hidden * labels
     layer = _attention_flops(config, length) + _feed_forward_flops(config)
     if config.bottleneck_size:
         layer += 2 * inner * hidden  # the way back out

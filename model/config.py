@@ -138,6 +138,13 @@ class EncoderConfig(Section):
     pair_head: Annotated[
         bool, Doc("Two logits on the pooled state: next sentence, or sentence order.")
     ] = False
+    mlm_head: Annotated[
+        bool, Doc("There is a masked-LM head; a fine-tuned classifier has none.")
+    ] = True
+    classifiers: Annotated[
+        dict[str, list[str]],
+        Doc("Further heads on the pooled state, by name, each with the names of its labels."),
+    ] = field(default_factory=dict)
     head_activation: Annotated[
         str,
         OneOf("", *ACTIVATIONS),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from model.heads import MaskedLanguageModelHead, Pooler
 from model.precision import Dense
 
 NOTHING = Capture()
+PAIRS = "pairs"  # the pair head among the heads on the pooled state
 
 
 @dataclass
@@ -25,18 +26,19 @@ class Features:
     """What objectives read. All tensors are in the graph; nothing has been copied for them.
 
     vocabulary_input: [P, E], the vocabulary projection's input at the masked positions ([B * L, E]
-        when none were given). hidden_states: number -> [B, L, H]. attention: number -> QKV.
-        last_hidden_state: [B, L, H], pooled: [B, H] and pair_logits: [B, 2], None unless captured
-        (or no positions were given). everywhere: [B * L, E], the projection's input at every
-        position, or None.
+        when none were given), None without a masked-LM head. hidden_states: number -> [B, L, H].
+        attention: number -> QKV. last_hidden_state: [B, L, H] and pooled: [B, H], None unless
+        captured (or no positions were given). heads: the logits [B, labels] of the heads on the
+        pooled state, by name; none where it is None. everywhere: [B * L, E], the projection's
+        input at every position, or None.
     """
 
-    vocabulary_input: Tensor
+    vocabulary_input: Tensor | None
     hidden_states: dict[int, Tensor]
     attention: dict[int, QKV]
     last_hidden_state: Tensor | None
     pooled: Tensor | None
-    pair_logits: Tensor | None
+    heads: dict[str, Tensor]
     everywhere: Tensor | None = None
 
 
@@ -44,20 +46,24 @@ class Features:
 class ModelOutput:
     """Result of calling the model; what was not asked for is None.
 
-    logits: [B, L, V], or [P, V] at masked positions. hidden_states: N + 1 of [B, L, H].
+    logits: [B, L, V], or [P, V] at masked positions; None without a masked-LM head. hidden_states:
+    N + 1 of [B, L, H].
     attention_scores: N of [B, A, L, L], scaled, before the softmax, the dtype's lowest value at
-    hidden keys. pooled: [B, H]. pair_logits: [B, 2].
+    hidden keys. pooled: [B, H]. heads: [B, labels] of each head on the pooled state, by name.
     """
 
-    logits: Tensor
+    logits: Tensor | None
     hidden_states: tuple[Tensor, ...] | None = None
     attention_scores: tuple[Tensor, ...] | None = None
     pooled: Tensor | None = None
-    pair_logits: Tensor | None = None
+    heads: dict[str, Tensor] = field(default_factory=dict)
 
 
 class MaskedLanguageModel(nn.Module):
-    """An encoder with a masked-LM head tied to its word embedding, a pooler and a pair head."""
+    """An encoder with a masked-LM head tied to its word embedding, and heads on its pooled state.
+
+    It meets `model.protocol.Model`.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -65,8 +71,14 @@ class MaskedLanguageModel(nn.Module):
         self.embeddings = Embeddings(config)
         self.encoder = Encoder(config)
         self.pooler = None if config.pooler == "none" else Pooler(config)
-        self.head = MaskedLanguageModelHead(config)
+        self.head = MaskedLanguageModelHead(config) if config.mlm_head else None
         self.pair_head = Dense(config.hidden_size, 2) if config.pair_head else None
+        self.classifiers = nn.ModuleDict(
+            {
+                name: Dense(config.hidden_size, len(labels))
+                for name, labels in config.classifiers.items()
+            }
+        )
 
     def encode(
         self,
@@ -118,31 +130,39 @@ class MaskedLanguageModel(nn.Module):
         if last is not None:
             states = last.flatten(0, 1)
             # A pass of its own: the bits at masked positions are the same with and without it.
-            everywhere = self.head(states) if capture.everywhere else None
+            everywhere = self._transform(states) if capture.everywhere else None
             if masked_positions is not None:
                 states = states.index_select(0, masked_positions)
-        pooled, pair_logits = self._pool(last)
+        pooled, heads = self._pool(last)
         return Features(
-            vocabulary_input=self.head(states),
+            vocabulary_input=self._transform(states),
             hidden_states=encoded.hidden_states,
             attention=encoded.attention,
             last_hidden_state=last,
             pooled=pooled,
-            pair_logits=pair_logits,
+            heads=heads,
             everywhere=everywhere,
         )
 
-    def _pool(self, last: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The pooled state and the pair logits, as far as the model has them."""
+    def _transform(self, states: Tensor) -> Tensor | None:
+        """The vocabulary projection's input [..., E], where there is a masked-LM head."""
+        return None if self.head is None else self.head(states)
+
+    def _pool(self, last: Tensor | None) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """The pooled state, and the logits of the heads on it, as far as the model has them."""
         if self.pooler is None or last is None:
-            return None, None
+            return None, {}
         pooled = self.pooler(last)
-        if self.pair_head is None:
-            return pooled, None
-        return pooled, self.pair_head(pooled)
+        return pooled, {name: head(pooled) for name, head in self.pooled_heads().items()}
+
+    def pooled_heads(self) -> dict[str, nn.Module]:
+        """The heads on the pooled state, by name."""
+        pairs = {} if self.pair_head is None else {PAIRS: self.pair_head}
+        return {**pairs, **dict(self.classifiers.items())}
 
     def output_projection(self) -> tuple[Tensor, Tensor | None]:
         """Weight [V, E], the word embedding itself, and bias [V] of the vocabulary projection."""
+        assert self.head is not None, "a model without a masked-LM head"
         weight = self.embeddings.word.weight
         if self.head.extra is not None:
             weight = torch.cat([weight, self.head.extra.t()], dim=1)
@@ -166,11 +186,11 @@ class MaskedLanguageModel(nn.Module):
             last_hidden_state=True,
         )
         found = self.features(input_ids, segment_ids, attention_mask, masked_positions, capture)
-        weight, bias = self.output_projection()
-        logits = F.linear(found.vocabulary_input, weight, bias)
-        if masked_positions is None:
-            logits = logits.unflatten(0, input_ids.shape)
-        output = ModelOutput(logits, pooled=found.pooled, pair_logits=found.pair_logits)
+        output = ModelOutput(None, pooled=found.pooled, heads=found.heads)
+        if found.vocabulary_input is not None:
+            logits = F.linear(found.vocabulary_input, *self.output_projection())
+            is_flat = masked_positions is not None
+            output.logits = logits if is_flat else logits.unflatten(0, input_ids.shape)
         if output_hidden_states:
             output.hidden_states = tuple(found.hidden_states[i] for i in numbers)
         if output_attention_scores:

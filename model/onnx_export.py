@@ -24,7 +24,7 @@ class _LogitsModel(nn.Module):
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
-    ) -> Tensor:
+    ) -> Tensor | None:
         return self.model(input_ids, token_type_ids, attention_mask).logits
 
 
@@ -47,6 +47,8 @@ def export_onnx(model: MaskedLanguageModel, path: str | Path) -> None:
         raise ModelError(
             f"{path}: ONNX needs more packages; pip install onnx onnxscript"
         ) from error
+    if not model.config.mlm_head:
+        raise ModelError(f"{path}: ONNX is for masked-LM logits; this model has no such head")
     names = ["input_ids", "attention_mask"]
     if model.config.segment_types > 1:
         names.append("token_type_ids")

@@ -39,7 +39,7 @@ ROOMS = {
     ),
     "model": (
         "precision config parts sharing attention_kernel attention feed_forward encoder embedding "
-        "heads masked_language_model initialisation layer_selection accounting model_card "
+        "heads masked_language_model protocol initialisation layer_selection accounting model_card "
         "hugging_face onnx_export"
     ),
     "model/hugging_face": (

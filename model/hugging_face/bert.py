@@ -10,6 +10,7 @@ from model.hugging_face.family import (
     Family,
     Rules,
     read_activation,
+    read_classifiers,
     refuse,
     require,
     write_activation,
@@ -111,6 +112,7 @@ def _read_bert(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     return read_sizes(theirs) | {
         "pooler": "tanh" if "bert.pooler.dense.weight" in names else "none",
         "pair_head": "cls.seq_relationship.weight" in names,
+        **read_classifiers(theirs, names),
     }
 
 
@@ -129,6 +131,7 @@ def _bert_rules(config: EncoderConfig) -> Rules:
         (r"head\.norm\.(.+)", r"cls.predictions.transform.LayerNorm.\1"),
         (r"head\.bias", "cls.predictions.bias"),
         (r"pair_head\.(.+)", r"cls.seq_relationship.\1"),
+        (r"classifiers\.[^.]+\.(.+)", r"classifier.\1"),
     )
 
 

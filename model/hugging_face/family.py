@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,27 @@ class Family:
             if match is not None:
                 return match.expand(replacement)
         raise Inexpressible(f"transformers' {self.model_type} has no place for {name}")
+
+
+def read_classifiers(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The head of a sequence classifier, as keyword arguments; its task's name is ours alone."""
+    if "classifier.weight" not in names:
+        return {"classifiers": {}}
+    labels = {int(number): str(label) for number, label in theirs.get("id2label", {}).items()}
+    name = theirs.get("finetuning_task") or "sentence_classification"
+    return {"classifiers": {str(name): [labels[number] for number in sorted(labels)]}}
+
+
+def write_classifiers(classifiers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The reverse; Inexpressible where there are several."""
+    if len(classifiers) > 1:
+        raise Inexpressible("transformers has one classifier in a model")
+    ((name, labels),) = classifiers.items()
+    return {
+        "finetuning_task": name,
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+    }
 
 
 def read_activation(name: object) -> str:

@@ -6,7 +6,8 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +20,7 @@ from model.config import EncoderConfig, ModelError
 from model.hugging_face.albert import ALBERT
 from model.hugging_face.bert import BERT, ROBERTA
 from model.hugging_face.distilbert import DISTILBERT
-from model.hugging_face.family import Family, Inexpressible
+from model.hugging_face.family import Family, Inexpressible, write_classifiers
 from model.hugging_face.mobilebert import MOBILEBERT
 from model.hugging_face.modernbert import MODERNBERT
 from model.hugging_face.weights import read_weights, write_tensors
@@ -166,9 +167,41 @@ def to_transformers(
     """
     family = nearest_family(config)
     theirs = family.write(config) | {"model_type": family.model_type, "dtype": "float32"}
+    theirs |= _heads_of_a_fine_tuned(config, theirs["architectures"][0])
     names = family.their_names(config, state)
-    _require_same_meaning(config, EncoderConfig(**family.read(theirs, set(names.values()))), family)
+    _require_same_meaning(config, _read(family, theirs, set(names.values())), family)
     return theirs, family.join({names[name]: tensor for name, tensor in state.items()})
+
+
+def _heads_of_a_fine_tuned(config: EncoderConfig, architecture: str) -> dict[str, Any]:
+    """The class of a model without a masked-LM head, and what its other heads are for."""
+    if not config.classifiers:
+        return {} if config.mlm_head else {"architectures": [_class(architecture, "Model")]}
+    if config.mlm_head or config.pair_head:
+        raise Inexpressible("transformers has no class with a classifier and pre-training heads")
+    heads = write_classifiers(config.classifiers)
+    return heads | {"architectures": [_class(architecture, "ForSequenceClassification")]}
+
+
+def _class(architecture: str, ending: str) -> str:
+    """The class of the same family for another use: BertForMaskedLM -> BertModel."""
+    return architecture.partition("For")[0] + ending
+
+
+def _read(family: Family, theirs: Mapping[str, Any], names: Collection[str]) -> EncoderConfig:
+    """The configuration; without the masked-LM head where none of its tensors is there."""
+    config = _configuration(family.read(theirs, names))
+    expected = family.their_names(config, empty_names(config))
+    head = [name for ours, name in expected.items() if ours.startswith("head.")]
+    return config if any(name in names for name in head) else replace(config, mlm_head=False)
+
+
+def _with_prefix(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of an encoder that was saved without heads, under the names it has with them."""
+    (word,) = family.their_names(EncoderConfig(), ["embeddings.word.weight"]).values()
+    prefix, _, rest = word.partition(".")
+    bare = rest in tensors and word not in tensors
+    return {f"{prefix}.{name}" if bare else name: one for name, one in tensors.items()}
 
 
 def _require_same_meaning(config: EncoderConfig, read_back: EncoderConfig, family: Family) -> None:
@@ -243,15 +276,14 @@ def _from_transformers(
         raise ModelError(
             f"model_type {theirs.get('model_type')!r} is not one of {', '.join(sorted(known))}"
         )
-    tensors = family.split({_modern_name(name): tensor for name, tensor in weights.items()})
-    config = _configuration(family.read(theirs, tensors))
+    modern = {_modern_name(name): tensor for name, tensor in weights.items()}
+    tensors = family.split(_with_prefix(family, modern))
+    config = _read(family, theirs, tensors)
     _refuse_more(config, tensors, lambda one: family.their_names(one, empty_names(one)).values())
     names = family.their_names(config, empty_names(config))
     missing = [name for name in names.values() if name not in tensors]
     if missing:
-        raise ModelError(
-            f"the weights have no {missing[0]}; import a checkpoint with its masked-LM head"
-        )
+        raise ModelError(f"the weights have no {missing[0]}; import a whole checkpoint")
     return config, {ours: tensors[name] for ours, name in names.items()}
 
 

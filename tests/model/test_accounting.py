@@ -112,7 +112,7 @@ def test_the_flops_formula_equals_what_torch_counts(name: str) -> None:
         loss, _ = chunked_cross_entropy(
             found.vocabulary_input, *ours.output_projection(), positions
         )
-        for extra in (found.pooled, found.pair_logits):
+        for extra in (found.pooled, found.heads.get("pairs")):
             loss = loss if extra is None else loss + extra.sum()
         loss.backward()
     per_token = 3 * flops_per_token(config, length, masked / (rows * length))

@@ -72,9 +72,9 @@ def test_each_dropout_of_transformers_is_one_of_ours(
         real = mask != 0  # what eager attention gives a row that sees no key means nothing
         torch.testing.assert_close(mine[real], yours[real], rtol=1e-4, atol=1e-4)
     assert not torch.allclose(got.logits, without.logits, rtol=0.05)
-    if got.pair_logits is not None:
+    if got.heads.get("pairs") is not None:
         pair = expected.get("seq_relationship_logits", expected.get("sop_logits"))
-        torch.testing.assert_close(got.pair_logits, pair, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(got.heads.get("pairs"), pair, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

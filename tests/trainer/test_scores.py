@@ -36,7 +36,7 @@ def test_sums_are_those_of_the_whole_logits(monkeypatch, pair_head):
     expected = [loss.item(), right.sum().item(), masked.sum().item(), 0, 0]
     if pair_head:
         paired = labels != NO_LABEL
-        told = model(micro.input_ids, micro.segment_ids, micro.attention_mask).pair_logits
+        told = model(micro.input_ids, micro.segment_ids, micro.attention_mask).heads["pairs"]
         expected[3] = (told.argmax(-1)[paired] == labels[paired]).sum().item()
         expected[4] = 7
     assert sums.tolist() == pytest.approx(expected, rel=1e-5)

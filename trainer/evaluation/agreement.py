@@ -68,6 +68,8 @@ def _compare(
 
 
 def _vocabulary_input(model: MaskedLanguageModel, batch: MicroBatch) -> Tensor:
-    return model.features(
+    found = model.features(
         batch.input_ids, batch.segment_ids, batch.lengths, batch.masked_positions
     ).vocabulary_input
+    assert found is not None
+    return found

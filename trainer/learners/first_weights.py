@@ -20,7 +20,7 @@ MODEL_PREFIX = "model."
 # parts that the folder may have besides.
 FREE = (
     *("dropout", "attention_dropout", "dropout_at", "initializer", "initializer_range"),
-    *("pooler", "pair_head"),
+    *("pooler", "pair_head", "mlm_head", "classifiers"),
 )
 
 

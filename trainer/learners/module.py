@@ -17,6 +17,7 @@ from trainer.learners.programs import Program, Result
 from trainer.objectives import Objective
 from trainer.seeds import derive
 
+HEADS = ("head.", "pair_head.", "classifiers.")  # how the names of their parameters begin
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -92,11 +93,15 @@ def section_of(name: str) -> str:
 def _load(
     model: MaskedLanguageModel, weights: Mapping[str, Tensor], section: str, *, whole: bool
 ) -> None:
-    """Every weight, or not the `whole` model, from `weights`, which may have more (a pooler)."""
+    """Every weight, or not the `whole` model, from `weights`, which may have more (a pooler).
+
+    A head that the `weights` lack keeps its first weights: they came with other heads.
+    """
     try:
-        missing = model.load_state_dict(weights, strict=False).missing_keys
+        found = model.load_state_dict(weights, strict=False).missing_keys
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise TrainingError(f"{section}.init: the weights do not fit: {reason}") from error
+    missing = [name for name in found if not name.startswith(HEADS)]
     if missing and whole:
         raise TrainingError(f"{section}.init: there are no weights for {', '.join(missing[:3])}")

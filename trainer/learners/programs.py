@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from model import Capture, Features, MaskedLanguageModel
+from model import Capture, Features, Model
 from trainer.batches import MicroBatch
 from trainer.denominators import Totals
 from trainer.objectives import LossInputs, Objective
@@ -26,9 +26,7 @@ Result = TypeVar("Result", covariant=True)
 class Program(Protocol[Result]):
     """What an engine's forward pass computes."""
 
-    def __call__(
-        self, model: MaskedLanguageModel, objective: Objective, batch: MicroBatch
-    ) -> Result:
+    def __call__(self, model: Model, objective: Objective, batch: MicroBatch) -> Result:
         """What the program makes of `batch`, under the learner's autocast."""
 
 
@@ -46,11 +44,12 @@ class Train:
     step: int = 0
 
     def __call__(
-        self, model: MaskedLanguageModel, objective: Objective, batch: MicroBatch
+        self, model: Model, objective: Objective, batch: MicroBatch
     ) -> tuple[Tensor, Tensor, Features]:
         """See `Program`."""
         features = features_of(model, batch, self.capture)
-        projection = OutputProjection(*model.output_projection())
+        has_words = features.vocabulary_input is not None
+        projection = OutputProjection(*model.output_projection()) if has_words else None
         inputs = LossInputs(batch, features, projection, self.sources, self.step)
         loss, shares = objective(inputs, self.totals)
         return loss, shares, features
@@ -60,9 +59,7 @@ class Train:
 class Score:
     """The sums of `trainer.scoring.scores.score`."""
 
-    def __call__(
-        self, model: MaskedLanguageModel, objective: Objective, batch: MicroBatch
-    ) -> Tensor:
+    def __call__(self, model: Model, objective: Objective, batch: MicroBatch) -> Tensor:
         """See `Program`."""
         features = features_of(model, batch, capture_for(model))
         return score(features, OutputProjection(*model.output_projection()), batch)
@@ -74,14 +71,12 @@ class Predict:
 
     capture: Capture = NOTHING
 
-    def __call__(
-        self, model: MaskedLanguageModel, objective: Objective, batch: MicroBatch
-    ) -> Features:
+    def __call__(self, model: Model, objective: Objective, batch: MicroBatch) -> Features:
         """See `Program`."""
         return features_of(model, batch, self.capture)
 
 
-def features_of(model: MaskedLanguageModel, batch: MicroBatch, capture: Capture) -> Features:
+def features_of(model: Model, batch: MicroBatch, capture: Capture) -> Features:
     """What a model makes of a micro-batch, up to the vocabulary projection."""
     return model.features(
         batch.input_ids, batch.segment_ids, batch.lengths, batch.masked_positions, capture

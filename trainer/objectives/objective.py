@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from model import Capture, EncoderConfig
+from model import Capture, ModelShape
 from trainer.denominators import Totals
 from trainer.learner_names import TEACHER
 from trainer.losses.vocabulary import project_and_sum
@@ -147,8 +147,8 @@ class Objective(nn.Module):
     def __init__(
         self,
         config: ObjectiveConfig,
-        learner: EncoderConfig,
-        teacher: EncoderConfig,
+        learner: ModelShape,
+        teacher: ModelShape,
         seed: int,
         transfer: Transfer | None = None,
     ) -> None:
@@ -296,8 +296,8 @@ class Objective(nn.Module):
 
 def _build(
     config: ObjectiveConfig,
-    learner: EncoderConfig,
-    teacher: EncoderConfig,
+    learner: ModelShape,
+    teacher: ModelShape,
     transfer: Transfer | None,
 ) -> Mapping[str, Term]:
     terms = {}

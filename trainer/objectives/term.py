@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from configs.bounds import WEIGHT, require_bounds
 from data_pipeline import MASKED
-from model import Capture, EncoderConfig, Features
+from model import Capture, Features, ModelShape
 from trainer.batches import MicroBatch
 from trainer.denominators import ATTENDED
 from trainer.learner_names import TEACHER
@@ -36,7 +36,7 @@ class LossInputs:
 
     batch: MicroBatch
     features: Features
-    projection: OutputProjection
+    projection: OutputProjection | None  # None without a masked-LM head
     sources: Mapping[str, TeacherOutputs]
     step: int = 0
 
@@ -72,7 +72,7 @@ class TermConfig(ABC):
         return self.source is not None
 
     @abstractmethod
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """The term for this pair of models; ValueError, saying why, if it does not fit them."""
 
 
@@ -148,11 +148,11 @@ class VocabularyTerm(Term):
 
 def projected(inputs: LossInputs, positions: str) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
     """The vocabulary projection's input [P, E] at these positions, and its projection."""
+    assert inputs.projection is not None
     projection = (inputs.projection.weight, inputs.projection.bias)
-    if positions == MASKED:
-        return inputs.features.vocabulary_input, projection
-    assert inputs.features.everywhere is not None
-    return inputs.features.everywhere, projection
+    x = inputs.features.vocabulary_input if positions == MASKED else inputs.features.everywhere
+    assert x is not None
+    return x, projection
 
 
 def weigh_positions(inputs: LossInputs, positions: str) -> Tensor:
@@ -201,8 +201,8 @@ class LayerTerm(Term):
     def __init__(
         self,
         config: LayerTermConfig,
-        student: EncoderConfig,
-        teacher: EncoderConfig,
+        student: ModelShape,
+        teacher: ModelShape,
         above: tuple[int, ...] = (),
     ) -> None:
         """`above` are layers that are compared with the teacher's of the same number, first."""

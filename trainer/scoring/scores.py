@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline import MASKED, NO_LABEL, PAIRS
-from model import Capture, Features, MaskedLanguageModel
+from model import Capture, Features, Model
 from trainer.batches import MicroBatch
 from trainer.teacher_outputs import OutputProjection
 
@@ -21,9 +21,9 @@ CHUNK = 1024
 SUMS = 5
 
 
-def capture_for(model: MaskedLanguageModel) -> Capture:
+def capture_for(model: Model) -> Capture:
     """What `score` reads of a model's features besides its predictions."""
-    return Capture(last_hidden_state=model.config.pair_head)
+    return Capture(last_hidden_state=bool(model.pooled_heads()))
 
 
 @torch.no_grad()
@@ -33,14 +33,15 @@ def score(features: Features, projection: OutputProjection, batch: MicroBatch) -
     Cross-entropy (nats), right top-1 predictions and number of labelled positions; right
     predictions and number of labelled pairs, 0 and 0 without a pair head.
     """
+    assert features.vocabulary_input is not None
     loss = features.vocabulary_input.new_zeros((), dtype=torch.float32)
     right, right_pairs, pairs = loss.clone(), loss.clone(), loss.clone()
     labels = batch.targets[MASKED].labels.split(CHUNK)
     for logits, targets in zip(_logits(features.vocabulary_input, projection), labels, strict=True):
         loss += F.cross_entropy(logits, targets, ignore_index=NO_LABEL, reduction="sum")
         right += (logits.argmax(dim=-1) == targets).sum()
-    if features.pair_logits is not None:
-        right_pairs += (features.pair_logits.argmax(dim=-1) == batch.row_labels(PAIRS)).sum()
+    if PAIRS in features.heads:
+        right_pairs += (features.heads[PAIRS].argmax(dim=-1) == batch.row_labels(PAIRS)).sum()
         pairs += (batch.row_labels(PAIRS) != NO_LABEL).sum()
     masked = (batch.targets[MASKED].labels != NO_LABEL).sum()
     return torch.stack([loss, right, masked, right_pairs, pairs])

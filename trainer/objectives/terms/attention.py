@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from model import QKV, EncoderConfig
+from model import QKV, ModelShape
 from trainer.denominators import ATTENDED, ATTENDED_PAIRS
 from trainer.losses.relations import (
     Matrix,
@@ -35,7 +35,7 @@ MatrixLoss = Callable[[Matrix, Matrix, Tensor, int], tuple[Tensor, Tensor]]
 class AttentionMSE(LayerTermConfig):
     """Mean squared error of pre-softmax attention scores, summed over layers (TinyBERT)."""
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
         return MatrixTerm(self, student, teacher, attention_mse, denominator=ATTENDED_PAIRS)
 
@@ -44,7 +44,7 @@ class AttentionMSE(LayerTermConfig):
 class AttentionTransfer(LayerTermConfig):
     """Cross-entropy of attention distributions, mean over layers (MobileBERT)."""
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
         return MatrixTerm(self, student, teacher, attention_cross_entropy, averaged=True)
 
@@ -55,7 +55,7 @@ class AttentionRelation(LayerTermConfig):
 
     layers: Layers = "final"
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
         return MatrixTerm(self, student, teacher, relation_kl)
 
@@ -66,7 +66,7 @@ class ValueRelation(LayerTermConfig):
 
     layers: Layers = "final"
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
         return MatrixTerm(self, student, teacher, relation_kl, factors=VALUES_TWICE)
 
@@ -79,8 +79,8 @@ class MatrixTerm(LayerTerm):
     def __init__(
         self,
         config: LayerTermConfig,
-        student: EncoderConfig,
-        teacher: EncoderConfig,
+        student: ModelShape,
+        teacher: ModelShape,
         loss: MatrixLoss,
         factors: tuple[str, str] = QUERIES_AND_KEYS,
         averaged: bool = False,
@@ -112,7 +112,7 @@ class MatrixTerm(LayerTerm):
         ]
 
     def _window(self, pair: LayerPair) -> int:
-        """What either of two layers attends to, as `EncoderConfig.window`."""
+        """What either of two layers attends to, as `ModelShape.window`."""
         windows = self.student.window(pair.ours), self.teacher.window(pair.theirs)
         return max(windows) if all(windows) else 0
 

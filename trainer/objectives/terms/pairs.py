@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from data_pipeline import PAIRS
-from model import Capture, EncoderConfig
+from model import Capture, ModelShape
 from trainer.losses.states import pair_cross_entropy
 from trainer.objectives.term import LossInputs, Term, TermConfig
 
@@ -24,7 +24,7 @@ class PairConfig(TermConfig):
         """See `TermConfig.source`."""
         return None
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
         return PairTerm(self)
 
@@ -54,5 +54,4 @@ class PairTerm(Term):
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """See `Term.forward`."""
-        assert inputs.features.pair_logits is not None
-        return pair_cross_entropy(inputs.features.pair_logits, inputs.batch.row_labels(PAIRS))
+        return pair_cross_entropy(inputs.features.heads[PAIRS], inputs.batch.row_labels(PAIRS))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from configs.bounds import require_choice
 from data_pipeline import MASKED
-from model import Capture, EncoderConfig
+from model import Capture, ModelShape
 from trainer.denominators import ATTENDED, ROWS
 from trainer.losses.states import (
     cosine_distance,
@@ -49,7 +49,7 @@ class Cosine(TermConfig):
         """See `TermConfig.reads_masked`."""
         return self.positions == MASKED
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
         _require_one_width(student, teacher)
         return CosineTerm(self)
@@ -97,7 +97,7 @@ class HiddenMSE(LayerTermConfig):
 
     embedding: bool = True
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
         return HiddenTerm(self, student, teacher, above=(0,) if self.embedding else ())
 
@@ -106,7 +106,7 @@ class HiddenMSE(LayerTermConfig):
 class Embedding(TermConfig):
     """Mean squared error of the embedding output, after a projection of its own (TinyBERT)."""
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
         return EmbeddingTerm(self, student, teacher)
 
@@ -119,8 +119,8 @@ class HiddenTerm(LayerTerm):
     def __init__(
         self,
         config: HiddenMSE,
-        student: EncoderConfig,
-        teacher: EncoderConfig,
+        student: ModelShape,
+        teacher: ModelShape,
         above: tuple[int, ...],
     ) -> None:
         super().__init__(config, student, teacher, above)
@@ -142,7 +142,7 @@ class EmbeddingTerm(Term):
 
     denominator = ATTENDED
 
-    def __init__(self, config: Embedding, student: EncoderConfig, teacher: EncoderConfig) -> None:
+    def __init__(self, config: Embedding, student: ModelShape, teacher: ModelShape) -> None:
         super().__init__(config)
         self.projection = nn.Linear(student.hidden_size, teacher.hidden_size)
 
@@ -166,7 +166,7 @@ class PKD(LayerTermConfig):
 
     layers: Layers = "skip"
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
         _require_one_width(student, teacher)
         return PatientTerm(self, student, teacher)
@@ -193,7 +193,7 @@ class FeatureMaps(LayerTermConfig):
 
     weight: Setting = 100.0
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
         _require_one_width(student, teacher)
         return StateTransferTerm(self, student, teacher, feature_map_mse)
@@ -205,7 +205,7 @@ class MeanTransfer(LayerTermConfig):
 
     weight: Setting = 5000.0
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
         return StateTransferTerm(self, student, teacher, mean_difference)
 
@@ -216,7 +216,7 @@ class VarianceTransfer(LayerTermConfig):
 
     weight: Setting = 5.0
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> Term:
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
         return StateTransferTerm(self, student, teacher, variance_difference)
 
@@ -230,8 +230,8 @@ class StateTransferTerm(LayerTerm):
     def __init__(
         self,
         config: LayerTermConfig,
-        student: EncoderConfig,
-        teacher: EncoderConfig,
+        student: ModelShape,
+        teacher: ModelShape,
         loss: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
     ) -> None:
         super().__init__(config, student, teacher)
@@ -244,6 +244,6 @@ class StateTransferTerm(LayerTerm):
         return [self.loss(ours[pair.ours], theirs[pair.theirs], mask) for pair in pairs]
 
 
-def _require_one_width(student: EncoderConfig, teacher: EncoderConfig) -> None:
+def _require_one_width(student: ModelShape, teacher: ModelShape) -> None:
     if student.hidden_size != teacher.hidden_size:
         raise ValueError("student and teacher must have the same hidden_size")

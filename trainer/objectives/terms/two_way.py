@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from configs.bounds import require_bounds
 from data_pipeline import MASKED
-from model import EncoderConfig
+from model import ModelShape
 from trainer.learner_names import student_key
 from trainer.losses.rows import RowLoss, kl_divergence_rows
 from trainer.objectives.step_schedule import Setting, StepSchedule
@@ -36,7 +36,7 @@ class FromStudent(VocabularyTermConfig):
         super().__post_init__()
         require_bounds(self, temperature=TEMPERATURE)
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
+    def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
         """See `TermConfig.build`."""
         return FromStudentTerm(self)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from configs.bounds import positive, require_bounds, require_choice
 from data_pipeline import MASKED
-from model import EncoderConfig
+from model import ModelShape
 from trainer.losses.rows import (
     RowLoss,
     blended_cross_entropy_rows,
@@ -50,7 +50,7 @@ class MaskedLanguageModelling(VocabularyTermConfig):
         """See `TermConfig.source`."""
         return None
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
+    def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
         """See `TermConfig.build`."""
         return MaskedLanguageModellingTerm(self)
 
@@ -88,7 +88,7 @@ class SoftKL(VocabularyTermConfig):
         """See `TermConfig.reads_masked`."""
         return self.positions == MASKED
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
+    def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
         """See `TermConfig.build`."""
         _require_one_vocabulary(student, teacher)
         return SoftTargetsTerm(self, student.vocab_size)
@@ -129,7 +129,7 @@ class SoftCrossEntropy(VocabularyTermConfig):
         super().__post_init__()
         require_bounds(self, temperature=TEMPERATURE)
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
+    def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
         """See `TermConfig.build`."""
         _require_one_vocabulary(student, teacher)
         return PredictionTerm(self, student.vocab_size)
@@ -170,7 +170,7 @@ class Blended(VocabularyTermConfig):
         super().__post_init__()
         require_bounds(self, teacher_fraction=(0.0, 1.0))
 
-    def build(self, student: EncoderConfig, teacher: EncoderConfig) -> VocabularyTerm:
+    def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
         """See `TermConfig.build`."""
         _require_one_vocabulary(student, teacher)
         return BlendedTerm(self)
@@ -194,6 +194,6 @@ class BlendedTerm(VocabularyTerm):
         )
 
 
-def _require_one_vocabulary(student: EncoderConfig, teacher: EncoderConfig) -> None:
+def _require_one_vocabulary(student: ModelShape, teacher: ModelShape) -> None:
     if student.vocab_size != teacher.vocab_size:
         raise ValueError("student and teacher must share a vocabulary")
