@@ -46,7 +46,7 @@ def submit(config: str, rest: tuple[str, ...], check: bool, **options: Any) -> N
         require_inputs(job)
     warn_of_unreached(job)
     run = RunFolder.of(job).path
-    sizes = [job.batch.size, *(growth.size for growth in job.batch.growth)]
+    sizes = [job.batch.at(0).sequences, *(growth.size for growth in job.batch.growth)]
     batches = [size or job.batch.multiple for size in sizes]  # or stated in tokens
     submit_job(job.name, run, configs.dump(job), options=sbatch, batches=batches, **options)
 

@@ -44,12 +44,17 @@ def declared(schema: Any) -> list[Declared]:
     return [Declared(field.name, hints[field.name], _default(field)) for field in fields]
 
 
-def purpose(schema: Any) -> str:
-    """What a dataclass is for: the first paragraph of its docstring, on one line."""
+def explanation(schema: Any) -> list[str]:
+    """What a dataclass is for: the paragraphs of its docstring, each on one line."""
     text = (schema.__doc__ or "").strip()
-    if text.startswith(f"{schema.__name__}("):  # made by `dataclass`, where there is none
-        return ""
-    return " ".join(text.partition("\n\n")[0].split())
+    if not text or text.startswith(f"{schema.__name__}("):  # made by `dataclass`
+        return []
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+
+
+def purpose(schema: Any) -> str:
+    """What a dataclass is for, in the first paragraph of its docstring."""
+    return next(iter(explanation(schema)), "")
 
 
 def notes_within(hint: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from configs.declared import Declared, declared, notes_within, purpose, sections_within
+from configs.declared import Declared, declared, explanation, notes_within, purpose, sections_within
 from configs.rules import Rule
 from configs.section import split
 from configs.typed import options_of
@@ -68,8 +68,7 @@ class _Page:
                     yield from self._walk(inner, own)
 
     def _table(self, schema: Any) -> Iterator[str]:
-        if purpose(schema):
-            yield purpose(schema)
+        yield from explanation(schema)
         rows = [_TITLES, ["---"] * len(_TITLES), *map(self._row, declared(schema))]
         yield "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

@@ -134,7 +134,7 @@ class Matches(Rule):
         return self.description
 
     def allows(self, value: Any) -> bool:
-        return isinstance(value, str) and re.fullmatch(self.pattern, value, re.ASCII) is not None
+        return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
 
     def json_schema(self) -> dict[str, Any]:
         return {"pattern": f"^(?:{self.pattern})$"}

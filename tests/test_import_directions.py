@@ -47,7 +47,8 @@ ROOMS = {
     ),
     "trainer": (
         "errors durable seeds learner_names measure tracking checkpoint optimizers watch batches "
-        "denominators losses teacher_outputs scoring objectives schedules learner_config config "
+        "denominators losses teacher_outputs scoring objectives schedules learner_config "
+        "batch_config roles config "
         "run_folder control job_data report learners step footprint evaluation record lifecycle "
         "job loop run"
     ),

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from configs import bounds
-from configs.bounds import COUNT, INDEX, require_bounds, require_choice
+from configs.rules import (
+    COUNT,
+    HOURS,
+    INDEX,
+    NOT_EMPTY,
+    PROBABILITY,
+    WEIGHT,
+    Doc,
+    OneOf,
+    Range,
+    Unit,
+    positive,
+)
+from configs.section import Refusal, Section
 from model import EncoderConfig
 from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.progressive import ProgressiveConfig, Transfer
@@ -16,150 +30,177 @@ from trainer.schedules.learning_rate import ScheduleConfig
 from trainer.schedules.stacking import StackingConfig
 from trainer.watch.guard import GuardConfig
 
-ZERO_STAGES = (0, 1, 2, 3)
 FROZEN_STAGES = (0, 3)
 PRECISIONS = ("fp32", "bf16", "fp16")
 OFFLOADS = {"none": 0, "optimizer": 1, "parameters": 3}  # and the least ZeRO stage for each
+_FOR_TRAINING = (
+    "objective", "optimizer", "schedule", "loss_scale", "gradient_clipping", "guard",
+    "dropout", "checkpoint_activations", "stacking", "freeze_positions",
+)  # fmt: skip
 
 
 @dataclass
-class StartConfig:
-    """When a student joins: at `step`, and once every threshold that is set has been reached.
+class StartConfig(Section):
+    """When a student joins: at a step, and once every threshold that is set has been reached.
 
     The thresholds are read from the teacher's held-out evaluation (`evaluation.every`).
     """
 
-    step: int = 0
-    teacher_loss: float | None = None
-    teacher_accuracy_over_unigram: float | None = None  # 0.1: ten points better
-
-    def __post_init__(self) -> None:
-        """Refuse what never comes."""
-        require_bounds(
-            self,
-            step=INDEX,
-            teacher_loss=bounds.positive(1000.0),
-            teacher_accuracy_over_unigram=(-1.0, 1.0),
-        )
+    step: Annotated[int, INDEX, Unit("steps"), Doc("The job's step from which it may join.")] = 0
+    teacher_loss: Annotated[
+        float | None, positive(1000.0), Doc("The teacher's held-out loss is at most this.")
+    ] = None
+    teacher_accuracy_over_unigram: Annotated[
+        float | None,
+        Range(-1, 1),
+        Doc("The teacher is better than unigram guesses by this; 0.1: by ten points."),
+    ] = None
 
 
 @dataclass
-class BudgetConfig:
-    """A student's own budget, counted from its start; without one it goes on to the job's end.
+class BudgetConfig(Section):
+    """A student's own budget, counted from its start; without one it trains to the job's end.
 
     Its schedule runs over the budget. The first of them that is used up ends it. A step takes as
     long as it takes, so that no two runs with `hours` are the same.
     """
 
-    steps: int | None = None
-    tokens: int | None = None
-    hours: float | None = None  # of training, over all restarts; without a progressive transfer
-
-    def __post_init__(self) -> None:
-        """Refuse budgets of nothing."""
-        require_bounds(self, steps=COUNT, tokens=COUNT, hours=bounds.HOURS)
+    steps: Annotated[int | None, COUNT, Unit("steps"), Doc("Its own steps.")] = None
+    tokens: Annotated[int | None, COUNT, Unit("tokens"), Doc("Tokens that it has read.")] = None
+    hours: Annotated[
+        float | None,
+        HOURS,
+        Unit("hours"),
+        Doc("Time in training, over all restarts, without a progressive transfer."),
+    ] = None
 
 
 @dataclass
-class InitConfig:
+class InitConfig(Section):
     """Where a learner's first weights come from; at random when nothing is set."""
 
-    teacher_layers: list[int] | None = None  # 0-based, as they are when the student starts
-    teacher_embeddings: bool = False  # and heads, as they are then; layers at random
-    pretrained: str | None = None  # a folder in Hugging Face format
+    teacher_layers: Annotated[
+        list[int] | None,
+        Doc("A student's layers begin as these of its teacher, counted from 0, as they then are."),
+    ] = None
+    teacher_embeddings: Annotated[
+        bool, Doc("Embeddings and heads begin as the teacher's, as they then are.")
+    ] = False
+    pretrained: Annotated[
+        str | None, NOT_EMPTY, Doc("A folder in Hugging Face format, or an export.")
+    ] = None
 
-    def __post_init__(self) -> None:
-        """Refuse two origins, and one that is empty."""
-        if self.pretrained == "":
-            raise ValueError("pretrained: must name a folder, or be null")
+    def conflicts(self) -> Iterator[Refusal]:
         origins = (self.teacher_layers, self.teacher_embeddings or None, self.pretrained)
         if sum(origin is not None for origin in origins) > 1:
-            raise ValueError("pretrained: set one of this, teacher_layers and teacher_embeddings")
+            yield "pretrained", "set one of this, teacher_layers and teacher_embeddings"
 
 
 @dataclass
-class LearnerConfig:
+class LearnerConfig(Section):
     """A model being trained, and how."""
 
     model: EncoderConfig = field(default_factory=EncoderConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    progressive: ProgressiveConfig | None = None  # layer by layer first (MobileBERT)
+    progressive: ProgressiveConfig | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     start: StartConfig = field(default_factory=StartConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     init: InitConfig = field(default_factory=InitConfig)
-    # Of a teacher: its last layer computes the masked positions only, up to 12% less work, and
-    # students learn from its predictions there only. A student does so whenever its terms allow.
-    masked_only: bool = False
-    stacking: StackingConfig = field(default_factory=StackingConfig)  # of a teacher
-    frozen: bool = False  # a finished teacher: it is read, not trained (offline distillation)
-    freeze_positions: bool = False  # the position embeddings stay as they begin (DistilBERT)
-    zero_stage: int = 0
-    offload: str = "none"  # optimizer: its states in host memory; parameters: both
-    precision: str = "fp32"  # of matrix products; parameters and optimizer states stay float32
-    loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)  # for fp16
-    gradient_clipping: float = 1.0  # 0: off
+    masked_only: Annotated[
+        bool,
+        Doc(
+            "Of a teacher: its last layer computes the masked positions only, up to 12% less work, "
+            "and students learn from its predictions there only. A student does so by itself."
+        ),
+    ] = False
+    stacking: StackingConfig = field(default_factory=StackingConfig)
+    frozen: Annotated[
+        bool, Doc("A finished teacher: it is read, not trained (offline distillation).")
+    ] = False
+    freeze_positions: Annotated[
+        bool, Doc("The position embeddings stay as they begin (DistilBERT).")
+    ] = False
+    zero_stage: Annotated[
+        int, OneOf(0, 1, 2, 3), Doc("DeepSpeed's ZeRO stage: what the ranks partition.")
+    ] = 0
+    offload: Annotated[
+        str,
+        OneOf(*OFFLOADS),
+        Doc("optimizer: its states are in host memory; parameters: both are."),
+    ] = "none"
+    precision: Annotated[
+        str,
+        OneOf(*PRECISIONS),
+        Doc("Of matrix products; parameters and optimizer states stay float32."),
+    ] = "fp32"
+    loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
+    gradient_clipping: Annotated[
+        float, WEIGHT, Doc("The largest norm of the gradients; 0: no clipping.")
+    ] = 1.0
     guard: GuardConfig = field(default_factory=GuardConfig)
-    dropout: float = 0.0  # hidden and attention, while training here; exports keep the model's own
-    checkpoint_activations: bool = False  # keep a layer's input only, compute the rest again
-    compile: bool = False  # each half of a layer through torch.compile, below ZeRO-3
+    dropout: Annotated[
+        float,
+        PROBABILITY,
+        Doc("Hidden and attention dropout while it trains here; exports keep the model's own."),
+    ] = 0.0
+    checkpoint_activations: Annotated[
+        bool, Doc("Keep each layer's input only, and compute the rest again.")
+    ] = False
+    compile: Annotated[
+        bool, Doc("Pass each half of a layer through torch.compile; below ZeRO stage 3.")
+    ] = False
 
     def __post_init__(self) -> None:
-        """Refuse what DeepSpeed would refuse later, or less clearly."""
-        require_choice(self, zero_stage=ZERO_STAGES, precision=PRECISIONS, offload=OFFLOADS)
-        require_bounds(self, gradient_clipping=bounds.WEIGHT)
-        if self.compile and self.zero_stage == 3:
-            raise ValueError(
-                "compile: must be false at zero_stage 3, which cuts layers into pieces"
-            )
-        if self.zero_stage < OFFLOADS[self.offload]:
-            least = OFFLOADS[self.offload]
-            raise ValueError(f"offload: {self.offload} needs zero_stage {least} or higher")
-        if not 0 <= self.dropout < 1:
-            raise ValueError("dropout: must be from 0 up to 1")
-        if self.frozen:
-            self._refuse_training()
-        if self.freeze_positions and self.model.positions == "rotary":
-            raise ValueError("freeze_positions: rotary positions have no weights; remove it")
-        if self.progressive is not None:
-            self._require_layers()
-        self.stacking.require_fit(self.model)
-        if self.stacking.steps and self.init.pretrained:
-            raise ValueError("stacking: begins with random weights; remove it, or init.pretrained")
+        super().__post_init__()
         if self.objective.needs_pair_head():
-            if self.model.pooler == "none":
-                raise ValueError("model.pooler: pairs are read from it; set it to tanh or first")
             self.model = dataclasses.replace(self.model, pair_head=True)
+
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from self._conflicts_with_zero()
+        if self.frozen:
+            yield from self._conflicts_with_frozen()
+        if self.freeze_positions and self.model.positions == "rotary":
+            yield "freeze_positions", "rotary positions have no weights; remove it"
+        if self.progressive is not None:
+            yield from self._conflicts_with_progressive()
+        yield from self.stacking.conflicts_with(self.model)
+        if self.stacking.steps and self.init.pretrained:
+            yield "stacking", "begins with random weights; remove it, or init.pretrained"
+        if self.objective.needs_pair_head() and self.model.pooler == "none":
+            yield "model.pooler", "pairs are read from it; set it to tanh or first"
+
+    def _conflicts_with_zero(self) -> Iterator[Refusal]:
+        """What DeepSpeed would refuse later, or less clearly."""
+        if self.compile and self.zero_stage == 3:
+            yield "compile", "must be false at zero_stage 3, which cuts layers into pieces"
+        if self.zero_stage < OFFLOADS[self.offload]:
+            yield "offload", f"{self.offload} needs zero_stage {OFFLOADS[self.offload]} or higher"
+
+    def _conflicts_with_progressive(self) -> Iterator[Refusal]:
+        """Progressive transfer is between layers, each with weights of its own."""
+        if not self.objective.between_layers() or not self.objective.beyond_layers():
+            why = "objective must have terms between layers, and others for afterwards"
+            yield "progressive", why
+        if self.model.sharing != "none":
+            yield "progressive", "needs layers that share nothing; set model.sharing"
+
+    def _conflicts_with_frozen(self) -> Iterator[Refusal]:
+        """A frozen learner has nothing but a model and where it comes from."""
+        if self.init.pretrained is None:
+            yield "init.pretrained", "must be set where frozen is true"
+        if self.zero_stage not in FROZEN_STAGES:
+            stages = " or ".join(map(str, FROZEN_STAGES))
+            why = f"must be {stages} where frozen is true; the others partition what training needs"
+            yield "zero_stage", why
+        if self.offload == "optimizer":
+            yield "offload", "must be none or parameters where frozen is true"
+        for key in _FOR_TRAINING:
+            if getattr(self, key) != getattr(LearnerConfig(), key):
+                yield key, "is for training; remove it (null), or frozen"
 
     def build_objective(self, teacher: EncoderConfig, seed: int) -> Objective:
         """The terms between this model and its `teacher`'s; ValueError where one does not fit."""
         transfer = Transfer(self.progressive, self.model.layers) if self.progressive else None
         return Objective(self.objective, self.model, teacher, seed, transfer)
-
-    def _require_layers(self) -> None:
-        """Progressive transfer is between layers, each with weights of its own."""
-        if not self.objective.between_layers() or not self.objective.beyond_layers():
-            raise ValueError(
-                "progressive: objective must have terms between layers, and others for afterwards"
-            )
-        if self.model.sharing != "none":
-            raise ValueError("progressive: needs layers that share nothing; set model.sharing")
-
-    def _refuse_training(self) -> None:
-        """A frozen learner has nothing but a model and where it comes from."""
-        if self.init.pretrained is None:
-            raise ValueError("init.pretrained: must be set where frozen is true")
-        if self.zero_stage not in FROZEN_STAGES:
-            raise ValueError(
-                f"zero_stage: must be one of {FROZEN_STAGES} where frozen is true: "
-                f"the others partition what training needs"
-            )
-        if self.offload == "optimizer":
-            raise ValueError("offload: must be none or parameters where frozen is true")
-        for key in (
-            "objective", "optimizer", "schedule", "loss_scale", "gradient_clipping", "guard",
-            "dropout", "checkpoint_activations", "stacking", "freeze_positions",
-        ):  # fmt: skip
-            if getattr(self, key) != getattr(LearnerConfig(), key):
-                raise ValueError(f"{key}: is for training; remove it (null), or frozen")

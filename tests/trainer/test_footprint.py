@@ -14,7 +14,8 @@ from configs.devices import DeviceConfig
 from data_pipeline import Batch, DataConfig, Target
 from model import EncoderConfig, describe
 from tests.distributed import run_distributed
-from trainer.config import BatchConfig, JobConfig
+from trainer.batch_config import BatchConfig
+from trainer.config import JobConfig
 from trainer.footprint.demands import demands
 from trainer.footprint.footprint import LiveBytes
 from trainer.learner_config import LearnerConfig

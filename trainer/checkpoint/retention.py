@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from configs.rules import COUNT, INDEX
+from configs.section import Section
 
 
 @dataclass(frozen=True)
-class Retention:
+class Retention(Section):
     """The last ``last`` checkpoints, every one at a multiple of ``every`` steps, the ``best`` ones.
 
     ``best`` counts by the metric passed to ``save`` (a held-out loss: lower is better). Suspect
     checkpoints are never among the best, and push out none that are sound.
     """
 
-    last: int = 3
-    every: int | None = None
-    best: int = 0
-
-    def __post_init__(self) -> None:
-        if self.last < 1:
-            raise ValueError("last: at least one checkpoint must be kept")
-        if self.every is not None and self.every < 1:
-            raise ValueError("every: must be a positive number of steps, or null")
-        if self.best < 0:
-            raise ValueError("best: must not be negative")
+    last: Annotated[int, COUNT] = 3
+    every: Annotated[int | None, COUNT] = None
+    best: Annotated[int, INDEX] = 0
 
     def expired(
         self,

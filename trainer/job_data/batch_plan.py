@@ -19,8 +19,8 @@ def global_batches(config: JobConfig) -> BatchSizes:
     for step in _changes(config):
         target = batch.at(step)
         if target.tokens is None:
-            assert target.size is not None
-            sizes[step] = target.size
+            assert target.sequences is not None
+            sizes[step] = target.sequences
         else:
             sizes[step] = rows_for_tokens(splits, config.data, step, target.tokens, batch.multiple)
     return BatchSizes.of(sizes)
@@ -34,7 +34,9 @@ def usual_rows(config: JobConfig) -> int:
         target = config.batch.at(start)
         length = config.data.length_and_packing_at(start)[0]
         multiple = config.batch.multiple
-        rows = target.size or max(1, round((target.tokens or 0) / length / multiple)) * multiple
+        rows = (
+            target.sequences or max(1, round((target.tokens or 0) / length / multiple)) * multiple
+        )
         shares[rows] = shares.get(rows, 0) + end - start
     return max(shares, key=lambda rows: shares[rows])
 

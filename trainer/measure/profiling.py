@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from configs.rules import Doc, Matches
+from configs.section import Refusal, Section
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
-class ProfileConfig:
-    """Steps A up to B, as in ``steps: "100:103"``, are traced; none by default."""
+class ProfileConfig(Section):
+    """A trace of some steps, for chrome://tracing or https://ui.perfetto.dev."""
 
-    steps: str = ""
+    steps: Annotated[
+        str,
+        Matches(r"(\d+:\d+)?", "two steps, as in 100:103"),
+        Doc("The steps A up to, and without, B that are traced, as in `100:103`; empty: none."),
+    ] = ""
 
-    def __post_init__(self) -> None:
-        """Refuse what are not two steps."""
-        first, _, last = self.steps.partition(":")
-        if self.steps and not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-            raise ValueError(f"steps: must be two steps, as in 100:103, not {self.steps!r}")
+    def conflicts(self) -> Iterator[Refusal]:
+        if self.span and self.span[0] >= self.span[1]:
+            yield "steps", f"must be two steps, as in 100:103, not {self.steps!r}"
 
     @property
     def span(self) -> tuple[int, int] | None:

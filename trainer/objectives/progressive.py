@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
-from configs.bounds import COUNT, positive, require_bounds
+from configs.rules import COUNT, Doc, Range, Unit, positive
+from configs.section import Section
 
 _LAYER = re.compile(r"model\.encoder\.(?:attention|feed_forward)\.(\d+)\.")
 
 
 @dataclass
-class ProgressiveConfig:
-    """The section `progressive` of a student.
+class ProgressiveConfig(Section):
+    """Layer by layer first: each layer of a student learns in turn before it learns to predict.
 
     For `steps_per_layer` steps each, one layer after the other is compared with the teacher's: only
     the terms between layers are on, and of them only this layer. It learns at `current` times the
@@ -26,13 +28,15 @@ class ProgressiveConfig:
     The optimizer starts each of these phases, the last one too, from fresh moments.
     """
 
-    steps_per_layer: int = 10_000
-    current: float = 3.0
-    earlier: float = 0.3
-
-    def __post_init__(self) -> None:
-        """Refuse lengths and rates that mean nothing."""
-        require_bounds(self, steps_per_layer=COUNT, current=positive(1e4), earlier=(0.0, 1e4))
+    steps_per_layer: Annotated[
+        int, COUNT, Unit("steps"), Doc("How long each layer is compared with the teacher's.")
+    ] = 10_000
+    current: Annotated[
+        float, positive(1e4), Doc("Factor on the learning rate of the layer that learns.")
+    ] = 3.0
+    earlier: Annotated[
+        float, Range(0, 1e4), Doc("Factor on the learning rate of the layers before it.")
+    ] = 0.3
 
 
 @dataclass(frozen=True)

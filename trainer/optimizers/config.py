@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from configs import bounds
-from configs.bounds import require_bounds, require_choice
+from configs.rules import PROBABILITY, Doc, Length, OneOf, Range, positive
+from configs.section import Refusal, Section
 
 # What each kind adds to the root of the second moment, where the config does not say.
 EPSILONS = {"adamw": 1e-8, "lamb": 1e-6}
 
 
 @dataclass
-class OptimizerConfig:
+class OptimizerConfig(Section):
     """AdamW (Loshchilov and Hutter, arXiv 1711.05101) or LAMB (You et al., arXiv 1904.00962)."""
 
-    kind: str = "adamw"
-    learning_rate: float = 1e-4
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    epsilon: float | None = None  # 1e-8 for adamw, 1e-6 for lamb
-    weight_decay: float = 0.01
-    bias_correction: bool | None = None  # of the moments: adamw's; BERT's Adam and lamb have none
+    kind: Annotated[str, OneOf(*EPSILONS), Doc("The optimizer.")] = "adamw"
+    learning_rate: Annotated[
+        float, positive(1e6), Doc("The peak learning rate; the schedule says the rest.")
+    ] = 1e-4
+    betas: Annotated[
+        list[float],
+        Length(2),
+        PROBABILITY,
+        Doc("Decay of the first and the second moment, for each step."),
+    ] = field(default_factory=lambda: [0.9, 0.999])
+    epsilon: Annotated[
+        float | None,
+        positive(1.0),
+        Doc("Added to the root of the second moment; null: 1e-8 for adamw, 1e-6 for lamb."),
+    ] = None
+    weight_decay: Annotated[
+        float, Range(0, 100), Doc("Decoupled weight decay, of weight matrices and embeddings.")
+    ] = 0.01
+    bias_correction: Annotated[
+        bool | None,
+        Doc("Of the moments; null: as adamw has it. BERT's Adam and lamb have none."),
+    ] = None
 
-    def __post_init__(self) -> None:
-        """Refuse values that the optimizers are not defined for."""
-        require_choice(self, kind=EPSILONS)
-        require_bounds(self, learning_rate=bounds.positive(1e6), epsilon=bounds.positive(1.0))
-        require_bounds(self, weight_decay=(0.0, 100.0))
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError("betas: must be two numbers from 0 up to 1")
+    def conflicts(self) -> Iterator[Refusal]:
         if self.kind == "lamb" and self.bias_correction:
-            raise ValueError("bias_correction: is for adamw, lamb has none; remove it")
+            yield "bias_correction", "is for adamw, lamb has none; remove it"
 
     @property
     def resolved_epsilon(self) -> float:

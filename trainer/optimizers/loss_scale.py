@@ -9,26 +9,23 @@ powers of two, so that they do not round.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
-from configs.bounds import COUNT, require_bounds
+from configs.rules import COUNT, Doc, PowerOfTwo, Unit
+from configs.section import Section
 
 SMALLEST, LARGEST = 1.0, 2.0**24
 
 
 @dataclass
-class LossScaleConfig:
-    """The first scale, and the good steps after which it is doubled."""
+class LossScaleConfig(Section):
+    """The dynamic loss scale, for fp16."""
 
-    initial: float = 2.0**16
-    growth_interval: int = 2000
-
-    def __post_init__(self) -> None:
-        """Refuse scales that would round."""
-        if not SMALLEST <= self.initial <= LARGEST or not math.log2(self.initial).is_integer():
-            raise ValueError(f"initial: must be a power of two from 1 to {LARGEST:.0f}")
-        require_bounds(self, growth_interval=COUNT)
+    initial: Annotated[float, PowerOfTwo(SMALLEST, LARGEST), Doc("The first scale.")] = 2.0**16
+    growth_interval: Annotated[
+        int, COUNT, Unit("steps"), Doc("Good steps in a row after which the scale is doubled.")
+    ] = 2000
 
 
 @dataclass(frozen=True)

@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from configs.bounds import INDEX, positive, require_bounds, require_choice
+from configs.rules import FRACTION, INDEX, Doc, OneOf, Unit, positive
+from configs.section import Refusal, Section
 from trainer.objectives.step_schedule import StepSchedule
 
 KINDS = ("linear", "cosine", "constant", "wsd", "points")
 
 
 @dataclass
-class ScheduleConfig:
-    """Linear warm-up over `warmup_steps`, then `kind` down to `min_lr_ratio` times the peak.
+class ScheduleConfig(Section):
+    """The learning rate over a learner's steps: linear warm-up, then `kind` down to the least."""
 
-    `wsd` (warm-up, stable, decay: Hu et al., arXiv 2404.06395) stays at the peak and falls linearly
-    over the last `decay_fraction` of the way. `points` goes in lines between given shares of the
-    peak at the learner's own steps, however many it makes, and stays at the last.
-    """
+    kind: Annotated[
+        str,
+        OneOf(*KINDS),
+        Doc(
+            "wsd (warm-up, stable, decay: Hu et al., arXiv 2404.06395) stays at the peak and falls "
+            "linearly at the end; points goes in lines between `points`."
+        ),
+    ] = "linear"
+    warmup_steps: Annotated[
+        int, INDEX, Unit("steps"), Doc("The rate rises linearly to its peak over these.")
+    ] = 0
+    decay_fraction: Annotated[
+        float, positive(1.0), Doc("Fraction of the way, at its end, over which wsd falls.")
+    ] = 0.1
+    min_lr_ratio: Annotated[
+        float, FRACTION, Doc("Where the rate ends, as a fraction of its peak.")
+    ] = 0.0
+    points: Annotated[
+        dict[Annotated[int, INDEX], float],
+        FRACTION,
+        Doc(
+            "Fractions of the peak by the learner's own step, for kind points; the last one stays, "
+            "however many steps there are."
+        ),
+    ] = field(default_factory=dict)
 
-    kind: str = "linear"
-    warmup_steps: int = 0
-    decay_fraction: float = 0.1  # for wsd
-    min_lr_ratio: float = 0.0
-    points: dict[int, float] = field(default_factory=dict)  # {step: share of the peak, ...}
-
-    def __post_init__(self) -> None:
-        """Refuse unknown kinds and shares out of range."""
-        require_choice(self, kind=KINDS)
-        require_bounds(self, warmup_steps=INDEX, decay_fraction=positive(1.0))
-        require_bounds(self, min_lr_ratio=(0.0, 1.0), points=(0.0, 1.0))
+    def conflicts(self) -> Iterator[Refusal]:
         if bool(self.points) != (self.kind == "points"):
-            raise ValueError("points: set these together with kind: points, or neither")
-        if any(step < 0 for step in self.points):
-            raise ValueError("points: steps must not be negative")
+            yield "points", "set these together with kind: points, or neither"
 
 
 def factor(config: ScheduleConfig, step: int, steps: float, time_used: float = 0.0) -> float:

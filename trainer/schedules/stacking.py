@@ -6,35 +6,35 @@ layers i and i + L, and the optimizer begins anew. `teacher.model` is the final 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from configs.bounds import COUNT, require_bounds
+from configs.rules import COUNT, Ascending, Doc, Unit
+from configs.section import Refusal, Section
 from model import EncoderConfig
 from trainer.objectives.layer_maps import at_depth
 
 
 @dataclass
-class StackingConfig:
-    """The steps of the job before which the teacher's layers double; none: it is never smaller."""
+class StackingConfig(Section):
+    """Progressive stacking (of a teacher): it begins small, and its layers double."""
 
-    steps: list[int] = field(default_factory=list)
+    steps: Annotated[
+        list[int],
+        COUNT,
+        Ascending(),
+        Unit("steps"),
+        Doc("The job's steps before which the layers double; none: it is never smaller."),
+    ] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        """Refuse steps that are not in order."""
-        require_bounds(self, steps=COUNT)
-        if sorted(set(self.steps)) != list(self.steps):
-            raise ValueError("steps: must be in ascending order")
-
-    def require_fit(self, model: EncoderConfig) -> None:
-        """Raise ValueError unless the final `model` can be reached by doubling."""
+    def conflicts_with(self, model: EncoderConfig) -> Iterator[Refusal]:
+        """Why the final `model` cannot be reached by doubling."""
         times = 2 ** len(self.steps)
         if model.layers % times:
-            raise ValueError(
-                f"stacking.steps: {model.layers} layers are not {times} times a smaller number"
-            )
+            yield "stacking.steps", f"{model.layers} layers are not {times} times a smaller number"
         if self.steps and model.groups > 1:
-            raise ValueError("stacking.steps: is for models without groups of shared layers")
+            yield "stacking.steps", "is for models without groups of shared layers"
 
     def layers_at(self, step: int, final_layers: int) -> int:
         """The teacher's layers while it makes the 0-based `step`."""

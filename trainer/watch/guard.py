@@ -8,29 +8,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from configs.bounds import INDEX, positive, require_bounds
+from configs.rules import INDEX, Doc, Range, Unit, positive
+from configs.section import Section
 
 LOSS, SPIKE, GRADIENT = "loss not finite", "loss spike", "gradient not finite"
 
 
 @dataclass
-class GuardConfig:
-    """Which losses are too high to learn from, and how often in a row they may be.
+class GuardConfig(Section):
+    """Which losses are too high to learn from, and how often in a row they may be."""
 
-    A loss spikes when it is `sigmas` standard deviations above the mean of the last `window` that
-    were learnt from. The job ends after more than `max_consecutive_skips` in a row.
-    """
-
-    sigmas: float | None = 6.0  # null: only losses that are not finite
-    window: int = 128
-    max_consecutive_skips: int = 10
-
-    def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
-        require_bounds(
-            self, sigmas=positive(1e6), window=(2, 1_000_000), max_consecutive_skips=INDEX
-        )
+    sigmas: Annotated[
+        float | None,
+        positive(1e6),
+        Unit("standard deviations"),
+        Doc(
+            "A loss spikes when it is this far above the mean of the last `window` that were "
+            "learnt from; null: only losses that are not finite are skipped."
+        ),
+    ] = 6.0
+    window: Annotated[int, Range(2, 10**6), Unit("steps"), Doc("Losses that are compared.")] = 128
+    max_consecutive_skips: Annotated[
+        int, INDEX, Unit("steps"), Doc("The job ends after more skipped steps than this in a row.")
+    ] = 10
 
 
 @dataclass

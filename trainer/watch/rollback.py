@@ -6,32 +6,31 @@ is part of the trainer's state, so that a later start does not go back again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from configs.bounds import INDEX, require_bounds
+from configs.rules import INDEX, Ascending, Doc, Length, Unit
+from configs.section import Refusal, Section
 from trainer.checkpoint import Checkpoint, published
 from trainer.errors import TrainingError
 
 
 @dataclass
-class RollbackConfig:
-    """Back to the `checkpoint` of a step; the batches from skip[0] up to skip[1] are passed over.
+class RollbackConfig(Section):
+    """Back to a checkpoint, once, and past some batches.
 
     Batches are counted as in ``tandem data dump``: the step's number as long as none was skipped.
     """
 
-    checkpoint: int
-    skip: list[int] | None = None  # null: only go back
-
-    def __post_init__(self) -> None:
-        """Refuse steps and ranges that are none."""
-        require_bounds(self, checkpoint=INDEX, skip=INDEX)
-        if self.skip is not None and not (len(self.skip) == 2 and 0 <= self.skip[0] < self.skip[1]):
-            raise ValueError(
-                "skip: must be two numbers, the first batch and the one after the last"
-            )
+    checkpoint: Annotated[int, INDEX, Unit("steps"), Doc("The step of the checkpoint.")]
+    skip: Annotated[
+        list[int] | None,
+        INDEX,
+        Length(2),
+        Ascending(),
+        Doc("The first batch that is passed over, and the one after the last; null: only go back."),
+    ] = None
 
     def __str__(self) -> str:
         """As in the YAML."""
@@ -48,19 +47,19 @@ def batch_number(step: int, rollbacks: Sequence[RollbackConfig]) -> int:
     return number
 
 
-def require_order(rollbacks: Sequence[RollbackConfig]) -> None:
-    """Raise ValueError unless each entry only passes over batches that its checkpoint never saw."""
+def conflicts_in_order(rollbacks: Sequence[RollbackConfig]) -> Iterator[Refusal]:
+    """The entries that pass over batches which their checkpoint, or an earlier entry, has seen."""
     for number, one in enumerate(rollbacks):
-        before = rollbacks[:number]
         if one.skip is None:
             continue
+        key, before = f"rollback[{number}].skip", rollbacks[:number]
         if one.skip[0] < batch_number(one.checkpoint, before):
-            raise ValueError(
-                f"rollback[{number}].skip: the checkpoint of step {one.checkpoint} has seen batch "
-                f"{one.skip[0]} already"
+            yield (
+                key,
+                f"the checkpoint of step {one.checkpoint} has seen batch {one.skip[0]} already",
             )
         if any(e.skip and e.skip[0] < one.skip[1] and one.skip[0] < e.skip[1] for e in before):
-            raise ValueError(f"rollback[{number}].skip: overlaps an entry before it")
+            yield key, "overlaps an entry before it"
 
 
 def proposal(rollbacks: Sequence[RollbackConfig], checkpoint: int, steps: range) -> str:

@@ -1,0 +1,83 @@
+"""The `batch` section of a job: how large a global batch is, and how much of it a rank takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from configs.rules import COUNT, ROWS, Ascending, Doc, Range, Unit
+from configs.section import Refusal, Section
+
+DEFAULT_SIZE = 64
+TOKENS = Range(1, 2**40)
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """A global batch: this many sequences, or about this many tokens; the other one is None."""
+
+    sequences: int | None
+    tokens: int | None
+
+
+@dataclass
+class GrowthConfig(Section):
+    """From a step on, global batches of another size: in sequences, or in tokens."""
+
+    step: Annotated[int, COUNT, Unit("steps"), Doc("The first step with this size.")]
+    size: Annotated[int | None, ROWS, Unit("sequences"), Doc("The size in sequences.")] = None
+    tokens: Annotated[int | None, TOKENS, Unit("tokens"), Doc("Or the size in tokens.")] = None
+
+    def conflicts(self) -> Iterator[Refusal]:
+        if (self.size is None) == (self.tokens is None):
+            yield "tokens", "set either size or tokens, and the other one to null"
+
+
+@dataclass
+class BatchConfig(Section):
+    """The global batch of an optimizer step, and what fits on one rank at a time."""
+
+    size: Annotated[
+        int | None,
+        ROWS,
+        Unit("sequences"),
+        Doc(f"The global batch in sequences; {DEFAULT_SIZE} where `tokens` is not set either."),
+    ] = None
+    tokens: Annotated[
+        int | None,
+        TOKENS,
+        Unit("tokens"),
+        Doc(
+            "Or about this many tokens, padding not counted, whatever the length and the packing; "
+            "the size is then a multiple of `multiple`."
+        ),
+    ] = None
+    multiple: Annotated[
+        int, ROWS, Unit("sequences"), Doc("For `tokens`; the number of ranks must divide it.")
+    ] = 8
+    micro_batch: Annotated[
+        int,
+        ROWS,
+        Unit("sequences"),
+        Doc(
+            "The most on one rank in one forward pass. Gradient accumulation follows, at each "
+            "step, from this and from the number of ranks."
+        ),
+    ] = 64
+    growth: Annotated[
+        list[GrowthConfig],
+        Ascending(by="step"),
+        Doc("Other sizes from later steps on. Epochs stay complete."),
+    ] = field(default_factory=list)
+
+    def conflicts(self) -> Iterator[Refusal]:
+        if self.size is not None and self.tokens is not None:
+            yield "tokens", "set either size or tokens, and the other one to null"
+
+    def at(self, step: int) -> BatchSize:
+        """The size at a step."""
+        for growth in reversed(self.growth):
+            if growth.step <= step:
+                return BatchSize(growth.size, growth.tokens)
+        return BatchSize(self.size if self.size or self.tokens else DEFAULT_SIZE, self.tokens)

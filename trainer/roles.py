@@ -1,0 +1,113 @@
+"""What a teacher, its students and their data must be to each other, across a job's sections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from configs.section import Refusal
+from data_pipeline import DataConfig
+from model import EncoderConfig
+from trainer.learner_config import BudgetConfig, InitConfig, LearnerConfig, StartConfig
+
+Students = Mapping[str, LearnerConfig]
+_FOR_TEACHERS = ("frozen", "masked_only", "stacking")
+
+
+def conflicts_of_roles(teacher: LearnerConfig, students: Students) -> Iterator[Refusal]:
+    """What only the one or the other can be or do, and what does not fit between the two."""
+    for name, student in students.items():
+        yield from within(f"students.{name}", _conflicts_of_student(name, student, teacher.model))
+    yield from within("teacher", _conflicts_of_teacher(teacher))
+    if teacher.frozen and not students:
+        yield "students", "a frozen teacher needs at least one"
+    yield from within("teacher.objective.from_student", _conflicts_of_peer(teacher, students))
+
+
+def conflicts_with_data(
+    teacher: LearnerConfig, students: Students, data: DataConfig, seed: int
+) -> Iterator[Refusal]:
+    """Objectives about what data or teacher do not have; those of late students too."""
+    packings = [packing for _, packing in data.lengths_and_packings()]
+    masked = data.masking.highest_rate > 0
+    learners = {f"students.{name}": config for name, config in students.items()}
+    for section, config in {"teacher": teacher, **learners}.items():
+        try:
+            config.objective.require_data(packings, masked)
+            if teacher.masked_only:
+                config.objective.require_predictions_only(is_teacher=config is teacher)
+            config.build_objective(teacher.model, seed)
+        except ValueError as error:
+            key, _, why = str(error).partition(": ")
+            yield f"{section}.objective.{key}", why
+
+
+def within(section: str, refusals: Iterator[Refusal]) -> Iterator[Refusal]:
+    """Refusals of a section, as those of what it is in."""
+    for key, why in refusals:
+        yield f"{section}.{key}" if key else section, why
+
+
+def _conflicts_of_student(
+    name: str, student: LearnerConfig, teacher: EncoderConfig
+) -> Iterator[Refusal]:
+    if name == "teacher":
+        yield "", "that name is the teacher's; choose another"
+    if not student.objective.terms():
+        yield "objective", "name at least one term"
+    for key in _FOR_TEACHERS:
+        if getattr(student, key) != getattr(LearnerConfig(), key):
+            yield key, "is for the teacher; remove it"
+    if student.objective.from_student is not None:
+        yield "objective.from_student", "is for the teacher; remove it"
+    if student.init.teacher_layers is not None:
+        copied = _conflicts_of_copied_layers(student.init.teacher_layers, student.model, teacher)
+        yield from within("init.teacher_layers", copied)
+    if student.init.teacher_embeddings:
+        sizes = ("vocab_size", "hidden_size", "word_size")
+        yield from within("init.teacher_embeddings", _unequal(student.model, teacher, sizes))
+
+
+def _conflicts_of_copied_layers(
+    chosen: Sequence[int], student: EncoderConfig, teacher: EncoderConfig
+) -> Iterator[Refusal]:
+    if not all(0 <= layer < teacher.layers for layer in chosen):
+        yield "", f"the teacher's layers are 0 to {teacher.layers - 1}"
+    if len(chosen) != student.layers:
+        yield "", f"lists {len(chosen)} for the student's {student.layers}"
+    yield from _unequal(student, teacher, ("vocab_size", "hidden_size", "ffn_size"))
+
+
+def _unequal(
+    student: EncoderConfig, teacher: EncoderConfig, keys: Sequence[str]
+) -> Iterator[Refusal]:
+    """Sizes by which a student is not as wide as the teacher whose weights it begins with."""
+    for key in keys:
+        ours, theirs = getattr(student, key), getattr(teacher, key)
+        if ours != theirs:
+            name = "embedding_size" if key == "word_size" else key  # which may be implied
+            yield "", f"model.{name} is {ours}, and the teacher's {theirs}"
+
+
+def _conflicts_of_teacher(teacher: LearnerConfig) -> Iterator[Refusal]:
+    if not teacher.frozen and not teacher.objective.terms():
+        yield "objective", "name at least one term"
+    if teacher.objective.needs_teacher():
+        yield "objective", "a teacher has nobody to learn from; use mlm, nsp, sop"
+    if teacher.start != StartConfig() or teacher.budget != BudgetConfig():
+        yield "start", "it and teacher.budget are for students; see steps and hours"
+    if teacher.init != InitConfig(pretrained=teacher.init.pretrained):
+        yield "init", "its teacher_... keys are for students"
+
+
+def _conflicts_of_peer(teacher: LearnerConfig, students: Students) -> Iterator[Refusal]:
+    """A teacher that learns from nobody, or from one who cannot tell it anything."""
+    term = teacher.objective.from_student
+    if term is None:
+        return
+    if len(teacher.objective.terms()) == 1:
+        yield "", "needs mlm beside it"
+    if term.student not in students:
+        there = ", ".join(students) or "none"
+        yield "student", f"no student {term.student!r}; there are: {there}"
+    elif students[term.student].model.vocab_size != teacher.model.vocab_size:
+        yield "", "student and teacher must share a vocabulary"
