@@ -49,7 +49,7 @@ def test_a_batch_may_be_stated_in_tokens():
         ("output_dir=''", "output_dir: must not be empty"),
         ("data.mixture={a: DIR}", "data.mixture.a: expected keys and values (path, weight) or a"),
         ("data.mixture={a: {path: ''}}", "data.mixture.a.path: must not be empty"),
-        ("teacher.init.pretrained=''", "teacher.init.pretrained: must name a folder, or be null"),
+        ("teacher.init.pretrained=''", "teacher.init.pretrained: must not be empty"),
         ("teacher.objective.mlm.weight=-1", "teacher.objective.mlm.weight: must be 0 to 1000000"),
         ("teacher.objective.mlm.weight={0: 1, 00: 2}", "teacher.objective.mlm.weight: 0 is there"),
         (
@@ -82,7 +82,7 @@ def test_a_batch_may_be_stated_in_tokens():
         ),
         (
             "students.tinybert.schedule.points={0: 9e18}",
-            "schedule.points: must be 0 to 1, not 9e+",
+            "schedule.points.0: must be 0 to 1, not 9e+",
         ),
         (
             "students.distilbert.objective.soft_kl.temperature={0: 9e18}",
