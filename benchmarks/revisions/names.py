@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,16 +18,24 @@ class Names:
     - metrics: parts of the path of a metric, or whole paths: ``students/demo/soft``. Also arrays of
       `tandem data dump` and keys of evaluation.json.
     - tensors: parts of the dotted path of a parameter in checkpoints: ``terms.soft``.
+
+    `defaults` are keys of exported configs that older revisions do not write, with what they mean
+    where they are absent.
     """
 
     config: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Names:
         """Those of a JSON file."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+    def config_key(self, path: str) -> str:
+        """The newest name of a key of an exported config."""
+        return _renamed(path, self.config, "/")
 
     def metric(self, path: str) -> str:
         """The newest name of a metric."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import safetensors
+import yaml
 
 from benchmarks.revisions.names import Names
 
@@ -63,7 +64,7 @@ def read(run: Path, batches: list[Path], steps: int, names: Names) -> Results:
             *_metrics(run / "metrics.jsonl", names),
             *_checkpoints(run / "checkpoints", names),
             *_scores(run / "evaluation.json", steps, names),
-            *_exports(run / "exports", steps),
+            *_exports(run / "exports", steps, names),
         )
         if not PASSING.search(place.name)
     }
@@ -127,14 +128,22 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Result]]:
         yield path, tree if isinstance(tree, Result) else json.dumps(tree)
 
 
-def _exports(folder: Path, step: int) -> Iterator[tuple[Place, Result]]:
+def _exports(folder: Path, step: int, names: Names) -> Iterator[tuple[Place, Result]]:
     for path in _files(folder):
-        name = str(path.relative_to(folder))
-        if path.suffix == ".safetensors":
-            for key, tensor in _tensors(path):
-                yield Place(step, "export", f"{name} {key}"), tensor
-        else:
-            yield Place(step, "export", name), _digest(path)
+        file = path.relative_to(folder)
+        for name, result in _content(path, names):
+            yield Place(step, "export", f"{file} {name}".rstrip()), result
+
+
+def _content(path: Path, names: Names) -> Iterator[tuple[str, Result]]:
+    """What a file of an export says, by name; the digest of one that has no names."""
+    if path.suffix == ".safetensors":
+        yield from _tensors(path)
+    elif path.suffix in (".json", ".yaml"):
+        leaves = _leaves(yaml.safe_load(path.read_text(encoding="utf-8")), "")
+        yield from {**names.defaults, **{names.config_key(key): one for key, one in leaves}}.items()
+    else:
+        yield "", _digest(path)
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:

@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,8 +39,9 @@ def main() -> None:
 
 def answer(argv: Sequence[str], ranks: int) -> dict[str, Any]:
     """Run ``tandem ARGV``, as `ranks` ranks or, if 0, as a command of its own."""
-    environments = rank_environments(ranks) if ranks else [{}]
     with contextlib.ExitStack() as stack:
+        port = stack.enter_context(reserved_port())
+        environments = rank_environments(ranks, port) if ranks else [{}]
         errors = [stack.enter_context(tempfile.TemporaryFile()) for _ in environments]
         imported = stack.enter_context(tempfile.TemporaryFile())
         children = [
@@ -50,15 +52,31 @@ def answer(argv: Sequence[str], ranks: int) -> dict[str, Any]:
         ]
         codes = wait_for(children)
         import_all(text(imported).split())
-        failed = next((rank for rank, code in codes.items() if code), 0)  # the first that ended
-        return {"code": codes[failed], "errors": text(errors[failed])[-4000:]}
+        failed = [rank for rank, code in codes.items() if code]  # in the order of their ends
+        said = [text(errors[rank])[-4000:] for rank in failed]
+        return {
+            "code": codes[failed[0]] if failed else 0,
+            "errors": next(filter(None, said), ""),  # others fail because of one, silently
+        }
 
 
-def rank_environments(ranks: int) -> list[dict[str, str]]:
-    """What a launcher tells each of the ranks of one machine."""
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port below those of client sockets that others leave alone for the block.
+
+    It is bound, but nobody listens; with SO_REUSEADDR the ranks' store may.
+    """
     with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        port = holder.getsockname()[1]
+        while True:
+            with contextlib.suppress(OSError):
+                holder.bind(("", random.randrange(16000, 32000)))
+                break
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        yield int(holder.getsockname()[1])
+
+
+def rank_environments(ranks: int, port: int) -> list[dict[str, str]]:
+    """What a launcher tells each of the ranks of one machine."""
     shared = {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),

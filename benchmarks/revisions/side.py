@@ -83,6 +83,7 @@ class Side:
         tiny = tiny_jobs.overrides(job, self.corpus, runs, self.steps)
         tiny |= {f"{place}.zero_stage": trial.stage for place in tiny_jobs.learners(job)}
         if tiny_jobs.is_frozen(job):
+            tiny["teacher.zero_stage"] = trial.stage if trial.stage == 3 else 0  # it has no others
             tiny["teacher.init.pretrained"] = str(self._teacher(trial.job))
         as_text = [tiny_jobs.as_override(key, value) for key, value in tiny.items()]
         return [self._spoken(trial.job, override) for override in as_text]

@@ -22,10 +22,13 @@ NAMES = Names(
     config={"runs": "output_dir", "guard.tolerate": "guard.max_consecutive_skips"},
     metrics={"soft": "soft_kl"},
     tensors={"terms.soft": "terms.soft_kl"},
+    defaults={"mlm_head": True},
 )
 
 
-def run_folder(folder: Path, *, term: str = "soft", loss: float = 0.5, cuts: int = 1) -> Path:
+def run_folder(
+    folder: Path, *, term: str = "soft", loss: float = 0.5, cuts: int = 1, **config: object
+) -> Path:
     """What a run leaves behind: one step's metrics and moments in `cuts` fragments, an export."""
     learner = folder / "checkpoints" / "step-000000001" / "teacher"
     export = folder / "exports" / "teacher"
@@ -39,6 +42,7 @@ def run_folder(folder: Path, *, term: str = "soft", loss: float = 0.5, cuts: int
         name = f"terms.{term}.weight|exp_avg|{rank * part.size}"
         save_file({name: part}, learner / f"rank-{rank}.safetensors")
     save_file({"norm.weight": moments.reshape(2, 4)}, export / "model.safetensors")
+    (export / "config.json").write_text(json.dumps({"layers": 2, **config}))
     (export / "README.md").write_text(f"made in {folder}")
     np.savez(folder / "batches.npz", step=np.array([0, 0]), labels=np.array([[1, -100], [2, 3]]))
     return folder
@@ -50,7 +54,7 @@ def read(folder: Path) -> results.Results:
 
 def test_results_are_the_same_in_other_files_and_under_other_names(tmp_path: Path) -> None:
     old = read(run_folder(tmp_path / "old"))
-    new = read(run_folder(tmp_path / "new", term="soft_kl", cuts=2))
+    new = read(run_folder(tmp_path / "new", term="soft_kl", cuts=2, mlm_head=True))
     assert differences(old, new) == []
     assert {place.kind for place in old} >= {"batches", "metrics", "checkpoint", "export"}
 
@@ -64,7 +68,7 @@ def test_the_last_bit_of_a_result_is_shown(tmp_path: Path, capsys) -> None:
     save_file({"terms.soft.weight|exp_avg|0": moments}, path)
     assert not shown("a job", old, read(folder))
     first, *listed = capsys.readouterr().out.splitlines()
-    assert first == "a job: 2 results differ (7 compared)"
+    assert first == "a job: 2 results differ (9 compared)"
     assert [line.strip() for line in listed] == [
         "step 1, checkpoint, teacher terms.soft_kl.weight exp_avg: "
         "0.0 | -0.0 (element 0; 2 of 8 differ)",
@@ -73,9 +77,10 @@ def test_the_last_bit_of_a_result_is_shown(tmp_path: Path, capsys) -> None:
 
 
 def test_what_only_one_revision_makes_differs(tmp_path: Path) -> None:
-    old, new = (read(run_folder(tmp_path / side)) for side in ("old", "new"))
-    del new[next(place for place in new if place.kind == "export")]
-    assert [one.new for one in differences(old, new)] == ["absent"]
+    old = read(run_folder(tmp_path / "old"))
+    new = read(run_folder(tmp_path / "new", depth=3))
+    (found,) = differences(old, new)
+    assert str(found) == "step 1, export, teacher/config.json depth: absent | 3"
 
 
 def test_a_config_key_is_given_by_the_name_that_a_revision_accepts() -> None:
