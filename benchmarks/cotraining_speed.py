@@ -35,8 +35,9 @@ from trainer.learner_names import TEACHER, student_key
 from trainer.learners.engine import join_process_group
 from trainer.learners.learner import Learner, MicroStep, StepShape
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import MaskedLanguageModelling, SoftKL
+from trainer.objectives.terms import SoftKL
 from trainer.step import train_step
+from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 from trainer.teacher_outputs import TeacherOutputs, detach, union
 
 V, L, MASKED = 30522, 128, 19

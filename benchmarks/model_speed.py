@@ -36,8 +36,8 @@ from trainer.learner_names import TEACHER
 from trainer.learners.engine import join_process_group
 from trainer.learners.learner import Learner, StepShape
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import MaskedLanguageModelling
 from trainer.step import train_step
+from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 
 SIZES = {"small": (256, 4, 4), "base": (768, 12, 12)}  # hidden size, layers, heads
 V, L, MASKED = 30522, 128, 19

@@ -34,10 +34,10 @@ from trainer.objectives.terms import (
     AttentionMSE,
     AttentionRelation,
     HiddenMSE,
-    MaskedLanguageModelling,
     SoftKL,
     ValueRelation,
 )
+from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 from trainer.teacher_outputs import OutputProjection, detach
 
 MLM, SOFT = MaskedLanguageModelling(), SoftKL(temperature=2.0)

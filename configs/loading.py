@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,7 +94,21 @@ def _overridden(
     tree = _expand(tree, schema, kind, "", origin)
     for override in overrides:
         tree = _expand(_merge(tree, _parse(override)), schema, kind, "", _Origin(origin.source))
+    prepare = getattr(schema, "prepare", None)
+    if prepare is not None:
+        _prepare(prepare, tree, origin.source)
+        tree = _expand(tree, schema, kind, "", _Origin(origin.source))
     return validate(tree, schema, origin.source)
+
+
+def _prepare(
+    prepare: Callable[[Mapping[str, Any]], None], tree: dict[str, Any], source: str
+) -> None:
+    """Let a schema (by its class method ``prepare``) find keys that the config itself names."""
+    try:
+        prepare(tree)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
 
 
 def _expand(

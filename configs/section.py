@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Annotated, Any
 
 from configs.rules import Rule
-from configs.typed import has_form, inside, options_of
+from configs.typed import has_form, hints_of, inside, options_of
 
 Refusal = tuple[str, str]  # the key, from this section on, and why its value is refused
 
@@ -31,6 +31,22 @@ class Section:
     def conflicts(self) -> Iterator[Refusal]:
         """What the values of several keys forbid each other; each of them is allowed by itself."""
         yield from ()
+
+
+def declare_fields(schema: type[Section], kinds: Mapping[str, Any]) -> None:
+    """Give a dataclass exactly these fields, each None unless set, as if its body named them.
+
+    For a section whose keys are found when the program runs.
+    """
+    for made in ("__init__", "__repr__", "__eq__", "__match_args__"):
+        if made in vars(schema):
+            delattr(schema, made)
+    schema.__annotations__ = dict(kinds)
+    for name in kinds:
+        setattr(schema, name, None)
+    dataclasses.dataclass(schema)
+    annotated_hints.cache_clear()
+    hints_of.cache_clear()
 
 
 @functools.cache

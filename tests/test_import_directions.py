@@ -39,18 +39,17 @@ ROOMS = {
     ),
     "model": (
         "precision config parts sharing attention_kernel attention feed_forward encoder embedding "
-        "heads masked_language_model protocol initialisation layer_selection accounting model_card "
-        "hugging_face onnx_export"
+        "heads masked_language_model protocol skeleton initialisation layer_selection accounting "
+        "model_card hugging_face onnx_export"
     ),
     "model/hugging_face": (
         "family bert albert distilbert mobilebert modernbert weights folder importing"
     ),
     "trainer": (
         "errors durable seeds learner_names measure tracking checkpoint optimizers watch batches "
-        "denominators losses teacher_outputs scoring objectives schedules learner_config "
-        "batch_config roles config "
-        "run_folder control job_data report learners step footprint evaluation record lifecycle "
-        "job loop run"
+        "denominators losses teacher_outputs scoring objectives tasks schedules "
+        "learner_config batch_config roles config run_folder control job_data report learners "
+        "step footprint evaluation record lifecycle job loop run"
     ),
     "trainer/checkpoint": (
         "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "
@@ -59,8 +58,10 @@ ROOMS = {
     "trainer/objectives": "layer_maps step_schedule progressive term terms objective",
     "trainer/objectives/terms": "states attention pairs vocabulary two_way",
     "trainer/learners": (
-        "state admission engine memory_errors programs module learner first_weights learners"
+        "state admission uncompiled engine memory_errors programs module learner first_weights "
+        "learners"
     ),
+    "trainer/tasks": "masked_language_modelling next_sentence sentence_order",
     "trainer/losses": "states vocabulary_projection relations rows vocabulary",
     "trainer/optimizers": "moments shards bert_adam lamb gated groups config loss_scale",
     "trainer/schedules": "learning_rate stacking",

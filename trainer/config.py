@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -19,11 +19,13 @@ from configs.rules import (
     Unit,
 )
 from configs.section import Refusal, Section
+from configs.typed import convert
 from data_pipeline import DataConfig
 from trainer.batch_config import BatchConfig
 from trainer.learner_config import LearnerConfig
 from trainer.measure.profiling import ProfileConfig
 from trainer.roles import conflicts_of_roles, conflicts_with_data
+from trainer.tasks import load_plugins
 from trainer.tracking import tracking
 from trainer.watch.rollback import RollbackConfig, conflicts_in_order
 
@@ -133,6 +135,9 @@ class JobConfig(Section):
     ] = field(default_factory=list)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     output_dir: Annotated[str, NOT_EMPTY, Doc("The folder that holds the run's own.")] = "runs"
+    plugins: Annotated[
+        list[str], Doc("Python files with tasks of the user's own (`trainer.tasks`).")
+    ] = field(default_factory=list)
     seed: Annotated[int, Doc("Of the order, the masks, dropout and random weights.")] = 0
     hours: Annotated[
         float | None,
@@ -146,6 +151,11 @@ class JobConfig(Section):
     license: Annotated[
         str, NOT_EMPTY, Doc("Of the exported models: an identifier of the Hugging Face hub.")
     ] = "other"
+
+    @classmethod
+    def prepare(cls, tree: Mapping[str, Any]) -> None:
+        """Find the tasks of the plugins, whose sections are keys of an objective."""
+        load_plugins(convert(tree.get("plugins", []), list[str], "plugins"))
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from conflicts_in_order(self.rollback)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import trainer.tasks  # noqa: F401 - their terms are keys of an objective
 from configs.rules import (
     COUNT,
     HOURS,
@@ -154,8 +154,7 @@ class LearnerConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.objective.needs_pair_head():
-            self.model = dataclasses.replace(self.model, pair_head=True)
+        self.model = self.objective.equip(self.model)
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from self._conflicts_with_zero()
@@ -168,8 +167,6 @@ class LearnerConfig(Section):
         yield from self.stacking.conflicts_with(self.model)
         if self.stacking.steps and self.init.pretrained:
             yield "stacking", "begins with random weights; remove it, or init.pretrained"
-        if self.objective.needs_pair_head() and self.model.pooler == "none":
-            yield "model.pooler", "pairs are read from it; set it to tanh or first"
 
     def _conflicts_with_zero(self) -> Iterator[Refusal]:
         """What DeepSpeed would refuse later, or less clearly."""

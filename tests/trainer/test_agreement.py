@@ -14,7 +14,7 @@ from trainer.evaluation.agreement import agreement
 from trainer.evaluation.held_out import ValidationSet
 from trainer.learner_config import LearnerConfig
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import MaskedLanguageModelling
+from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 
 CPU = torch.device("cpu")
 

@@ -22,8 +22,9 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner, StepShape
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import Cosine, HiddenMSE, MaskedLanguageModelling, SoftKL
+from trainer.objectives.terms import Cosine, HiddenMSE, SoftKL
 from trainer.step import train_step
+from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 
 RANKS, LENGTH, VOCABULARY, MASKED = 2, 64, 2000, 9
 # (teacher, half, narrow) stages, sequences of a micro-batch, micro-batches of a step.

@@ -33,15 +33,15 @@ from trainer.objectives.terms import (
     Embedding,
     FeatureMaps,
     HiddenMSE,
-    MaskedLanguageModelling,
     MeanTransfer,
-    NextSentence,
-    SentenceOrder,
     SoftCrossEntropy,
     SoftKL,
     ValueRelation,
     VarianceTransfer,
 )
+from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.next_sentence import NextSentence
+from trainer.tasks.sentence_order import SentenceOrder
 from trainer.teacher_outputs import OutputProjection, detach
 
 

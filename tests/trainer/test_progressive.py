@@ -28,13 +28,13 @@ from trainer.objectives.terms import (
     Embedding,
     FeatureMaps,
     HiddenMSE,
-    MaskedLanguageModelling,
     MeanTransfer,
-    NextSentence,
 )
 from trainer.optimizers import OptimizerConfig
 from trainer.schedules.learning_rate import ScheduleConfig
 from trainer.step import train_step
+from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.next_sentence import NextSentence
 
 LAYERS, STEPS_PER_LAYER, STEPS = 2, 5, 14
 PROGRESSIVE = ProgressiveConfig(STEPS_PER_LAYER)

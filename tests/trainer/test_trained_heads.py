@@ -15,10 +15,10 @@ from trainer.objectives.terms import (
     Blended,
     FeatureMaps,
     HiddenMSE,
-    MaskedLanguageModelling,
-    NextSentence,
     SoftKL,
 )
+from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.next_sentence import NextSentence
 
 STATES = ObjectiveConfig(hidden_mse=HiddenMSE(), attention_mse=AttentionMSE())
 MLM = MaskedLanguageModelling()

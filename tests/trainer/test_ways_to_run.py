@@ -21,8 +21,9 @@ from trainer.learners.learner import Learner, StepShape
 from trainer.learners.module import build_module
 from trainer.learners.programs import Train
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import MaskedLanguageModelling, SoftKL
+from trainer.objectives.terms import SoftKL
 from trainer.step import train_step
+from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 from trainer.teacher_outputs import OutputProjection, detach, union
 
 STEPS = 3

@@ -24,13 +24,13 @@ from trainer.objectives.terms import (
     Cosine,
     FeatureMaps,
     HiddenMSE,
-    MaskedLanguageModelling,
     MeanTransfer,
-    NextSentence,
     SoftKL,
     ValueRelation,
     VarianceTransfer,
 )
+from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.next_sentence import NextSentence
 
 VOCABULARY, LENGTH, CAPACITY = 97, 16, 3
 STEPS, SEED = 20, 3

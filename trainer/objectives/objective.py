@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import pkgutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from model import Capture, ModelShape
+from configs.section import Section, declare_fields
+from data_pipeline import MASKED
+from model import Capture, EncoderConfig, ModelShape
 from trainer.denominators import Totals
 from trainer.learner_names import TEACHER
 from trainer.losses.vocabulary import project_and_sum
+from trainer.objectives import terms
 from trainer.objectives.progressive import Transfer
 from trainer.objectives.term import (
     LayerTerm,
@@ -23,53 +28,22 @@ from trainer.objectives.term import (
     TermConfig,
     VocabularyTerm,
     projected,
-)
-from trainer.objectives.terms import (
-    PKD,
-    AttentionMSE,
-    AttentionRelation,
-    AttentionTransfer,
-    Blended,
-    Cosine,
-    Embedding,
-    FeatureMaps,
-    FromStudent,
-    HiddenMSE,
-    MaskedLanguageModelling,
-    MeanTransfer,
-    NextSentence,
-    PairConfig,
-    SentenceOrder,
-    SoftCrossEntropy,
-    SoftKL,
-    ValueRelation,
-    VarianceTransfer,
+    registered_terms,
 )
 from trainer.teacher_outputs import union
 
 
 @dataclass
-class ObjectiveConfig:
-    """The terms of a learner's objective; a term that is not named is off."""
+class ObjectiveConfig(Section):
+    """The terms of a learner's objective; a term that is not named is off.
 
-    mlm: MaskedLanguageModelling | None = None
-    nsp: NextSentence | None = None
-    sop: SentenceOrder | None = None
-    soft_kl: SoftKL | None = None
-    soft_cross_entropy: SoftCrossEntropy | None = None
-    blended: Blended | None = None
-    cosine: Cosine | None = None
-    embedding: Embedding | None = None
-    hidden_mse: HiddenMSE | None = None
-    attention_mse: AttentionMSE | None = None
-    pkd: PKD | None = None
-    feature_maps: FeatureMaps | None = None
-    attention_transfer: AttentionTransfer | None = None
-    mean_transfer: MeanTransfer | None = None
-    variance_transfer: VarianceTransfer | None = None
-    attention_relation: AttentionRelation | None = None
-    value_relation: ValueRelation | None = None
-    from_student: FromStudent | None = None  # of a teacher
+    Its fields are the terms that are registered: `declare_terms` names them.
+    """
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **terms: TermConfig | None) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
 
     def terms(self) -> dict[str, TermConfig]:
         """The sections that are on, by name."""
@@ -86,15 +60,23 @@ class ObjectiveConfig:
         Pairs are read from the states of the learner itself.
         """
         for name, section in self.terms().items():
-            if section.reads_states or (is_teacher and isinstance(section, PairConfig)):
+            if section.reads_states or (is_teacher and section.reads_all_positions):
                 raise ValueError(
                     f"{name}: needs more than predictions at masked positions, so "
                     f"teacher.masked_only must be false"
                 )
 
-    def needs_pair_head(self) -> bool:
-        """Whether any term reads the model's pair head."""
-        return bool(self._pair_terms())
+    def equip(self, model: EncoderConfig) -> EncoderConfig:
+        """The model with the heads that the terms train; ValueError if it cannot have one.
+
+        A model that only classifies has no masked-LM head.
+        """
+        for section in self.terms().values():
+            model = section.equip(model)
+        trained = {section.head for section in self.terms().values()}
+        if MASKED not in trained and not trained.isdisjoint(model.classifiers):
+            model = dataclasses.replace(model, mlm_head=False)
+        return model
 
     def require_data(self, packings: Collection[str], masked: bool) -> None:
         """Raise ValueError, naming the term, unless sequences have what it is about.
@@ -102,16 +84,8 @@ class ObjectiveConfig:
         `packings` are those of the data; `masked` is whether positions are masked.
         """
         for name, section in self.terms().items():
-            if section.reads_masked and not masked:
-                raise ValueError(f"{name}: reads masked positions, but data.masking.rate is 0")
-        for name, section in self._pair_terms().items():
-            wrong = [one for one in packings if one in _OTHERS[type(section)]]
-            if wrong or not set(packings) & set(section.packings):
-                there = ", ".join(wrong or packings)
-                raise ValueError(
-                    f"{name}: data.packing {there} has no such pairs; it takes "
-                    f"{' or '.join(section.packings)}"
-                )
+            for reason in section.refusals(packings, masked):
+                raise ValueError(f"{name}: {reason}")
 
     def between_layers(self) -> list[str]:
         """The terms that are between layers of student and teacher."""
@@ -121,17 +95,19 @@ class ObjectiveConfig:
         """The terms that are not."""
         return [name for name, one in self.terms().items() if not isinstance(one, LayerTermConfig)]
 
-    def _pair_terms(self) -> dict[str, PairConfig]:
-        return {
-            name: section
-            for name, section in self.terms().items()
-            if isinstance(section, PairConfig)
-        }
 
+def declare_terms() -> None:
+    """Make every registered term a key of `ObjectiveConfig`; again when more are registered."""
+    declare_fields(
+        ObjectiveConfig, {name: section | None for name, section in registered_terms().items()}
+    )
+
+
+for _module in pkgutil.iter_modules(terms.__path__):
+    importlib.import_module(f"{terms.__name__}.{_module.name}")
+declare_terms()
 
 TERMS = "objective.terms."  # how the names of their parameters begin in a learner's module
-# For each pair term the packings whose labels mean something else.
-_OTHERS = {NextSentence: SentenceOrder.packings, SentenceOrder: NextSentence.packings}
 
 
 class Objective(nn.Module):

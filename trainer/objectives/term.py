@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from configs.bounds import WEIGHT, require_bounds
 from data_pipeline import MASKED
-from model import Capture, Features, ModelShape
+from model import Capture, EncoderConfig, Features, ModelShape
 from trainer.batches import MicroBatch
 from trainer.denominators import ATTENDED
 from trainer.learner_names import TEACHER
@@ -24,6 +24,30 @@ from trainer.objectives.step_schedule import Setting, StepSchedule
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs
 
 POSITIONS = (MASKED, ATTENDED)
+LAST = 1000  # the order of terms that are named after those of this project
+
+_REGISTERED: dict[str, tuple[int, type[TermConfig]]] = {}
+_Config = TypeVar("_Config", bound="type[TermConfig]")
+
+
+def register(name: str, order: int = LAST) -> Callable[[_Config], _Config]:
+    """A decorator: the section `name` of an objective in YAML, and so the term's name in metrics.
+
+    Terms are summed by ascending `order`, and by name among equals: rounding depends on it.
+    """
+
+    def note(section: _Config) -> _Config:
+        assert name not in _REGISTERED, f"two terms are called {name}"
+        _REGISTERED[name] = (order, section)
+        return section
+
+    return note
+
+
+def registered_terms() -> dict[str, type[TermConfig]]:
+    """The sections that there are, in the order in which terms are summed."""
+    ordered = sorted(_REGISTERED.items(), key=lambda item: (item[1][0], item[0]))
+    return {name: section for name, (_, section) in ordered}
 
 
 @dataclass(frozen=True)
@@ -60,6 +84,25 @@ class TermConfig(ABC):
     def source(self) -> str | None:
         """The learner whose outputs it reads, by name; None where it reads nobody's."""
         return TEACHER
+
+    @property
+    def head(self) -> str | None:
+        """The head of the learner's model that it trains, by its target; None: no head."""
+        return None
+
+    def equip(self, model: EncoderConfig) -> EncoderConfig:
+        """The model with the head that it trains; ValueError, naming the key, if it cannot be."""
+        return model
+
+    def refusals(self, packings: Collection[str], masked: bool) -> Iterator[str]:
+        """Why it is not about the data: sequences of these `packings`, `masked` or not."""
+        if self.reads_masked and not masked:
+            yield "reads masked positions, but data.masking.rate is 0"
+
+    @property
+    def reads_all_positions(self) -> bool:
+        """Whether it reads the learner's own states at every position."""
+        return False
 
     @property
     def reads_masked(self) -> bool:

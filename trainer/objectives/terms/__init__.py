@@ -1,8 +1,8 @@
 """The terms there are: for each a config, its section in YAML, and the Term that it builds.
 
-To add one: a loss (in `trainer.losses.states`, `relations` or `trainer.losses.vocabulary`), a
-config and its Term in a module here, and a field in `ObjectiveConfig`, whose name is the term's
-name in YAML and in the metrics.
+To add one: a loss (in `trainer.losses`), and in a module here a config and its Term, with the
+term's name in YAML and in the metrics (`trainer.objectives.term.register`). Every module here is
+found by itself. Terms that train a head of their own are tasks (`trainer.tasks`).
 """
 
 from trainer.objectives.terms.attention import (
@@ -11,7 +11,7 @@ from trainer.objectives.terms.attention import (
     AttentionTransfer,
     ValueRelation,
 )
-from trainer.objectives.terms.pairs import NextSentence, PairConfig, SentenceOrder
+from trainer.objectives.terms.pairs import PairConfig
 from trainer.objectives.terms.states import (
     PKD,
     Cosine,
@@ -24,7 +24,6 @@ from trainer.objectives.terms.states import (
 from trainer.objectives.terms.two_way import FromStudent
 from trainer.objectives.terms.vocabulary import (
     Blended,
-    MaskedLanguageModelling,
     SoftCrossEntropy,
     SoftKL,
 )
@@ -40,11 +39,8 @@ __all__ = [
     "FeatureMaps",
     "FromStudent",
     "HiddenMSE",
-    "MaskedLanguageModelling",
     "MeanTransfer",
-    "NextSentence",
     "PairConfig",
-    "SentenceOrder",
     "SoftCrossEntropy",
     "SoftKL",
     "ValueRelation",

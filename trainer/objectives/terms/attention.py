@@ -25,12 +25,14 @@ from trainer.objectives.term import (
     LayerTermConfig,
     LossInputs,
     Term,
+    register,
 )
 
 QUERIES_AND_KEYS, VALUES_TWICE = ("q", "k"), ("v", "v")
 MatrixLoss = Callable[[Matrix, Matrix, Tensor, int], tuple[Tensor, Tensor]]
 
 
+@register("attention_mse", order=100)
 @dataclass
 class AttentionMSE(LayerTermConfig):
     """Mean squared error of pre-softmax attention scores, summed over layers (TinyBERT)."""
@@ -40,6 +42,7 @@ class AttentionMSE(LayerTermConfig):
         return MatrixTerm(self, student, teacher, attention_mse, denominator=ATTENDED_PAIRS)
 
 
+@register("attention_transfer", order=130)
 @dataclass
 class AttentionTransfer(LayerTermConfig):
     """Cross-entropy of attention distributions, mean over layers (MobileBERT)."""
@@ -49,6 +52,7 @@ class AttentionTransfer(LayerTermConfig):
         return MatrixTerm(self, student, teacher, attention_cross_entropy, averaged=True)
 
 
+@register("attention_relation", order=160)
 @dataclass
 class AttentionRelation(LayerTermConfig):
     """KL divergence of attention distributions, of the last layer (MiniLM). Summed over layers."""
@@ -60,6 +64,7 @@ class AttentionRelation(LayerTermConfig):
         return MatrixTerm(self, student, teacher, relation_kl)
 
 
+@register("value_relation", order=170)
 @dataclass
 class ValueRelation(LayerTermConfig):
     """KL divergence of softmax(V V' / sqrt(D)), of the last layer (MiniLM). Summed over layers."""

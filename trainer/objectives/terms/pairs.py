@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from data_pipeline import PAIRS
-from model import Capture, ModelShape
+from model import Capture, EncoderConfig, ModelShape
 from trainer.losses.states import pair_cross_entropy
 from trainer.objectives.term import LossInputs, Term, TermConfig
+
+# `data.packing` whose sequences are labelled pairs.
+PAIRED = ("segment_pair", "sentence_pair", "sop")
 
 
 @dataclass
@@ -24,27 +29,36 @@ class PairConfig(TermConfig):
         """See `TermConfig.source`."""
         return None
 
+    @property
+    def head(self) -> str | None:
+        """See `TermConfig.head`."""
+        return PAIRS
+
+    @property
+    def reads_all_positions(self) -> bool:
+        """See `TermConfig.reads_all_positions`."""
+        return True
+
+    def equip(self, model: EncoderConfig) -> EncoderConfig:
+        """See `TermConfig.equip`."""
+        if model.pooler == "none":
+            raise ValueError("model.pooler: pairs are read from it; set it to tanh or first")
+        return dataclasses.replace(model, pair_head=True)
+
+    def refusals(self, packings: Collection[str], masked: bool) -> Iterator[str]:
+        """See `TermConfig.refusals`; pairs of another kind have labels that mean something else."""
+        wrong = [one for one in packings if one in PAIRED and one not in self.packings]
+        if wrong or not set(packings) & set(self.packings):
+            there = ", ".join(wrong or packings)
+            yield (f"data.packing {there} has no such pairs; it takes {' or '.join(self.packings)}")
+
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
         return PairTerm(self)
 
 
-@dataclass
-class NextSentence(PairConfig):
-    """Whether the second segment follows the first (BERT): mean over labelled pairs."""
-
-    packings: ClassVar[tuple[str, ...]] = ("segment_pair", "sentence_pair")
-
-
-@dataclass
-class SentenceOrder(PairConfig):
-    """Whether two consecutive segments are in order (ALBERT): mean over labelled pairs."""
-
-    packings: ClassVar[tuple[str, ...]] = ("sop",)
-
-
 class PairTerm(Term):
-    """See `NextSentence` and `SentenceOrder`: the packing says what the labels mean."""
+    """Cross-entropy of two classes: the packing says what the labels mean."""
 
     denominator = PAIRS
 

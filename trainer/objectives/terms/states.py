@@ -30,9 +30,11 @@ from trainer.objectives.term import (
     LossInputs,
     Term,
     TermConfig,
+    register,
 )
 
 
+@register("cosine", order=70)
 @dataclass
 class Cosine(TermConfig):
     """1 - cos between last hidden states at attended, or at masked, positions (DistilBERT)."""
@@ -86,6 +88,7 @@ class CosineTerm(Term):
         return cosine_distance(ours, theirs, mask)
 
 
+@register("hidden_mse", order=90)
 @dataclass
 class HiddenMSE(LayerTermConfig):
     """Mean squared error of hidden states after one learnable H_s -> H_t projection (TinyBERT).
@@ -102,6 +105,7 @@ class HiddenMSE(LayerTermConfig):
         return HiddenTerm(self, student, teacher, above=(0,) if self.embedding else ())
 
 
+@register("embedding", order=80)
 @dataclass
 class Embedding(TermConfig):
     """Mean squared error of the embedding output, after a projection of its own (TinyBERT)."""
@@ -160,6 +164,7 @@ class EmbeddingTerm(Term):
         return Capture(hidden_states=(0,))
 
 
+@register("pkd", order=110)
 @dataclass
 class PKD(LayerTermConfig):
     """Squared distance of normalised [CLS] states, mean over layers and width (PKD's code)."""
@@ -187,6 +192,7 @@ class PatientTerm(LayerTerm):
         ]
 
 
+@register("feature_maps", order=120)
 @dataclass
 class FeatureMaps(LayerTermConfig):
     """Mean squared error of states normalised over their width, mean over layers (MobileBERT)."""
@@ -199,6 +205,7 @@ class FeatureMaps(LayerTermConfig):
         return StateTransferTerm(self, student, teacher, feature_map_mse)
 
 
+@register("mean_transfer", order=140)
 @dataclass
 class MeanTransfer(LayerTermConfig):
     """Squared difference of the states' means over their width, mean over layers (MobileBERT)."""
@@ -210,6 +217,7 @@ class MeanTransfer(LayerTermConfig):
         return StateTransferTerm(self, student, teacher, mean_difference)
 
 
+@register("variance_transfer", order=150)
 @dataclass
 class VarianceTransfer(LayerTermConfig):
     """Distance of the states' variances over their width, mean over layers (MobileBERT)."""

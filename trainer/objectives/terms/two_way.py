@@ -10,10 +10,11 @@ from model import ModelShape
 from trainer.learner_names import student_key
 from trainer.losses.rows import RowLoss, kl_divergence_rows
 from trainer.objectives.step_schedule import Setting, StepSchedule
-from trainer.objectives.term import LossInputs, VocabularyTerm, weigh_positions
+from trainer.objectives.term import LossInputs, VocabularyTerm, register, weigh_positions
 from trainer.objectives.terms.vocabulary import TEMPERATURE, VocabularyTermConfig
 
 
+@register("from_student", order=180)
 @dataclass
 class FromStudent(VocabularyTermConfig):
     """T^2 KL(softmax(s / T) || softmax(t / T)) at masked positions (arXiv 2311.02849).

@@ -10,7 +10,6 @@ from model import ModelShape
 from trainer.losses.rows import (
     RowLoss,
     blended_cross_entropy_rows,
-    cross_entropy_rows,
     kl_divergence_rows,
     soft_cross_entropy_rows,
 )
@@ -20,6 +19,7 @@ from trainer.objectives.term import (
     LossInputs,
     TermConfig,
     VocabularyTerm,
+    register,
     weigh_positions,
 )
 
@@ -29,6 +29,11 @@ TEMPERATURE = positive(1000.0)
 @dataclass
 class VocabularyTermConfig(TermConfig):
     """The YAML section of a term over the vocabulary, at masked positions unless it says more."""
+
+    @property
+    def head(self) -> str | None:
+        """See `TermConfig.head`."""
+        return MASKED
 
     @property
     def reads_masked(self) -> bool:
@@ -41,30 +46,7 @@ class VocabularyTermConfig(TermConfig):
         return not self.reads_masked
 
 
-@dataclass
-class MaskedLanguageModelling(VocabularyTermConfig):
-    """Cross-entropy at masked positions (BERT, arXiv 1810.04805)."""
-
-    @property
-    def source(self) -> str | None:
-        """See `TermConfig.source`."""
-        return None
-
-    def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
-        """See `TermConfig.build`."""
-        return MaskedLanguageModellingTerm(self)
-
-
-class MaskedLanguageModellingTerm(VocabularyTerm):
-    """See `MaskedLanguageModelling`."""
-
-    denominator = MASKED
-
-    def row_loss(self, inputs: LossInputs) -> RowLoss:
-        """See `VocabularyTerm.row_loss`."""
-        return cross_entropy_rows(inputs.batch.targets[MASKED].labels)
-
-
+@register("soft_kl", order=40)
 @dataclass
 class SoftKL(VocabularyTermConfig):
     """T^2 KL(softmax(t / T) || softmax(s / T)) over the vocabulary (Hinton; DistilBERT; PKD).
@@ -114,6 +96,7 @@ class SoftTargetsTerm(VocabularyTerm):
         )
 
 
+@register("soft_cross_entropy", order=50)
 @dataclass
 class SoftCrossEntropy(VocabularyTermConfig):
     """-softmax(t / T) . log softmax(s / T), no T^2 (TinyBERT's prediction layer, eq. 10).
@@ -155,6 +138,7 @@ class PredictionTerm(VocabularyTerm):
         )
 
 
+@register("blended", order=60)
 @dataclass
 class Blended(VocabularyTermConfig):
     """-(a softmax(t) + (1 - a) onehot) . log softmax(s) at masked positions (MobileBERT).

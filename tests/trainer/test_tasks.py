@@ -1,0 +1,92 @@
+"""Tasks are found by themselves: those of the package, and those in files that a job names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import configs
+from configs import ConfigError
+from trainer.config import JobConfig
+from trainer.objectives import ObjectiveConfig
+
+JOB = """
+name: a
+steps: 10
+data: {path: corpus}
+teacher: {objective: {mlm: {}, %s: {}}}
+plugins: [%s]
+"""
+PLUGIN = '''
+from dataclasses import dataclass
+
+from data_pipeline import MASKED
+from trainer.losses.rows import cross_entropy_rows
+from trainer.objectives.term import VocabularyTerm, register
+from trainer.objectives.terms.vocabulary import VocabularyTermConfig
+
+
+@register("NAME")
+@dataclass
+class Twice(VocabularyTermConfig):
+    """Masked words, once more."""
+
+    @property
+    def source(self):
+        return None
+
+    def build(self, student, teacher):
+        return TwiceTerm(self)
+
+
+class TwiceTerm(VocabularyTerm):
+    denominator = MASKED
+
+    def row_loss(self, inputs):
+        return cross_entropy_rows(inputs.batch.targets[MASKED].labels)
+'''
+
+
+def loaded(folder: Path, name: str, plugin: str) -> JobConfig:
+    (folder / "job.yaml").write_text(JOB % (name, plugin))
+    return configs.load(str(folder / "job.yaml"), JobConfig, "job")
+
+
+def test_a_users_file_adds_a_key_to_every_objective(tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text(PLUGIN.replace("NAME", "twice"))
+    with pytest.raises(ConfigError, match=r"teacher\.objective\.twice: unknown key"):
+        loaded(tmp_path, "twice", "")
+    job = loaded(tmp_path, "twice", str(tmp_path / "twice.py"))
+    assert list(job.teacher.objective.terms()) == ["mlm", "twice"]
+    objective = job.teacher.build_objective(job.teacher.model, 0)
+    assert list(objective.terms) == ["mlm", "twice"]
+    again = configs.load_text(configs.dump(job), JobConfig, "job", [], "config.yaml")
+    assert again == job
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "wrong.py: no such file"),
+        ("def f(:", "wrong.py: SyntaxError: "),
+        ("import nothing_of_the_kind", "wrong.py: ModuleNotFoundError: "),
+    ],
+)
+def test_what_is_wrong_with_a_plugin_is_one_line(tmp_path, text, message) -> None:
+    if text is not None:
+        (tmp_path / "wrong.py").write_text(text)
+    with pytest.raises(ConfigError, match="plugins: ") as refused:
+        loaded(tmp_path, "mlm2", str(tmp_path / "wrong.py"))
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_terms_are_summed_in_one_order_whoever_registers_first() -> None:
+    first = [field for field in ObjectiveConfig.__dataclass_fields__ if field != "twice"]
+    assert first == [
+        "mlm", "nsp", "sop", "soft_kl", "soft_cross_entropy", "blended", "cosine", "embedding",
+        "hidden_mse", "attention_mse", "pkd", "feature_maps", "attention_transfer",
+        "mean_transfer", "variance_transfer", "attention_relation", "value_relation",
+        "from_student",
+    ]  # fmt: skip

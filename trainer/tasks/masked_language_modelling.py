@@ -1,0 +1,36 @@
+"""To predict masked tokens (BERT, arXiv 1810.04805)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from data_pipeline import MASKED
+from model import ModelShape
+from trainer.losses.rows import RowLoss, cross_entropy_rows
+from trainer.objectives.term import LossInputs, VocabularyTerm, register
+from trainer.objectives.terms.vocabulary import VocabularyTermConfig
+
+
+@register("mlm", order=10)
+@dataclass
+class MaskedLanguageModelling(VocabularyTermConfig):
+    """Cross-entropy at masked positions (BERT, arXiv 1810.04805)."""
+
+    @property
+    def source(self) -> str | None:
+        """See `TermConfig.source`."""
+        return None
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
+        """See `TermConfig.build`."""
+        return MaskedLanguageModellingTerm(self)
+
+
+class MaskedLanguageModellingTerm(VocabularyTerm):
+    """See `MaskedLanguageModelling`."""
+
+    denominator = MASKED
+
+    def row_loss(self, inputs: LossInputs) -> RowLoss:
+        """See `VocabularyTerm.row_loss`."""
+        return cross_entropy_rows(inputs.batch.targets[MASKED].labels)

@@ -1,0 +1,17 @@
+"""To tell whether a segment follows another (BERT, arXiv 1810.04805)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trainer.objectives.term import register
+from trainer.objectives.terms.pairs import PairConfig
+
+
+@register("nsp", order=20)
+@dataclass
+class NextSentence(PairConfig):
+    """Whether the second segment follows the first (BERT): mean over labelled pairs."""
+
+    packings: ClassVar[tuple[str, ...]] = ("segment_pair", "sentence_pair")

@@ -1,0 +1,17 @@
+"""To tell the order of two consecutive segments (ALBERT, arXiv 1909.11942)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trainer.objectives.term import register
+from trainer.objectives.terms.pairs import PairConfig
+
+
+@register("sop", order=30)
+@dataclass
+class SentenceOrder(PairConfig):
+    """Whether two consecutive segments are in order (ALBERT): mean over labelled pairs."""
+
+    packings: ClassVar[tuple[str, ...]] = ("sop",)
