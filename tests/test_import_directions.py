@@ -72,9 +72,9 @@ ROOMS = {
     "trainer/control": "requests requested asking heartbeat run_context",
     "trainer/job_data": "batch_plan fit prefetch staging",
     "trainer/report": "words labels scale colours chart curves results table page refreshing",
-    "trainer/scoring": "scores",
+    "trainer/scoring": "column metric scores",
     "trainer/footprint": "models_table footprint demands",
-    "trainer/evaluation": "trained_heads held_out finished agreement final_scores export",
+    "trainer/evaluation": "trained_heads primary held_out finished agreement final_scores export",
     "trainer/record": "utilisation gauges display recorder syncing",
     "trainer/lifecycle": "unreached continuity start forking finalize",
     "cluster": (

@@ -24,7 +24,7 @@ from data_pipeline import DataConfig
 from trainer.batch_config import BatchConfig
 from trainer.learner_config import LearnerConfig
 from trainer.measure.profiling import ProfileConfig
-from trainer.roles import conflicts_of_roles, conflicts_with_data
+from trainer.roles import conflicts_about_metrics, conflicts_of_roles, conflicts_with_data
 from trainer.tasks import load_plugins
 from trainer.tracking import tracking
 from trainer.watch.rollback import RollbackConfig, conflicts_in_order
@@ -54,6 +54,15 @@ class EvaluationConfig(Section):
     sequences: Annotated[
         int, COUNT, Unit("sequences"), Doc("How many are scored, of each corpus.")
     ] = 512
+    metric: Annotated[
+        str | None,
+        NOT_EMPTY,
+        Doc(
+            "The run's primary metric: a held-out score of the teacher (loss, accuracy, "
+            "pair_accuracy, HEAD_accuracy), by which students start, checkpoints are kept, and "
+            "learners are shown; null: the accuracy of its first head."
+        ),
+    ] = None
 
 
 @dataclass
@@ -69,8 +78,8 @@ class CheckpointConfig(Section):
         int,
         INDEX,
         Doc(
-            "Those with the teacher's lowest held-out loss that stay as well: of those saved right "
-            "after an evaluation, where the teacher trains."
+            "Those with the teacher's best evaluation.metric that stay as well: of those saved "
+            "right after an evaluation, where the teacher trains."
         ),
     ] = 1
     max_failures: Annotated[
@@ -160,4 +169,5 @@ class JobConfig(Section):
     def conflicts(self) -> Iterator[Refusal]:
         yield from conflicts_in_order(self.rollback)
         yield from conflicts_of_roles(self.teacher, self.students)
+        yield from conflicts_about_metrics(self.teacher, self.students, self.evaluation.metric)
         yield from conflicts_with_data(self.teacher, self.students, self.data, self.seed)

@@ -26,8 +26,9 @@ from trainer.checkpoint import (
 from trainer.config import JobConfig
 from trainer.control.run_context import RunContext
 from trainer.errors import TrainingError
-from trainer.evaluation.held_out import ValidationSet
-from trainer.evaluation.trained_heads import head_is_trained
+from trainer.evaluation.held_out import Scores, ValidationSet
+from trainer.evaluation.primary import primary_column
+from trainer.evaluation.trained_heads import trained_heads
 from trainer.job_data.batch_plan import global_batches
 from trainer.job_data.fit import require_fit, require_same_tokenizers
 from trainer.job_data.prefetch import Prefetched
@@ -92,6 +93,7 @@ class Job:
         )
         on_rank_0(lambda: self._accept(checkpoint, newest))
         self._evaluations: dict[str, tuple[int, float]] = {}  # the newest: step, held-out loss
+        self._teacher_evaluated_at: int | None = None  # the step
         self._saved_at = self.state.step
         self._began = time.monotonic() - self.state.seconds
         self._seconds = self.state.seconds  # on which all ranks agree
@@ -162,17 +164,20 @@ class Job:
     def evaluate(self) -> None:
         """Score every learner on held-out text, and record it."""
         where = (self.device, dist.get_rank(), dist.get_world_size())
-        scores, trained = {}, {}
+        found: dict[str, Scores] = {}
         for name, learner in self.learners.by_name.items():
-            scores[name] = self._validation.evaluate(
-                learner.evaluate, self.config.batch.micro_batch, *where
+            metrics = learner.metrics
+            trained = trained_heads(learner.config, learner.counters, self.state.step)
+            scores = self._validation.evaluate(
+                learner.evaluate, metrics, self.config.batch.micro_batch, *where
             )
-            steps = learner.counters.steps_made(self.state.step)
-            trained[name] = head_is_trained(learner.config, steps)
-            if trained[name]:
-                self._evaluations[name] = (self.state.step, scores[name].overall.loss)
-        self.state.teacher_held_out = scores[TEACHER].overall if trained[TEACHER] else None
-        self.recorder.held_out(self.state, scores, trained)
+            found[name] = scores.of_trained_heads(metrics, trained)
+            if (loss := found[name].overall.get("loss")) is not None:
+                self._evaluations[name] = (self.state.step, loss)
+        known = {name: one for name, one in found[TEACHER].overall.items() if one is not None}
+        self.state.teacher_held_out = known
+        self._teacher_evaluated_at = self.state.step
+        self.recorder.held_out(self.state, found)
 
     def save(self, wait: bool = False) -> None:
         """Checkpoint everyone and everything; training goes on meanwhile unless `wait`.
@@ -207,10 +212,11 @@ class Job:
 
     @property
     def _merit(self) -> float | None:
-        """What makes a checkpoint better: the loss, just measured, of a teacher in training."""
-        evaluated_at, held_out = self._evaluations.get(TEACHER, (None, None))
-        is_new = evaluated_at == self.state.step
-        return held_out if is_new and self.learners.teacher.is_trained else None
+        """What ranks checkpoints: the teacher's primary metric, where it was just measured."""
+        is_new = self._teacher_evaluated_at == self.state.step
+        if not (is_new and self.learners.teacher.is_trained):
+            return None
+        return (self.state.teacher_held_out or {}).get(primary_column(self.config).name)
 
     def verify_replicas(self) -> None:
         """Raise DivergenceError unless all ranks hold the same where they should."""
@@ -314,7 +320,8 @@ class Job:
 
 def _retention(config: JobConfig) -> Retention:
     keep = config.checkpoint
-    return Retention(last=keep.keep, every=keep.keep_every, best=keep.keep_best)
+    column = primary_column(config)
+    return Retention(keep.keep, keep.keep_every, keep.keep_best, column.higher_is_better)
 
 
 def _open_stream(config: JobConfig, staged: Path | None) -> tuple[BatchStream, TorchMasker | None]:

@@ -18,7 +18,6 @@ from configs.rules import (
     OneOf,
     Range,
     Unit,
-    positive,
 )
 from configs.section import Refusal, Section
 from model import EncoderConfig
@@ -40,20 +39,32 @@ _FOR_TRAINING = (
 
 
 @dataclass
-class StartConfig(Section):
-    """When a student joins: at a step, and once every threshold that is set has been reached.
+class ThresholdConfig(Section):
+    """A held-out score (`evaluation.every`) that is at least, or at most, a number."""
 
-    The thresholds are read from the teacher's held-out evaluation (`evaluation.every`).
-    """
+    metric: Annotated[
+        str | None,
+        NOT_EMPTY,
+        Doc(
+            "The score; null: that of evaluation.metric. loss_over_unigram and "
+            "accuracy_over_unigram are what it has over guessing by frequency."
+        ),
+    ] = None
+    at_least: Annotated[float | None, Range(-1000, 1000), Doc("Reached from this on up.")] = None
+    at_most: Annotated[float | None, Range(-1000, 1000), Doc("Reached from this on down.")] = None
+
+    def conflicts(self) -> Iterator[Refusal]:
+        if (self.at_least is None) == (self.at_most is None):
+            yield "at_least", "set either this or at_most"
+
+
+@dataclass
+class StartConfig(Section):
+    """When a student joins: at a step, and once the teacher has reached a threshold."""
 
     step: Annotated[int, INDEX, Unit("steps"), Doc("The job's step from which it may join.")] = 0
-    teacher_loss: Annotated[
-        float | None, positive(1000.0), Doc("The teacher's held-out loss is at most this.")
-    ] = None
-    teacher_accuracy_over_unigram: Annotated[
-        float | None,
-        Range(-1, 1),
-        Doc("The teacher is better than unigram guesses by this; 0.1: by ten points."),
+    teacher: Annotated[
+        ThresholdConfig | None, Doc("What the teacher has to score; null: nothing.")
     ] = None
 
 

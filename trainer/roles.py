@@ -8,6 +8,7 @@ from configs.section import Refusal
 from data_pipeline import DataConfig
 from model import EncoderConfig
 from trainer.learner_config import BudgetConfig, InitConfig, LearnerConfig, StartConfig
+from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM, columns_of, metrics_of
 
 Students = Mapping[str, LearnerConfig]
 _FOR_TEACHERS = ("frozen", "masked_only", "stacking")
@@ -39,6 +40,21 @@ def conflicts_with_data(
         except ValueError as error:
             key, _, why = str(error).partition(": ")
             yield f"{section}.objective.{key}", why
+
+
+def conflicts_about_metrics(
+    teacher: LearnerConfig, students: Students, primary: str | None
+) -> Iterator[Refusal]:
+    """Scores that no head of the teacher has."""
+    known = [*columns_of(metrics_of(teacher.model))]
+    if primary is not None and primary not in known:
+        yield "evaluation.metric", f"must be one of {', '.join(known)}, not {primary}"
+    known += [f"{name}{OVER_UNIGRAM}" for name in known if name in UNIGRAM]
+    for name, student in students.items():
+        threshold = student.start.teacher
+        if threshold and threshold.metric is not None and threshold.metric not in known:
+            why = f"must be one of {', '.join(known)}, not {threshold.metric}"
+            yield f"students.{name}.start.teacher.metric", why
 
 
 def within(section: str, refusals: Iterator[Refusal]) -> Iterator[Refusal]:

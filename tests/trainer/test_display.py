@@ -11,6 +11,7 @@ from rich.console import Console
 from tests.waiting import read
 from trainer.measure.durations import duration, seconds_left
 from trainer.record.display import Display
+from trainer.scoring.column import NUMBER, Column
 
 
 class Clock:
@@ -95,6 +96,15 @@ def test_held_out_accuracy_is_shown_beside_the_loss(clock):
     assert out.file.getvalue().splitlines()[-1].endswith("teacher 2.500 (23.4%)")
 
 
+def test_the_primary_metric_is_the_one_beside_the_loss(clock):
+    out, held_out = console(terminal=False), "val/prose/teacher/"
+    primary = Column("matthews", "MCC", NUMBER)
+    with Display("demo", 10, primary=primary, console=out, clock=clock) as display:
+        scores = {f"{held_out}accuracy": 0.234, f"{held_out}matthews": 0.51}
+        display.update(1, row(2.5, **scores))
+    assert out.file.getvalue().splitlines()[-1].endswith("teacher 2.500 (0.510)")
+
+
 def test_time_left_follows_the_speed_of_the_last_minute_also_after_a_resume(clock):
     out = console(terminal=False)
     with Display("demo", 2000, step=1000, console=out, clock=clock) as display:
@@ -128,6 +138,7 @@ def test_on_a_terminal_the_last_state_stays_and_messages_go_above(clock, width):
 PROGRAM = """
 import signal, time
 from trainer.record.display import Display
+from trainer.scoring.column import NUMBER, Column
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with Display("demo", 10**6) as display:
     for step in range(10**6):

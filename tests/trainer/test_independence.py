@@ -48,7 +48,7 @@ def metric_rows(precision, students):
         batch = tiny.my_rows(tiny.random_batch(step, rows=ROWS))
         result = train_step(learners[0], learners[1:], batch, step)
         for learner in learners:
-            held_out = learner.evaluate(to_device(batch, torch.device("cpu"))).tolist()
+            held_out = torch.cat(learner.evaluate(to_device(batch, torch.device("cpu")))).tolist()
             row = {
                 **result.terms[learner.name],
                 **{f"val/{number}": value for number, value in enumerate(held_out)},

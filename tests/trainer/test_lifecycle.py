@@ -14,7 +14,7 @@ from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job, with_students
 from trainer.checkpoint import Checkpoint, full_state_dict, published
 from trainer.errors import TrainingError
-from trainer.learner_config import BudgetConfig, InitConfig, StartConfig
+from trainer.learner_config import BudgetConfig, InitConfig, StartConfig, ThresholdConfig
 from trainer.learners.admission import is_over, schedule_steps
 from trainer.learners.first_weights import model_state
 from trainer.learners.learners import Learners
@@ -65,7 +65,7 @@ def three_students(corpus, runs):
         ),
         copy=dataclasses.replace(
             half,
-            start=StartConfig(teacher_loss=100.0),  # as soon as there is an evaluation
+            start=StartConfig(teacher=ThresholdConfig("loss", at_most=100.0)),
             init=InitConfig(teacher_layers=[1, 3]),
             zero_stage=3,
             guard=GuardConfig(window=4),

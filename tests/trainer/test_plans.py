@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
-from trainer.learner_config import BudgetConfig, StartConfig
+from trainer.learner_config import BudgetConfig, StartConfig, ThresholdConfig
 from trainer.learners.admission import is_due, is_over, time_used
-from trainer.learners.state import HeldOut, JobState, LearnerState
+from trainer.learners.state import JobState, LearnerState
 from trainer.schedules.learning_rate import ScheduleConfig, factor
 from trainer.seeds import derive
 
@@ -74,7 +75,10 @@ def test_time_runs_from_a_learners_start_to_its_own_or_the_jobs_end():
         BudgetConfig(hours=0.0)
 
 
-UNIGRAM = HeldOut(loss=6.0, accuracy=0.05)
+UNIGRAM = {"loss": 6.0, "accuracy": 0.05}
+LOSS = StartConfig(teacher=ThresholdConfig("loss", at_most=3.0))
+LEAD = StartConfig(teacher=ThresholdConfig("accuracy_over_unigram", at_least=0.1))
+PRIMARY = StartConfig(teacher=ThresholdConfig(at_least=0.3))
 
 
 @pytest.mark.parametrize(
@@ -83,21 +87,26 @@ UNIGRAM = HeldOut(loss=6.0, accuracy=0.05)
         (StartConfig(), 0, None, True),
         (StartConfig(step=10), 9, None, False),
         (StartConfig(step=10), 10, None, True),
-        (StartConfig(teacher_loss=3.0), 50, None, False),
-        (StartConfig(teacher_loss=3.0), 50, HeldOut(3.1, 0.3), False),
-        (StartConfig(teacher_loss=3.0), 50, HeldOut(2.9, 0.3), True),
-        (StartConfig(teacher_accuracy_over_unigram=0.1), 50, HeldOut(4.0, 0.149), False),
-        (StartConfig(teacher_accuracy_over_unigram=0.1), 50, HeldOut(4.0, 0.151), True),
-        (StartConfig(step=60, teacher_loss=3.0), 50, HeldOut(2.9, 0.3), False),
+        (LOSS, 50, None, False),
+        (LOSS, 50, {"loss": 3.1, "accuracy": 0.3}, False),
+        (LOSS, 50, {"loss": 2.9, "accuracy": 0.3}, True),
+        (LOSS, 50, {"loss": math.nan, "accuracy": 0.3}, False),
+        (LEAD, 50, {"loss": 4.0, "accuracy": 0.149}, False),
+        (LEAD, 50, {"loss": 4.0, "accuracy": 0.151}, True),
+        (PRIMARY, 50, {"loss": 4.0, "accuracy": 0.29}, False),
+        (PRIMARY, 50, {"loss": 4.0, "accuracy": 0.3}, True),
+        (PRIMARY, 50, {"pair_accuracy": 0.9}, False),  # its head is not trained
+        (dataclasses.replace(LOSS, step=60), 50, {"loss": 2.9, "accuracy": 0.3}, False),
     ],
 )
 def test_when_a_student_joins(start, step, teacher, due):
-    assert is_due(start, JobState("id", step=step, teacher_held_out=teacher), UNIGRAM) is due
+    state = JobState("id", step=step, teacher_held_out=teacher)
+    assert is_due(start, state, UNIGRAM, "accuracy") is due
 
 
 def test_state_survives_its_json():
     learners = {"teacher": LearnerState(0), "students/a": LearnerState(5, 1, 700)}
-    state = JobState("id", 7, 1000, 3.5, learners, teacher_held_out=HeldOut(2.0, 0.5))
+    state = JobState("id", 7, 1000, 3.5, learners, teacher_held_out={"loss": 2.0})
     assert JobState.from_json(state.to_json()) == state
     older = {key: value for key, value in state.to_json().items() if key != "corpora"}
     assert JobState.from_json(older) == state

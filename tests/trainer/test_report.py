@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import os
@@ -22,6 +23,7 @@ from trainer.report.scale import MOST_POINTS, log_ticks, nice_ticks, padded, thi
 from trainer.report.words import count, short
 from trainer.run_folder.metrics_log import MetricsLog
 from trainer.run_folder.run_files import RunFiles
+from trainer.scoring.column import ACCURACY, LOSS, NUMBER, Column
 
 VOID = {"meta", "input", "line", "path", "br"}
 
@@ -81,6 +83,8 @@ def evaluation(students):
             "validation_tokens": 58_312,
             "path": "runs/demo-data",
         },
+        "metric": "accuracy",
+        "columns": [dataclasses.asdict(column) for column in (LOSS, ACCURACY)],
         "unigram": {"loss": 6.54, "accuracy": 0.0526},
         "learners": learners,
     }
@@ -281,6 +285,26 @@ def test_a_head_that_is_not_trained_has_words_for_scores_and_no_place_in_the_pic
     assert page.count("Not trained: ") == 1
     line = student_table(results).splitlines()[2]
     assert line.split()[2:6] == ["not", "trained", "not", "trained"]
+
+
+def test_scores_of_a_task_are_shown_without_a_word_about_it_here(make):
+    """Columns come from the results: a correlation, which has no baseline and is no share."""
+    matthews = Column("matthews", "MCC", NUMBER)
+    folder = make()
+    results = evaluation(["half"]) | {"metric": "matthews", "unigram": {}}
+    results["columns"] = [dataclasses.asdict(matthews)]
+    for facts, score in zip(results["learners"].values(), (0.61234, -0.1), strict=True):
+        facts |= {"matthews": score}
+    (folder / "evaluation.json").write_text(json.dumps(results), encoding="utf-8")
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "<th>MCC</th>" in page
+    assert "<td>0.612</td>" in page
+    assert "Size against quality" not in page
+    lines = [line.split() for line in student_table(results).splitlines()]
+    assert [line[2] for line in lines[:3]] == ["MCC", "0.612", "-0.100"]
+    assert matthews.retention(0.3, 0.6) == 0.5
+    assert matthews.retention(0.3, -0.1) is None
+    assert LOSS.retention(4.0, 3.0) == 0.75
 
 
 def test_the_table_of_a_scoring_that_exports_nothing():

@@ -1,17 +1,24 @@
-"""What is summed over held-out text, against plain torch on whole logits."""
+"""Metrics: what they take of a batch, against plain torch, and how that adds up."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline import MASKED, NO_LABEL
 from model import build
+from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_device
+from trainer.learners.programs import score
 from trainer.scoring import scores
-from trainer.teacher_outputs import OutputProjection
+from trainer.scoring.column import NUMBER, Column
+from trainer.scoring.metric import GatheredMetric, SummedMetric, Tally, joined, share_over_ranks
+from trainer.scoring.scores import metrics_of
 
 
 @pytest.mark.parametrize("pair_head", [True, False])
@@ -21,22 +28,93 @@ def test_sums_are_those_of_the_whole_logits(monkeypatch, pair_head):
     batch = tiny.with_pairs(tiny.random_batch(2), labels.numpy())
     micro = to_device(batch, torch.device("cpu"))
     model = build(tiny.encoder(pair_head=pair_head), seed=3).eval()
+    metrics = metrics_of(model.config)
+    readings = score(model, micro, metrics)
+    sums = torch.cat([reading.double() for reading in readings])
     features = model.features(
-        micro.input_ids,
-        micro.segment_ids,
-        micro.lengths,
-        micro.masked_positions,
-        scores.capture_for(model),
+        micro.input_ids, micro.segment_ids, micro.lengths, micro.masked_positions
     )
-    sums = scores.score(features, OutputProjection(*model.output_projection()), micro)
     logits = F.linear(features.vocabulary_input, *model.output_projection())
     masked = micro.targets[MASKED].labels != NO_LABEL
     right = logits.argmax(-1)[masked] == micro.targets[MASKED].labels[masked]
     loss = F.cross_entropy(logits[masked], micro.targets[MASKED].labels[masked], reduction="sum")
-    expected = [loss.item(), right.sum().item(), masked.sum().item(), 0, 0]
+    expected = [loss.item(), right.sum().item(), masked.sum().item()]
     if pair_head:
         paired = labels != NO_LABEL
         told = model(micro.input_ids, micro.segment_ids, micro.attention_mask).heads["pairs"]
-        expected[3] = (told.argmax(-1)[paired] == labels[paired]).sum().item()
-        expected[4] = 7
+        expected += [(told.argmax(-1)[paired] == labels[paired]).sum().item(), 7]
     assert sums.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+class Correlation(GatheredMetric[Tensor]):
+    """Of predictions and labels [examples, 2]; no mean over examples."""
+
+    head, columns = "head", (Column("pearson", "pearson", NUMBER),)
+
+    def of_batch(self, outputs):
+        return outputs
+
+    def scores(self, predictions, labels):
+        return {"pearson": np.corrcoef(predictions, labels)[0, 1]}
+
+
+class Mean(SummedMetric[Tensor]):
+    head, columns, size = "mean", (Column("mean", "mean"),), 2
+
+    def of_batch(self, outputs):
+        return torch.stack([outputs[:, 0].double().sum(), torch.tensor(len(outputs))])
+
+    def finish(self, total):
+        return {"mean": (total[0] / total[1]).item()} if total[1] else {}
+
+
+METRICS = Mean(), Correlation()
+EXAMPLES = torch.randn(2, 40, 2, generator=torch.Generator().manual_seed(0)).cumsum(1)  # corpora
+
+
+def tallied(rank: int, ranks: int) -> list[Tally]:
+    """One of each corpus, of this rank's examples in batches of 3."""
+    tallies = []
+    for corpus in EXAMPLES:
+        tally = Tally(METRICS, torch.device("cpu"))
+        for batch in corpus[rank::ranks].split(3):
+            tally.add([metric.of_batch(batch) for metric in METRICS])
+        tallies.append(tally)
+    return tallies
+
+
+def finished(tallies: list[Tally]) -> list[dict[str, float]]:
+    whole = joined(tallies, torch.device("cpu"))
+    return [tally.finish() for tally in [*tallies, whole]]
+
+
+def on_ranks() -> list[dict[str, float]]:
+    tallies = tallied(dist.get_rank(), dist.get_world_size())
+    share_over_ranks(tallies)
+    return finished(tallies)
+
+
+def test_a_metric_finishes_the_same_on_any_number_of_ranks():
+    found = finished(tallied(0, 1))
+    for finals, examples in zip(found, [*EXAMPLES, EXAMPLES.flatten(0, 1)], strict=True):
+        assert finals["pearson"] == pytest.approx(np.corrcoef(examples.T.numpy())[0, 1])
+        assert finals["mean"] == pytest.approx(examples[:, 0].double().mean().item())
+    for rank in run_distributed(on_ranks, 2):
+        for finals, alone in zip(rank, found, strict=True):
+            assert finals == pytest.approx(alone, rel=1e-12)
+
+
+def test_what_no_example_defines_is_no_score():
+    nothing = Tally(METRICS, torch.device("cpu"))
+    assert nothing.finish() == {}
+    nothing.add([torch.tensor([2.0, 4.0]), torch.ones(4, 2)])  # a constant correlates with nothing
+    with np.errstate(invalid="ignore", divide="ignore"):
+        assert nothing.finish() == {"mean": 0.5}
+
+
+def test_a_head_of_its_own_has_its_accuracy():
+    config = tiny.encoder(pair_head=True, classifiers={"topic": ["a", "b", "c"]})
+    columns = scores.columns_of(metrics_of(config))
+    assert [*columns] == ["loss", "accuracy", "pair_accuracy", "topic_accuracy"]
+    with pytest.raises(AssertionError, match="masked"):
+        scores.register(scores.MaskedTokens())

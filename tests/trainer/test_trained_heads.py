@@ -1,13 +1,15 @@
-"""Whether something has trained a learner's masked-LM head."""
+"""Which heads of a learner something has trained."""
 
 from __future__ import annotations
 
 import pytest
 
+from model import build
 from tests.trainer import tiny
-from trainer.evaluation.trained_heads import head_is_trained, shown
-from trainer.learner_config import InitConfig, LearnerConfig
-from trainer.learners.state import HeldOut
+from trainer.evaluation.trained_heads import trained_heads
+from trainer.learner_config import LearnerConfig
+from trainer.learners.first_weights import heads_in
+from trainer.learners.state import LearnerState
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.progressive import ProgressiveConfig
 from trainer.objectives.terms import (
@@ -17,6 +19,7 @@ from trainer.objectives.terms import (
     HiddenMSE,
     SoftKL,
 )
+from trainer.scoring.scores import metrics_of, shown
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 from trainer.tasks.next_sentence import NextSentence
 
@@ -32,31 +35,44 @@ LATE, PASSING = SoftKL({5: 0.0, 10: 1.0}), SoftKL({0: 0.0, 4: 1.0, 8: 0.0})
 
 
 @pytest.mark.parametrize(
-    ("config", "steps", "is_trained"),
+    ("config", "steps", "heads"),
     [
-        (learner(STATES), 100, False),  # TinyBERT's general distillation
-        (learner(ObjectiveConfig(mlm=MLM)), 1, True),
-        (learner(ObjectiveConfig(mlm=MLM)), 0, False),
-        (learner(ObjectiveConfig(hidden_mse=HiddenMSE(), nsp=NextSentence())), 1, False),
-        (learner(ObjectiveConfig(soft_kl=LATE)), 6, False),
-        (learner(ObjectiveConfig(soft_kl=LATE)), 7, True),
-        (learner(ObjectiveConfig(soft_kl=PASSING)), 100, True),
-        (learner(STATES, init=InitConfig(teacher_layers=[0, 1])), 0, True),
-        (learner(STATES, init=InitConfig(pretrained="folder")), 0, True),
-        (learner(STATES, init=InitConfig(teacher_embeddings=True)), 100, False),
+        (learner(STATES), 100, set()),  # TinyBERT's general distillation
+        (learner(ObjectiveConfig(mlm=MLM)), 1, {"masked"}),
+        (learner(ObjectiveConfig(mlm=MLM)), 0, set()),
+        (learner(ObjectiveConfig(hidden_mse=HiddenMSE(), nsp=NextSentence())), 1, {"pairs"}),
+        (learner(ObjectiveConfig(mlm=MLM, nsp=NextSentence())), 1, {"masked", "pairs"}),
+        (learner(ObjectiveConfig(soft_kl=LATE)), 6, set()),
+        (learner(ObjectiveConfig(soft_kl=LATE)), 7, {"masked"}),
+        (learner(ObjectiveConfig(soft_kl=PASSING)), 100, {"masked"}),
     ],
 )
-def test_a_head_is_trained_by_a_term_or_came_with_its_layers(config, steps, is_trained):
-    assert head_is_trained(config, steps) == is_trained
+def test_a_head_is_trained_by_a_term(config, steps, heads):
+    assert trained_heads(config, LearnerState(5), 5 + steps) == heads
+
+
+def test_a_head_that_came_with_the_first_weights_is_trained():
+    """One that the folder lacks is not: it begins at random, whatever came beside it."""
+    config = tiny.encoder(pair_head=True)
+    weights = build(config, seed=0).state_dict()
+    assert heads_in(weights) == ["masked", "pairs"]
+    words = {name: one for name, one in weights.items() if not name.startswith("pair_head.")}
+    counters = LearnerState(0, given_heads=heads_in(words))
+    assert trained_heads(learner(STATES), counters, 0) == {"masked"}
 
 
 def test_a_transfer_between_layers_trains_no_head():
     objective = ObjectiveConfig(feature_maps=FeatureMaps(), blended=Blended(), nsp=NextSentence())
     config = learner(objective, progressive=ProgressiveConfig(5))
-    assert [head_is_trained(config, steps) for steps in (1, 10, 11)] == [False, False, True]
+    found = [trained_heads(config, LearnerState(0), steps) for steps in (1, 10, 11)]
+    assert found == [set(), set(), {"masked", "pairs"}]
 
 
 def test_no_score_of_an_untrained_head_is_shown():
-    scores = HeldOut(loss=6.0, accuracy=0.1, pair_accuracy=0.5)
-    assert shown(scores, True) == {"loss": 6.0, "accuracy": 0.1, "pair_accuracy": 0.5}
-    assert shown(scores, False) == {"loss": None, "accuracy": None, "pair_accuracy": 0.5}
+    metrics, scores = metrics_of(tiny.encoder(pair_head=True)), {"loss": 6.0, "accuracy": 0.1}
+    pairs = {"pair_accuracy": 0.5}
+    unknown = dict.fromkeys(scores)
+    assert shown(scores | pairs, metrics, ["masked", "pairs"]) == scores | pairs
+    assert shown(scores | pairs, metrics, ["pairs"]) == unknown | pairs
+    assert shown(scores | pairs, metrics, ["masked"]) == scores | {"pair_accuracy": None}
+    assert shown(scores, metrics_of(tiny.encoder()), []) == unknown

@@ -14,13 +14,14 @@ from configs.section import Section
 class Retention(Section):
     """The last ``last`` checkpoints, every one at a multiple of ``every`` steps, the ``best`` ones.
 
-    ``best`` counts by the metric passed to ``save`` (a held-out loss: lower is better). Suspect
+    ``best`` counts by the metric passed to ``save``; ``highest`` says which way is better. Suspect
     checkpoints are never among the best, and push out none that are sound.
     """
 
     last: Annotated[int, COUNT] = 3
     every: Annotated[int | None, COUNT] = None
     best: Annotated[int, INDEX] = 0
+    highest: bool = False
 
     def expired(
         self,
@@ -38,7 +39,8 @@ class Retention(Section):
         steps = sorted(metrics)
         sound = [step for step in steps if step not in suspect]
         measured = [step for step in sound if metrics[step] is not None]
-        ranked = sorted(measured, key=lambda step: (metrics[step], step))
+        sign = -1 if self.highest else 1
+        ranked = sorted(measured, key=lambda step: (sign * (metrics[step] or 0.0), step))
         keep = {*steps[-self.last :], *sound[-self.last :], *ranked[: self.best], *pinned}
         if self.every is not None:
             keep |= {step for step in steps if step % self.every == 0}

@@ -102,7 +102,7 @@ class CheckpointWriter:
             step: the checkpoint's name: steps done.
             learners: engines by "teacher" or "students/NAME".
             trainer_state: anything JSON; rank 0's is stored.
-            metric: a held-out loss for ``Retention.best``; a non-finite one counts as none.
+            metric: a held-out score for ``Retention.best``; a non-finite one counts as none.
             wait: return when the checkpoint is published.
             then: called on rank 0, from the writing thread, when the checkpoint is published, or
                 with the reason why it is not.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipeline import Vocabulary, open_corpora
+from data_pipeline import MASKED, Vocabulary, open_corpora
 from model import Training, model_card, save_pretrained, write_config
 from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
@@ -71,7 +71,7 @@ def _training(saved: SavedLearners, name: str, results: Mapping[str, Any] | None
         teacher="" if name == TEACHER else _teacher(saved.job),
         license=saved.job.license,
         revision=saved.folder.revision(),
-        predicts=saved.head_is_trained(name),
+        predicts=MASKED in saved.trained_heads(name),
     )
 
 

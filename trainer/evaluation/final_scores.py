@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from data_pipeline import Corpus, open_corpora
+from data_pipeline import MASKED, Corpus, open_corpora
 from model import MaskedLanguageModel, describe
 from trainer.batches import MicroBatch, to_device
 from trainer.evaluation.agreement import agreement
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import Scores, ValidationSet
-from trainer.evaluation.trained_heads import shown
+from trainer.evaluation.primary import primary_column
 from trainer.learner_names import TEACHER
+from trainer.learners.programs import score
 from trainer.measure.machine import describe as describe_machine
-from trainer.scoring.scores import capture_for, score
-from trainer.teacher_outputs import OutputProjection
+from trainer.scoring.scores import columns_of, metrics_of
 from trainer.watch.rank_zero import SendHeartbeat
 
 SPEED_SECONDS = 1.0  # how long each speed of each learner is measured, at least
@@ -33,8 +33,8 @@ def evaluate_run(
     """Evaluate every learner of the newest checkpoint (or `only` one), in this process.
 
     Returns the facts of the corpus, the unigram baseline, and for each learner its parameters
-    (embeddings, encoder, pooler) and their bytes, masked-LM loss and accuracy, how far it agrees
-    with the teacher, the share of the teacher's accuracy that it kept, its speed, and the step it
+    (embeddings, encoder, pooler) and their bytes, its scores by column, how far it agrees with the
+    teacher, the share of the teacher's primary metric that it retains, its speed, and the step it
     started at. What a head that nothing has trained would score is None. `heartbeat` is called
     for every batch that is scored. Raises TrainingError when there is no such learner.
     """
@@ -44,7 +44,9 @@ def evaluate_run(
         "step": saved.checkpoint.step,
         "machine": describe_machine(),
         "corpus": _describe(open_corpora(saved.job.data)),
-        "unigram": dataclasses.asdict(measurement.validation.unigram()),
+        "metric": primary_column(saved.job).name,
+        "columns": [dataclasses.asdict(column) for column in measurement.columns.values()],
+        "unigram": measurement.validation.unigram(),
         "learners": {name: measurement.of(name) for name in names},
     }
 
@@ -58,6 +60,8 @@ class _Measurement:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.teacher = saved.load(TEACHER).to(self.device)
         self.teacher_scores = self._score(self.teacher)
+        models = [saved.config(name).model for name in saved.names]
+        self.columns = columns_of(metric for model in models for metric in metrics_of(model))
 
     @torch.inference_mode()
     def of(self, name: str) -> dict[str, Any]:
@@ -65,40 +69,40 @@ class _Measurement:
         is_teacher = name == TEACHER
         model = self.teacher if is_teacher else self.saved.load(name).to(self.device)
         scores = self.teacher_scores if is_teacher else self._score(model)
-        is_trained = self.saved.head_is_trained(name)
-        comparable = is_trained and self.saved.head_is_trained(TEACHER)
+        metrics, trained = metrics_of(model.config), self.saved.trained_heads(name)
+        both_predict = MASKED in trained & self.saved.trained_heads(TEACHER)
+        told = scores.of_trained_heads(metrics, trained)
         size = describe(model.config)
         return {
             "parameters": size.parameters,
             "bytes": size.bytes,
-            **shown(scores.overall, is_trained),
-            "corpora": {name: shown(one, is_trained) for name, one in scores.by_corpus.items()},
-            "retention": self._retention(scores.overall.accuracy) if comparable else None,
-            "agreement": self._agreement(model) if comparable and not is_teacher else None,
+            **told.overall,
+            "corpora": told.by_corpus,
+            "retention": self._retention(told),
+            "agreement": self._agreement(model) if both_predict and not is_teacher else None,
             **self._speed(model),
             "started_at": self.saved.state.learners[name].started_at,
             "finished_at": self.saved.state.learners[name].finished_at,
         }
 
     def _score(self, model: MaskedLanguageModel) -> Scores:
-        def of_batch(batch: MicroBatch) -> Tensor:
-            features = model.features(
-                batch.input_ids,
-                batch.segment_ids,
-                batch.lengths,
-                batch.masked_positions,
-                capture_for(model),
-            )
-            return score(features, OutputProjection(*model.output_projection()), batch)
+        micro_batch, metrics = self.saved.job.batch.micro_batch, metrics_of(model.config)
 
-        micro_batch = self.saved.job.batch.micro_batch
+        def of_batch(batch: MicroBatch) -> Sequence[Tensor]:
+            return score(model, batch, metrics)
+
         with torch.inference_mode():
-            return self.validation.evaluate(of_batch, micro_batch, self.device)
+            return self.validation.evaluate(of_batch, metrics, micro_batch, self.device)
 
-    def _retention(self, accuracy: float) -> float | None:
-        """The share of the teacher's accuracy; None while the teacher is never right."""
-        reference = self.teacher_scores.overall.accuracy
-        return accuracy / reference if reference else None
+    def _retention(self, scores: Scores) -> float | None:
+        """The share of the teacher's primary metric; None where either has no such score."""
+        primary, metrics = primary_column(self.saved.job).name, metrics_of(self.teacher.config)
+        trained = self.saved.trained_heads(TEACHER)
+        teacher = self.teacher_scores.of_trained_heads(metrics, trained)
+        ours, theirs = scores.overall.get(primary), teacher.overall.get(primary)
+        if ours is None or theirs is None:
+            return None
+        return self.columns[primary].retention(ours, theirs)
 
     def _agreement(self, model: MaskedLanguageModel) -> dict[str, float] | None:
         micro_batch = self.saved.job.batch.micro_batch

@@ -11,7 +11,7 @@ from model import MaskedLanguageModel, build
 from trainer.checkpoint import Checkpoint, newest_intact
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
-from trainer.evaluation.trained_heads import head_is_trained
+from trainer.evaluation.trained_heads import trained_heads
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.first_weights import model_state
@@ -62,10 +62,10 @@ class SavedLearners:
         """How far the job had come."""
         return JobState.from_json(self.checkpoint.trainer_state)
 
-    def head_is_trained(self, name: str) -> bool:
-        """Whether the predictions of the learner with this full name mean anything."""
-        steps = self.state.learners[name].steps_made(self.checkpoint.step)
-        return head_is_trained(self.config(name), steps)
+    def trained_heads(self, name: str) -> frozenset[str]:
+        """The heads of the learner with this full name whose predictions mean something."""
+        counters = self.state.learners[name]
+        return trained_heads(self.config(name), counters, self.checkpoint.step)
 
     def weights(self, name: str) -> dict[str, Tensor]:
         """The model's float32 weights, without its objective's projections."""

@@ -7,12 +7,12 @@ for all: the same at every evaluation, for every learner and on any number of ra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -29,8 +29,8 @@ from data_pipeline import (
 )
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
-from trainer.learners.state import HeldOut
-from trainer.scoring.scores import SUMS
+from trainer.scoring.metric import Metric, Tally, joined, share_over_ranks
+from trainer.scoring.scores import shown
 from trainer.watch.rank_zero import SendHeartbeat
 
 # The masks of held-out text do not depend on the job's seed, so that jobs can be compared.
@@ -38,15 +38,21 @@ SEED = 0
 # Rows that are read at once, on all ranks together.
 ROWS = 64
 
-Scorer = Callable[[MicroBatch], Tensor]  # -> the sums of `trainer.scoring.scores.score`
+Scorer = Callable[[MicroBatch], Sequence[Tensor]]  # -> what each metric takes of a micro-batch
 
 
 @dataclass(frozen=True)
 class Scores:
-    """A learner's scores on all held-out sequences together, and on each corpus."""
+    """A learner's scores, by column, on all held-out sequences together, and on each corpus."""
 
-    overall: HeldOut
-    by_corpus: dict[str, HeldOut]
+    overall: Mapping[str, float | None]
+    by_corpus: Mapping[str, Mapping[str, float | None]]
+
+    def of_trained_heads(self, metrics: Sequence[Metric[Any]], trained: Iterable[str]) -> Scores:
+        """The same, but None for what is about a head that nothing has `trained`."""
+        heads = [*trained]
+        by_corpus = {name: shown(one, metrics, heads) for name, one in self.by_corpus.items()}
+        return Scores(shown(self.overall, metrics, heads), by_corpus)
 
 
 class ValidationSet:
@@ -73,27 +79,28 @@ class ValidationSet:
     def evaluate(
         self,
         score: Scorer,
+        metrics: Sequence[Metric[Any]],
         micro_batch: int,
         device: torch.device,
         rank: int = 0,
         world_size: int = 1,
     ) -> Scores:
         """Score every sequence once, shared among the ranks. Collective if there are several."""
-        sums = torch.zeros(len(self.corpora), SUMS, dtype=torch.float64, device=device)
-        for corpus, row in zip(self.corpora.values(), sums, strict=True):
+        tallies = {name: Tally(metrics, device) for name in self.corpora}
+        for name, corpus in self.corpora.items():
             for batch in corpus.batches(rank, world_size):
                 for micro in to_micro_batches(batch, micro_batch, device):
-                    row += score(micro)
+                    tallies[name].add(score(micro))
         if world_size > 1:
-            dist.all_reduce(sums)
-        by_corpus = dict(zip(self.corpora, map(_mean, sums.tolist()), strict=True))
-        return Scores(_mean(sums.sum(dim=0).tolist()), by_corpus)
+            share_over_ranks([*tallies.values()])
+        by_corpus = {name: tally.finish() for name, tally in tallies.items()}
+        return Scores(joined([*tallies.values()], device).finish(), by_corpus)
 
     def sample(self) -> Batch:
         """Some sequences, to measure speed on."""
         return next(next(iter(self.corpora.values())).batches())
 
-    def unigram(self) -> HeldOut:
+    def unigram(self) -> dict[str, float]:
         """What predicting every masked token from training frequencies alone scores.
 
         One is added to every count, so that no loss is infinite.
@@ -104,7 +111,10 @@ class ValidationSet:
         labels = labels[labels >= 0]
         smoothed = token_counts.astype(np.float64) + 1
         nats = -np.log(smoothed / smoothed.sum())  # [V]
-        return HeldOut(float(nats[labels].mean()), float((labels == token_counts.argmax()).mean()))
+        return {
+            "loss": float(nats[labels].mean()),
+            "accuracy": float((labels == token_counts.argmax()).mean()),
+        }
 
 
 @dataclass(frozen=True)
@@ -127,11 +137,6 @@ class _HeldOutCorpus:
         for step in range(self.steps):
             self.heartbeat()
             yield _share(self.stream.batch(step), rank, world_size)
-
-
-def _mean(sums: list[float]) -> HeldOut:
-    loss, right, masked, right_pairs, pairs = sums
-    return HeldOut(loss / masked, right / masked, right_pairs / pairs if pairs else None)
 
 
 def _share(batch: Batch, rank: int, world_size: int) -> Batch:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from trainer.learner_config import BudgetConfig, StartConfig
-from trainer.learners.state import HeldOut, JobState, LearnerState
+from trainer.learners.state import JobState, LearnerState
+from trainer.scoring.scores import with_leads
 
 HOUR = 3600.0
 
 
-def is_due(start: StartConfig, state: JobState, unigram: HeldOut) -> bool:
-    """Whether a student with this `start` joins before step `state.step`."""
-    if state.step < start.step:
+def is_due(start: StartConfig, state: JobState, unigram: Mapping[str, float], primary: str) -> bool:
+    """Whether a student with this `start` joins before step `state.step`.
+
+    `primary` is the metric of a threshold that names none, `unigram` the scores of the baseline.
+    """
+    threshold = start.teacher
+    if state.step < start.step or threshold is None:
+        return state.step >= start.step
+    score = with_leads(state.teacher_held_out or {}, unigram).get(threshold.metric or primary)
+    if score is None:  # no evaluation yet, or of a head that nothing has trained
         return False
-    teacher = state.teacher_held_out
-    reached = []
-    if start.teacher_loss is not None:
-        reached.append(teacher is not None and teacher.loss <= start.teacher_loss)
-    if start.teacher_accuracy_over_unigram is not None:
-        lead = teacher.accuracy - unigram.accuracy if teacher else float("-inf")
-        reached.append(lead >= start.teacher_accuracy_over_unigram)
-    return all(reached)
+    too_low = threshold.at_least is not None and not score >= threshold.at_least
+    too_high = threshold.at_most is not None and not score <= threshold.at_most
+    return not (too_low or too_high)
 
 
 def is_over(budget: BudgetConfig, counters: LearnerState, step: int, seconds: float) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from data_pipeline import MASKED, PAIRS
 from model import EncoderConfig, ModelError, from_pretrained, select_layers
 from trainer.checkpoint import full_state_dict
 from trainer.errors import TrainingError
@@ -63,6 +64,15 @@ def from_embeddings(teacher: Learner, config: EncoderConfig) -> Mapping[str, Ten
         for name, tensor in model_state(full_state_dict(teacher.engine)).items()
         if not name.startswith(left_out)
     }
+
+
+def heads_in(weights: Mapping[str, Tensor]) -> list[str]:
+    """The heads of a model that these weights of it have, by name."""
+    parts = {tuple(name.split(".")[:2]) for name in weights}
+    first = {part[0] for part in parts}
+    classifiers = sorted(part[1] for part in parts if part[0] == "classifiers")
+    mlm, pairs = [MASKED] * ("head" in first), [PAIRS] * ("pair_head" in first)
+    return [*mlm, *pairs, *classifiers]
 
 
 def model_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -40,6 +40,7 @@ from trainer.objectives import Objective
 from trainer.optimizers import GatedOptimizer, build_optimizer
 from trainer.optimizers.loss_scale import LossScale
 from trainer.schedules.learning_rate import factor
+from trainer.scoring.scores import metrics_of
 from trainer.seeds import derive
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
 from trainer.watch.guard import GRADIENT
@@ -102,6 +103,7 @@ class Learner:
             module.model.compile_layers()
         self.model: MaskedLanguageModel = module.model
         self.device: torch.device = self.engine.device
+        self.metrics = metrics_of(config.model)
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
         self._read_from: tuple[str, ...] = ()  # the sources of the last step
@@ -279,13 +281,13 @@ class Learner:
             return detach(features, projection)
 
     @torch.no_grad()
-    def evaluate(self, batch: MicroBatch) -> Tensor:
-        """The sums of `trainer.scoring.scores.score` over this rank's `batch`."""
+    def evaluate(self, batch: MicroBatch) -> tuple[Tensor, ...]:
+        """What each of the model's metrics takes of this rank's `batch`."""
         self.engine.eval()
         with named_for(section_of(self.name), self.config, EVALUATION, self.step_shape.micro_batch):
-            sums = self._run(Score(), batch)
+            readings = self._run(Score(self.metrics), batch)
         self.engine.train(self.is_trained)
-        return sums
+        return readings
 
     def _forget_the_phase_before(self, own_step: int) -> None:
         """Each phase of a progressive transfer begins with fresh moments, taken or skipped."""

@@ -15,10 +15,17 @@ from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.admission import is_due, is_over
-from trainer.learners.first_weights import from_embeddings, from_folder, from_layers, model_state
+from trainer.learners.first_weights import (
+    from_embeddings,
+    from_folder,
+    from_layers,
+    heads_in,
+    model_state,
+)
 from trainer.learners.learner import Learner, StepShape
-from trainer.learners.state import HeldOut, JobState, LearnerState
+from trainer.learners.state import JobState, LearnerState
 from trainer.schedules.stacking import StackingConfig, layers_of_the_moment
+from trainer.scoring.scores import primary_column
 
 
 class Learners:
@@ -99,12 +106,13 @@ class Learners:
             student.follow(due)
         return True
 
-    def admit(self, state: JobState, unigram: HeldOut) -> list[str]:
+    def admit(self, state: JobState, unigram: Mapping[str, float]) -> list[str]:
         """Start the students whose time has come; returns their names."""
         joined = []
+        primary = primary_column(self.config.teacher.model, self.config.evaluation.metric).name
         for name, config in self.config.students.items():
             key = student_key(name)
-            if key in self.waiting and is_due(config.start, state, unigram):
+            if key in self.waiting and is_due(config.start, state, unigram, primary):
                 weights = self._first_weights(key, config)
                 self._students[name] = self._build(key, config, state.step, weights)
                 joined.append(key)
@@ -186,6 +194,8 @@ class Learners:
     ) -> Learner:
         teacher = self.config.teacher.model
         learner = Learner(key, config, teacher, self.step_shape, started_at, weights)
+        if weights is not None and not config.init.teacher_embeddings:
+            learner.counters.given_heads = heads_in(weights)
         if key != TEACHER:
             learner.follow(self.teacher.config.model.layers)
         return learner

@@ -6,7 +6,7 @@ weights runs in here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -16,7 +16,8 @@ from model import Capture, Features, Model
 from trainer.batches import MicroBatch
 from trainer.denominators import Totals
 from trainer.objectives import LossInputs, Objective
-from trainer.scoring.scores import capture_for, score
+from trainer.scoring.metric import Metric
+from trainer.scoring.scores import ScoreInputs, capture_for
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs
 
 NOTHING = Capture()
@@ -48,8 +49,7 @@ class Train:
     ) -> tuple[Tensor, Tensor, Features]:
         """See `Program`."""
         features = features_of(model, batch, self.capture)
-        has_words = features.vocabulary_input is not None
-        projection = OutputProjection(*model.output_projection()) if has_words else None
+        projection = own_projection(model, features)
         inputs = LossInputs(batch, features, projection, self.sources, self.step)
         loss, shares = objective(inputs, self.totals)
         return loss, shares, features
@@ -57,12 +57,13 @@ class Train:
 
 @dataclass(frozen=True)
 class Score:
-    """The sums of `trainer.scoring.scores.score`."""
+    """What each of `metrics` takes of the batch (`trainer.scoring`)."""
 
-    def __call__(self, model: Model, objective: Objective, batch: MicroBatch) -> Tensor:
+    metrics: Sequence[Metric[ScoreInputs]]
+
+    def __call__(self, model: Model, objective: Objective, batch: MicroBatch) -> tuple[Tensor, ...]:
         """See `Program`."""
-        features = features_of(model, batch, capture_for(model))
-        return score(features, OutputProjection(*model.output_projection()), batch)
+        return score(model, batch, self.metrics)
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,21 @@ class Predict:
     def __call__(self, model: Model, objective: Objective, batch: MicroBatch) -> Features:
         """See `Program`."""
         return features_of(model, batch, self.capture)
+
+
+def score(
+    model: Model, batch: MicroBatch, metrics: Sequence[Metric[ScoreInputs]]
+) -> tuple[Tensor, ...]:
+    """What each metric takes of what `model` makes of a micro-batch."""
+    features = features_of(model, batch, capture_for(metrics))
+    inputs = ScoreInputs(features, own_projection(model, features), batch)
+    return tuple(metric.of_batch(inputs) for metric in metrics)
+
+
+def own_projection(model: Model, features: Features) -> OutputProjection | None:
+    """The vocabulary projection of a model whose features have an input for it."""
+    has_words = features.vocabulary_input is not None
+    return OutputProjection(*model.output_projection()) if has_words else None
 
 
 def features_of(model: Model, batch: MicroBatch, capture: Capture) -> Features:

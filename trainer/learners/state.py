@@ -23,6 +23,7 @@ class LearnerState:
     guard: Guard = field(default_factory=Guard)
     loss_scale: LossScale | None = None  # float16's, once there was a step
     overflows: int = 0  # steps that only made the loss scale smaller
+    given_heads: list[str] = field(default_factory=list)  # that came with its first weights
     clocked_from: float | None = None  # the job's seconds of training when its schedule began
 
     @property
@@ -47,15 +48,6 @@ class LearnerState:
 
 
 @dataclass
-class HeldOut:
-    """Masked-LM loss (nats) and accuracy on the validation split; that of pairs, where any are."""
-
-    loss: float
-    accuracy: float
-    pair_accuracy: float | None = None
-
-
-@dataclass
 class JobState:
     """A job after `step` steps. JSON in `trainer.json`."""
 
@@ -66,7 +58,8 @@ class JobState:
     learners: dict[str, LearnerState] = field(default_factory=dict)
     teacher_layers: int = 0  # which may grow; 0 before there is a teacher
     rolled_back: list[dict[str, Any]] = field(default_factory=list)  # entries of `rollback`, done
-    teacher_held_out: HeldOut | None = None  # the newest evaluation of the teacher
+    # The newest evaluation of the teacher, by column: of the heads that something has trained.
+    teacher_held_out: dict[str, float] | None = None
     unreadable: int = 0  # sequences
     corpora: dict[str, str] = field(default_factory=dict)  # see `data_pipeline.contents`
     rows: int | None = None  # of metrics.jsonl so far; None in old checkpoints
@@ -82,11 +75,4 @@ class JobState:
         learners = {
             name: LearnerState.from_json(counters) for name, counters in tree["learners"].items()
         }
-        held_out = tree["teacher_held_out"]
-        return cls(
-            **{
-                **tree,
-                "learners": learners,
-                "teacher_held_out": HeldOut(**held_out) if held_out else None,
-            }
-        )
+        return cls(**{**tree, "learners": learners})

@@ -3,7 +3,7 @@
     demo ━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━ 1,200/3,000 · 41,200 tokens/s · 2:31 left
       teacher 4.213 (18.3%)   half waiting   tiny 5.120 (12.0%)
 
-The percentage is accuracy on held-out text, unless nothing has trained the head that predicts it.
+In brackets is the primary metric on held-out text, unless nothing has trained its head.
 Nothing runs in the background: the picture changes when the trainer has something to say, so it can
 neither slow nor outlive it.
 """
@@ -23,6 +23,7 @@ from rich.text import Text
 
 from trainer.measure.durations import duration, seconds_left
 from trainer.run_folder.metrics import split_held_out
+from trainer.scoring.column import ACCURACY, Column
 
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 10.0
@@ -38,19 +39,22 @@ class Display:
         steps: int,
         step: int = 0,
         hours: float | None = None,
+        primary: Column = ACCURACY,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`step` of `steps` are done already; the run ends after `hours` of training if not before.
 
+        `primary` is the held-out score that is shown beside the loss.
         `clock` returns seconds.
         """
+        self._primary = primary
         self._name, self._steps, self._step = name, steps, step
         self._hours, self._seconds = hours, 0.0  # of training, over all restarts
         self._console, self._clock = console or Console(), clock
         self._tokens_per_second: float | None = None
         self._losses: dict[str, float | None] = {}  # None: the learner has not started
-        self._accuracies: dict[str, float] = {}
+        self._scores: dict[str, float] = {}  # held out, of the primary metric
         self._untrained: set[str] = set()  # whose predictions nothing has trained yet
         self._history = deque([(clock(), step)])  # when which step was done
         self._shown_at = clock() - LINE_SECONDS
@@ -92,8 +96,8 @@ class Display:
             learner, _, column = key.rpartition("/")
             if held_out := split_held_out(key):
                 _, learner, column = held_out
-                if column == "accuracy":
-                    self._accuracies[learner] = value
+                if column == self._primary.name:
+                    self._scores[learner] = value
             elif column == "loss":
                 self._losses[learner] = value
         for learner in waiting:
@@ -147,13 +151,15 @@ class Display:
         return between.join(self._learner(name) for name in self._losses)
 
     def _learner(self, name: str) -> str:
-        loss, accuracy = self._losses[name], self._accuracies.get(name)
+        loss, score = self._losses[name], self._scores.get(name)
         short = name.removeprefix("students/")
         if loss is None:
             return f"{short} waiting"
         if name in self._untrained:
             return f"{short} {loss:.3f} (head not trained)"
-        return f"{short} {loss:.3f}" + ("" if accuracy is None else f" ({accuracy:.1%})")
+        return f"{short} {loss:.3f}" + (
+            "" if score is None else f" ({self._primary.written(score)})"
+        )
 
     def _seconds_left(self) -> float | None:
         """At the speed of the last minute; None before there is one, and when all is done."""

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from trainer.config import JobConfig
 from trainer.evaluation.held_out import Scores
-from trainer.evaluation.trained_heads import shown
+from trainer.evaluation.primary import primary_column
 from trainer.footprint.models_table import models_table
 from trainer.learners.learner import Learner
 from trainer.learners.state import JobState
@@ -55,7 +55,7 @@ class Recorder:
         resumed = resume(folder.metrics, state.step, kept_rows, state.rows)
         self._log = self._stack.enter_context(MetricsLog(folder.metrics, resumed.rows))
         self._display = self._stack.enter_context(
-            Display(config.name, config.steps, state.step, config.hours)
+            Display(config.name, config.steps, state.step, config.hours, primary_column(config))
         )
         self._report = LiveReport(folder.path)
         self._folder = folder
@@ -104,20 +104,19 @@ class Recorder:
         """Training stood still for a checkpoint."""
         self._gauges.stalled(seconds)
 
-    def held_out(
-        self, state: JobState, scores: Mapping[str, Scores], trained: Mapping[str, bool]
-    ) -> None:
-        """Record a held-out evaluation of every learner: of those whose head is `trained`, all."""
+    def held_out(self, state: JobState, scores: Mapping[str, Scores]) -> None:
+        """Record a held-out evaluation of every learner; None is the score of an untrained head."""
         if not self._speaks:
             return
         row: dict[str, float] = {"step": state.step, "tokens": state.tokens}
         for learner, found in scores.items():
             for corpus, score in found.by_corpus.items():
-                for column, value in shown(score, trained[learner]).items():
+                for column, value in score.items():
                     if value is not None:
                         row[metrics.held_out_key(corpus, learner, column)] = value
         self._append(row)
-        untrained = [name for name, is_trained in trained.items() if not is_trained]
+        primary = primary_column(self._config).name
+        untrained = [name for name, one in scores.items() if one.overall.get(primary, 0.0) is None]
         self._display.update(state.step, row, untrained=untrained)
 
     def say(self, message: str) -> None:

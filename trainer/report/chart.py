@@ -111,25 +111,27 @@ def scatter(
     title: str,
     note: str,
     points: Sequence[Point],
-    level: Level,
+    level: Level | None,
     unit: str,
     form: Formatter,
 ) -> str:
-    """Named points of shares y over x, which has a log scale, with a level to beat."""
+    """Named points of shares y over x, which has a log scale, with a level to beat, if any."""
+    levels = [] if level is None else [level]
     left, right = min(point.x for point in points) / 1.8, max(point.x for point in points) * 1.8
     x = Scale(math.log10(left), math.log10(right))
-    heights = np.array([level.value, *(point.y for point in points)])
+    heights = np.array([*(one.value for one in levels), *(point.y for point in points)])
     low, high = padded(heights, from_zero=True)
     y = Scale(high * 1.1, low)
     ticks = nice_ticks(low, high * 1.1)
     places = [(x(math.log10(point.x)), y(point.y)) for point in points]
-    named_at = _heights_of_names(points, places, y(level.value))
-    rules = [*(_rule(y(tick), "grid") for tick in ticks), _rule(y(level.value), "level")]
+    named_at = _heights_of_names(points, places, y(level.value) if level else None)
+    rules = [_rule(y(tick), "grid") for tick in ticks]
+    rules += [_rule(y(one.value), "level") for one in levels]
     inside = [
         _svg([*rules, *map(_leader, points, places, named_at)]),
         *(_y_label(_tick(tick, shares=True), y(tick)) for tick in ticks),
         *(_x_label(form(tick), x(math.log10(tick))) for tick in log_ticks(left, right)),
-        _level_label(level.name, y(level.value)),
+        *(_level_label(one.name, y(one.value)) for one in levels),
         *(_dot(*one, form) for one in zip(points, places, named_at, strict=True)),
     ]
     plot = _frame(title, "", inside, unit)
@@ -277,10 +279,11 @@ def _stroke(x: float) -> str:
 
 
 def _heights_of_names(
-    points: Sequence[Point], places: Sequence[tuple[float, float]], level: float
+    points: Sequence[Point], places: Sequence[tuple[float, float]], level: float | None
 ) -> list[float]:
     named = [(*place, _name(point)) for point, place in zip(points, places, strict=True)]
-    return labels.heights(named, [labels.Box(0.7, 1.0, level - labels.LINE, level)])
+    taken = [] if level is None else [labels.Box(0.7, 1.0, level - labels.LINE, level)]
+    return labels.heights(named, taken)
 
 
 def _name(point: Point) -> str:

@@ -12,6 +12,7 @@ from trainer.report.scale import Floats
 from trainer.report.words import percent, plain_name, short
 from trainer.run_folder.run_files import RunFiles
 
+KNOWN = {"loss", "accuracy", "pair_accuracy"}  # held-out scores with charts of their own
 NOT_TERMS = ("loss", "lr", "grad_norm", "skipped_steps", "overflows", "loss_scale")
 PARTS = ("forward", "backward", "step", "communication")
 MOST_STROKES = 100  # checkpoints that are marked
@@ -91,6 +92,10 @@ def _main_charts(run: RunFiles) -> Iterator[LineChart]:
         marks=marks,
         shares=True,
     )
+    for column in sorted(run.held_out_columns() - KNOWN):
+        yield LineChart(
+            f"{column} on held-out examples", "", _held_out(run, column), short, marks=marks
+        )
     steps, speed = run.curve("tokens_per_second")
     yield LineChart(
         "Speed",

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from trainer.report.chart import Level, Point, scatter
 from trainer.report.colours import colour
-from trainer.report.words import nats, percent, plain_name, short
-from trainer.run_folder.run_files import RunFiles
+from trainer.report.words import percent, plain_name, score_of, short
+from trainer.run_folder.run_files import RunFiles, columns_of, primary_of
+from trainer.scoring.column import SHARE, Column
 
-HEADINGS = (
-    "parameters",
-    "loss",
-    "accuracy",
-    "retention",
-    "agreement",
-    "tokens/s",
-    "ms/seq",
-    "joined at",
-)
+SIZES_AND_SPEED = ("retention", "agreement", "tokens/s", "ms/seq", "joined at")
 LEGEND = (
     "Loss (nats) and accuracy are of masked tokens in held-out text; retention is the share of the "
-    "teacher's accuracy; agreement is the share of first choices that are the teacher's; "
-    "parameters "
-    "are without the heads; tokens/s is the encoder alone, ms/seq the same for a single sequence. "
-    "Unigram always guesses by frequency. Not trained: no term of the learner's objective has "
-    "trained what predicts tokens."
+    "teacher's primary metric; agreement is the share of first choices that are the teacher's; "
+    "parameters are without the heads; tokens/s is the encoder alone, ms/seq the same for a single "
+    "sequence. Unigram always guesses by frequency. Not trained: no term of the learner's "
+    "objective has trained the head that predicts it."
 )
 
 
@@ -41,31 +33,34 @@ def results_section(run: RunFiles) -> str:
 
 
 def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
-    headings = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
-    learners, unigram = evaluation["learners"], evaluation["unigram"]
-    rows = "".join(_row(name, facts, colour(run, name)) for name, facts in learners.items())
+    columns, learners = columns_of(evaluation), evaluation["learners"]
+    names = ["parameters", *(column.heading for column in columns), *SIZES_AND_SPEED]
+    headings = "".join(f"<th>{escape(name)}</th>" for name in names)
+    rows = "".join(
+        _row(name, facts, columns, colour(run, name)) for name, facts in learners.items()
+    )
+    baseline = "".join(f"<td>{score_of(evaluation['unigram'], one)}</td>" for one in columns)
     exports = "".join(
         f"<li>{escape(plain_name(name))}: <code>{escape(facts['export'])}</code></li>"
         for name, facts in learners.items()
         if "export" in facts
     )
-    nothing = "<td></td>" * (len(HEADINGS) - 3)  # the unigram has a loss and an accuracy only
+    nothing = "<td></td>" * len(SIZES_AND_SPEED)
     return (
         f'<div class="scroll"><table><thead><tr><th>learner</th>{headings}</tr></thead><tbody>'
-        f'{rows}<tr class="unigram"><td>unigram</td><td></td><td>{unigram["loss"]:.3f}</td>'
-        f"<td>{percent(unigram['accuracy'])}</td>{nothing}</tr></tbody></table>"
+        f'{rows}<tr class="unigram"><td>unigram</td><td></td>{baseline}{nothing}</tr>'
+        "</tbody></table>"
         f"</div><div><p>{LEGEND}</p>{'<p>In Hugging Face format:</p>' if exports else ''}"
         f"<ul>{exports}</ul></div>"
     )
 
 
-def _row(name: str, facts: dict[str, Any], colour: int) -> str:
+def _row(name: str, facts: dict[str, Any], columns: Sequence[Column], colour: int) -> str:
     retention = None if name == "teacher" else facts["retention"]
     agreement = facts["agreement"]
     cells = [
         short(facts["parameters"]),
-        nats(facts["loss"]),
-        percent(facts["accuracy"]),
+        *(score_of(facts, column) for column in columns),
         "" if retention is None else _bar(retention),
         "" if agreement is None else percent(agreement["top_1"]),
         short(facts["tokens_per_second"]),
@@ -83,16 +78,21 @@ def _bar(share: float) -> str:
 
 
 def _picture(run: RunFiles, evaluation: dict[str, Any]) -> str:
+    """Size against the primary metric, where that is a share and something has such a score."""
+    primary = primary_of(evaluation)
     points = [
-        Point(plain_name(name), colour(run, name), facts["parameters"], facts["accuracy"])
+        Point(plain_name(name), colour(run, name), facts["parameters"], facts[primary.name])
         for name, facts in evaluation["learners"].items()
-        if facts["accuracy"] is not None
+        if facts.get(primary.name) is not None
     ]
+    if primary.form != SHARE or not points:
+        return ""
+    unigram = evaluation["unigram"].get(primary.name)
     return scatter(
         "Size against quality",
-        "Held-out accuracy, by parameters on a log scale",
+        f"Held-out {primary.heading}, by parameters on a log scale",
         points,
-        Level("unigram", evaluation["unigram"]["accuracy"]),
+        None if unigram is None else Level("unigram", unigram),
         unit="parameters",
         form=short,
     )

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.scoring.column import Column
 
 
 def short(number: float) -> str:
@@ -19,14 +23,17 @@ def short(number: float) -> str:
 NOT_TRAINED = "not trained"
 
 
-def percent(share: float | None) -> str:
-    """0.1234 as 12.3%; None, the score of a head that nothing has trained, in words."""
-    return NOT_TRAINED if share is None else f"{share:.1%}"
+def percent(share: float) -> str:
+    """0.1234 as 12.3%."""
+    return f"{share:.1%}"
 
 
-def nats(loss: float | None) -> str:
-    """1.23456 as 1.235; None as in `percent`."""
-    return NOT_TRAINED if loss is None else f"{loss:.3f}"
+def score_of(facts: Mapping[str, Any], column: Column) -> str:
+    """A learner's score; in words, where nothing has trained its head; empty without the head."""
+    if column.name not in facts:
+        return ""
+    score = facts[column.name]
+    return NOT_TRAINED if score is None else column.written(score)
 
 
 def plain_name(learner: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 import configs
 from configs.strict_json import parse_json
 from trainer.run_folder import metrics
+from trainer.scoring.column import Column
 
 Floats = NDArray[np.float64]
 
@@ -24,6 +26,16 @@ def read_evaluation(file: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
     return dict(results) if whole else None
+
+
+def columns_of(evaluation: Mapping[str, Any]) -> list[Column]:
+    """The scores in a run's final results."""
+    return [Column(**column) for column in evaluation["columns"]]
+
+
+def primary_of(evaluation: Mapping[str, Any]) -> Column:
+    """The run's primary metric among them."""
+    return next(one for one in columns_of(evaluation) if one.name == evaluation["metric"])
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,11 @@ class RunFiles:
         scores = [(row["step"], metrics.held_out(row, learner, column)) for row in self.rows]
         found = np.array([(step, score) for step, score in scores if score is not None])
         return found.reshape(-1, 2)[:, 0], found.reshape(-1, 2)[:, 1]
+
+    def held_out_columns(self) -> set[str]:
+        """The names of the held-out scores that any learner has."""
+        found = (metrics.split_held_out(key) for row in self.rows for key in row)
+        return {parts[2] for parts in found if parts}
 
     def columns_of(self, learner: str) -> list[str]:
         """The columns of a learner, without its name, in the order of the file."""

@@ -1,50 +1,148 @@
-"""How well masked tokens and pairs are predicted: summed loss and right answers.
+"""The scores of a model's heads on held-out examples, and which metric each head has.
 
 Logits over the vocabulary are made a chunk at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline import MASKED, NO_LABEL, PAIRS
-from model import Capture, Features, Model
+from model import Capture, EncoderConfig, Features
 from trainer.batches import MicroBatch
+from trainer.scoring.column import ACCURACY, LOSS, PAIR_ACCURACY, Column
+from trainer.scoring.metric import Metric, SummedMetric
 from trainer.teacher_outputs import OutputProjection
 
 # Positions whose logits are alive together: 1024 x 50k x 4 bytes is 200 MB.
 CHUNK = 1024
-SUMS = 5
+UNIGRAM = LOSS.name, ACCURACY.name  # the scores that guessing by frequency has
+OVER_UNIGRAM = "_over_unigram"  # after the name of a column: what a score has over the baseline's
 
 
-def capture_for(model: Model) -> Capture:
-    """What `score` reads of a model's features besides its predictions."""
-    return Capture(last_hidden_state=bool(model.pooled_heads()))
+@dataclass(frozen=True)
+class ScoreInputs:
+    """What a metric reads of one micro-batch; `projection` is the model's own, if it has one."""
+
+    features: Features
+    projection: OutputProjection | None
+    batch: MicroBatch
 
 
-@torch.no_grad()
-def score(features: Features, projection: OutputProjection, batch: MicroBatch) -> Tensor:
-    """What is summed over held-out text, float32 [SUMS].
+class MaskedTokens(SummedMetric[ScoreInputs]):
+    """Cross-entropy (nats) and top-1 accuracy at masked positions."""
 
-    Cross-entropy (nats), right top-1 predictions and number of labelled positions; right
-    predictions and number of labelled pairs, 0 and 0 without a pair head.
+    head = MASKED
+    columns = LOSS, ACCURACY
+    size = 3
+
+    @torch.no_grad()
+    def of_batch(self, outputs: ScoreInputs) -> Tensor:
+        """Summed loss, right predictions and labelled positions: float32 [3]."""
+        inputs, target = outputs.features.vocabulary_input, outputs.batch.targets[MASKED].labels
+        assert inputs is not None
+        assert outputs.projection is not None
+        loss = inputs.new_zeros((), dtype=torch.float32)
+        right = loss.clone()
+        chunks = _logits(inputs, outputs.projection)
+        for logits, labels in zip(chunks, target.split(CHUNK), strict=True):
+            loss += F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
+            right += (logits.argmax(dim=-1) == labels).sum()
+        return torch.stack([loss, right, (target != NO_LABEL).sum()])
+
+    def finish(self, total: Tensor) -> dict[str, float]:
+        loss, right, masked = total.tolist()
+        return {LOSS.name: loss / masked, ACCURACY.name: right / masked} if masked else {}
+
+
+class HeadAccuracy(SummedMetric[ScoreInputs]):
+    """How many examples a head on the pooled state classifies right."""
+
+    size = 2
+
+    def __init__(self, head: str, column: Column) -> None:
+        self.head, self.columns = head, (column,)
+
+    @torch.no_grad()
+    def of_batch(self, outputs: ScoreInputs) -> Tensor:
+        """Right predictions and labelled examples: int64 [2]. The head's target has its name."""
+        labels = outputs.batch.row_labels(self.head)
+        right = (outputs.features.heads[self.head].argmax(dim=-1) == labels).sum()
+        return torch.stack([right, (labels != NO_LABEL).sum()])
+
+    def finish(self, total: Tensor) -> dict[str, float]:
+        right, examples = total.tolist()
+        return {self.columns[0].name: right / examples} if examples else {}
+
+
+_METRICS: dict[str, Metric[ScoreInputs]] = {}
+
+
+def register(metric: Metric[ScoreInputs]) -> None:
+    """Let the head that a metric is about have it: one each, with columns of its own.
+
+    A head on the pooled state without one has its accuracy, in the column ``HEAD_accuracy``.
     """
-    assert features.vocabulary_input is not None
-    loss = features.vocabulary_input.new_zeros((), dtype=torch.float32)
-    right, right_pairs, pairs = loss.clone(), loss.clone(), loss.clone()
-    labels = batch.targets[MASKED].labels.split(CHUNK)
-    for logits, targets in zip(_logits(features.vocabulary_input, projection), labels, strict=True):
-        loss += F.cross_entropy(logits, targets, ignore_index=NO_LABEL, reduction="sum")
-        right += (logits.argmax(dim=-1) == targets).sum()
-    if PAIRS in features.heads:
-        right_pairs += (features.heads[PAIRS].argmax(dim=-1) == batch.row_labels(PAIRS)).sum()
-        pairs += (batch.row_labels(PAIRS) != NO_LABEL).sum()
-    masked = (batch.targets[MASKED].labels != NO_LABEL).sum()
-    return torch.stack([loss, right, masked, right_pairs, pairs])
+    names = {column.name for one in _METRICS.values() for column in one.columns}
+    assert metric.head not in _METRICS, metric.head
+    assert names.isdisjoint(column.name for column in metric.columns), metric.head
+    _METRICS[metric.head] = metric
+
+
+register(MaskedTokens())
+register(HeadAccuracy(PAIRS, PAIR_ACCURACY))
+
+
+def metrics_of(model: EncoderConfig) -> tuple[Metric[ScoreInputs], ...]:
+    """The metrics of a model's heads."""
+    heads = [*([MASKED] if model.mlm_head else []), *([PAIRS] if model.pair_head else [])]
+    return tuple(
+        _METRICS.get(head) or HeadAccuracy(head, Column(f"{head}_accuracy", head))
+        for head in [*heads, *model.classifiers]
+    )
+
+
+def columns_of(metrics: Iterable[Metric[Any]]) -> dict[str, Column]:
+    """The scores that these metrics report, by name."""
+    return {column.name: column for metric in metrics for column in metric.columns}
+
+
+def primary_column(model: EncoderConfig, name: str | None) -> Column:
+    """The score of a teacher's `model` with this name; None: the accuracy of its first head."""
+    metrics = metrics_of(model)
+    return metrics[0].columns[-1] if name is None else columns_of(metrics)[name]
+
+
+def capture_for(metrics: Iterable[Metric[Any]]) -> Capture:
+    """What the metrics read of a model's features besides its predictions."""
+    return Capture(last_hidden_state=any(metric.head != MASKED for metric in metrics))
+
+
+def shown(
+    scores: Mapping[str, float | None], metrics: Iterable[Metric[Any]], trained: Iterable[str]
+) -> dict[str, float | None]:
+    """The scores by name; None where nothing has `trained` the head that they are about."""
+    heads = set(trained)
+    return {
+        column.name: scores[column.name] if metric.head in heads else None
+        for metric in metrics
+        for column in metric.columns
+        if column.name in scores
+    }
+
+
+def with_leads(scores: Mapping[str, float], unigram: Mapping[str, float]) -> dict[str, float]:
+    """The scores, and how far each is above that of guessing by frequency."""
+    leads = {
+        f"{name}{OVER_UNIGRAM}": scores[name] - unigram[name] for name in unigram if name in scores
+    }
+    return {**scores, **leads}
 
 
 @torch.no_grad()

@@ -258,14 +258,15 @@ def log_results(run: Any, folder: Path, step: int) -> None:
     They join the row of the last `step`, or, where W&B had that before, the summary alone.
     """
     try:
-        learners = parse_json((folder / "evaluation.json").read_bytes())["learners"]
+        results = parse_json((folder / "evaluation.json").read_bytes())
+        learners, scores = results["learners"], [one["name"] for one in results["columns"]]
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or a damaged file
         return
-    columns = ["parameters", "loss", "accuracy", "retention", "tokens_per_second"]
+    columns = ["parameters", *scores, "retention", "tokens_per_second"]
     table = wandb.Table(columns=["learner", *columns])
     for name, facts in learners.items():
-        table.add_data(name, *(facts[column] for column in columns))
-        known = [column for column in columns if facts[column] is not None]
+        table.add_data(name, *(facts.get(column) for column in columns))
+        known = [column for column in columns if facts.get(column) is not None]
         run.summary.update({f"final/{name}/{column}": facts[column] for column in known})
     media: dict[str, Any] = {"learners": table}
     report = folder / "report.html"

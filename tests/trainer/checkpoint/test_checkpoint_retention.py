@@ -24,6 +24,7 @@ METRICS = {100: 5.0, 200: 2.0, 300: None, 400: 3.0, 500: 2.0, 600: 4.0}
         (Retention(last=1, every=200), [], [200, 400, 600]),
         (Retention(last=1, best=1), [], [200, 600]),
         (Retention(last=1, best=3), [], [200, 400, 500, 600]),
+        (Retention(last=1, best=2, highest=True), [], [100, 600]),
         (Retention(last=1), [300], [300, 600]),
         (Retention(last=9), [], [100, 200, 300, 400, 500, 600]),
     ],

@@ -1,0 +1,31 @@
+"""The scores that metrics report: their names, how they are written, which way is better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHARE, NUMBER = "share", "number"  # how a score is written: 0.1234 as 12.3%, or as 0.123
+
+
+@dataclass(frozen=True)
+class Column:
+    """A score that a metric reports, by its name in ``metrics.jsonl`` and in configs."""
+
+    name: str
+    heading: str  # in tables
+    form: str = SHARE
+    higher_is_better: bool = True
+
+    def written(self, score: float) -> str:
+        """0.1234 as 12.3%, or as 0.123."""
+        return f"{score:.1%}" if self.form == SHARE else f"{score:.3f}"
+
+    def retention(self, score: float, reference: float) -> float | None:
+        """How much of the teacher's `reference` a student has; None where that says nothing."""
+        part, whole = (score, reference) if self.higher_is_better else (reference, score)
+        return part / whole if whole > 0 else None
+
+
+LOSS = Column("loss", "loss", NUMBER, higher_is_better=False)
+ACCURACY = Column("accuracy", "accuracy")
+PAIR_ACCURACY = Column("pair_accuracy", "pairs")

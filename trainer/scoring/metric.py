@@ -1,0 +1,131 @@
+"""Metrics: each takes something of every batch, adds it up over batches and ranks, and finishes.
+
+A `SummedMetric` adds up numbers; a `GatheredMetric` collects predictions and labels, for scores
+that are no mean over examples (F1, correlations). Both give the same on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.scoring.column import Column
+
+Outputs = TypeVar("Outputs", contravariant=True)
+
+
+class Metric(ABC, Generic[Outputs]):
+    """The scores of one head of a model."""
+
+    head: str  # whose predictions they are about: without training, they mean nothing
+    columns: tuple[Column, ...]
+
+    @abstractmethod
+    def of_batch(self, outputs: Outputs) -> Tensor:
+        """What counts of one micro-batch; runs where the model's weights can be read."""
+
+    @abstractmethod
+    def empty(self, device: torch.device) -> Tensor:
+        """What no batches come to."""
+
+    @abstractmethod
+    def joined(self, one: Tensor, other: Tensor) -> Tensor:
+        """What the batches of both come to."""
+
+    @abstractmethod
+    def over_ranks(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """What all ranks have together of each of `parts`. Collective, in one exchange."""
+
+    @abstractmethod
+    def finish(self, total: Tensor) -> dict[str, float]:
+        """The scores by the names of its columns; one that is not defined is left out."""
+
+
+class SummedMetric(Metric[Outputs]):
+    """Numbers that add up: `of_batch` returns [size], kept in float64."""
+
+    size: int
+
+    def empty(self, device: torch.device) -> Tensor:
+        return torch.zeros(self.size, dtype=torch.float64, device=device)
+
+    def joined(self, one: Tensor, other: Tensor) -> Tensor:
+        return one + other
+
+    def over_ranks(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        sums = torch.stack(list(parts))
+        dist.all_reduce(sums)
+        return list(sums)
+
+
+class GatheredMetric(Metric[Outputs]):
+    """Predictions with their labels: `of_batch` returns [examples, 2], float64 when joined."""
+
+    def empty(self, device: torch.device) -> Tensor:
+        return torch.zeros(0, 2, dtype=torch.float64, device=device)
+
+    def joined(self, one: Tensor, other: Tensor) -> Tensor:
+        return torch.cat([one, other.to(one)])
+
+    def over_ranks(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, [part.cpu() for part in parts])
+        return [torch.cat(list(ranks)) for ranks in zip(*everyone, strict=True)]
+
+    def finish(self, total: Tensor) -> dict[str, float]:
+        if not len(total):
+            return {}
+        predictions, labels = total.cpu().numpy().T
+        scores = self.scores(predictions, labels)
+        return {name: score for name, score in scores.items() if np.isfinite(score)}
+
+    @abstractmethod
+    def scores(
+        self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
+    ) -> Mapping[str, float]:
+        """The scores of all examples [N]; NaN where one is not defined."""
+
+
+class Tally:
+    """What some batches come to by several metrics."""
+
+    def __init__(self, metrics: Sequence[Metric[Any]], device: torch.device) -> None:
+        self.metrics = metrics
+        self.parts = [metric.empty(device) for metric in metrics]
+
+    def add(self, readings: Sequence[Tensor]) -> None:
+        """Count a batch: what each metric took of it."""
+        self.parts = [
+            metric.joined(part, reading)
+            for metric, part, reading in zip(self.metrics, self.parts, readings, strict=True)
+        ]
+
+    def finish(self) -> dict[str, float]:
+        """The scores of all metrics, by column."""
+        found: dict[str, float] = {}
+        for metric, part in zip(self.metrics, self.parts, strict=True):
+            found |= metric.finish(part)
+        return found
+
+
+def share_over_ranks(tallies: Sequence[Tally]) -> None:
+    """Make each tally, of the same metrics, that of all ranks. Collective."""
+    for number, metric in enumerate(tallies[0].metrics if tallies else ()):
+        whole = metric.over_ranks([tally.parts[number] for tally in tallies])
+        for tally, part in zip(tallies, whole, strict=True):
+            tally.parts[number] = part
+
+
+def joined(tallies: Sequence[Tally], device: torch.device) -> Tally:
+    """One tally of all batches that these, of the same metrics, have counted."""
+    whole = Tally(tallies[0].metrics, device)
+    for tally in tallies:
+        whole.add(tally.parts)
+    return whole
