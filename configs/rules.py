@@ -159,6 +159,16 @@ class NotEmpty(Rule):
 
 
 @dataclass(frozen=True)
+class Filled(NotEmpty):
+    """Lists and mappings of at least one value."""
+
+    whole: ClassVar[bool] = True
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"minItems": 1, "minProperties": 1}
+
+
+@dataclass(frozen=True)
 class Length(Rule):
     """Lists of so many items."""
 

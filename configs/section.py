@@ -49,6 +49,12 @@ def declare_fields(schema: type[Section], kinds: Mapping[str, Any]) -> None:
     hints_of.cache_clear()
 
 
+def within(section: str, refusals: Iterator[Refusal]) -> Iterator[Refusal]:
+    """Refusals of a section, as those of what it is in; an empty key means the section itself."""
+    for key, why in refusals:
+        yield f"{section}.{key}" if key else section, why
+
+
 @functools.cache
 def annotated_hints(schema: Any) -> dict[str, Any]:
     """The types of a dataclass's fields, by name, with what is said about them."""

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     ".": "configs data_pipeline model cluster trainer commands tandem",
     "configs": (
-        "errors strict_json yaml_text typed bounds rules section declared json_schema reference "
+        "errors strict_json yaml_text typed rules section declared json_schema reference "
         "loading devices studies"
     ),
     "data_pipeline": (

@@ -170,4 +170,4 @@ class JobConfig(Section):
         yield from conflicts_in_order(self.rollback)
         yield from conflicts_of_roles(self.teacher, self.students)
         yield from conflicts_about_metrics(self.teacher, self.students, self.evaluation.metric)
-        yield from conflicts_with_data(self.teacher, self.students, self.data, self.seed)
+        yield from conflicts_with_data(self.teacher, self.students, self.data)

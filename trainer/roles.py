@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from configs.section import Refusal
+from configs.section import Refusal, within
 from data_pipeline import DataConfig
 from model import EncoderConfig
 from trainer.learner_config import BudgetConfig, InitConfig, LearnerConfig, StartConfig
@@ -25,21 +25,19 @@ def conflicts_of_roles(teacher: LearnerConfig, students: Students) -> Iterator[R
 
 
 def conflicts_with_data(
-    teacher: LearnerConfig, students: Students, data: DataConfig, seed: int
+    teacher: LearnerConfig, students: Students, data: DataConfig
 ) -> Iterator[Refusal]:
     """Objectives about what data or teacher do not have; those of late students too."""
     packings = [packing for _, packing in data.lengths_and_packings()]
     masked = data.masking.highest_rate > 0
     learners = {f"students.{name}": config for name, config in students.items()}
     for section, config in {"teacher": teacher, **learners}.items():
-        try:
-            config.objective.require_data(packings, masked)
-            if teacher.masked_only:
-                config.objective.require_predictions_only(is_teacher=config is teacher)
-            config.build_objective(teacher.model, seed)
-        except ValueError as error:
-            key, _, why = str(error).partition(": ")
-            yield f"{section}.objective.{key}", why
+        objective, key = config.objective, f"{section}.objective"
+        yield from within(key, objective.conflicts_with_data(packings, masked))
+        if teacher.masked_only:
+            yield from within(key, objective.conflicts_with_masked_only(config is teacher))
+        pair = config.model, teacher.model
+        yield from within(key, objective.misfits(*pair, config.progressive is not None))
 
 
 def conflicts_about_metrics(
@@ -55,12 +53,6 @@ def conflicts_about_metrics(
         if threshold and threshold.metric is not None and threshold.metric not in known:
             why = f"must be one of {', '.join(known)}, not {threshold.metric}"
             yield f"students.{name}.start.teacher.metric", why
-
-
-def within(section: str, refusals: Iterator[Refusal]) -> Iterator[Refusal]:
-    """Refusals of a section, as those of what it is in."""
-    for key, why in refusals:
-        yield f"{section}.{key}" if key else section, why
 
 
 def _conflicts_of_student(

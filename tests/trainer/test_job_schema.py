@@ -54,7 +54,7 @@ def test_a_batch_may_be_stated_in_tokens():
         ("teacher.objective.mlm.weight={0: 1, 00: 2}", "teacher.objective.mlm.weight: 0 is there"),
         (
             "students.tinybert.objective.hidden_mse.layer_weights=[1, 1, 1, 1, -1]",
-            "students.tinybert.objective.hidden_mse.layer_weights: must be 0 to 1000000, not -1",
+            "students.tinybert.objective.hidden_mse.layer_weights[4]: must be 0 to 1000000, not -1",
         ),
         (
             "students.tinybert.objective.hidden_mse.layer_weights=[1]",
@@ -86,7 +86,7 @@ def test_a_batch_may_be_stated_in_tokens():
         ),
         (
             "students.distilbert.objective.soft_kl.temperature={0: 9e18}",
-            "temperature: must be positive",
+            "temperature.0: must be positive",
         ),
         ("seed=9223372036854775808", "seed: 9223372036854775808 does not fit into 64 bits"),
         ("watch.hang_timeout_s=1e300", "watch.hang_timeout_s: must be positive, and at most 1e+09"),

@@ -20,6 +20,5 @@ def trained_heads(config: LearnerConfig, counters: LearnerState, step: int) -> f
     return frozenset(counters.given_heads).union(
         term.head
         for term in config.objective.terms().values()
-        if term.head is not None
-        and StepSchedule.read(term.weight, "weight").weighs_between(begin, own_steps)
+        if term.head is not None and StepSchedule.read(term.weight).weighs_between(begin, own_steps)
     )

@@ -12,15 +12,19 @@ Layers count from 1; layer 0 is the embedding output. With M student and N teach
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
-Layers = str | list[int] | dict[int, int]  # in YAML
+from configs.rules import OneOf
+
 STRATEGIES = ("uniform", "top", "bottom", "skip", "last", "final")
+# In YAML.
+Layers = Annotated[str, OneOf(*STRATEGIES)] | list[int] | dict[int, int]
 
 
 def map_layers(layers: Layers, student_layers: int, teacher_layers: int) -> dict[int, int]:
     """Student layer -> teacher layer, for a strategy, a list for all of ours, or {ours: theirs}.
 
-    Raises ValueError when a named map does not exist or layers are not there.
+    Raises ValueError, saying why, when a named map does not exist or layers are not there.
     """
     if isinstance(layers, str):
         return _named(layers, student_layers, teacher_layers)
@@ -30,7 +34,7 @@ def map_layers(layers: Layers, student_layers: int, teacher_layers: int) -> dict
         for ours, theirs in mapped.items()
     ):
         raise ValueError(
-            f"layers: must lie between 1 and {student_layers} (ours), {teacher_layers} (the "
+            f"layers must lie between 1 and {student_layers} (ours), {teacher_layers} (the "
             "teacher's)"
         )
     return mapped
@@ -49,30 +53,23 @@ def _explicit(layers: list[int] | dict[int, int], student_layers: int) -> dict[i
     if isinstance(layers, dict):
         return dict(sorted(layers.items()))
     if len(layers) != student_layers:
-        raise ValueError(f"layers: lists {len(layers)} teacher layers for {student_layers} of ours")
+        raise ValueError(f"lists {len(layers)} teacher layers for {student_layers} of ours")
     return dict(enumerate(layers, start=1))
 
 
 def _named(strategy: str, student_layers: int, teacher_layers: int) -> dict[int, int]:
-    if strategy not in STRATEGIES:
-        raise ValueError(
-            f"layers: must be one of {', '.join(STRATEGIES)}, a list or {{ours: the teacher's}}, "
-            f"not {strategy}"
-        )
     if strategy == "final":
         return {student_layers: teacher_layers}
     if student_layers > teacher_layers:
-        raise ValueError(
-            f"layers: {student_layers} layers cannot map onto a teacher's {teacher_layers}"
-        )
+        raise ValueError(f"{student_layers} layers cannot map onto a teacher's {teacher_layers}")
     stride, rest = divmod(teacher_layers, student_layers)
     if rest and strategy in ("uniform", "skip"):
         raise ValueError(
-            f"layers: no {strategy} map of {student_layers} layers onto {teacher_layers}; list them"
+            f"no {strategy} map of {student_layers} layers onto {teacher_layers}; list them"
         )
     ours = range(1, student_layers + (strategy not in ("skip", "last")))
     if not ours:
-        raise ValueError(f"layers: {strategy} leaves nothing of a single layer")
+        raise ValueError(f"{strategy} leaves nothing of a single layer")
     if strategy in ("uniform", "skip"):
         return {layer: layer * stride for layer in ours}
     shift = 0 if strategy == "bottom" else teacher_layers - student_layers

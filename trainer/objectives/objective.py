@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from configs.section import Section, declare_fields
+from configs.section import Refusal, Section, declare_fields, within
 from data_pipeline import MASKED
 from model import Capture, EncoderConfig, ModelShape
 from trainer.denominators import Totals
@@ -54,16 +54,17 @@ class ObjectiveConfig(Section):
         """Whether any term compares with a teacher."""
         return any(section.source == TEACHER for section in self.terms().values())
 
-    def require_predictions_only(self, is_teacher: bool) -> None:
-        """Raise ValueError, naming the term, if any needs a teacher's states at every position.
+    def conflicts_with_masked_only(self, is_teacher: bool) -> Iterator[Refusal]:
+        """The terms that need a teacher's states at every position.
 
         Pairs are read from the states of the learner itself.
         """
         for name, section in self.terms().items():
             if section.reads_states or (is_teacher and section.reads_all_positions):
-                raise ValueError(
-                    f"{name}: needs more than predictions at masked positions, so "
-                    f"teacher.masked_only must be false"
+                yield (
+                    name,
+                    "needs more than predictions at masked positions, so teacher.masked_only must "
+                    "be false",
                 )
 
     def equip(self, model: EncoderConfig) -> EncoderConfig:
@@ -78,14 +79,28 @@ class ObjectiveConfig(Section):
             model = dataclasses.replace(model, mlm_head=False)
         return model
 
-    def require_data(self, packings: Collection[str], masked: bool) -> None:
-        """Raise ValueError, naming the term, unless sequences have what it is about.
+    def conflicts_with_data(self, packings: Collection[str], masked: bool) -> Iterator[Refusal]:
+        """The terms that are about what sequences do not have.
 
         `packings` are those of the data; `masked` is whether positions are masked.
         """
         for name, section in self.terms().items():
             for reason in section.refusals(packings, masked):
-                raise ValueError(f"{name}: {reason}")
+                yield name, reason
+
+    def misfits(
+        self, learner: ModelShape, teacher: ModelShape, is_transferred: bool
+    ) -> Iterator[Refusal]:
+        """Why a term does not fit this pair of models, with a progressive transfer or without."""
+        for name, section in self.terms().items():
+            found = list(section.misfits(learner, teacher))
+            yield from within(name, iter(found))
+            if is_transferred and isinstance(section, LayerTermConfig) and not found:
+                for layer in sorted(section.left_out(learner, teacher)):
+                    yield (
+                        f"{name}.layers",
+                        f"leaves out {layer}, and progressive needs each of ours",
+                    )
 
     def between_layers(self) -> list[str]:
         """The terms that are between layers of student and teacher."""
@@ -133,6 +148,8 @@ class Objective(nn.Module):
         Raises ValueError, naming the term, when one does not fit this pair of models.
         """
         super().__init__()
+        for key, why in config.misfits(learner, teacher, transfer is not None):
+            raise ValueError(f"{key}: {why}")
         self.transfer = transfer
         self.terms = nn.ModuleDict(_build(config, learner, teacher, transfer))
         self._initialise(learner.initializer_range, seed)
@@ -278,12 +295,7 @@ def _build(
 ) -> Mapping[str, Term]:
     terms = {}
     for name, section in config.terms().items():
-        try:
-            terms[name] = term = section.build(learner, teacher)
-            if isinstance(term, LayerTerm) and transfer is not None:
-                term.transfer_by(transfer)
-        except ValueError as error:
-            keys = {field.name for field in dataclasses.fields(section)}
-            joint = "." if str(error).partition(":")[0] in keys else ": "
-            raise ValueError(f"{name}{joint}{error}") from error
+        terms[name] = term = section.build(learner, teacher)
+        if isinstance(term, LayerTerm) and transfer is not None:
+            term.transfer_by(transfer)
     return terms

@@ -5,10 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-Setting = float | dict[int, float]  # in YAML
+from configs.rules import INDEX, Filled
+
+# In YAML: a number, or values by step.
+Setting = float | Annotated[dict[Annotated[int, INDEX], float], Filled()]
 
 
 @dataclass(frozen=True)
@@ -23,14 +27,10 @@ class StepSchedule:
     values: tuple[float, ...]
 
     @classmethod
-    def read(cls, setting: Setting, key: str) -> StepSchedule:
-        """The meaning of a YAML value; raises ValueError, beginning with `key`, if it has none."""
+    def read(cls, setting: Setting) -> StepSchedule:
+        """The meaning of a YAML value."""
         if not isinstance(setting, Mapping):
             setting = {0: setting}
-        if not setting or min(setting) < 0:
-            raise ValueError(
-                f"{key}: must be a number, or values at steps from 0 on: {{0: 1.0, 10000: 0.1}}"
-            )
         return cls(*zip(*sorted(setting.items()), strict=True))
 
     def segment(self, step: int) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from configs.bounds import WEIGHT, require_bounds
+from configs.rules import WEIGHT, Doc
+from configs.section import Refusal, Section
 from data_pipeline import MASKED
 from model import Capture, EncoderConfig, Features, ModelShape
 from trainer.batches import MicroBatch
@@ -65,20 +66,26 @@ class LossInputs:
     step: int = 0
 
 
+Weight = Annotated[
+    Setting,
+    WEIGHT,
+    Doc("Weight in the objective: a number, or `{step: value, ...}` over the learner's steps."),
+]
+
+
 @dataclass
-class TermConfig(ABC):
-    """The YAML section of a term.
+class TermConfig(Section, ABC):
+    """The YAML section of a term; a number that may change (`Setting`) is kept as written."""
 
-    A number that may change (`StepSchedule`) is validated here and kept as it was written.
-    """
+    weight: Weight = 1.0
 
-    weight: Setting = 1.0  # a number, or {step: value, ...} over the learner's own steps
+    def conflicts(self) -> Iterator[Refusal]:
+        if not any(StepSchedule.read(self.weight).values):
+            yield "weight", "must not be 0 at every step; null ends a term"
 
-    def __post_init__(self) -> None:
-        """Refuse weights that teach nothing, or the opposite."""
-        require_bounds(self, weight=WEIGHT)
-        if not any(StepSchedule.read(self.weight, "weight").values):
-            raise ValueError("weight: must not be 0 at every step; null ends a term")
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        """Why it does not fit this pair of models; an empty key means the term as a whole."""
+        yield from ()
 
     @property
     def source(self) -> str | None:
@@ -116,7 +123,7 @@ class TermConfig(ABC):
 
     @abstractmethod
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        """The term for this pair of models; ValueError, saying why, if it does not fit them."""
+        """The term for this pair of models, which it fits."""
 
 
 class Term(nn.Module, ABC):
@@ -131,7 +138,7 @@ class Term(nn.Module, ABC):
 
     def __init__(self, config: TermConfig) -> None:
         super().__init__()
-        self.weight = StepSchedule.read(config.weight, "weight")
+        self.weight = StepSchedule.read(config.weight)
         self.source = config.source
 
     @abstractmethod
@@ -205,22 +212,53 @@ def weigh_positions(inputs: LossInputs, positions: str) -> Tensor:
     return inputs.batch.attention_mask.flatten().float()
 
 
+LayerMap = Annotated[
+    Layers,
+    Doc(
+        "Which layer of the teacher each of ours learns from: by name, as a list for all of ours, "
+        "or as `{ours: the teacher's}`."
+    ),
+]
+
+
 @dataclass
 class LayerTermConfig(TermConfig):
-    """The YAML section of a term over pairs of layers.
+    """The YAML section of a term over pairs of layers, which count from 1."""
 
-    layers: uniform, top, bottom, skip, last, final, a list with a teacher layer for each of ours,
-    or {ours: the teacher's}; layers count from 1. layer_weights: one for each pair; a pair that
-    weighs 0 costs nothing.
-    """
+    layers: LayerMap = "uniform"
+    layer_weights: Annotated[
+        list[float] | None,
+        WEIGHT,
+        Doc("Of each pair of layers; a pair that weighs 0 costs nothing; null: 1 each."),
+    ] = None
 
-    layers: Layers = "uniform"
-    layer_weights: list[float] | None = None
+    @property
+    def above(self) -> tuple[int, ...]:
+        """Layers that are compared with the teacher's of the same number, before the others."""
+        return ()
 
-    def __post_init__(self) -> None:
-        """Refuse weights that teach the opposite."""
-        super().__post_init__()
-        require_bounds(self, layer_weights=WEIGHT)
+    def layer_map(self, student: ModelShape, teacher: ModelShape) -> dict[int, int]:
+        """Layers of ours, and the teacher's that each learns from; ValueError if there are none."""
+        mapped = map_layers(self.layers, student.layers, teacher.layers)
+        return {**{layer: layer for layer in self.above}, **mapped}
+
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        try:
+            layers = len(self.layer_map(student, teacher))
+        except ValueError as error:
+            yield "layers", str(error)
+            return
+        if self.layer_weights is not None and len(self.layer_weights) != layers:
+            yield "layer_weights", f"lists {len(self.layer_weights)} weights for {layers} layers"
+        elif self.layer_weights is not None and not any(self.layer_weights):
+            yield "layer_weights", "one must not be 0"
+
+    def left_out(self, student: ModelShape, teacher: ModelShape) -> set[int]:
+        """The layers of ours that it does not teach."""
+        layers = self.layer_map(student, teacher)
+        weights = self.layer_weights or [1.0] * len(layers)
+        taught = {ours for ours, weight in zip(layers, weights, strict=True) if weight}
+        return set(range(1, student.layers + 1)) - taught
 
 
 class LayerPair(NamedTuple):
@@ -246,19 +284,10 @@ class LayerTerm(Term):
         config: LayerTermConfig,
         student: ModelShape,
         teacher: ModelShape,
-        above: tuple[int, ...] = (),
     ) -> None:
-        """`above` are layers that are compared with the teacher's of the same number, first."""
         super().__init__(config)
-        mapped = map_layers(config.layers, student.layers, teacher.layers)
-        self.map = {**{layer: layer for layer in above}, **mapped}
+        self.map = config.layer_map(student, teacher)
         self.weights = config.layer_weights or [1.0] * len(self.map)
-        if len(self.weights) != len(self.map):
-            raise ValueError(
-                f"layer_weights: lists {len(self.weights)} weights for {len(self.map)} layers"
-            )
-        if not any(self.weights):
-            raise ValueError("layer_weights: one must not be 0")
         self.final_layers = self.teacher_layers = teacher.layers
         self.transfer: Transfer | None = None  # one layer at a time, once set
 
@@ -275,13 +304,7 @@ class LayerTerm(Term):
         return torch.stack(losses).sum() / divisor, found[0][1]
 
     def transfer_by(self, transfer: Transfer) -> None:
-        """Compare one layer at a time while `transfer` lasts; ValueError where some would wait."""
-        weighty = {ours for ours, weight in zip(self.map, self.weights, strict=True) if weight}
-        missing = set(range(1, transfer.layers + 1)) - weighty
-        if missing:
-            raise ValueError(
-                f"layers: leaves out {min(missing)}, and progressive needs each of ours"
-            )
+        """Compare one layer at a time while `transfer` lasts."""
         self.transfer = transfer
 
     def pairs(self, step: int) -> list[LayerPair]:

@@ -63,6 +63,6 @@ def factor(config: ScheduleConfig, step: int, steps: float, time_used: float = 0
         "cosine": (1 + math.cos(math.pi * done)) / 2,
         "constant": 1.0,
         "wsd": min(1.0, (1 - done) / config.decay_fraction),
-        "points": StepSchedule.read(config.points, "points").at(step) if config.points else 0.0,
+        "points": StepSchedule.read(config.points).at(step) if config.points else 0.0,
     }[config.kind]
     return warm * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)

@@ -5,11 +5,12 @@ Between two layers with local windows they are over the pairs within the wider o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from configs.section import Refusal
 from model import QKV, ModelShape
 from trainer.denominators import ATTENDED, ATTENDED_PAIRS
 from trainer.losses.relations import (
@@ -18,8 +19,8 @@ from trainer.losses.relations import (
     attention_mse,
     relation_kl,
 )
-from trainer.objectives.layer_maps import Layers
 from trainer.objectives.term import (
+    LayerMap,
     LayerPair,
     LayerTerm,
     LayerTermConfig,
@@ -34,7 +35,17 @@ MatrixLoss = Callable[[Matrix, Matrix, Tensor, int], tuple[Tensor, Tensor]]
 
 @register("attention_mse", order=100)
 @dataclass
-class AttentionMSE(LayerTermConfig):
+class MatrixTermConfig(LayerTermConfig):
+    """The YAML section of a term between a matrix of each head and the teacher's."""
+
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        yield from super().misfits(student, teacher)
+        if student.heads != teacher.heads:
+            yield "", "student and teacher must have the same number of heads"
+
+
+@dataclass
+class AttentionMSE(MatrixTermConfig):
     """Mean squared error of pre-softmax attention scores, summed over layers (TinyBERT)."""
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
@@ -44,7 +55,7 @@ class AttentionMSE(LayerTermConfig):
 
 @register("attention_transfer", order=130)
 @dataclass
-class AttentionTransfer(LayerTermConfig):
+class AttentionTransfer(MatrixTermConfig):
     """Cross-entropy of attention distributions, mean over layers (MobileBERT)."""
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
@@ -54,10 +65,10 @@ class AttentionTransfer(LayerTermConfig):
 
 @register("attention_relation", order=160)
 @dataclass
-class AttentionRelation(LayerTermConfig):
+class AttentionRelation(MatrixTermConfig):
     """KL divergence of attention distributions, of the last layer (MiniLM). Summed over layers."""
 
-    layers: Layers = "final"
+    layers: LayerMap = "final"
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
@@ -66,10 +77,10 @@ class AttentionRelation(LayerTermConfig):
 
 @register("value_relation", order=170)
 @dataclass
-class ValueRelation(LayerTermConfig):
+class ValueRelation(MatrixTermConfig):
     """KL divergence of softmax(V V' / sqrt(D)), of the last layer (MiniLM). Summed over layers."""
 
-    layers: Layers = "final"
+    layers: LayerMap = "final"
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
@@ -93,8 +104,6 @@ class MatrixTerm(LayerTerm):
     ) -> None:
         """`factors` name what the matrix is a product of, as fields of `model.QKV`."""
         super().__init__(config, student, teacher)
-        if student.heads != teacher.heads:
-            raise ValueError("student and teacher must have the same number of heads")
         self.student, self.teacher = student, teacher
         self.loss, self.factors, self.averaged, self.denominator = (
             loss,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from configs.bounds import require_choice
+from configs.rules import Doc, OneOf
+from configs.section import Refusal
 from data_pipeline import MASKED
 from model import Capture, ModelShape
 from trainer.denominators import ATTENDED, ROWS
@@ -20,16 +22,16 @@ from trainer.losses.states import (
     patient_mse,
     variance_difference,
 )
-from trainer.objectives.layer_maps import Layers
-from trainer.objectives.step_schedule import Setting
 from trainer.objectives.term import (
     POSITIONS,
+    LayerMap,
     LayerPair,
     LayerTerm,
     LayerTermConfig,
     LossInputs,
     Term,
     TermConfig,
+    Weight,
     register,
 )
 
@@ -39,12 +41,10 @@ from trainer.objectives.term import (
 class Cosine(TermConfig):
     """1 - cos between last hidden states at attended, or at masked, positions (DistilBERT)."""
 
-    positions: str = ATTENDED
+    positions: Annotated[str, OneOf(*POSITIONS), Doc("The positions that count.")] = ATTENDED
 
-    def __post_init__(self) -> None:
-        """Refuse unknown positions."""
-        super().__post_init__()
-        require_choice(self, positions=POSITIONS)
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        yield from unequal_widths(student, teacher)
 
     @property
     def reads_masked(self) -> bool:
@@ -53,7 +53,6 @@ class Cosine(TermConfig):
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
-        _require_one_width(student, teacher)
         return CosineTerm(self)
 
 
@@ -98,11 +97,15 @@ class HiddenMSE(LayerTermConfig):
     here and the term `embedding`, with a projection of its own.
     """
 
-    embedding: bool = True
+    embedding: Annotated[bool, Doc("Compare the embedding output by the same projection.")] = True
+
+    @property
+    def above(self) -> tuple[int, ...]:
+        return (0,) if self.embedding else ()
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
-        return HiddenTerm(self, student, teacher, above=(0,) if self.embedding else ())
+        return HiddenTerm(self, student, teacher)
 
 
 @register("embedding", order=80)
@@ -125,9 +128,8 @@ class HiddenTerm(LayerTerm):
         config: HiddenMSE,
         student: ModelShape,
         teacher: ModelShape,
-        above: tuple[int, ...],
     ) -> None:
-        super().__init__(config, student, teacher, above)
+        super().__init__(config, student, teacher)
         self.projection = nn.Linear(student.hidden_size, teacher.hidden_size)
 
     def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
@@ -169,11 +171,14 @@ class EmbeddingTerm(Term):
 class PKD(LayerTermConfig):
     """Squared distance of normalised [CLS] states, mean over layers and width (PKD's code)."""
 
-    layers: Layers = "skip"
+    layers: LayerMap = "skip"
+
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        yield from super().misfits(student, teacher)
+        yield from unequal_widths(student, teacher)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
-        _require_one_width(student, teacher)
         return PatientTerm(self, student, teacher)
 
 
@@ -197,11 +202,14 @@ class PatientTerm(LayerTerm):
 class FeatureMaps(LayerTermConfig):
     """Mean squared error of states normalised over their width, mean over layers (MobileBERT)."""
 
-    weight: Setting = 100.0
+    weight: Weight = 100.0
+
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        yield from super().misfits(student, teacher)
+        yield from unequal_widths(student, teacher)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
-        _require_one_width(student, teacher)
         return StateTransferTerm(self, student, teacher, feature_map_mse)
 
 
@@ -210,7 +218,7 @@ class FeatureMaps(LayerTermConfig):
 class MeanTransfer(LayerTermConfig):
     """Squared difference of the states' means over their width, mean over layers (MobileBERT)."""
 
-    weight: Setting = 5000.0
+    weight: Weight = 5000.0
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
@@ -222,7 +230,7 @@ class MeanTransfer(LayerTermConfig):
 class VarianceTransfer(LayerTermConfig):
     """Distance of the states' variances over their width, mean over layers (MobileBERT)."""
 
-    weight: Setting = 5.0
+    weight: Weight = 5.0
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """See `TermConfig.build`."""
@@ -252,6 +260,7 @@ class StateTransferTerm(LayerTerm):
         return [self.loss(ours[pair.ours], theirs[pair.theirs], mask) for pair in pairs]
 
 
-def _require_one_width(student: ModelShape, teacher: ModelShape) -> None:
+def unequal_widths(student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+    """That states of other widths cannot be compared as they are."""
     if student.hidden_size != teacher.hidden_size:
-        raise ValueError("student and teacher must have the same hidden_size")
+        yield "", "student and teacher must have the same hidden_size"

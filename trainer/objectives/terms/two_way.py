@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from configs.bounds import require_bounds
+from configs.rules import Doc
 from data_pipeline import MASKED
 from model import ModelShape
 from trainer.learner_names import student_key
 from trainer.losses.rows import RowLoss, kl_divergence_rows
-from trainer.objectives.step_schedule import Setting, StepSchedule
+from trainer.objectives.step_schedule import StepSchedule
 from trainer.objectives.term import LossInputs, VocabularyTerm, register, weigh_positions
-from trainer.objectives.terms.vocabulary import TEMPERATURE, VocabularyTermConfig
+from trainer.objectives.terms.vocabulary import Temperature, VocabularyTermConfig
 
 
 @register("from_student", order=180)
@@ -24,18 +25,13 @@ class FromStudent(VocabularyTermConfig):
     done.
     """
 
-    student: str = ""
-    temperature: Setting = 1.0  # a number, or {step: value, ...}
+    student: Annotated[str, Doc("The student that the teacher learns from, by name.")] = ""
+    temperature: Temperature = 1.0
 
     @property
     def source(self) -> str | None:
         """See `TermConfig.source`."""
         return student_key(self.student)
-
-    def __post_init__(self) -> None:
-        """Refuse temperatures that mean nothing."""
-        super().__post_init__()
-        require_bounds(self, temperature=TEMPERATURE)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
         """See `TermConfig.build`."""
@@ -50,7 +46,7 @@ class FromStudentTerm(VocabularyTerm):
 
     def __init__(self, config: FromStudent) -> None:
         super().__init__(config)
-        self.temperature = StepSchedule.read(config.temperature, "temperature")
+        self.temperature = StepSchedule.read(config.temperature)
 
     def row_loss(self, inputs: LossInputs) -> RowLoss:
         """See `VocabularyTerm.row_loss`."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
-from configs.bounds import positive, require_bounds, require_choice
+from configs.rules import FRACTION, Doc, OneOf, positive
+from configs.section import Refusal
 from data_pipeline import MASKED
 from model import ModelShape
 from trainer.losses.rows import (
@@ -23,7 +26,11 @@ from trainer.objectives.term import (
     weigh_positions,
 )
 
-TEMPERATURE = positive(1000.0)
+Temperature = Annotated[
+    Setting,
+    positive(1000.0),
+    Doc("T: a number, or `{step: value, ...}` over the learner's steps."),
+]
 
 
 @dataclass
@@ -49,21 +56,20 @@ class VocabularyTermConfig(TermConfig):
 @register("soft_kl", order=40)
 @dataclass
 class SoftKL(VocabularyTermConfig):
-    """T^2 KL(softmax(t / T) || softmax(s / T)) over the vocabulary (Hinton; DistilBERT; PKD).
+    """T^2 KL(softmax(t / T) || softmax(s / T)) over the vocabulary (Hinton; DistilBERT; PKD)."""
 
-    positions: masked, or attended as in DistilBERT's code by default, at two to three times a small
-    student's cost. mean_over_labels divides by the size of the vocabulary too, as PKD's code does.
-    """
+    temperature: Temperature = 1.0
+    positions: Annotated[
+        str,
+        OneOf(*POSITIONS),
+        Doc("attended: as in DistilBERT's code, at two to three times a small student's cost."),
+    ] = MASKED
+    mean_over_labels: Annotated[
+        bool, Doc("Divide by the size of the vocabulary too, as PKD's code does.")
+    ] = False
 
-    temperature: Setting = 1.0  # a number, or {step: value, ...}
-    positions: str = MASKED
-    mean_over_labels: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse temperatures that mean nothing, and unknown positions."""
-        super().__post_init__()
-        require_bounds(self, temperature=TEMPERATURE)
-        require_choice(self, positions=POSITIONS)
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        yield from unequal_vocabularies(student, teacher)
 
     @property
     def reads_masked(self) -> bool:
@@ -72,7 +78,6 @@ class SoftKL(VocabularyTermConfig):
 
     def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
         """See `TermConfig.build`."""
-        _require_one_vocabulary(student, teacher)
         return SoftTargetsTerm(self, student.vocab_size)
 
 
@@ -84,7 +89,7 @@ class SoftTargetsTerm(VocabularyTerm):
     def __init__(self, config: SoftKL, vocabulary: int) -> None:
         super().__init__(config)
         self.denominator = config.positions
-        self.temperature = StepSchedule.read(config.temperature, "temperature")
+        self.temperature = StepSchedule.read(config.temperature)
         self.divisor = vocabulary if config.mean_over_labels else 1
 
     def row_loss(self, inputs: LossInputs) -> RowLoss:
@@ -101,20 +106,19 @@ class SoftTargetsTerm(VocabularyTerm):
 class SoftCrossEntropy(VocabularyTermConfig):
     """-softmax(t / T) . log softmax(s / T), no T^2 (TinyBERT's prediction layer, eq. 10).
 
-    At masked positions. mean_over_labels, as in its code, divides by the size of the vocabulary.
+    At masked positions.
     """
 
-    temperature: Setting = 1.0  # a number, or {step: value, ...}
-    mean_over_labels: bool = True
+    temperature: Temperature = 1.0
+    mean_over_labels: Annotated[
+        bool, Doc("Divide by the size of the vocabulary, as TinyBERT's code does.")
+    ] = True
 
-    def __post_init__(self) -> None:
-        """Refuse temperatures that mean nothing."""
-        super().__post_init__()
-        require_bounds(self, temperature=TEMPERATURE)
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        yield from unequal_vocabularies(student, teacher)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
         """See `TermConfig.build`."""
-        _require_one_vocabulary(student, teacher)
         return PredictionTerm(self, student.vocab_size)
 
 
@@ -126,7 +130,7 @@ class PredictionTerm(VocabularyTerm):
 
     def __init__(self, config: SoftCrossEntropy, vocabulary: int) -> None:
         super().__init__(config)
-        self.temperature = StepSchedule.read(config.temperature, "temperature")
+        self.temperature = StepSchedule.read(config.temperature)
         self.divisor = vocabulary if config.mean_over_labels else 1
 
     def row_loss(self, inputs: LossInputs) -> RowLoss:
@@ -147,16 +151,15 @@ class Blended(VocabularyTermConfig):
     teacher's distribution.
     """
 
-    teacher_fraction: float = 0.5
+    teacher_fraction: Annotated[
+        float, FRACTION, Doc("a: what the teacher's distribution weighs against the label.")
+    ] = 0.5
 
-    def __post_init__(self) -> None:
-        """Refuse shares that are none."""
-        super().__post_init__()
-        require_bounds(self, teacher_fraction=(0.0, 1.0))
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        yield from unequal_vocabularies(student, teacher)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
         """See `TermConfig.build`."""
-        _require_one_vocabulary(student, teacher)
         return BlendedTerm(self)
 
 
@@ -178,6 +181,7 @@ class BlendedTerm(VocabularyTerm):
         )
 
 
-def _require_one_vocabulary(student: ModelShape, teacher: ModelShape) -> None:
+def unequal_vocabularies(student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+    """That distributions over other vocabularies cannot be compared."""
     if student.vocab_size != teacher.vocab_size:
-        raise ValueError("student and teacher must share a vocabulary")
+        yield "", "student and teacher must share a vocabulary"
