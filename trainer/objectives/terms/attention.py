@@ -33,7 +33,6 @@ QUERIES_AND_KEYS, VALUES_TWICE = ("q", "k"), ("v", "v")
 MatrixLoss = Callable[[Matrix, Matrix, Tensor, int], tuple[Tensor, Tensor]]
 
 
-@register("attention_mse", order=100)
 @dataclass
 class MatrixTermConfig(LayerTermConfig):
     """The YAML section of a term between a matrix of each head and the teacher's."""
@@ -44,6 +43,7 @@ class MatrixTermConfig(LayerTermConfig):
             yield "", "student and teacher must have the same number of heads"
 
 
+@register("attention_mse", order=100)
 @dataclass
 class AttentionMSE(MatrixTermConfig):
     """Mean squared error of pre-softmax attention scores, summed over layers (TinyBERT)."""
