@@ -115,9 +115,10 @@ def _checkpoints(folder: Path, names: Names) -> Iterator[tuple[Place, Result]]:
 
 
 def _scores(path: Path, step: int, names: Names) -> Iterator[tuple[Place, Result]]:
-    tree = json.loads(path.read_text(encoding="utf-8"))
-    for name, value in _leaves(tree, ""):
-        yield Place(step, "scores", names.metric(name)), value
+    """The numbers; a score that there is not may be null or absent, and words only describe."""
+    for name, value in _leaves(json.loads(path.read_text(encoding="utf-8")), ""):
+        if isinstance(value, int | float):
+            yield Place(step, "scores", names.metric(name)), value
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Result]]:
