@@ -47,7 +47,6 @@ class Train:
     def __call__(
         self, model: Model, objective: Objective, batch: MicroBatch
     ) -> tuple[Tensor, Tensor, Features]:
-        """See `Program`."""
         features = features_of(model, batch, self.capture)
         projection = own_projection(model, features)
         inputs = LossInputs(batch, features, projection, self.sources, self.step)
@@ -62,7 +61,6 @@ class Score:
     metrics: Sequence[Metric[ScoreInputs]]
 
     def __call__(self, model: Model, objective: Objective, batch: MicroBatch) -> tuple[Tensor, ...]:
-        """See `Program`."""
         return score(model, batch, self.metrics)
 
 
@@ -73,7 +71,6 @@ class Predict:
     capture: Capture = NOTHING
 
     def __call__(self, model: Model, objective: Objective, batch: MicroBatch) -> Features:
-        """See `Program`."""
         return features_of(model, batch, self.capture)
 
 

@@ -149,11 +149,9 @@ class _Labels:
     labels: Tensor
 
     def dot(self, scaled: Tensor, rows: slice, room: Room) -> Tensor:
-        """See `Target.dot`."""
         return scaled.gather(1, self.labels[rows]).squeeze(1)
 
     def subtract(self, gradient: Tensor, rows: slice, factors: Tensor) -> None:
-        """See `Target.subtract`."""
         gradient.scatter_add_(1, self.labels[rows], -factors[:, None].to(gradient.dtype))
 
 
@@ -166,13 +164,11 @@ class _Teacher:
     subtract_entropy: bool
 
     def dot(self, scaled: Tensor, rows: slice, room: Room) -> Tensor:
-        """See `Target.dot`."""
         p, negative_entropy = self.distribution.at(rows, self.temperature)
         dot = torch.mul(p, scaled, out=room()).sum(dim=-1)
         return dot - negative_entropy if self.subtract_entropy else dot
 
     def subtract(self, gradient: Tensor, rows: slice, factors: Tensor) -> None:
-        """See `Target.subtract`."""
         p, _ = self.distribution.at(rows, self.temperature)
         gradient.addcmul_(p, factors[:, None].to(gradient.dtype), value=-1)
 
@@ -186,11 +182,9 @@ class _Blend:
     share: float
 
     def dot(self, scaled: Tensor, rows: slice, room: Room) -> Tensor:
-        """See `Target.dot`."""
         one, other = (target.dot(scaled, rows, room) for target in (self.one, self.other))
         return torch.lerp(other, one, self.share)
 
     def subtract(self, gradient: Tensor, rows: slice, factors: Tensor) -> None:
-        """See `Target.subtract`."""
         self.one.subtract(gradient, rows, factors * self.share)
         self.other.subtract(gradient, rows, factors * (1 - self.share))

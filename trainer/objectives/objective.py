@@ -172,7 +172,6 @@ class Objective(nn.Module):
         return {name: term.weight.at(step) for name, term in self.by_name.items()}
 
     def group(self, parameter: str) -> str:
-        """See `Rates.group`; a term that comes or goes is a group by itself."""
         prefix, _, rest = parameter.partition(TERMS)
         term = rest.partition(".")[0]
         if not prefix and term in self._passing():
@@ -180,7 +179,6 @@ class Objective(nn.Module):
         return self.transfer.group(parameter) if self.transfer else "all"
 
     def factor(self, group: str, step: int) -> float:
-        """See `Rates.factor`."""
         is_a_term = group.startswith(TERMS)
         if is_a_term and group.removeprefix(TERMS) not in self._on(step):
             return 0.0

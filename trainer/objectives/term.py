@@ -183,16 +183,13 @@ class VocabularyTerm(Term):
         """The loss of single positions, for `trainer.losses.vocabulary.project_and_sum`."""
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        """See `Term.forward`."""
         total, _ = project_and_sum(*projected(inputs, self.denominator), [self.row_loss(inputs)])
         return total, weigh_positions(inputs, self.denominator).sum()
 
     def student_capture(self, step: int) -> Capture:
-        """See `Term.student_capture`."""
         return Capture(everywhere=self.denominator == ATTENDED)
 
     def source_capture(self, step: int) -> Capture:
-        """See `Term.source_capture`."""
         return Capture(everywhere=self.denominator == ATTENDED and self.reads_logits)
 
 
@@ -296,7 +293,6 @@ class LayerTerm(Term):
         """The loss of each pair as (sum, count in `denominator`), before its weight."""
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        """See `Term.forward`."""
         pairs = self.pairs(inputs.step)
         found = self.compare(inputs, pairs)
         losses = [pair.weight * loss for pair, (loss, _) in zip(pairs, found, strict=True)]
@@ -318,15 +314,12 @@ class LayerTerm(Term):
         return [pair for pair in pairs if pair.weight and only in (None, pair.ours)]
 
     def student_capture(self, step: int) -> Capture:
-        """See `Term.student_capture`."""
         return self._capture({pair.ours for pair in self.pairs(step)})
 
     def source_capture(self, step: int) -> Capture:
-        """See `Term.source_capture`."""
         return self._capture({pair.theirs for pair in self.pairs(step)})
 
     def follow(self, teacher_layers: int) -> None:
-        """See `Term.follow`."""
         self.teacher_layers = teacher_layers
 
     def _capture(self, layers: set[int]) -> Capture:

@@ -18,19 +18,14 @@ class MaskedLanguageModelling(VocabularyTermConfig):
 
     @property
     def source(self) -> str | None:
-        """See `TermConfig.source`."""
         return None
 
     def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
-        """See `TermConfig.build`."""
         return MaskedLanguageModellingTerm(self)
 
 
 class MaskedLanguageModellingTerm(VocabularyTerm):
-    """See `MaskedLanguageModelling`."""
-
     denominator = MASKED
 
     def row_loss(self, inputs: LossInputs) -> RowLoss:
-        """See `VocabularyTerm.row_loss`."""
         return cross_entropy_rows(inputs.batch.targets[MASKED].labels)

@@ -49,7 +49,6 @@ class AttentionMSE(MatrixTermConfig):
     """Mean squared error of pre-softmax attention scores, summed over layers (TinyBERT)."""
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        """See `TermConfig.build`."""
         return MatrixTerm(self, student, teacher, attention_mse, denominator=ATTENDED_PAIRS)
 
 
@@ -59,7 +58,6 @@ class AttentionTransfer(MatrixTermConfig):
     """Cross-entropy of attention distributions, mean over layers (MobileBERT)."""
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        """See `TermConfig.build`."""
         return MatrixTerm(self, student, teacher, attention_cross_entropy, averaged=True)
 
 
@@ -71,7 +69,6 @@ class AttentionRelation(MatrixTermConfig):
     layers: LayerMap = "final"
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        """See `TermConfig.build`."""
         return MatrixTerm(self, student, teacher, relation_kl)
 
 
@@ -83,7 +80,6 @@ class ValueRelation(MatrixTermConfig):
     layers: LayerMap = "final"
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        """See `TermConfig.build`."""
         return MatrixTerm(self, student, teacher, relation_kl, factors=VALUES_TWICE)
 
 
@@ -113,7 +109,6 @@ class MatrixTerm(LayerTerm):
         )
 
     def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
-        """See `LayerTerm.compare`."""
         ours, theirs = inputs.features.attention, self.outputs(inputs).attention
         return [
             self.loss(

@@ -26,34 +26,28 @@ class PairConfig(TermConfig):
 
     @property
     def source(self) -> str | None:
-        """See `TermConfig.source`."""
         return None
 
     @property
     def head(self) -> str | None:
-        """See `TermConfig.head`."""
         return PAIRS
 
     @property
     def reads_all_positions(self) -> bool:
-        """See `TermConfig.reads_all_positions`."""
         return True
 
     def equip(self, model: EncoderConfig) -> EncoderConfig:
-        """See `TermConfig.equip`."""
         if model.pooler == "none":
             raise ValueError("model.pooler: pairs are read from it; set it to tanh or first")
         return dataclasses.replace(model, pair_head=True)
 
     def refusals(self, packings: Collection[str], masked: bool) -> Iterator[str]:
-        """See `TermConfig.refusals`; pairs of another kind have labels that mean something else."""
         wrong = [one for one in packings if one in PAIRED and one not in self.packings]
         if wrong or not set(packings) & set(self.packings):
             there = ", ".join(wrong or packings)
             yield (f"data.packing {there} has no such pairs; it takes {' or '.join(self.packings)}")
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        """See `TermConfig.build`."""
         return PairTerm(self)
 
 
@@ -63,9 +57,7 @@ class PairTerm(Term):
     denominator = PAIRS
 
     def student_capture(self, step: int) -> Capture:
-        """See `Term.student_capture`."""
         return Capture(last_hidden_state=True)
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        """See `Term.forward`."""
         return pair_cross_entropy(inputs.features.heads[PAIRS], inputs.batch.row_labels(PAIRS))

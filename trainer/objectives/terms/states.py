@@ -48,31 +48,24 @@ class Cosine(TermConfig):
 
     @property
     def reads_masked(self) -> bool:
-        """See `TermConfig.reads_masked`."""
         return self.positions == MASKED
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        """See `TermConfig.build`."""
         return CosineTerm(self)
 
 
 class CosineTerm(Term):
-    """See `Cosine`."""
-
     def __init__(self, config: Cosine) -> None:
         super().__init__(config)
         self.denominator = config.positions
 
     def student_capture(self, step: int) -> Capture:
-        """See `Term.student_capture`."""
         return Capture(last_hidden_state=True)
 
     def source_capture(self, step: int) -> Capture:
-        """See `Term.source_capture`."""
         return Capture(last_hidden_state=True)
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        """See `Term.forward`."""
         ours, theirs = inputs.features.last_hidden_state, self.outputs(inputs).last_hidden_state
         assert ours is not None
         assert theirs is not None
@@ -104,8 +97,7 @@ class HiddenMSE(LayerTermConfig):
         return (0,) if self.embedding else ()
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        """See `TermConfig.build`."""
-        return HiddenTerm(self, student, teacher)
+        return HiddenMSETerm(self, student, teacher)
 
 
 @register("embedding", order=80)
@@ -114,13 +106,10 @@ class Embedding(TermConfig):
     """Mean squared error of the embedding output, after a projection of its own (TinyBERT)."""
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        """See `TermConfig.build`."""
         return EmbeddingTerm(self, student, teacher)
 
 
-class HiddenTerm(LayerTerm):
-    """See `Hidden`."""
-
+class HiddenMSETerm(LayerTerm):
     denominator = ATTENDED
 
     def __init__(
@@ -133,7 +122,6 @@ class HiddenTerm(LayerTerm):
         self.projection = nn.Linear(student.hidden_size, teacher.hidden_size)
 
     def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
-        """See `LayerTerm.compare`."""
         ours, theirs = inputs.features.hidden_states, self.outputs(inputs).hidden_states
         # One call of the projection for all layers: [pairs, B, L, H_s] -> [pairs, B, L, H_t].
         projected = self.projection(torch.stack([ours[pair.ours] for pair in pairs]))
@@ -144,8 +132,6 @@ class HiddenTerm(LayerTerm):
 
 
 class EmbeddingTerm(Term):
-    """See `Embedding`."""
-
     denominator = ATTENDED
 
     def __init__(self, config: Embedding, student: ModelShape, teacher: ModelShape) -> None:
@@ -153,16 +139,13 @@ class EmbeddingTerm(Term):
         self.projection = nn.Linear(student.hidden_size, teacher.hidden_size)
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        """See `Term.forward`."""
         ours = self.projection(inputs.features.hidden_states[0])
         return hidden_mse(ours, self.outputs(inputs).hidden_states[0], inputs.batch.attention_mask)
 
     def student_capture(self, step: int) -> Capture:
-        """See `Term.student_capture`."""
         return Capture(hidden_states=(0,))
 
     def source_capture(self, step: int) -> Capture:
-        """See `Term.source_capture`."""
         return Capture(hidden_states=(0,))
 
 
@@ -178,18 +161,14 @@ class PKD(LayerTermConfig):
         yield from unequal_widths(student, teacher)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        """See `TermConfig.build`."""
-        return PatientTerm(self, student, teacher)
+        return PKDTerm(self, student, teacher)
 
 
-class PatientTerm(LayerTerm):
-    """See `Patient`."""
-
+class PKDTerm(LayerTerm):
     denominator = ROWS
     averaged = True
 
     def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
-        """See `LayerTerm.compare`."""
         ours, theirs = inputs.features.hidden_states, self.outputs(inputs).hidden_states
         mask = inputs.batch.attention_mask[:, 0]
         return [
@@ -209,7 +188,6 @@ class FeatureMaps(LayerTermConfig):
         yield from unequal_widths(student, teacher)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        """See `TermConfig.build`."""
         return StateTransferTerm(self, student, teacher, feature_map_mse)
 
 
@@ -221,7 +199,6 @@ class MeanTransfer(LayerTermConfig):
     weight: Weight = 5000.0
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        """See `TermConfig.build`."""
         return StateTransferTerm(self, student, teacher, mean_difference)
 
 
@@ -233,13 +210,10 @@ class VarianceTransfer(LayerTermConfig):
     weight: Weight = 5.0
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        """See `TermConfig.build`."""
         return StateTransferTerm(self, student, teacher, variance_difference)
 
 
 class StateTransferTerm(LayerTerm):
-    """See `FeatureMaps`, `MeanTransfer` and `VarianceTransfer`."""
-
     denominator = ATTENDED
     averaged = True
 
@@ -254,7 +228,6 @@ class StateTransferTerm(LayerTerm):
         self.loss = loss
 
     def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
-        """See `LayerTerm.compare`."""
         ours, theirs = inputs.features.hidden_states, self.outputs(inputs).hidden_states
         mask = inputs.batch.attention_mask
         return [self.loss(ours[pair.ours], theirs[pair.theirs], mask) for pair in pairs]

@@ -30,17 +30,13 @@ class FromStudent(VocabularyTermConfig):
 
     @property
     def source(self) -> str | None:
-        """See `TermConfig.source`."""
         return student_key(self.student)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
-        """See `TermConfig.build`."""
         return FromStudentTerm(self)
 
 
 class FromStudentTerm(VocabularyTerm):
-    """See `FromStudent`."""
-
     denominator = MASKED
     reads_logits = True
 
@@ -49,7 +45,6 @@ class FromStudentTerm(VocabularyTerm):
         self.temperature = StepSchedule.read(config.temperature)
 
     def row_loss(self, inputs: LossInputs) -> RowLoss:
-        """See `VocabularyTerm.row_loss`."""
         temperature = self.temperature.at(inputs.step)
         weights = weigh_positions(inputs, MASKED) * temperature**2
         return kl_divergence_rows(self.outputs(inputs).distributions[MASKED], temperature, weights)

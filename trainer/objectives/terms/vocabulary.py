@@ -39,17 +39,14 @@ class VocabularyTermConfig(TermConfig):
 
     @property
     def head(self) -> str | None:
-        """See `TermConfig.head`."""
         return MASKED
 
     @property
     def reads_masked(self) -> bool:
-        """See `TermConfig.reads_masked`."""
         return True
 
     @property
     def reads_states(self) -> bool:
-        """See `TermConfig.reads_states`."""
         return not self.reads_masked
 
 
@@ -73,17 +70,13 @@ class SoftKL(VocabularyTermConfig):
 
     @property
     def reads_masked(self) -> bool:
-        """See `TermConfig.reads_masked`."""
         return self.positions == MASKED
 
     def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
-        """See `TermConfig.build`."""
-        return SoftTargetsTerm(self, student.vocab_size)
+        return SoftKLTerm(self, student.vocab_size)
 
 
-class SoftTargetsTerm(VocabularyTerm):
-    """See `SoftKL`."""
-
+class SoftKLTerm(VocabularyTerm):
     reads_logits = True
 
     def __init__(self, config: SoftKL, vocabulary: int) -> None:
@@ -93,7 +86,6 @@ class SoftTargetsTerm(VocabularyTerm):
         self.divisor = vocabulary if config.mean_over_labels else 1
 
     def row_loss(self, inputs: LossInputs) -> RowLoss:
-        """See `VocabularyTerm.row_loss`."""
         temperature = self.temperature.at(inputs.step)
         weights = weigh_positions(inputs, self.denominator) * (temperature**2 / self.divisor)
         return kl_divergence_rows(
@@ -118,13 +110,10 @@ class SoftCrossEntropy(VocabularyTermConfig):
         yield from unequal_vocabularies(student, teacher)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
-        """See `TermConfig.build`."""
-        return PredictionTerm(self, student.vocab_size)
+        return SoftCrossEntropyTerm(self, student.vocab_size)
 
 
-class PredictionTerm(VocabularyTerm):
-    """See `Prediction`."""
-
+class SoftCrossEntropyTerm(VocabularyTerm):
     denominator = MASKED
     reads_logits = True
 
@@ -134,7 +123,6 @@ class PredictionTerm(VocabularyTerm):
         self.divisor = vocabulary if config.mean_over_labels else 1
 
     def row_loss(self, inputs: LossInputs) -> RowLoss:
-        """See `VocabularyTerm.row_loss`."""
         temperature = self.temperature.at(inputs.step)
         weights = weigh_positions(inputs, MASKED) / self.divisor
         return soft_cross_entropy_rows(
@@ -159,13 +147,10 @@ class Blended(VocabularyTermConfig):
         yield from unequal_vocabularies(student, teacher)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
-        """See `TermConfig.build`."""
         return BlendedTerm(self)
 
 
 class BlendedTerm(VocabularyTerm):
-    """See `Blended`."""
-
     denominator = MASKED
     reads_logits = True
 
@@ -174,7 +159,6 @@ class BlendedTerm(VocabularyTerm):
         self.teacher_fraction = config.teacher_fraction
 
     def row_loss(self, inputs: LossInputs) -> RowLoss:
-        """See `VocabularyTerm.row_loss`."""
         teacher = self.outputs(inputs).distributions[MASKED]
         return blended_cross_entropy_rows(
             teacher, inputs.batch.targets[MASKED].labels, self.teacher_fraction
