@@ -34,10 +34,7 @@ def read(data: bytes, name: str) -> tokenizers.Tokenizer:
 
 
 def _parse(data: bytes, name: str) -> Any:
-    try:
-        schema: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
-    except ImportError:
-        raise DataError(f"{name}: needs `pip install sentencepiece`") from None
+    schema: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
     proto = schema.ModelProto()
     with as_data_errors(f"{name}: not a SentencePiece model"):
         proto.ParseFromString(data)

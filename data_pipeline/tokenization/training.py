@@ -113,10 +113,8 @@ def _byte_level(
 def _unigram(
     documents: Iterable[str], vocab_size: int, lowercase: bool
 ) -> tuple[tokenizers.Tokenizer, Roles]:
-    try:
-        import sentencepiece
-    except ImportError:
-        raise DataError("--kind unigram: needs `pip install sentencepiece`") from None
+    import sentencepiece
+
     model = io.BytesIO()
     pad, unk, cls, sep, mask = SPECIAL_TOKENS
     try:

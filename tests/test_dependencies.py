@@ -1,0 +1,75 @@
+"""What an installed tandem imports, it asks for; what only its tests need, it does not."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+
+from tests.conftest import REPOSITORY, command_environment
+
+SHIPPED = ("cluster", "commands", "configs", "data_pipeline", "model", "trainer")
+FILES = [REPOSITORY / "tandem.py", *(f for d in SHIPPED for f in (REPOSITORY / d).rglob("*.py"))]
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """The top-level packages that a module imports, anywhere in it, also by a constant name."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found |= {arg.value for arg in node.args if isinstance(arg, ast.Constant)}
+    return {name.partition(".")[0] for name in found}
+
+
+def asked_for() -> set[str]:
+    """The distributions of `dependencies` and of the extras that users install."""
+    text = (REPOSITORY / "pyproject.toml").read_text().partition("dev = [")[0]
+    return set(re.findall(r'"([\w-]+)>=', text.partition("dependencies = [")[2].lower()))
+
+
+def test_every_package_that_is_imported_is_asked_for():
+    found = set().union(*(imported(ast.parse(file.read_text())) for file in FILES))
+    others = found - {*SHIPPED, "tandem", *sys.stdlib_module_names}
+    distributions = packages_distributions()
+    unasked = {
+        name for name in others if not asked_for() & {*map(str.lower, distributions.get(name, []))}
+    }
+    assert "torch" in others
+    assert unasked == set()
+    assert "transformers" not in asked_for()
+
+
+TRAINS = """
+import sys
+import torch
+import trainer.run
+from model import EncoderConfig, build
+from trainer.learners.uncompiled import leave_compiler_out
+
+leave_compiler_out()
+tiny = {"layers": 1, "hidden_size": 8, "ffn_size": 8, "heads": 1, "vocab_size": 9}
+model = build(EncoderConfig(**tiny), 0)
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.zeros(1, 4, dtype=torch.long)).logits.sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+print([name for name in ("transformers", "torch._dynamo.utils") if name in sys.modules])
+print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
+"""
+
+
+def test_training_imports_neither_transformers_nor_the_compiler_until_something_is_compiled():
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINS],
+        env=command_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.splitlines()[-2:] == ["[]", "2.0"], done.stderr
