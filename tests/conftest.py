@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.fork_server import REPOSITORY, run_command
+
 pytest_plugins = ["tests.timeouts"]
 
-REPOSITORY = Path(__file__).parents[1]
 TINY_JOB = Path(__file__).with_name("tiny_job.yaml")
 
 
 def tandem(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the real command line in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "tandem", *map(str, arguments)],
-        env=command_environment(**environment),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    """Run the real command line in a process of its own, which has imported everything."""
+    words = [str(word) for word in arguments]
+    code, output, errors = run_command(words, command_environment(**environment), 300)
+    return subprocess.CompletedProcess(["tandem", *words], code, output, errors)
 
 
 def command_environment(**changes: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Run a test's function on several gloo ranks, each in a fresh process, on the CPU.
+"""Run a test's function on several gloo ranks, each in a process of its own, on the CPU.
 
 ``results = run_distributed(fn, 2, *args)`` calls ``fn(*args)`` on every rank, in a process group
 that is already initialised, and returns the ranks' results in order. ``fn`` must be importable (a
@@ -10,20 +10,18 @@ from __future__ import annotations
 import faulthandler
 import os
 import pickle
+import signal
 import sys
 import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch.multiprocessing.spawn import ProcessExitedException, spawn
-
 from cluster.ranks import reserved_port
+from tests.fork_server import Forked, server
 
 TIME_LIMIT = 300.0  # seconds; a hang then shows every rank's stack
 
@@ -42,21 +40,32 @@ def run_distributed(
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as name, reserved_port() as port:
         folder = Path(name)
-        context = spawn(
-            _rank, (world_size, port, folder, fn, args, time_limit), world_size, join=False
-        )
-        deadline = time.monotonic() + time_limit + 10
+        ranks = [
+            server().start(_rank, rank, world_size, port, folder, fn, args, time_limit)
+            for rank in range(world_size)
+        ]
         try:
-            while not context.join(timeout=1.0, grace_period=1.0):
-                if time.monotonic() > deadline:
-                    raise RankFailed(f"{fn.__name__}: no end within {time_limit:.0f} s")
-        except ProcessExitedException as error:
-            raise RankFailed(f"{error}\n{_first_error(folder)}") from None
+            _wait_for(ranks, time_limit + 10)
+        except RankFailed as failed:
+            raise RankFailed(f"{fn.__name__}: {failed}\n{_first_error(folder)}") from None
         finally:
-            for process in context.processes:
-                process.kill()
-                process.join(60)
+            for rank in ranks:
+                rank.kill()
         return [_result(folder, rank) for rank in range(world_size)]
+
+
+def _wait_for(ranks: Sequence[Forked], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while None in (codes := [rank.wait(0.02) for rank in ranks]) or any(codes):
+        failed = next((number for number, code in enumerate(codes) if code), None)
+        if failed is not None:
+            raise RankFailed(f"rank {failed} {_ended(codes[failed])}")
+        if time.monotonic() > end:
+            raise RankFailed(f"no end within {seconds:.0f} s")
+
+
+def _ended(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
 
 def set_rank_environment(rank: int, world_size: int, port: int) -> None:
@@ -84,6 +93,9 @@ def _rank(
     time_limit: float,
 ) -> None:
     faulthandler.dump_traceback_later(time_limit, exit=True)
+    import torch
+    import torch.distributed as dist
+
     set_rank_environment(rank, world_size, port)
     torch.set_num_threads(1)
     # DeepSpeed calls names that torch has deprecated, at every collective.

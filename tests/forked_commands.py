@@ -1,29 +1,17 @@
-"""Many commands through the real command line, each in a fork of one process that knows it all.
-
-``python -m tests.forked_commands`` reads a `Case` a line, as JSON, and answers with an `Ended`. The
-imports are paid for once, so that thousands of commands take minutes.
-"""
+"""Many commands through the real command line, judged by what no command may do."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-import json
-import os
-import pkgutil
-import select
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 
-from tests.conftest import REPOSITORY, TINY_JOB, command_environment
+from tests.conftest import TINY_JOB, command_environment
+from tests.fork_server import ForkServer, run_command
 
 LIMIT = 120.0  # seconds for one command
+KEPT = 20_000  # characters of what it writes, the last ones
 
 
 @dataclass(frozen=True)
@@ -58,102 +46,23 @@ class Ended:
 @contextmanager
 def serving() -> Iterator[Callable[[Case], Ended]]:
     """A function that runs a case and says how it ended."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.forked_commands"],
-        cwd=REPOSITORY,
-        env=command_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        requests, replies = server.stdin, server.stdout
+    forks = ForkServer("tests.forked_commands:parse_once")
 
-        def run(case: Case) -> Ended:
-            print(json.dumps(asdict(case)), file=requests, flush=True)
-            return Ended(**json.loads(replies.readline()))
+    def run(case: Case) -> Ended:
+        environment = command_environment(**case.environment)
+        code, output, errors = run_command(case.argv, environment, LIMIT, forks)
+        return Ended(code, output[-KEPT:], errors[-KEPT:])
 
-        yield run
-        requests.close()
+    yield run
+    forks.close()
 
 
-def _import_everything() -> None:
-    import torch
-
-    torch.set_num_threads(1)  # a fork has only the thread that made it
-    for package in ("commands", "configs", "data_pipeline", "model", "trainer", "cluster"):
-        for module in pkgutil.walk_packages([str(REPOSITORY / package)], f"{package}."):
-            if not module.name.endswith("wandb_follower"):
-                importlib.import_module(module.name)
+def parse_once() -> None:
+    """In the server: the files of the tiny job are parsed for all commands, nobody is timed."""
     from configs import loading
     from trainer.config import JobConfig
     from trainer.evaluation import final_scores
 
     loading.parse = functools.cache(loading.parse)
-    loading.load(str(TINY_JOB), JobConfig, "job")  # each file of it is parsed once for all forks
+    loading.load(str(TINY_JOB), JobConfig, "job")
     final_scores.SPEED_SECONDS = 0.0
-
-
-def _run(case: Case) -> Ended:
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        pid = os.fork()
-        if pid == 0:
-            os.setsid()
-            os.dup2(output.fileno(), 1)
-            os.dup2(errors.fileno(), 2)
-            _become(case)
-        code = _wait(pid)
-        for file in (output, errors):
-            file.seek(0)
-        return Ended(code, _text(output.read()), _text(errors.read()))
-
-
-def _become(case: Case) -> None:
-    import tandem
-
-    code = 70
-    os.environ.update(case.environment)
-    try:
-        tandem.main(case.argv, prog_name="tandem")
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 1
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(code or 0)
-
-
-def _wait(pid: int) -> int:
-    """The exit code of a child, which is killed with all that it started when its time is up."""
-    ended = os.pidfd_open(pid)
-    in_time = bool(select.select([ended], [], [], LIMIT)[0])
-    os.close(ended)
-    if not in_time:
-        os.killpg(pid, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return 124 if not in_time else code if code >= 0 else 128 - code
-
-
-def _text(data: bytes) -> str:
-    return data[-20_000:].decode("utf-8", "replace")
-
-
-def main() -> None:
-    """Answer the cases on standard input."""
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # some imports have something to say
-    os.chdir(tempfile.mkdtemp(prefix="commands-"))
-    _import_everything()
-    for line in sys.stdin:
-        print(json.dumps(asdict(_run(Case(**json.loads(line))))), file=replies, flush=True)
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    main()

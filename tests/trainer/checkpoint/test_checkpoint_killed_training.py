@@ -53,7 +53,7 @@ def run_to_the_end(run: Path, chance: random.Random, kills: int) -> tuple[Any, i
         try:
             return run_distributed(job, 2, run, rank, event)[0], died
         except RankFailed as failure:
-            if "signal SIGKILL" not in str(failure):
+            if "ended by SIGKILL" not in str(failure):
                 raise
             died += 1
 

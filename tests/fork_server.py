@@ -1,0 +1,247 @@
+"""Processes that begin with everything imported: each is a fork of a server that has done it once.
+
+``server().start(function, *args)`` calls a module level function in a process of its own, with this
+process's folder and module path. The server has run no tensor operation, so that a fork can start
+threads. ZeRO-3 changes functions of torch for the whole process: here, for one fork.
+
+The server forks a guardian, which forks the process, waits for it and reports its end. All of them
+end with the process that asked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import importlib
+import os
+import pickle
+import pkgutil
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[1]
+START_SECONDS = 180.0  # for the imports, on a loaded machine
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True)
+class _Call:
+    environment: dict[str, str]
+    folder: str
+    module_path: list[str]
+    function_and_arguments: bytes
+
+
+@dataclass
+class Forked:
+    """A process that a server has forked: `pid`, and once it has ended `returncode`."""
+
+    pid: int
+    _status: int
+    returncode: int | None = field(default=None)  # -n by signal n
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code, or None where it is still at work after `seconds`."""
+        if self.returncode is None and select.select([self._status], [], [], seconds)[0]:
+            data = os.read(self._status, 4)
+            self.returncode = struct.unpack("i", data)[0] if data else -signal.SIGKILL
+            os.close(self._status)
+        return self.returncode
+
+    def kill(self) -> None:
+        """Kill it with all that it has started in its session."""
+        if self.returncode is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            self.wait(60)
+
+
+class ForkServer:
+    """A process that has imported what is slow to import, and forks on request."""
+
+    def __init__(self, prepare: str = "") -> None:
+        """`prepare` names a function (module:function) that the server calls after its imports."""
+        self._requests, theirs = socket.socketpair()
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno()), prepare],
+                pass_fds=[theirs.fileno()],
+                cwd=REPOSITORY,
+                env={**environment, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+        atexit.register(self.close)
+
+    @property
+    def is_there(self) -> bool:
+        return self._process.poll() is None
+
+    def start(
+        self,
+        function: Callable[..., object],
+        *arguments: Any,
+        environment: Mapping[str, str] | None = None,
+        output: int = 1,
+        errors: int = 2,
+    ) -> Forked:
+        """Call ``function(*arguments)`` in a fork that writes to these file descriptors."""
+        call = _Call(
+            dict(os.environ if environment is None else environment),
+            os.getcwd(),
+            sys.path,
+            pickle.dumps((function, arguments)),
+        )
+        status, its_status = os.pipe()
+        data = pickle.dumps(call)
+        message = struct.pack("Q", len(data))
+        socket.send_fds(self._requests, [message], [output, errors, its_status])
+        self._requests.sendall(data)
+        os.close(its_status)
+        assert select.select([status], [], [], START_SECONDS)[0], "the fork server does not answer"
+        return Forked(struct.unpack("i", os.read(status, 4))[0], status)
+
+    def close(self) -> None:
+        """End the server and every process of it."""
+        self._requests.close()
+        self._process.wait(60)
+
+
+_server: ForkServer | None = None
+
+
+def server() -> ForkServer:
+    """This process's server, which starts when it is first needed."""
+    global _server
+    if _server is None or not _server.is_there:
+        _server = ForkServer()
+    return _server
+
+
+def run_command(
+    arguments: list[str],
+    environment: Mapping[str, str],
+    seconds: float,
+    through: ForkServer | None = None,
+) -> tuple[int, str, str]:
+    """The exit code of ``tandem ARGUMENTS`` (128 + n by signal n, 124 out of time), and its words.
+
+    What it writes comes as standard output and standard error.
+    """
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        streams = {"output": output.fileno(), "errors": errors.fileno()}
+        forked = (through or server()).start(
+            command_line, arguments, environment=environment, **streams
+        )
+        code = forked.wait(seconds)
+        if code is None:
+            forked.kill()
+            code = 124
+        written = []
+        for file in (output, errors):
+            file.seek(0)
+            written.append(file.read().decode("utf-8", "replace"))
+        return code if code >= 0 else 128 - code, *written
+
+
+def command_line(arguments: list[str]) -> None:
+    """`tandem`, as a shell would call it."""
+    import tandem
+
+    sys.argv = ["tandem", *arguments]
+    tandem.main(arguments, prog_name="tandem")
+
+
+def import_everything() -> None:
+    """All modules of the packages, and what torch and the tests import late."""
+    import pytest  # noqa: F401
+    import torch._dynamo  # noqa: F401
+
+    for package in ("commands", "configs", "data_pipeline", "model", "trainer", "cluster"):
+        for module in pkgutil.walk_packages([str(REPOSITORY / package)], f"{package}."):
+            if not module.name.endswith("wandb_follower"):
+                importlib.import_module(module.name)
+
+
+def serve(requests: socket.socket) -> _Call | None:
+    """Fork for each request until nobody can ask any more; in a fork, what it has to call."""
+    while True:
+        head, files, _, _ = socket.recv_fds(requests, 8, 3)
+        _collect_guardians()
+        if not head:
+            return None
+        data = b""
+        while len(data) < struct.unpack("Q", head)[0]:
+            data += requests.recv(1 << 20)
+        if os.fork() == 0:
+            requests.close()
+            _end_with_parent()
+            return _guard(pickle.loads(data), *files)
+        for file in files:
+            os.close(file)
+
+
+def _guard(call: _Call, output: int, errors: int, status: int) -> _Call:
+    """Fork once more; the guardian reports that process's id and end, and never returns."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(status)
+        _end_with_parent()
+        os.setsid()
+        _redirect(output, errors)
+        return call
+    for file in (output, errors):
+        os.close(file)
+    os.write(status, struct.pack("i", pid))
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.write(status, struct.pack("i", code))
+    os._exit(0)
+
+
+def _collect_guardians() -> None:
+    """Those that have ended: their processor time is then this process's, for who measures it."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _end_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _redirect(output: int, errors: int) -> None:
+    for number, file in ((1, output), (2, errors)):
+        os.dup2(file, number)
+        os.close(file)
+
+
+def main() -> None:
+    """Import, prepare and serve; in a fork, do what was asked for and end like any process."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    import_everything()
+    if sys.argv[2]:
+        module, _, name = sys.argv[2].partition(":")
+        getattr(importlib.import_module(module), name)()
+    call = serve(requests)
+    if call is not None:
+        os.environ.clear()
+        os.environ.update(call.environment)
+        os.chdir(call.folder)
+        sys.path[:] = call.module_path
+        function, arguments = pickle.loads(call.function_and_arguments)
+        function(*arguments)
+
+
+if __name__ == "__main__":
+    main()
