@@ -40,13 +40,24 @@ def python(script: str, *args: object) -> list[str]:
     return [sys.executable, "-c", textwrap.dedent(script), *map(str, args)]
 
 
-def launcher(argv: list[str], nproc: int) -> list[str]:
-    script = """
+LAUNCHER = """
 import sys
 from cluster.local import becoming, launch
-sys.exit(launch(becoming(sys.argv[2:]), {}))
+
+def forked():
+    program, sys.argv = sys.argv[4], sys.argv[4:]
+    exec(program, {})
+    return 0
+
+nproc = int(sys.argv.pop())
+sys.exit(launch(forked if sys.argv[1] == "forks" else becoming(sys.argv[2:]), nproc))
 """
-    return [sys.executable, "-c", script.format(nproc), "--", *argv]
+KINDS = pytest.mark.parametrize("kind", ["programs", "forks"])
+
+
+def launcher(argv: list[str], nproc: int, kind: str = "programs") -> list[str]:
+    """A launcher whose ranks become a Python program, or run it as they are."""
+    return [sys.executable, "-c", LAUNCHER, kind, *argv, str(nproc)]
 
 
 def started(folder: Path, nproc: int) -> list[int]:
@@ -148,17 +159,19 @@ def test_rank_0_standard_error_is_passed_on_while_it_runs():
         process.kill()
 
 
+@KINDS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_signal_reaches_every_rank_once(tmp_path, number):
-    process = subprocess.Popen(launcher(python(OBEDIENT, tmp_path, 0.3), 2))
+def test_a_signal_reaches_every_rank_once(tmp_path, number, kind):
+    process = subprocess.Popen(launcher(python(OBEDIENT, tmp_path, 0.3), 2, kind))
     started(tmp_path, 2)
     process.send_signal(number)
     assert process.wait(20) == 75
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == [number.name] * 2
 
 
-def test_a_signal_before_the_ranks_are_ready_is_kept(tmp_path):
-    process = subprocess.Popen(launcher(python(OBEDIENT, tmp_path, 0, 1), 2))
+@KINDS
+def test_a_signal_before_the_ranks_are_ready_is_kept(tmp_path, kind):
+    process = subprocess.Popen(launcher(python(OBEDIENT, tmp_path, 0, 1), 2, kind))
     until(lambda: Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
@@ -185,8 +198,9 @@ def in_terminal(argv: list[str]) -> tuple[int, int]:
     return pid, master
 
 
-def test_control_c_in_a_terminal(tmp_path):
-    pid, master = in_terminal(launcher(python(OBEDIENT, tmp_path, 0.3), 2))
+@KINDS
+def test_control_c_in_a_terminal(tmp_path, kind):
+    pid, master = in_terminal(launcher(python(OBEDIENT, tmp_path, 0.3), 2, kind))
     started(tmp_path, 2)
     assert read(master) == b"terminal\r\n"
     os.write(master, b"\x03")
@@ -208,8 +222,9 @@ def test_second_control_c_is_at_once(tmp_path):
     os.close(master)
 
 
-def test_no_rank_outlives_a_killed_launcher(tmp_path):
-    process = subprocess.Popen(launcher(python(OBEDIENT, tmp_path, 0), 3))
+@KINDS
+def test_no_rank_outlives_a_killed_launcher(tmp_path, kind):
+    process = subprocess.Popen(launcher(python(OBEDIENT, tmp_path, 0), 3, kind))
     ranks = started(tmp_path, 3)
     process.kill()
     process.wait(60)
