@@ -42,7 +42,7 @@ def models(config: str) -> list[tuple[str, Any, int | None]]:
         return [(name, configs.load(config, EncoderConfig, "model"), None)]
     job = load_job(config, ())
     learners = {"teacher": job.teacher, **job.students}
-    return [(name, one.model, job.data.sequence_length) for name, one in learners.items()]
+    return [(name, one.architecture, job.data.sequence_length) for name, one in learners.items()]
 
 
 def warn_of_unreached(job: JobConfig) -> None:

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from configs.declared import notes_within
+from configs.rules import OneOf, Range, Rule
+from configs.section import annotated_hints
 from configs.typed import hints_of, options_of
 
 NUMBERS = (int, float)
@@ -60,10 +63,11 @@ class BadValue:
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a schema, in full, and the types of its values."""
+    """A key of a schema, in full, the types of its values, and the rules that they keep."""
 
     name: str
     types: tuple[Any, ...]
+    rules: tuple[Rule, ...]
 
 
 def keys(schema: Any, path: str = "", named: str = "one") -> Iterator[Key]:
@@ -71,7 +75,8 @@ def keys(schema: Any, path: str = "", named: str = "one") -> Iterator[Key]:
     for field in dataclasses.fields(schema):
         key = f"{path}.{field.name}" if path else field.name
         options = options_of(hints_of(schema)[field.name])
-        yield Key(key, options)
+        notes = notes_within(annotated_hints(schema)[field.name])
+        yield Key(key, options, tuple(note for note in notes if isinstance(note, Rule)))
         for option in options:
             if dataclasses.is_dataclass(option):
                 yield from keys(option, key, named)
@@ -95,6 +100,22 @@ def bad_values(key: Key) -> Iterator[BadValue]:
         wrong["null"] = "null"
     for kind, value in sorted(wrong.items()):
         yield BadValue(key.name, kind, value)
+    yield from beyond_its_rules(key)
+
+
+def beyond_its_rules(key: Key) -> Iterator[BadValue]:
+    """Values just outside of what is declared for a key that takes a number or a text."""
+    if not set(key.types) <= {int, float, str, type(None)}:
+        return
+    for rule in key.rules:
+        if isinstance(rule, Range):
+            below = rule.least - 1 if rule.with_least else rule.least
+            above = 2 * rule.most if rule.with_most else rule.most
+            number = int if int in key.types else float
+            yield BadValue(key.name, "below", str(number(below)))
+            yield BadValue(key.name, "above", str(number(above)))
+        elif isinstance(rule, OneOf):
+            yield BadValue(key.name, "no choice", "77" if int in key.types else "no-such-choice")
 
 
 def _wrong_for(option: Any) -> dict[str, str]:

@@ -163,10 +163,6 @@ class LearnerConfig(Section):
         bool, Doc("Pass each half of a layer through torch.compile; below ZeRO stage 3.")
     ] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.model = self.objective.equip(self.model)
-
     def conflicts(self) -> Iterator[Refusal]:
         yield from self._conflicts_with_zero()
         if self.frozen:
@@ -178,6 +174,12 @@ class LearnerConfig(Section):
         yield from self.stacking.conflicts_with(self.model)
         if self.stacking.steps and self.init.pretrained:
             yield "stacking", "begins with random weights; remove it, or init.pretrained"
+        yield from self.objective.unequippable(self.model)
+
+    @property
+    def architecture(self) -> EncoderConfig:
+        """The `model` with the heads that its objective trains: what is built, and exported."""
+        return self.objective.equip(self.model)
 
     def _conflicts_with_zero(self) -> Iterator[Refusal]:
         """What DeepSpeed would refuse later, or less clearly."""

@@ -44,7 +44,7 @@ def conflicts_about_metrics(
     teacher: LearnerConfig, students: Students, primary: str | None
 ) -> Iterator[Refusal]:
     """Scores that no head of the teacher has."""
-    known = [*columns_of(metrics_of(teacher.model))]
+    known = [*columns_of(metrics_of(teacher.architecture))]
     if primary is not None and primary not in known:
         yield "evaluation.metric", f"must be one of {', '.join(known)}, not {primary}"
     known += [f"{name}{OVER_UNIGRAM}" for name in known if name in UNIGRAM]

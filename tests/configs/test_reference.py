@@ -16,9 +16,12 @@ from configs.json_schema import json_schema
 from configs.reference import reference
 from configs.rules import COUNT, Ascending, Doc, Length, OneOf, Range, Unit
 from configs.section import Section
+from tests.bad_values import beyond_its_rules, keys
 
 MADE = made_files()
 FILES = sorted((REPOSITORY / "configs").glob("*/*.yaml"))
+PAGE = REPOSITORY / "docs" / "reference.md"
+BEYOND = {"job": 200, "data": 20, "model": 40, "cluster": 10, "device": 6, "study": 0}
 SHIPPED = {
     kind: json.loads((REPOSITORY / "configs" / "schema" / f"{kind}.json").read_text())
     for kind in kinds()
@@ -69,6 +72,25 @@ def test_a_shipped_file_names_its_schema_and_keeps_it(path: Path) -> None:
 def test_a_mistake_is_underlined(kind: str, name: str, change: dict[str, Any]) -> None:
     tree = read(REPOSITORY / "configs" / kind / f"{name}.yaml")
     assert complaints(SHIPPED[kind], tree | change) != []
+
+
+@pytest.mark.parametrize("kind", SHIPPED)
+def test_what_a_rule_refuses_is_underlined(kind: str) -> None:
+    editor = Draft202012Validator(SHIPPED[kind])
+    every = keys(kinds()[kind], named="one")
+    bad = [value for key in every for value in beyond_its_rules(key)]
+    assert len(bad) >= BEYOND[kind]
+    for one in bad:
+        tree: Any = configs.plain(f"value: {one.value}", "a test")["value"]
+        for name in reversed(one.key.split(".")):
+            tree = {name: tree}
+        assert not editor.is_valid({"base": "any.yaml"} | tree), one
+
+
+def test_every_key_has_a_meaning() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:3] == "| `"]
+    assert len(rows) > 200
+    assert [row for row in rows if row.endswith("|  |")] == []
 
 
 @dataclasses.dataclass

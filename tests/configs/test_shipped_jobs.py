@@ -95,7 +95,7 @@ def test_a_shipped_job_trains(runs, name):
         is_scored = any(f"val/data/{learner}/loss" in row for row in last)
         assert is_scored == (learner not in UNTRAINED.get(name, ()))
         assert (folder / name / "exports" / learner.removeprefix("students/")).is_dir()
-    pairs = job.teacher.model.pair_head
+    pairs = job.teacher.architecture.pair_head
     assert any("val/data/teacher/pair_accuracy" in row for row in last) == pairs
     results = json.loads((folder / name / "evaluation.json").read_text(encoding="utf-8"))
     assert (results["learners"]["teacher"]["pair_accuracy"] is not None) == pairs

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from torch import nn
 
 import configs
+from model import EncoderConfig
 from tests.conftest import TINY_JOB
 from trainer.config import JobConfig
 from trainer.lifecycle.unreached import warning
@@ -18,6 +22,22 @@ def refusal(*overrides: str) -> str:
     with pytest.raises(configs.ConfigError) as refused:
         load(*overrides)
     return str(refused.value).removeprefix(f"{TINY_JOB}: ")
+
+
+def test_reading_a_job_builds_nothing_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a module is built")
+
+    monkeypatch.setattr(nn.Module, "__init__", refuse)
+    text = (
+        "name: x\nsteps: 5\ndata: {path: corpus, packing: segment_pair}\n"
+        "teacher: {model: bert_tiny, objective: {mlm: {}, nsp: {}}}\n"
+        "students: {a: {model: bert_tiny, objective: {mlm: {}, hidden_mse: {}}}}\n"
+    )
+    job = configs.load_text(text, JobConfig, "job", [], "a file")
+    assert (job.batch.size, job.batch.at(0).sequences) == (None, 64)
+    assert (job.teacher.model.pair_head, job.teacher.architecture.pair_head) == (False, True)
+    assert job.teacher.model == configs.load("bert_tiny", EncoderConfig, "model")
 
 
 def test_a_batch_may_be_stated_in_tokens():

@@ -374,10 +374,10 @@ def test_maps_follow_a_teacher_that_grows():
 
 
 def test_the_objective_decides_whether_there_is_a_pair_head():
-    assert LearnerConfig(encoder(), ObjectiveConfig(nsp=NextSentence())).model.pair_head
+    assert LearnerConfig(encoder(), ObjectiveConfig(nsp=NextSentence())).architecture.pair_head
     assert not LearnerConfig(
         encoder(), ObjectiveConfig(mlm=MaskedLanguageModelling())
-    ).model.pair_head
+    ).architecture.pair_head
     with pytest.raises(ValueError, match=r"^model\.pooler"):
         LearnerConfig(encoder(pooler="none"), ObjectiveConfig(sop=SentenceOrder()))
 

@@ -162,7 +162,7 @@ def test_the_keys_reach_a_learner_from_the_job():
     pairs = ["data.packing=segment_pair", "students.tinybert.model.pooler=tanh"]
     off = [f"students.{term}=null" for term in off]
     whole = job("teacher.masked_only=true", *off, *pairs, "students.tinybert.objective.nsp={}")
-    assert whole.students["tinybert"].model.pair_head
+    assert whole.students["tinybert"].architecture.pair_head
 
 
 @pytest.mark.parametrize(

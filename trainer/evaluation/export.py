@@ -32,7 +32,7 @@ def export_learner(
     Raises TrainingError when there is no such learner, ModelError when it cannot be written.
     """
     name = saved.resolve(learner)
-    config = saved.config(name).model
+    config = saved.config(name).architecture
     title = f"{saved.job.name} {name.removeprefix('students/')}"
     results = results or read_evaluation(saved.folder.evaluation)
     training = None if saved.config(name).frozen else _training(saved, name, results)

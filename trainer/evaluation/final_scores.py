@@ -60,7 +60,7 @@ class _Measurement:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.teacher = saved.load(TEACHER).to(self.device)
         self.teacher_scores = self._score(self.teacher)
-        models = [saved.config(name).model for name in saved.names]
+        models = [saved.config(name).architecture for name in saved.names]
         self.columns = columns_of(metric for model in models for metric in metrics_of(model))
 
     @torch.inference_mode()

@@ -73,6 +73,6 @@ class SavedLearners:
 
     def load(self, name: str) -> MaskedLanguageModel:
         """The model, in evaluation mode, on the CPU."""
-        model = build(self.config(name).model, seed=0)
+        model = build(self.config(name).architecture, seed=0)
         model.load_state_dict(self.weights(name))
         return model.eval()

@@ -14,7 +14,7 @@ def models_table(job: JobConfig) -> list[dict[str, Any]]:
     learners = {TEACHER: job.teacher, **{student_key(n): one for n, one in job.students.items()}}
     rows = []
     for name, one in learners.items():
-        size = describe(one.model, job.data.sequence_length)
+        size = describe(one.architecture, job.data.sequence_length)
         rows.append(
             {
                 "learner": name,

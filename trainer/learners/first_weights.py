@@ -45,7 +45,7 @@ def from_layers(section: str, teacher: Learner, layers: Sequence[int]) -> Mappin
     """These layers of the teacher, as it is now, and everything else of it. Collective."""
     try:
         return select_layers(
-            model_state(full_state_dict(teacher.engine)), layers, teacher.config.model
+            model_state(full_state_dict(teacher.engine)), layers, teacher.config.architecture
         )
     except ModelError as error:
         raise TrainingError(f"{section}.init.teacher_layers: {error}") from error

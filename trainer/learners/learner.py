@@ -103,7 +103,7 @@ class Learner:
             module.model.compile_layers()
         self.model: MaskedLanguageModel = module.model
         self.device: torch.device = self.engine.device
-        self.metrics = metrics_of(config.model)
+        self.metrics = metrics_of(config.architecture)
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
         self._read_from: tuple[str, ...] = ()  # the sources of the last step

@@ -96,7 +96,7 @@ class Learners:
                 f"not twice as many; put the steps back"
             )
         counters, weights = self.teacher.counters, model_state(full_state_dict(self.teacher.engine))
-        _, doubled = double_layers(weights, self.teacher.config.model)
+        _, doubled = double_layers(weights, self.teacher.config.architecture)
         self.teacher.engine.destroy()
         del self.teacher  # before the new one takes memory
         gc.collect()
@@ -109,7 +109,9 @@ class Learners:
     def admit(self, state: JobState, unigram: Mapping[str, float]) -> list[str]:
         """Start the students whose time has come; returns their names."""
         joined = []
-        primary = primary_column(self.config.teacher.model, self.config.evaluation.metric).name
+        primary = primary_column(
+            self.config.teacher.architecture, self.config.evaluation.metric
+        ).name
         for name, config in self.config.students.items():
             key = student_key(name)
             if key in self.waiting and is_due(config.start, state, unigram, primary):
@@ -166,13 +168,13 @@ class Learners:
         """None: random ones."""
         section = name.replace("/", ".")
         if config.init.pretrained is not None:
-            return from_folder(section, config.init.pretrained, config.model)
+            return from_folder(section, config.init.pretrained, config.architecture)
         if config.init.teacher_layers is not None:
             final, now = self.config.teacher.model.layers, self.teacher.config.model.layers
             layers = layers_of_the_moment(config.init.teacher_layers, final, now)
             return from_layers(section, self.teacher, layers)
         if config.init.teacher_embeddings:
-            return from_embeddings(self.teacher, config.model)
+            return from_embeddings(self.teacher, config.architecture)
         return None
 
     def _layers_at(self, step: int) -> int:

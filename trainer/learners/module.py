@@ -78,7 +78,7 @@ def assemble(
     """A learner's objective, and its model as `make` makes it."""
     objective = config.build_objective(teacher, derive(seed, name, "objective"))
     trained = dataclasses.replace(
-        config.model, dropout=config.dropout, attention_dropout=config.dropout
+        config.architecture, dropout=config.dropout, attention_dropout=config.dropout
     )
     model = make(trained)
     model.encoder.checkpoint_activations = config.checkpoint_activations

@@ -92,16 +92,25 @@ def changes(before: JobConfig, now: JobConfig) -> Iterator[Change]:
     """Every key with different values, in the order of the schema."""
     reshaped = [f"students.{name}.objective.*" for name in _reshaped_objectives(before, now)]
     policy = (*POLICY, *((pattern, SHAPE) for pattern in reshaped))
-    for key, old, new in _differences("", dataclasses.asdict(before), dataclasses.asdict(now)):
+    for key, old, new in _differences("", _plain(before), _plain(now)):
         refusal = next((reason for pattern, reason in policy if fnmatchcase(key, pattern)), None)
         yield Change(key, old, new, refusal)
+
+
+def _plain(job: JobConfig) -> dict[str, Any]:
+    """All keys; models as they are built, with the heads that an objective brings."""
+    tree = dataclasses.asdict(job)
+    tree["teacher"]["model"] = dataclasses.asdict(job.teacher.architecture)
+    for name, student in job.students.items():
+        tree["students"][name]["model"] = dataclasses.asdict(student.architecture)
+    return tree
 
 
 def _reshaped_objectives(before: JobConfig, now: JobConfig) -> Iterator[str]:
     """Students of both whose terms have other learnable parts now (projections)."""
     for name in before.students.keys() & now.students.keys():
         old, new = before.students[name], now.students[name]
-        if old.objective != new.objective and old.model == new.model:
+        if old.objective != new.objective and old.architecture == new.architecture:
             teachers = before.teacher, now.teacher
             if _learnable(old, teachers[0]) != _learnable(new, teachers[1]):
                 yield name

@@ -79,6 +79,14 @@ class ObjectiveConfig(Section):
             model = dataclasses.replace(model, mlm_head=False)
         return model
 
+    def unequippable(self, model: EncoderConfig) -> Iterator[Refusal]:
+        """Why the model cannot have a head that a term trains."""
+        try:
+            self.equip(model)
+        except ValueError as error:
+            key, _, why = str(error).partition(": ")
+            yield key, why
+
     def conflicts_with_data(self, packings: Collection[str], masked: bool) -> Iterator[Refusal]:
         """The terms that are about what sequences do not have.
 

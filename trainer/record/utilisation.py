@@ -32,7 +32,7 @@ def seconds_at_peak(
     length = lengths[sum(start <= step for start in starts) - 1]
     total = 0.0
     for one in learners:
-        size = describe(one.model, length, data.masking.rate_at(step))
+        size = describe(one.architecture, length, data.masking.rate_at(step))
         flops = size.flops_per_token_forward if one.frozen else size.flops_per_token
         total += flops / device.flops(one.precision)
     return total
