@@ -21,7 +21,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import IO, Any
 
 LIMIT = 900.0  # seconds for one command
@@ -44,12 +43,9 @@ def answer(argv: Sequence[str], ranks: int) -> dict[str, Any]:
         environments = rank_environments(ranks, port) if ranks else [{}]
         errors = [stack.enter_context(tempfile.TemporaryFile()) for _ in environments]
         imported = stack.enter_context(tempfile.TemporaryFile())
-        children = [
-            start(argv, environment, error, imported if first else None)
-            for environment, error, first in zip(
-                environments, errors, [True, *[False] * ranks], strict=False
-            )
-        ]
+        reports = [imported, *[None] * (len(environments) - 1)]
+        each = zip(environments, errors, reports, strict=True)
+        children = [start(argv, *one) for one in each]
         codes = wait_for(children)
         import_all(text(imported).split())
         failed = [rank for rank, code in codes.items() if code]  # in the order of their ends
@@ -93,7 +89,10 @@ def start(
     errors: IO[bytes],
     imported: IO[bytes] | None,
 ) -> int:
-    """The process id of a fork that runs the command, in a session of its own."""
+    """The process id of a fork that runs the command, in a session of its own.
+
+    It writes the modules that it had to import to `imported`, if there is such a file.
+    """
     pid = os.fork()
     if pid:
         return pid
@@ -166,5 +165,4 @@ def text(file: IO[bytes]) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1], "tandem.py").stat()
     main()
