@@ -70,13 +70,13 @@ ROOMS = {
     "trainer/measure": "timing profiling startup machine durations",
     "trainer/run_folder": "folder metrics metrics_log run_files",
     "trainer/control": "requests requested asking heartbeat run_context",
-    "trainer/job_data": "batch_plan fit prefetch staging",
+    "trainer/job_data": "batch_plan fit prefetch staging feed",
     "trainer/report": "words labels scale colours chart curves results table page refreshing",
     "trainer/scoring": "column metric scores",
     "trainer/footprint": "models_table footprint demands",
     "trainer/evaluation": "trained_heads primary held_out finished agreement final_scores export",
     "trainer/record": "utilisation gauges display recorder syncing",
-    "trainer/lifecycle": "unreached continuity start forking finalize",
+    "trainer/lifecycle": "unreached resumption continuity start forking finalize",
     "cluster": (
         "errors signals sbatch_options ranks scheduler run_files config limits script slurm "
         "shell_lines local preflight run_state status status_table planning commands"

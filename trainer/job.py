@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 import configs
-from data_pipeline import Batch, BatchStream, contents, open_corpora
-from data_pipeline.masking.torch_masker import TorchMasker
+from data_pipeline import Corpus, contents, open_corpora
 from trainer.checkpoint import (
     Checkpoint,
     CheckpointWriter,
@@ -30,16 +28,15 @@ from trainer.evaluation.held_out import Scores, ValidationSet
 from trainer.evaluation.primary import primary_column
 from trainer.evaluation.trained_heads import trained_heads
 from trainer.job_data.batch_plan import global_batches
+from trainer.job_data.feed import Feed
 from trainer.job_data.fit import require_fit, require_same_tokenizers
-from trainer.job_data.prefetch import Prefetched
-from trainer.job_data.staging import folder_on_node, stager_of_node
-from trainer.learner_names import TEACHER, student_key
+from trainer.learner_names import TEACHER
 from trainer.learners.admission import HOUR
 from trainer.learners.engine import DeepSpeedEngine
 from trainer.learners.learner import Learner, StepShape
 from trainer.learners.learners import Learners
 from trainer.learners.state import JobState
-from trainer.lifecycle import unreached
+from trainer.lifecycle.resumption import what_is_resumed
 from trainer.lifecycle.start import accept
 from trainer.record.gauges import Gauges
 from trainer.record.recorder import Recorder
@@ -48,7 +45,7 @@ from trainer.step import StepResult
 from trainer.tracking import tracking
 from trainer.watch.first_failure import on_rank_0
 from trainer.watch.replicas import verify
-from trainer.watch.rollback import batch_number, checkpoint_to_resume, done_with, way_out
+from trainer.watch.rollback import checkpoint_to_resume, done_with, way_out
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -71,17 +68,17 @@ class Job:
         self.folder = RunFolder.of(config)
         corpora = open_corpora(config.data)
         require_fit(config, corpora)
-        staged = folder_on_node(config, context.attempt.number)
-        stream, self.masker = _open_stream(config, staged)
-        self._validation = ValidationSet(config, context.hang_watch.heartbeat)
+        feed = Feed(config, corpora, context.attempt.number)
+        self.masker = feed.masker
+        self._validation = ValidationSet(config, context.hang_watch.heartbeat, corpora)
         self._unigram = self._validation.unigram()
         context.startup.mark("data")
         newest = newest_intact(self.folder.checkpoints, _log.warning, dist.group.WORLD)
         checkpoint = checkpoint_to_resume(newest, config.rollback)
         context.startup.mark("finding a checkpoint")
         require_same_tokenizers(config, corpora, set(checkpoint.learners) if checkpoint else set())
-        self.state = self._state_of(checkpoint)
-        self.learners = Learners(config, _workload(config), self.state, checkpoint)
+        self.state = self._state_of(checkpoint, contents(config.data, corpora))
+        self.learners = Learners(config, _step_shape(config, corpora), self.state, checkpoint)
         context.startup.mark("building and loading the learners")
         self._writer = CheckpointWriter(
             self.folder.checkpoints,
@@ -104,9 +101,11 @@ class Job:
             config, self.folder, self.state, gauges, kept_rows, speaks=dist.get_rank() == 0
         )
         self._open.enter_context(self.recorder)
-        self.batches = Prefetched(self._reader(stream, staged), self.state.step)
-        self._open.callback(self.batches.close)
-        self._say_where_it_begins(checkpoint, newest)
+        self.batches = self._open.enter_context(feed).start(self.state.step)
+        for line in what_is_resumed(config, checkpoint, newest):
+            self.recorder.say(line)
+        if checkpoint is not None and checkpoint.suspect:
+            self.recorder.warn(f"its checkpoint is suspect: {checkpoint.suspect}")
 
     @property
     def is_done(self) -> bool:
@@ -234,43 +233,11 @@ class Job:
     def __exit__(self, *exception: Any) -> None:
         self._open.close()
 
-    def _reader(self, stream: BatchStream, staged: Path | None) -> Callable[[int], Batch]:
-        """What makes the batch of a step; on each node one rank has blocks copied ahead."""
-        rollbacks = self.config.rollback
-        first = batch_number(self.state.step, rollbacks)
-        stager = stager_of_node(self.config, staged, first) if staged else None
-        if stager:
-            self._open.enter_context(stager)
-
-        def read(step: int) -> Batch:
-            number = batch_number(step, rollbacks)
-            if stager:
-                stager.reached(number)
-            return stream.batch(number)
-
-        return read
-
     def _accept(self, checkpoint: Checkpoint | None, newest: Checkpoint | None) -> None:
         """Write down where and with which config the run resumes: nothing refuses it any more."""
         if checkpoint is not None and checkpoint is not newest:
             self.context.attempt.disown_after(checkpoint.step)
         accept(self.config)
-
-    def _say_where_it_begins(
-        self, checkpoint: Checkpoint | None, newest: Checkpoint | None
-    ) -> None:
-        if checkpoint is not None:
-            self.recorder.say(f"going on from step {self.state.step:,}")
-            if checkpoint.suspect:
-                self.recorder.warn(f"its checkpoint is suspect: {checkpoint.suspect}")
-        if checkpoint is not newest:
-            self.recorder.say(f"the checkpoints after it count no more: {self.config.rollback[-1]}")
-        for name in sorted(self._dropped(checkpoint)):
-            self.recorder.say(f"{name} goes on no more: it is not in the config")
-        if late := unreached.warning(self.config):
-            self.recorder.say(late)
-        if not self.config.students:
-            self.recorder.say("no students: plain pre-training of the teacher")
 
     def _count_unreadable(self, sequences: int) -> None:
         if sequences and not self.state.unreadable:
@@ -302,18 +269,13 @@ class Job:
     def _engines(self) -> dict[str, DeepSpeedEngine]:
         return {name: learner.engine for name, learner in self.learners.by_name.items()}
 
-    def _dropped(self, checkpoint: Checkpoint | None) -> set[str]:
-        """Whom the checkpoint has, but the config does not name."""
-        there = set(checkpoint.learners) if checkpoint else set()
-        return there - {TEACHER, *map(student_key, self.config.students)}
-
-    def _state_of(self, checkpoint: Checkpoint | None) -> JobState:
+    def _state_of(self, checkpoint: Checkpoint | None, corpora: dict[str, str]) -> JobState:
         if checkpoint is None:
             state = JobState(wandb_id=tracking.first_id(self.folder.path))
         else:
             state = JobState.from_json(checkpoint.trainer_state)
         state.config = configs.dump(self.config)
-        state.corpora = contents(self.config.data)
+        state.corpora = corpora
         state.rolled_back = done_with(self.config.rollback)
         return state
 
@@ -324,27 +286,9 @@ def _retention(config: JobConfig) -> Retention:
     return Retention(keep.keep, keep.keep_every, keep.keep_best, column.higher_is_better)
 
 
-def _open_stream(config: JobConfig, staged: Path | None) -> tuple[BatchStream, TorchMasker | None]:
-    """This rank's batches, and what masks them on the device where they come without masks."""
-    masking = config.data.masking
-    stream = BatchStream.open(
-        config.data,
-        "train",
-        config.seed,
-        global_batches(config),
-        dist.get_rank(),
-        dist.get_world_size(),
-        masks=not masking.on_device,
-        staged=staged,
-    )
-    if not masking.on_device:
-        return stream, None
-    return stream, TorchMasker(config.seed, masking, stream.vocabulary)
-
-
-def _workload(config: JobConfig) -> StepShape:
+def _step_shape(config: JobConfig, corpora: Mapping[str, Corpus]) -> StepShape:
     """How a step is cut up: as few, as large micro-batches as the config allows."""
-    rows = max(global_batches(config).sizes) // dist.get_world_size()
+    rows = max(global_batches(config, corpora).sizes) // dist.get_world_size()
     micro_batch = min(config.batch.micro_batch, rows)
     accumulation = -(-rows // micro_batch)
     return StepShape(config.steps, config.seed, micro_batch, accumulation, _deadline(config))

@@ -94,12 +94,14 @@ class BatchStream:
         world_size: int = 1,
         masks: bool = True,
         staged: Path | None = None,
+        corpora: Mapping[str, Corpus] | None = None,
     ) -> BatchStream:
         """The stream over the split called "train" or "val" of the corpora that `config` names.
 
-        `staged` is where a `Stager` of this node keeps copies of blocks.
+        `staged` is where a `Stager` of this node keeps copies of blocks; `corpora` are those of
+        `config` where they are open already.
         """
-        splits = open_splits(config, split, staged)
+        splits = open_splits(config, split, staged, corpora)
         return cls(splits, config, seed, batch_sizes, rank, world_size, masks)
 
     def batch(self, step: int) -> Batch:
@@ -236,21 +238,29 @@ def open_corpora(config: DataConfig, urls: bool = True) -> dict[str, Corpus]:
     }
 
 
-def contents(config: DataConfig) -> dict[str, str]:
-    """What each corpus holds (`Corpus.content`), by the key of the job that says where it lies."""
+def contents(config: DataConfig, corpora: Mapping[str, Corpus] | None = None) -> dict[str, str]:
+    """What each corpus holds (`Corpus.content`), by the key of the job that says where it lies.
+
+    `corpora` as in `open_splits`.
+    """
     keys = [f"data.mixture.{name}.path" for name in config.mixture] or ["data.path"]
-    corpora = open_corpora(config).values()
-    return {key: corpus.content for key, corpus in zip(keys, corpora, strict=True)}
+    opened = corpora or open_corpora(config)
+    return {key: corpus.content for key, corpus in zip(keys, opened.values(), strict=True)}
 
 
 def open_splits(
-    config: DataConfig, split: str, staged: Path | None = None
+    config: DataConfig,
+    split: str,
+    staged: Path | None = None,
+    corpora: Mapping[str, Corpus] | None = None,
 ) -> CorpusSplit | dict[str, CorpusSplit]:
     """The split called "train" or "val" of the corpus, or of each corpus of the mixture.
 
     With `staged` blocks are read from below that folder where they have been copied there.
+    `corpora` are those of `config` where they are open already.
     """
-    splits = {name: corpus.split(split) for name, corpus in open_corpora(config).items()}
+    opened = corpora or open_corpora(config)
+    splits = {name: corpus.split(split) for name, corpus in opened.items()}
     if staged:
         splits = {
             name: one.staged_in(staged / str(number))

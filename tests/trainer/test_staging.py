@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 import configs
-from data_pipeline import BatchStream, DataError
+from data_pipeline import BatchStream, DataError, open_corpora
 from tests.conftest import TINY_JOB
 from tests.waiting import until
 from trainer.config import JobConfig
@@ -59,7 +59,7 @@ def test_a_job_reads_the_same_from_its_nodes_own_disk(corpus, tmp_path, alone, m
     rest = ("train", config.seed, global_batches(config))
     plain = BatchStream.open(config.data, *rest)
     staged = BatchStream.open(config.data, *rest, staged=folder)
-    with stager_of_node(config, folder, 2) as stager:
+    with stager_of_node(config, open_corpora(config.data), folder, 2) as stager:
         until(lambda: list(folder.glob("*/shard-*")), "a copy")
         for step in range(2, 40):
             stager.reached(step)

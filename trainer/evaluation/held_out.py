@@ -21,6 +21,7 @@ from data_pipeline import (
     NO_LABEL,
     Batch,
     BatchStream,
+    Corpus,
     CorpusSplit,
     DataConfig,
     MaskingConfig,
@@ -58,10 +59,16 @@ class Scores:
 class ValidationSet:
     """The held-out sequences of a job, as any number of ranks share them."""
 
-    def __init__(self, config: JobConfig, heartbeat: SendHeartbeat = lambda: None) -> None:
+    def __init__(
+        self,
+        config: JobConfig,
+        heartbeat: SendHeartbeat = lambda: None,
+        corpora: Mapping[str, Corpus] | None = None,
+    ) -> None:
         """Raise DataError when a corpus of the job has no validation split.
 
-        `heartbeat` is called before every batch that is read.
+        `heartbeat` is called before every batch that is read; `corpora` are the job's where they
+        are open already.
         """
         # Held-out scores are to be compared over time: one length, one packing, one rate, also for
         # learners that read text which is not masked.
@@ -69,7 +76,7 @@ class ValidationSet:
         still = dataclasses.replace(config.data.masking, rate=rate, final_rate=None)
         data = dataclasses.replace(config.data, phases=[], mixture={}, masking=still)
         wanted = config.evaluation.sequences
-        self._opened = open_corpora(config.data)
+        self._opened = corpora or open_corpora(config.data)
         self.corpora = {
             name: _HeldOutCorpus.open(corpus.split("val"), data, wanted, heartbeat)
             for name, corpus in self._opened.items()

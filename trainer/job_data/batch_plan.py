@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from data_pipeline import BatchSizes, open_splits, rows_for_tokens
+from collections.abc import Mapping
+
+from data_pipeline import BatchSizes, Corpus, open_splits, rows_for_tokens
 from trainer.config import JobConfig
 
 
-def global_batches(config: JobConfig) -> BatchSizes:
+def global_batches(config: JobConfig, corpora: Mapping[str, Corpus] | None = None) -> BatchSizes:
     """The sequences of the global batch at every step.
 
     Where the config states tokens, what they come to changes with the length and the packing.
+    `corpora` are the job's where they are open already.
     Raises DataError when the corpora cannot be opened.
     """
     batch = config.batch
     in_tokens = batch.tokens or any(growth.tokens for growth in batch.growth)
-    splits = open_splits(config.data, "train") if in_tokens else {}
+    splits = open_splits(config.data, "train", corpora=corpora) if in_tokens else {}
     sizes = {}
     for step in _changes(config):
         target = batch.at(step)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch.distributed as dist
 
-from data_pipeline import BatchStream
+from data_pipeline import BatchStream, Corpus
 from data_pipeline.reading.staging import Entered, Stager, stage_folder
 from trainer.config import JobConfig
 from trainer.job_data.batch_plan import global_batches
@@ -25,7 +25,9 @@ def folder_on_node(config: JobConfig, attempt: int) -> Path | None:
     return stage_folder(config.data.stage, f"{run}-{attempt}")
 
 
-def stager_of_node(config: JobConfig, folder: Path, step: int) -> Stager | None:
+def stager_of_node(
+    config: JobConfig, corpora: Mapping[str, Corpus], folder: Path, step: int
+) -> Stager | None:
     """On the first rank of each node what copies for all of its ranks, from batch `step` on.
 
     None on the others. Collective.
@@ -40,10 +42,11 @@ def stager_of_node(config: JobConfig, folder: Path, step: int) -> Stager | None:
             config.data,
             "train",
             config.seed,
-            global_batches(config),
+            global_batches(config, corpora),
             *share,
             masks=False,
             staged=folder,
+            corpora=corpora,
         )
         for share in shares_of(ranks, len(hosts))
     ]

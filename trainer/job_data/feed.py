@@ -1,0 +1,73 @@
+"""The batches of one rank of a job, from corpora that are opened once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch.distributed as dist
+
+from data_pipeline import Batch, BatchStream, Corpus
+from data_pipeline.masking.torch_masker import TorchMasker
+from trainer.config import JobConfig
+from trainer.job_data.batch_plan import global_batches
+from trainer.job_data.prefetch import Prefetched
+from trainer.job_data.staging import folder_on_node, stager_of_node
+from trainer.watch.rollback import batch_number
+
+
+class Feed:
+    """What this rank reads; a context manager, inside of which blocks are copied ahead.
+
+    masker: masks batches on the device where they come without masks, else None.
+    """
+
+    def __init__(self, config: JobConfig, corpora: Mapping[str, Corpus], attempt: int) -> None:
+        """`attempt` is this start's number. Raises DataError for what cannot be read."""
+        self._config, self._corpora = config, corpora
+        self._staged = folder_on_node(config, attempt)
+        masking = config.data.masking
+        self._stream = BatchStream.open(
+            config.data,
+            "train",
+            config.seed,
+            global_batches(config, corpora),
+            dist.get_rank(),
+            dist.get_world_size(),
+            masks=not masking.on_device,
+            staged=self._staged,
+            corpora=corpora,
+        )
+        self.masker: TorchMasker | None = None
+        if masking.on_device:
+            self.masker = TorchMasker(config.seed, masking, self._stream.vocabulary)
+        self._open = ExitStack()
+
+    def start(self, step: int) -> Prefetched:
+        """The batches from the job's `step` on; on each node one rank has blocks copied ahead.
+
+        Collective.
+        """
+        rollbacks, stager = self._config.rollback, None
+        if self._staged:
+            first = batch_number(step, rollbacks)
+            stager = stager_of_node(self._config, self._corpora, self._staged, first)
+        if stager:
+            self._open.enter_context(stager)
+
+        def read(at: int) -> Batch:
+            number = batch_number(at, rollbacks)
+            if stager:
+                stager.reached(number)
+            return self._stream.batch(number)
+
+        batches = Prefetched(read, step)
+        self._open.callback(batches.close)
+        return batches
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._open.close()
