@@ -30,8 +30,9 @@ or by a URL; the shipped files have it:
 # yaml-language-server: $schema=../schema/job.json
 ```
 
-The schema knows the keys, types, bounds and choices. What keys forbid each other is known only when
-a command reads the file.
+The schema knows the keys, types, bounds and choices, except those of a job's own `plugins`. What
+keys forbid each other is known only when a command reads the file. In an installed package the
+schemas are in `configs/schema/` too, beside `configs/job/`.
 """
 
 

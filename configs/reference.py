@@ -78,20 +78,21 @@ class _Page:
         cells = [f"`{key.name}`", self._type(key.hint), _default(key), key.unit, allowed, meaning]
         return [cell.replace("|", "\\|") for cell in cells]
 
-    def _type(self, hint: Any) -> str:
+    def _type(self, hint: Any, ending: str = "") -> str:
+        """The words for a type; `ending` is an s where there are several."""
         kind = split(hint)[0]
         options = options_of(kind)
         if len(options) > 1:
             return ", or ".join(map(self._type, options))
         if dataclasses.is_dataclass(kind):
-            title = self._titles[kind]
-            return f"[section](#{_anchor(title)})"
-        inner = [self._type(one) for one in typing.get_args(kind)]
+            return f"[section{ending}](#{_anchor(self._titles[kind])})"
+        inner = typing.get_args(kind)
         if typing.get_origin(kind) is list:
-            return f"list of {inner[0]}"
+            return f"list of {self._type(inner[0], 's')}"
         if typing.get_origin(kind) is dict:
-            return f"{inner[1]} by {inner[0]}"
-        return _WORDS[kind]
+            by = "name" if split(inner[0])[0] is str else self._type(inner[0])
+            return f"{self._type(inner[1], 's')} by {by}"
+        return _WORDS[kind] + (ending if kind in (int, float, str) else "")
 
 
 def _allowed(hint: Any) -> Iterator[str]:

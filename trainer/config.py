@@ -29,7 +29,7 @@ from trainer.tasks import load_plugins
 from trainer.tracking import tracking
 from trainer.watch.rollback import RollbackConfig, conflicts_in_order
 
-STUDENT_NAME = Matches(r"(?!\d)[\w-]+", "of letters, digits, - and _, and not begin with a digit")
+STUDENT_NAME = Matches(r"(?!\d)[\w-]+", "made of letters, digits, - and _, and begin with no digit")
 
 
 class FolderName(Rule):

@@ -122,10 +122,12 @@ NETS = json_schema("net", Net, {"net": ["small"], "layers": ["thick"]})
 def test_a_section_that_is_made_while_running_is_on_the_page() -> None:
     page = reference({"net": Net})
     assert "| `kind` | text | required |  | one of wide, deep | Its shape. |" in page
-    rate = "| `rate` | number, or number by whole number, or null | `0.5` | a step | 0 to 1 |"
+    rate = "| `rate` | number, or numbers by whole number, or null | `0.5` | a step | 0 to 1 |"
     assert rate in page
-    assert "| `ends` | list of whole number | `null` |  | a list of 2; in ascending order |" in page
-    assert "| `layers` | list of [section](#net-layers) | `[]` |  |  | A layer. |" in page
+    assert (
+        "| `ends` | list of whole numbers | `null` |  | a list of 2; in ascending order |" in page
+    )
+    assert "| `layers` | list of [sections](#net-layers) | `[]` |  |  | A layer. |" in page
     assert "### net: layers[]\n\nAlso `by_name.NAME`.\n\nA layer.\n" in page
     assert page.count("| `width` | whole number | `8` |  | at least 1 | Its width. |") == 1
 
