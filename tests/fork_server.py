@@ -71,6 +71,7 @@ class ForkServer:
 
     def __init__(self, prepare: str = "") -> None:
         """`prepare` names a function (module:function) that the server calls after its imports."""
+        self._owner = os.getpid()
         self._requests, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
         with theirs:
@@ -114,6 +115,10 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server and every process of it."""
+        if os.getpid() != self._owner:  # a fork of this process, at its own end
+            return
+        with contextlib.suppress(OSError):  # it has ended already
+            self._requests.shutdown(socket.SHUT_RDWR)
         self._requests.close()
         self._process.wait(60)
 
