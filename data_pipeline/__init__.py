@@ -1,7 +1,7 @@
 """Text -> tokenizer -> WebDataset shards -> ordered, packed, masked batches.
 
-What a global step contains is a pure function of (index, seed, epoch, sequence length, packing):
-it depends on no world size and on no restart, and any step can be had at any time.
+The contents of a global step are a pure function of (index, seed, epoch, sequence length, packing).
+They depend neither on the world size nor on restarts, and any step can be computed directly.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`build` is loaded when it is used: it brings a compiler, which training has no use for."""
+    """Import `build` on first use: it imports a compiler, which training does not need."""
     if name == "build":
         from data_pipeline.building.build import build
 

@@ -1,9 +1,9 @@
-"""Counter-based hashing: every random decision is a pure function of what it is about.
+"""Counter-based random numbers: each random decision is a hash of what it decides about.
 
-There is no generator state, so any decision can be made again at any time, in any order and on
-any rank. Scalars (`scalar_key`) and arrays (`array_keys`) of 64 bits are mixed with SplitMix64;
-per-position decisions use 32-bit words (`words`), which numpy and torch compute alike
-(see `torch_masking`).
+There is no generator state, so any rank can repeat any decision, at any time and in any order.
+`scalar_key` and `array_keys` mix integers into 64-bit keys with SplitMix64. Per-position decisions
+use 32-bit numbers (`random_uint32`), which numpy and torch (`torch_masker`) compute bit for bit
+alike.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIX32 = (0x85EBCA6B, 0xC2B2AE35)  # the finaliser of MurmurHash3
 
 
 def scalar_key(*parts: int) -> int:
-    """One 64-bit key from integers of any size below 2**64; order matters."""
+    """A 64-bit key from integers below 2**64. Their order matters."""
     key = 0
     for part in parts:
         key = _mix64(((key ^ (part & MASK64)) + GOLDEN64) & MASK64)
@@ -27,9 +27,9 @@ def scalar_key(*parts: int) -> int:
 
 
 def array_keys(key: int | NDArray[np.uint64], *parts: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """64-bit keys for arrays of integers: `scalar_key` continued from `key`, element-wise.
+    """64-bit keys for arrays of integers: `scalar_key`, element-wise, continued from `key`.
 
-    What is given is broadcast, and has at least one dimension together.
+    The arguments are broadcast against each other. At least one of them must have a dimension.
     """
     shape = np.broadcast_shapes(np.shape(key), *(part.shape for part in parts))
     state = np.full(shape, key, np.uint64)
@@ -44,11 +44,11 @@ def array_keys(key: int | NDArray[np.uint64], *parts: NDArray[np.int64]) -> NDAr
     return state
 
 
-def words(keys: NDArray[np.uint64], positions: NDArray[np.integer]) -> NDArray[np.uint32]:
+def random_uint32(keys: NDArray[np.uint64], positions: NDArray[np.integer]) -> NDArray[np.uint32]:
     """32 random bits for each (key, position).
 
-    `keys` [R] and `positions` [P] or [R, P] give [R, P]. Both halves of the key enter, before
-    and after the first mixing, so all 64 bits count.
+    `keys` [R] and `positions` [P] or [R, P] give [R, P]. The low half of the key enters before the
+    first mixing and the high half after it, so all 64 bits count.
     """
     low = keys.astype(np.uint32)[:, None]
     high = (keys >> np.uint64(32)).astype(np.uint32)[:, None]

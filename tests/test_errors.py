@@ -201,7 +201,7 @@ def test_ranks_that_fail_alike_say_it_once(corpus, tmp_path):
     paths = [f"data.path={corpus}", f"output_dir={tmp_path}", "batch.size=7"]
     failed = tandem("train", TINY_JOB, *paths, "--nproc", 2)
     assert failed.returncode == 1
-    assert "7 rows do not divide by 2 ranks" in one_line(failed.stderr)
+    assert "7 rows cannot be split among 2 ranks" in one_line(failed.stderr)
 
 
 def test_more_ranks_than_samples(tmp_path):

@@ -1,1 +1,1 @@
-"""From text to a corpus; merging and checking it."""
+"""Building, merging and checking a corpus."""

@@ -11,10 +11,10 @@ What a corpus folder looks like::
                            see `data_pipeline.shards.index`
     val/                   the same, for the documents held out by their hash
 
-This process reads, tokenizes and writes, other workers only tokenize; chunks come back in order, so
-the bytes do not depend on the number of workers. Every `JOURNAL_SECONDS` the state is put down in
-``.build/``, and the same command goes on from there after whatever ended it. A build replaces and
-removes only what its journal there proves that it wrote (`data_pipeline.building.claims`).
+The main process reads, tokenizes and writes; the other workers only tokenize. Chunks come back in
+order, so the bytes do not depend on the number of workers. Every `JOURNAL_SECONDS` the build saves
+its state in ``.build/``. If the build is killed, the same command resumes from there. A build
+replaces and removes only files that its journal lists as its own (`data_pipeline.building.claims`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import numpy as np
 from data_pipeline.building.claims import JOURNAL, Claims
 from data_pipeline.building.encoding import EncodedChunk, held_out
 from data_pipeline.building.finishing import finish_folder
-from data_pipeline.building.journal import Journal, alone
+from data_pipeline.building.journal import Journal, exclusive
 from data_pipeline.building.parallel_encoding import encode_all
 from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS
@@ -44,11 +44,11 @@ from data_pipeline.shards.writing import SplitWriter
 from data_pipeline.text.documents import (
     FileSpan,
     RawChunk,
-    Reading,
-    line_of,
-    nothing_there,
+    ReadOptions,
+    input_slice,
+    location_of,
+    no_documents_error,
     raw_chunks,
-    slice_of,
 )
 from data_pipeline.text.text_files import STDIN
 from data_pipeline.tokenization import tokenizer as tokenization
@@ -61,11 +61,11 @@ HISTOGRAM_LIMITS = [1 << power for power in range(4, 21)]
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What a corpus is made of and how; two builds with equal options give equal bytes."""
+    """The inputs and settings of a build; two builds with equal options give equal bytes."""
 
     inputs: list[str]
     tokenizer_dir: str
-    reading: Reading = field(default_factory=Reading)
+    reading: ReadOptions = field(default_factory=ReadOptions)
     shard_mb: float = 64.0
     block_bytes: int = BLOCK_BYTES
     val_fraction: float = 0.01
@@ -76,36 +76,36 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.val_fraction < 1.0:
-            raise DataError("--val-fraction: must lie between 0 and 1")
+            raise DataError("--val-fraction: must be at least 0 and less than 1")
         if self.shard_mb <= 0.0:
             raise DataError("--shard-mb: must be positive")
 
 
 @dataclass
 class Tally:
-    """What a build has counted so far."""
+    """The counts of a build so far."""
 
     chunks: int = 0
     documents: int = 0
     duplicates: int = 0
     problems: int = 0
     characters: int = 0
-    input_crc32: int = 0  # of the text as it was read; Parquet is told by its size alone
+    input_crc32: int = 0  # of the raw input; Parquet is identified by its size alone
     first_problems: list[str] = field(default_factory=list)  # at most PROBLEMS_SHOWN
-    # Documents of less than 16, 32, ... 2**20 tokens, and of more.
+    # A histogram: documents below 16, 32, ... 2**20 tokens, and all larger ones.
     tokens_per_document: list[int] = field(
         default_factory=lambda: [0] * (len(HISTOGRAM_LIMITS) + 1)
     )
 
     def count(self, tokens: int) -> None:
-        """Count one document of so many tokens."""
+        """Count one document with this number of tokens."""
         self.documents += 1
         self.tokens_per_document[bisect_right(HISTOGRAM_LIMITS, tokens)] += 1
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a build is."""
+    """The progress of a build."""
 
     bytes_done: int
     bytes_total: int
@@ -129,19 +129,19 @@ def build(
     block_bytes: int = BLOCK_BYTES,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> dict:
-    """Build a corpus in `out` from text, or go on with a build that was ended there.
+    """Build a corpus in `out` from text, or resume an interrupted build there.
 
-    `task` (I, N) builds only slice I of N, to be joined by `data_pipeline.merge.merge`; slices may
-    be numbered from 0 or from 1. `block_bytes` is the size of a block's token ids; next-sentence
-    pairs find their negatives inside the block, so it should hold many documents. Returns what
-    `corpus.json` holds. Raises DataError for missing or empty inputs, an unusable tokenizer, a full
-    disk, or a folder that holds another corpus.
+    With `task` (I, N) only slice I of N is built; `data_pipeline.building.merging.merge` joins the
+    slices. Slices may be numbered from 0 or from 1. `block_bytes` is the size of a block's token
+    ids. Next-sentence pairs draw their negatives from a few blocks, so a block should hold many
+    documents. Returns the content of `corpus.json`. Raises DataError for missing or empty inputs,
+    an unusable tokenizer, a full disk, or a folder that holds another corpus.
     """
     number, tasks = _task(task)
     options = BuildOptions(
         inputs=list(inputs),
         tokenizer_dir=tokenizer_dir,
-        reading=Reading(separator, text_field),
+        reading=ReadOptions(separator, text_field),
         shard_mb=shard_mb,
         block_bytes=block_bytes,
         val_fraction=val_fraction,
@@ -159,29 +159,29 @@ def build(
 
 
 def part_folder(out: Path, task: int, tasks: int) -> Path:
-    """Where task number `task` (from 0) of `tasks` builds its part."""
+    """The folder in which task `task` (from 0) of `tasks` builds its part."""
     return out / PARTS / f"{task:05d}-of-{tasks:05d}"
 
 
 class _Build:
-    """One build: options, writers, tally, and what has been seen."""
+    """One build: its options, writers, counts and the documents already seen."""
 
     def __init__(self, options: BuildOptions, folder: Path) -> None:
         self.options, self.folder = options, folder
         self.tokenizer, self.vocabulary = tokenization.load(Path(options.tokenizer_dir))
-        # Looks at every input before anything is written.
-        self.share = slice_of(options.inputs, options.reading, options.task, options.tasks)
+        # This checks every input before anything is written.
+        self.share = input_slice(options.inputs, options.reading, options.task, options.tasks)
         self.identity = _identity(options, self.vocabulary.fingerprint, self.share)
         self.tally = Tally()
         self.seen: set[bytes] = set()
 
     def run(self, workers: int, on_progress: Callable[[Progress], None] | None) -> dict:
-        """Build to the end, unless that is done."""
+        """Complete the build, unless it is complete already."""
         finished = self._finished()
         if finished is None:
-            Claims(self.folder).refuse_strangers()
-            with alone(self.folder / JOURNAL):
-                finished = self._finished()  # by another process, meanwhile
+            Claims(self.folder).refuse_foreign_files()
+            with exclusive(self.folder / JOURNAL):
+                finished = self._finished()  # another process may have completed it meanwhile
                 finished = finished or self._build(workers, on_progress)
         Claims(self.folder).remove_journal()
         return finished
@@ -226,7 +226,10 @@ class _Build:
         return tree
 
     def _has_other_text(self, tally: dict) -> bool:
-        """Whether standard input, which is not told by name and size, is not what was built."""
+        """Whether standard input differs from the text that was built.
+
+        Name and size do not identify standard input, so its checksum is compared.
+        """
         if not any(span.path == STDIN for span in self.share):
             return False
         text = raw_chunks(self.share, self.options.reading)
@@ -247,13 +250,13 @@ class _Build:
         self.journal.save(asdict(self.tally), states)
 
     def _remaining(self) -> Iterator[RawChunk]:
-        """What is still to be taken. Raises DataError when the text before it has changed."""
+        """The chunks that are not built yet. Raises DataError if the text before them changed."""
         chunks = raw_chunks(self.share, self.options.reading)
         before = itertools.islice(chunks, self.tally.chunks)
         if _checksum(before) != self.tally.input_crc32:
             raise DataError(
                 f"{self.folder}: holds an unfinished build of other text than "
-                f"{', '.join(self.options.inputs)} holds now; remove the folder to build anew"
+                f"{', '.join(self.options.inputs)} holds now; remove the folder and build again"
             )
         yield from chunks
 
@@ -284,7 +287,7 @@ class _Build:
             self.tally.problems += 1
             if self.options.skip_problems and len(self.tally.first_problems) >= PROBLEMS_SHOWN:
                 continue
-            line = f"{line_of(problem)}: {problem.reason}"
+            line = f"{location_of(problem)}: {problem.reason}"
             if not self.options.skip_problems:
                 raise DataError(line)
             self.tally.first_problems.append(line)
@@ -301,7 +304,7 @@ class _Build:
             writer.finish()
         if not self.tally.documents and self.options.tasks == 1:
             first = next(iter(self.tally.first_problems), None)
-            raise nothing_there(self.options.inputs, self.tally.problems, first)
+            raise no_documents_error(self.options.inputs, self.tally.problems, first)
         if self.options.tasks > 1:
             self.claims.add(self.folder / DIGESTS)
             self.journal.keep_digests(self.folder / DIGESTS)
@@ -316,7 +319,7 @@ class _Build:
 
 
 def _identity(options: BuildOptions, fingerprint: str, share: Sequence[FileSpan]) -> dict:
-    """What must agree for a build to be continued, or to be the same as a finished one."""
+    """The facts that must agree for a build to resume, or to equal a finished one."""
     tree = asdict(options)
     del tree["tokenizer_dir"], tree["inputs"]
     files = [[_full_path(one.path), one.start, _size(one)] for one in share]
@@ -324,7 +327,7 @@ def _identity(options: BuildOptions, fingerprint: str, share: Sequence[FileSpan]
 
 
 def _checksum(chunks: Iterable[RawChunk], before: int = 0) -> int:
-    """CRC-32 of text, continued from `before`. Parquet and its like are told by their size."""
+    """CRC-32 of raw text, continued from `before`. Parquet chunks do not enter."""
     for chunk in chunks:
         if isinstance(chunk.data, bytes):
             before = zlib.crc32(chunk.data, before)

@@ -1,8 +1,8 @@
 """Verifying a corpus: ``tandem data check``.
 
-Every file is read once, from its beginning to its end, and compared with the size and SHA-256 that
-the manifest, or for shards the index, has of it; of a shard also each block's checksum, and its
-members as `tarfile` (which knows nothing of our index) lists them. Kept sequence counts have a
+Every file is read once, from beginning to end. Its size and SHA-256 are compared with those in the
+manifest or, for shards, in the index. In a shard each block's checksum is verified too, and the
+tar members are listed with `tarfile`, independently of the index. Cached sequence counts have a
 checksum of their own.
 """
 
@@ -16,53 +16,53 @@ from pathlib import Path
 from typing import BinaryIO
 
 from data_pipeline.errors import BadShard, DataError
-from data_pipeline.reading.corpus import SPLITS, Corpus, CorpusSplit, origin_of
+from data_pipeline.reading.corpus import SPLITS, Corpus, CorpusSplit, index_digest
 from data_pipeline.shards import manifest
 from data_pipeline.shards.blocks import MEMBERS, token_dtype
+from data_pipeline.shards.cached_counts import PATTERN, is_intact
 from data_pipeline.shards.index import Index, shard_name
-from data_pipeline.shards.kept import PATTERN, is_sound
 from data_pipeline.shards.manifest import CHUNK
 from data_pipeline.shards.sources import is_url
 
 
 def check(folder: str) -> list[str]:
-    """What is wrong with the corpus in `folder`, one line each; empty when all is well.
+    """The faults of the corpus in `folder`, one line each; empty if there are none.
 
-    Shards are looked at where their index is sound. Raises DataError when there is no corpus, or
-    its manifest is damaged.
+    The shards of a split are checked only if its index is intact. Raises DataError if there is no
+    corpus or its manifest is damaged.
     """
     if is_url(folder):
-        raise DataError(f"{folder}: only a corpus in a folder can be checked")
+        raise DataError(f"{folder}: is a URL; only a corpus in a folder can be checked")
     place = Path(folder)
     tree = manifest.read(place)
     files = manifest.files_of(tree)
     faults = {name: manifest.fault(place / name, record) for name, record in files.items()}
     found = [f"{place / name}: {wrong}" for name, wrong in faults.items() if wrong]
     for name in SPLITS:
-        found += _kept_files(place / name, origin_of(files, name))
+        found += _damaged_counts(place / name, index_digest(files, name))
         if not any(wrong for file, wrong in faults.items() if file.startswith(f"{name}/")):
             found += _shards(Corpus.of(folder, place, tree), name)
     return found
 
 
 def _shards(corpus: Corpus, name: str) -> Iterator[str]:
-    """What is wrong with the shards of a split whose index is sound."""
+    """The faults of a split's shards; its index must be intact."""
     if not len(Index.open(corpus.folder / name).blocks):
         return
     split = corpus.split(name)
     for number in range(len(split.index.shards)):
         yield from check_shard(split, number)
-    yield from _strangers(split)
+    yield from _unlisted_shards(split)
 
 
-def _kept_files(folder: Path, origin: str) -> Iterator[str]:
+def _damaged_counts(folder: Path, origin: str) -> Iterator[str]:
     for path in sorted(folder.glob(PATTERN)):
-        if not is_sound(path, origin):
-            yield f"{path}: damaged; remove it: it is computed again when it is needed"
+        if not is_intact(path, origin):
+            yield f"{path}: damaged; remove it, and it is computed again when it is needed"
 
 
 def check_shard(split: CorpusSplit, number: int) -> Iterator[str]:
-    """What is wrong with one shard."""
+    """The faults of one shard."""
     path = split.folder / shard_name(number)
     try:
         with open(path, "rb") as file:
@@ -89,9 +89,9 @@ def _check_contents(split: CorpusSplit, number: int, path: Path, file: BinaryIO)
     if size != record["bytes"]:
         yield f"{path}: {size} bytes instead of {record['bytes']}"
     elif digest.digest() != record["sha256"].tobytes():
-        yield f"{path}: its SHA-256 is not that of the index"
+        yield f"{path}: its SHA-256 differs from the one in the index"
     for name in _members(end):
-        yield f"{path}: holds a member that is not ours: {name}"
+        yield f"{path}: holds a member that no build wrote: {name}"
 
 
 def _check_block(split: CorpusSplit, number: int, data: bytes, path: Path) -> Iterator[str]:
@@ -105,15 +105,15 @@ def _check_block(split: CorpusSplit, number: int, data: bytes, path: Path) -> It
         or block.tokens.dtype != token_dtype(split.vocabulary.vocab_size)
         or block.tokens.max(initial=0) >= split.vocabulary.vocab_size
     ):
-        yield f"{path}: block {number} is not as the index says"
+        yield f"{path}: block {number} does not match the index"
     names = _members(data)
-    key = names[0].partition(".")[0] if names else ""  # a merge leaves a part's own numbers
+    key = names[0].partition(".")[0] if names else ""  # a merge does not rename members
     if not key.startswith("block-") or names != [f"{key}.{name}.npy" for name in MEMBERS]:
         yield f"{path}: block {number} has other members: {', '.join(names)}"
 
 
 def _members(data: bytes) -> list[str]:
-    """The names in a piece of a tar file; none where it is not one."""
+    """The member names in a piece of a tar file; none if it cannot be parsed."""
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             return tar.getnames()
@@ -121,7 +121,7 @@ def _members(data: bytes) -> list[str]:
         return []
 
 
-def _strangers(split: CorpusSplit) -> list[str]:
+def _unlisted_shards(split: CorpusSplit) -> list[str]:
     known = {shard_name(number) for number in range(len(split.index.shards))}
     return [
         f"{path}: not in the index"

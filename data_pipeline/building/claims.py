@@ -1,8 +1,8 @@
-"""Which files of a folder are ours: what an unfinished build claims, and what a corpus lists.
+"""Which files of a folder Tandem wrote: the claims of an unfinished build, the list of a corpus.
 
-A build or merge writes the name of every file into ``.build/files`` before the file exists. So it
-can prove later which ones it wrote: only these are ever replaced or removed, and anything else that
-lies where it writes is refused by name before the first write.
+A build or merge claims each file: it writes the name into ``.build/files`` before it creates the
+file. Only claimed files are ever replaced or removed. Any other file in a place where the build
+writes is "foreign": the build refuses it by name before its first write.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_pipeline.errors import DataError
-from data_pipeline.reading.corpus import SPLITS, WORD_STARTS, origin_of
+from data_pipeline.reading.corpus import SPLITS, WORD_STARTS, index_digest
 from data_pipeline.shards import manifest
+from data_pipeline.shards.cached_counts import PATTERN, is_intact
 from data_pipeline.shards.index import shard_name
-from data_pipeline.shards.kept import PATTERN, is_sound
 from data_pipeline.shards.manifest import DIGESTS, MANIFEST, PART
 from data_pipeline.shards.writing import disk_errors
 
@@ -31,47 +31,47 @@ class Claims:
     """The files in `folder` that an unfinished build has written or is about to write."""
 
     def __init__(self, folder: Path) -> None:
-        """Read those of an earlier process; nothing is written."""
+        """Read the claims of an earlier process; writes nothing."""
         self._folder = folder
         self._names = set(_read(folder / FILES))
 
     def __contains__(self, path: Path) -> bool:
-        """Whether a file in the folder is one of them, or an empty beginning of the journal."""
+        """Whether a file is claimed, or is a journal file that is still empty."""
         name = str(path.relative_to(self._folder))
         if name == FILES:
             return bool(self._names) or not path.stat().st_size
         return name in self._names or (name == LOCK and not path.stat().st_size)
 
-    def refuse_strangers(self) -> None:
-        """Raise DataError, naming the first, for files that lie where a build writes."""
-        for path in _there(self._folder):
+    def refuse_foreign_files(self) -> None:
+        """Raise DataError for the first unclaimed file in a place where a build writes."""
+        for path in _existing_files(self._folder):
             if path not in self:
-                raise stranger(path)
+                raise foreign_file_error(path)
 
     def add(self, *paths: Path) -> None:
-        """Claim files that are about to be written. Raises DataError where one is another's."""
+        """Claim files before they are created. Raises DataError if one exists unclaimed."""
         names = [str(path.relative_to(self._folder)) for path in paths]
         new = [name for name in names if name not in self._names]
         for name in new:
             if os.path.lexists(self._folder / name):
-                raise stranger(self._folder / name)
+                raise foreign_file_error(self._folder / name)
         if new:
             with disk_errors(self._folder / FILES), open(self._folder / FILES, "ab") as file:
-                # A line may have been cut off there when a process was killed.
+                # The leading line feed ends a line that a killed process left incomplete.
                 file.write("".join(f"\n{_line(name)}\n" for name in new).encode())
                 file.flush()
                 os.fsync(file.fileno())
             self._names.update(new)
 
     def remove_files(self) -> None:
-        """Remove what an earlier process wrote, but for its journal."""
+        """Remove the files that an earlier process wrote, except for its journal."""
         for name in self._names:
             if not name.startswith(f"{JOURNAL}/"):
                 with disk_errors(self._folder / name):
                     (self._folder / name).unlink(missing_ok=True)
 
     def remove_journal(self) -> None:
-        """Remove the journal, the claims last; a folder that holds more stays."""
+        """Remove the journal, its list of claims last, and its folder if that is then empty."""
         inside = [name for name in self._names if name.startswith(f"{JOURNAL}/")]
         for path in (self._folder / name for name in (*inside, LOCK, FILES)):
             if path.is_file() and path in self:
@@ -79,36 +79,39 @@ class Claims:
         remove_if_empty(self._folder / JOURNAL)
 
 
-def stranger(path: Path) -> DataError:
-    """The refusal of a file that is not ours to replace or remove."""
+def foreign_file_error(path: Path) -> DataError:
+    """The error for a file that this build did not write and must not replace or remove."""
     return DataError(f"{path}: not written by this build; move it away, or use another folder")
 
 
 def files_of_corpus(folder: Path) -> list[Path]:
-    """The files of a finished corpus that are there, its manifest last.
+    """The existing files of a finished corpus, its manifest last.
 
-    Which they are the manifest says, and the checksum in each kept sequence count. Raises DataError
-    when the manifest is damaged.
+    The manifest lists them. A cached sequence count belongs to the corpus if its checksum fits.
+    Raises DataError if the manifest is damaged.
     """
     tree = manifest.read(folder)
     found = [folder / name for name in tree["files"]]
     for split in SPLITS:
-        count, origin = tree["splits"][split]["shards"], origin_of(manifest.files_of(tree), split)
+        count, origin = (
+            tree["splits"][split]["shards"],
+            index_digest(manifest.files_of(tree), split),
+        )
         found += [folder / split / shard_name(number) for number in range(count)]
-        found += [one for one in (folder / split).glob(PATTERN) if is_sound(one, origin)]
+        found += [one for one in (folder / split).glob(PATTERN) if is_intact(one, origin)]
     return [path for path in found if path.exists()] + [folder / MANIFEST]
 
 
-def refuse_strangers_in_corpus(folder: Path) -> None:
-    """Raise DataError, naming it, for a file in a corpus's folder that is not the corpus's."""
+def refuse_foreign_files_in_corpus(folder: Path) -> None:
+    """Raise DataError for the first file that lies where a corpus does but is not part of it."""
     claims, own = Claims(folder), set(files_of_corpus(folder))
-    for path in _there(folder):
+    for path in _existing_files(folder):
         if path not in own and path not in claims:
-            raise stranger(path)
+            raise foreign_file_error(path)
 
 
 def remove_corpus(folder: Path) -> None:
-    """Remove the files of a corpus, and of its folders those that this leaves empty."""
+    """Remove the files of a corpus, then its folders that are empty."""
     Claims(folder).remove_journal()
     for path in files_of_corpus(folder):
         path.unlink(missing_ok=True)
@@ -117,13 +120,13 @@ def remove_corpus(folder: Path) -> None:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a folder unless something is in it, or it is not there."""
+    """Remove a folder if it exists and is empty."""
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
-def _there(folder: Path) -> Iterator[Path]:
-    """Every file that lies where a build writes."""
+def _existing_files(folder: Path) -> Iterator[Path]:
+    """Every existing file in a place where a build writes."""
     for name in (*TOP_FILES, *FOLDERS):
         path = folder / name
         if path.is_dir() and name in FOLDERS:
@@ -138,7 +141,7 @@ def _line(name: str) -> str:
 
 
 def _read(path: Path) -> Iterator[str]:
-    """The names in a claims file; lines that are damaged or were cut off claim nothing."""
+    """The names in a claims file; damaged and incomplete lines are ignored."""
     try:
         text = path.read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""From raw text to token ids with boundaries: what the processes of a build do."""
+"""Encoding raw text into token ids with sentence and document boundaries."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from data_pipeline.shards.blocks import token_dtype
 from data_pipeline.text.compiled import interruptible
-from data_pipeline.text.documents import Problem, RawChunk, Reading, parse
-from data_pipeline.text.joined_text import edges
+from data_pipeline.text.documents import Problem, RawChunk, ReadOptions, parse
+from data_pipeline.text.joined_text import offsets
 from data_pipeline.text.sentences import sentence_ends
 from data_pipeline.tokenization.library_errors import as_data_errors
 from data_pipeline.tokenization.tokenizer import Vocabulary
@@ -24,12 +24,12 @@ from data_pipeline.tokenization.word_encoding import DocumentIds, WordEncoder
 
 DIGEST_BYTES = 16
 LOOKUP_TOKENS = 4096
-FAILS = "--tokenizer: fails on this text, so its files may be damaged"
+ENCODING_FAILED = "--tokenizer: fails on this text; check its files for damage"
 
 
 @dataclass(frozen=True)
 class EncodedChunk:
-    """A run of documents, tokenized. Documents without a token are problems instead."""
+    """The tokenized documents of a chunk. Documents without tokens are problems instead."""
 
     tokens: NDArray[np.integer]  # [tokens]
     sentences: NDArray[np.uint16]  # [sentences] tokens of each
@@ -43,7 +43,7 @@ class Encoder:
     """Encodes raw chunks with one tokenizer."""
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, reading: Reading
+        self, tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, reading: ReadOptions
     ) -> None:
         self._tokenizer = tokenizer
         self._words = WordEncoder(tokenizer, vocabulary.sep)
@@ -51,9 +51,9 @@ class Encoder:
         self._reading = reading
 
     def __call__(self, chunk: RawChunk) -> EncodedChunk:
-        """The documents of a chunk as ids; sentences without tokens vanish."""
+        """Encode the documents of a chunk; sentences without tokens are dropped."""
         parsed = parse(chunk, self._reading)
-        with as_data_errors(FAILS, also=None), interruptible():
+        with as_data_errors(ENCODING_FAILED, also=None), interruptible():
             encoded = list(self._encode(parsed.documents))
         has_tokens = [len(one.tokens) > 0 for one in encoded]
         documents = [*itertools.compress(encoded, has_tokens)]
@@ -65,11 +65,11 @@ class Encoder:
         ]
         sentences = _joined([one.sentences for one in documents], np.dtype(np.uint16))
         full = sentences > 0
-        before = edges([len(one.sentences) for one in documents])
+        before = offsets([len(one.sentences) for one in documents])
         return EncodedChunk(
             tokens=_joined([one.tokens for one in documents], self._dtype),
             sentences=sentences[full],
-            documents=np.diff(edges(full)[before]).astype(np.uint32),
+            documents=np.diff(offsets(full)[before]).astype(np.uint32),
             digests=[digest(text) for text in texts],
             problems=sorted([*parsed.problems, *empty], key=attrgetter("position")),
             characters=sum(map(len, texts)),
@@ -87,7 +87,7 @@ class Encoder:
 def encode_whole(
     tokenizer: tokenizers.Tokenizer, documents: list[str], ends: list[list[int]]
 ) -> Iterator[DocumentIds]:
-    """The ids of each document, encoded whole; sentences are cut where the tokens lie."""
+    """The ids of each document, encoded whole; sentence ends are mapped to token offsets."""
     encoded = tokenizer.encode_batch(documents, add_special_tokens=False)
     for one, text, stops in zip(encoded, documents, ends, strict=True):
         cuts = _cuts_by_lookup(one, text, stops) if len(one) <= LOOKUP_TOKENS else None
@@ -99,10 +99,10 @@ def encode_whole(
 
 
 def _cuts_by_lookup(encoded: tokenizers.Encoding, text: str, ends: list[int]) -> list[int] | None:
-    """The first token of each sentence but the first; None where the tokenizer dropped its text.
+    """The first token of each sentence but the first; None if the tokenizer dropped its text.
 
-    A lookup costs the library a walk over the document, the list of all offsets costs five times
-    as much as all lookups of a short one.
+    Each lookup makes the library scan the document. In a short document all lookups together take
+    a fifth of the time of the list of all offsets.
     """
     cuts = []
     for end in ends[:-1]:
@@ -113,17 +113,17 @@ def _cuts_by_lookup(encoded: tokenizers.Encoding, text: str, ends: list[int]) ->
             return None
         place = encoded.token_to_chars(token)
         assert place is not None
-        cuts.append(token + (place[0] < end))  # one that reaches over the end belongs before it
+        cuts.append(token + (place[0] < end))  # a token across the end belongs before it
     return cuts
 
 
 def digest(document: str) -> bytes:
-    """16 bytes that identify the text of a document, whatever the tokenizer."""
+    """A 16-byte digest of a document's text; it does not depend on the tokenizer."""
     return hashlib.blake2b(document.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def held_out(document_digest: bytes, val_fraction: float) -> bool:
-    """Whether a document belongs to the validation split: the same in every rebuild."""
+    """Whether a document belongs to the validation split; a pure function of its text."""
     return int.from_bytes(document_digest[:8], "little") < val_fraction * 2.0**64
 
 

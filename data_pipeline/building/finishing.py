@@ -1,4 +1,4 @@
-"""The last act of a build or merge: what is not in the splits, and the manifest."""
+"""The last step of a build or merge: tokenizer, word starts and manifest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from data_pipeline.reading.corpus import SPLITS, WORD_STARTS
 from data_pipeline.shards import manifest
 from data_pipeline.shards.index import INDEX_FILES, Index
 from data_pipeline.shards.manifest import DIGESTS, MANIFEST, PART
-from data_pipeline.shards.writing import disk_errors, to_disk
+from data_pipeline.shards.writing import disk_errors, fsync
 from data_pipeline.tokenization import tokenizer as tokenization
 
 
@@ -25,10 +25,10 @@ def finish_folder(
     loaded: tuple[tokenizers.Tokenizer, tokenization.Vocabulary],
     tally: dict,
 ) -> dict:
-    """Add what is not in the splits, `corpus.json` last. Returns its contents.
+    """Write the files beside the splits, `corpus.json` last. Returns its content.
 
-    `claim` is told of every file before it exists; `loaded` is what `tokenization.load` gives for
-    `tokenizer_dir`.
+    `claim` is called for each file before it is created. `loaded` is the result of
+    `tokenization.load` for `tokenizer_dir`.
     """
     tree = {
         "format": manifest.FORMAT,
@@ -48,11 +48,11 @@ def finish_folder(
         names += [DIGESTS] if (folder / DIGESTS).exists() else []
         tree["files"] = manifest.records(folder, names)
         part.write_text(manifest.render(tree))
-        # Shards are on disk since they have their names.
+        # Each shard was synced to disk before it was renamed.
         for name in [*names, part.name, *SPLITS, "tokenizer", "."]:
-            to_disk(folder / name)
+            fsync(folder / name)
         os.replace(part, folder / MANIFEST)
-        to_disk(folder)
+        fsync(folder)
     return tree
 
 

@@ -1,9 +1,9 @@
-"""The journal of an unfinished build: where to go on from.
+"""The journal of an unfinished build, from which it resumes.
 
-``state.npz`` holds the tally, the state of each writer and the identity of the build, with a
-SHA-256 behind it, and is replaced as a whole; ``digests.bin`` grows by the digest of each document,
-and the state says how much of it counts. ``lock`` is locked by the process that builds, and
-``files`` has the names of all files that it writes (`data_pipeline.building.claims`).
+``state.npz`` holds the tally, the state of each writer and the identity of the build, followed by
+a SHA-256. It is replaced atomically. ``digests.bin`` is append-only and holds the digest of each
+document; the state says how many of its bytes are valid. The building process holds a lock on
+``lock``. ``files`` lists the files that it writes (`data_pipeline.building.claims`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import numpy as np
 
 from data_pipeline.building.encoding import DIGEST_BYTES
 from data_pipeline.errors import DataError
-from data_pipeline.shards.growing import Growth
-from data_pipeline.shards.writing import State, disk_errors, to_disk
+from data_pipeline.shards.append_only import CommittedPrefix
+from data_pipeline.shards.writing import State, disk_errors, fsync
 
 STATE, PART, DIGESTS = "state.npz", "state.part", "digests.bin"
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What `Journal.load` finds."""
+    """A saved state, as `Journal.load` returns it."""
 
     tally: dict
     digests: set[bytes]
@@ -39,51 +39,51 @@ class Saved:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Make `folder` and keep other builds out of it; a process that dies gives it free.
+def exclusive(folder: Path) -> Iterator[None]:
+    """Create `folder` and lock it against other builds; the lock is freed if the process dies.
 
-    Raises DataError when another is at work in it.
+    Raises DataError if another build holds the lock.
     """
     with disk_errors(folder / "lock"):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)  # not passed on to children
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)  # not inherited
     with open(lock, "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataError(
-                f"{folder.parent}: another build is at work there; wait for its end, or choose "
+                f"{folder.parent}: another build is running there; wait until it ends, or choose "
                 "another --out"
             ) from None
         except OSError:
-            pass  # a file system that knows no locks
+            pass  # the file system does not support locks
         yield
 
 
 class Journal:
-    """Puts down and finds again the state of one build in `folder`, which must exist."""
+    """Saves and loads the state of one build in `folder`, which must exist."""
 
     def __init__(self, folder: Path, identity: dict) -> None:
         self._folder, self._identity = folder, identity
         self._noted: list[bytes] = []
-        self._digests = Growth()
+        self._digests = CommittedPrefix()
 
     @property
     def advice(self) -> str:
-        """What a user can do where the files are not as the state says."""
-        return f"remove {self._folder / STATE}, and the same command builds anew"
+        """The advice to the user if the files do not match the state."""
+        return f"remove {self._folder / STATE} and run the same command to build from the start"
 
     @property
     def files(self) -> list[Path]:
-        """Those that it writes."""
+        """The files that the journal writes."""
         return [self._folder / name for name in (STATE, PART, DIGESTS)]
 
     def note(self, digest: bytes) -> None:
-        """Remember the digest of a document."""
+        """Add the digest of a document to the next save."""
         self._noted.append(digest)
 
     def save(self, tally: dict, states: dict[str, State]) -> None:
-        """Put down the state, replacing the one before."""
+        """Save the state, replacing the previous one."""
         self._write_digests()
         head = {
             "tally": tally,
@@ -106,9 +106,9 @@ class Journal:
             part.replace(self._folder / STATE)
 
     def load(self) -> Saved | None:
-        """The state last saved, or None.
+        """The state saved last, or None.
 
-        Raises DataError when it is of another build, or not as it was saved.
+        Raises DataError if it belongs to another build or is damaged.
         """
         path = self._folder / STATE
         if not os.path.lexists(path):
@@ -121,7 +121,7 @@ class Journal:
                 f"{self._folder.parent}: holds an unfinished build with other inputs or options; "
                 "repeat its command, or remove the folder"
             )
-        self._digests = Growth(*head["digests"])
+        self._digests = CommittedPrefix(*head["digests"])
         states: dict[str, State] = {}
         for name, array in arrays.items():
             split, key = name.split("/")
@@ -129,7 +129,7 @@ class Journal:
         return Saved(head["tally"], self._read_digests(), states)
 
     def _content(self, path: Path) -> bytes:
-        """The npz bytes of a state. Raises DataError unless their SHA-256 is right."""
+        """The npz bytes of a state. Raises DataError if their SHA-256 is wrong."""
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -140,7 +140,7 @@ class Journal:
         return content
 
     def keep_digests(self, path: Path) -> None:
-        """Leave the digests of all documents, in order, in a file of their own."""
+        """Move the digests of all documents, in order, to the file `path`."""
         self._write_digests()
         with disk_errors(path):
             (self._folder / DIGESTS).replace(path)
@@ -151,7 +151,7 @@ class Journal:
         path = self._folder / DIGESTS
         with disk_errors(path):
             self._digests.append(path, data)
-            to_disk(path)
+            fsync(path)
 
     def _read_digests(self) -> set[bytes]:
         path = self._folder / DIGESTS

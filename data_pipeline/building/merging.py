@@ -1,8 +1,8 @@
 """Joining the parts that the tasks of an array built: ``tandem data merge``.
 
-The result holds the same documents in the same order as a single-process build. Shards are renamed
-into one numbering, not copied; only documents that an earlier part already has are taken out, by
-writing the parts that hold one anew.
+The result holds the same documents in the same order as a single-process build. Shards are not
+copied but renamed into one numbering. A part that holds a duplicate of a document in an earlier
+part is rewritten without it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from data_pipeline.building.build import PARTS, Tally, part_folder
 from data_pipeline.building.claims import (
     JOURNAL,
     Claims,
-    refuse_strangers_in_corpus,
+    refuse_foreign_files_in_corpus,
     remove_corpus,
     remove_if_empty,
 )
 from data_pipeline.building.encoding import DIGEST_BYTES, held_out
 from data_pipeline.building.finishing import finish_folder
-from data_pipeline.building.journal import alone
+from data_pipeline.building.journal import exclusive
 from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS, Corpus, CorpusSplit
 from data_pipeline.shards import manifest
@@ -46,23 +46,23 @@ from data_pipeline.tokenization import tokenizer as tokenization
 
 
 def merge(folder: str) -> dict:
-    """Join the parts under `folder` into a corpus there. Returns what `corpus.json` holds.
+    """Join the parts under `folder` into a corpus there. Returns the content of `corpus.json`.
 
-    The same command goes on with a merge that was ended. Raises DataError when a part is missing,
+    The same command resumes an interrupted merge. Raises DataError if a part is missing,
     unfinished or built with other options.
     """
     out = Path(folder)
     if (out / MANIFEST).exists():
         tree = manifest.read(out)
-        if next((out / PARTS).glob("*-of-?????/*/shard-*.tar"), None):  # a merge moves them away
-            raise DataError(f"{out}: holds a corpus besides these parts; move parts elsewhere")
+        if next((out / PARTS).glob("*-of-?????/*/shard-*.tar"), None):  # not moved yet
+            raise DataError(f"{out}: holds both a corpus and parts; move the parts elsewhere")
     else:
         if not any((out / PARTS).glob("*-of-?????*")):
             raise DataError(
                 f"{out}: holds no {PARTS}; build them with `tandem data build --task I/N`"
             )
-        Claims(out).refuse_strangers()
-        with alone(out / JOURNAL):
+        Claims(out).refuse_foreign_files()
+        with exclusive(out / JOURNAL):
             tree = _merge(out)
     _remove_parts(out / PARTS)
     Claims(out).remove_journal()
@@ -74,7 +74,7 @@ def _merge(out: Path) -> dict:
     trees = [manifest.read(part) for part in parts]
     _require_alike(parts, trees)
     for part, tree in zip(parts, trees, strict=True):
-        refuse_strangers_in_corpus(part)
+        refuse_foreign_files_in_corpus(part)
         manifest.verify(part, manifest.files_of(tree), up_to=math.inf)
     if trees[0]["identity"]["drop_duplicates"]:
         _drop_duplicates(parts)
@@ -92,7 +92,7 @@ def _merge(out: Path) -> dict:
 
 
 def _remove_parts(folder: Path) -> None:
-    """Remove finished parts whose shards are elsewhere now, and nothing that is not theirs."""
+    """Remove what is left of parts whose shards have been moved; foreign files stay."""
     for part in sorted(folder.glob("*-of-?????*")):
         if (part / MANIFEST).exists():
             remove_corpus(part)
@@ -106,22 +106,25 @@ def _finish(folder: Path, claims: Claims, part: Corpus, identity: dict, tally: T
 
 
 def _parts(out: Path) -> list[Path]:
-    """The finished parts, in order. Ends the replacement of a part where a merge was killed."""
+    """The finished parts, in order. Completes the replacement of a part by a killed merge."""
     for fresh in (out / PARTS).glob("*.new"):
         if not fresh.with_suffix("").exists():
             fresh.rename(fresh.with_suffix(""))
     names = sorted(path.name for path in (out / PARTS).glob("*-of-?????"))
     match = re.fullmatch(r"\d+-of-(\d+)", names[0]) if names else None
     if match is None:
-        raise DataError(f"{out / PARTS}: holds other folders than parts; move them away")
+        raise DataError(f"{out / PARTS}: holds folders that are not parts; move them away")
     tasks = int(match[1])
     parts = [part_folder(out, task, tasks) for task in range(tasks)]
-    strangers = set(names) - {part.name for part in parts}
-    if strangers:
-        raise DataError(f"{out}/parts: {min(strangers)} belongs to another number of tasks")
+    unexpected = set(names) - {part.name for part in parts}
+    if unexpected:
+        raise DataError(
+            f"{out / PARTS}: {min(unexpected)} belongs to a build with another number of tasks; "
+            "move it away"
+        )
     for task, part in enumerate(parts):
         if not (part / "corpus.json").exists():
-            raise DataError(f"{part}: not finished; run --task {task}/{tasks} again")
+            raise DataError(f"{part}: is not finished; run --task {task}/{tasks} again")
     return parts
 
 
@@ -131,7 +134,9 @@ def _require_alike(parts: list[Path], trees: list[dict]) -> None:
 
     for part, tree in zip(parts, trees, strict=True):
         if options(tree) != options(trees[0]):
-            raise DataError(f"{part}: built with other options than {parts[0].name}")
+            raise DataError(
+                f"{part}: was built with other options than {parts[0].name}; build it again"
+            )
 
 
 def _joined_tally(trees: list[dict]) -> Tally:
@@ -150,7 +155,7 @@ def _joined_tally(trees: list[dict]) -> Tally:
 
 
 def _drop_duplicates(parts: list[Path]) -> None:
-    """Take out of each part the documents of earlier parts."""
+    """Remove from each part the documents that an earlier part holds."""
     seen: set[bytes] = set()
     for part in parts:
         data = (part / DIGESTS).read_bytes()
@@ -162,10 +167,10 @@ def _drop_duplicates(parts: list[Path]) -> None:
 
 
 def _rewrite(part: Path, digests: list[bytes], keep: NDArray[np.bool_]) -> None:
-    """Replace a part by one that holds only the documents of `keep`."""
+    """Replace a part by one with only the documents that `keep` [documents] marks."""
     tree, corpus = manifest.read(part), Corpus.open(str(part))
     fresh, old = part.with_name(f"{part.name}.new"), part.with_name(f"{part.name}.old")
-    Claims(fresh).refuse_strangers()
+    Claims(fresh).refuse_foreign_files()
     with disk_errors(fresh):
         (fresh / JOURNAL).mkdir(parents=True, exist_ok=True)
     claims = Claims(fresh)
@@ -200,7 +205,10 @@ def _rewrite(part: Path, digests: list[bytes], keep: NDArray[np.bool_]) -> None:
 
 
 def documents(split: CorpusSplit) -> Iterator[tuple[NDArray[np.integer], NDArray[np.uint16]]]:
-    """The whole documents of a split in order: ids, and the number of ids of each sentence."""
+    """The documents of a split in order, as (ids, number of ids of each sentence).
+
+    A document that was cut between blocks is joined.
+    """
     held: tuple[NDArray[np.integer], NDArray[np.uint16]] | None = None
     for number, record in enumerate(split.index.blocks):
         block = split.read_block(number)

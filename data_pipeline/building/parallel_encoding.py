@@ -1,4 +1,4 @@
-"""Encoding by several processes, in order."""
+"""Encoding chunks in several processes, in order."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ import tokenizers
 
 from data_pipeline.building.encoding import EncodedChunk, Encoder
 from data_pipeline.errors import DataError
-from data_pipeline.text.documents import RawChunk, Reading
+from data_pipeline.text.documents import RawChunk, ReadOptions
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
 QUEUED_PER_WORKER = 4
-HANDED_OUT_PER_WORKER = 2  # one at work, and one to go on with
+IN_FLIGHT_PER_WORKER = 2  # one being encoded, and the next one
 
-EncoderArguments = tuple[tokenizers.Tokenizer, Vocabulary, Reading]
+EncoderArguments = tuple[tokenizers.Tokenizer, Vocabulary, ReadOptions]
 
 
 def encode_all(
     chunks: Iterable[RawChunk],
     tokenizer: tokenizers.Tokenizer,
     vocabulary: Vocabulary,
-    reading: Reading,
+    reading: ReadOptions,
     workers: int,
 ) -> Iterator[tuple[RawChunk, EncodedChunk]]:
-    """Each chunk with its encoding, in order, by `workers` processes, of which this is one."""
+    """Each chunk with its encoding, in order. `workers` counts this process too."""
     if workers > 1:
-        yield from _with_others(chunks, (tokenizer, vocabulary, reading), workers - 1)
+        yield from _encode_in_parallel(chunks, (tokenizer, vocabulary, reading), workers - 1)
         return
     encoder = Encoder(tokenizer, vocabulary, reading)
     for chunk in chunks:
         yield chunk, encoder(chunk)
 
 
-def _with_others(
+def _encode_in_parallel(
     chunks: Iterable[RawChunk], arguments: EncoderArguments, others: int
 ) -> Iterator[tuple[RawChunk, EncodedChunk]]:
-    # Forked from a process that has imported what they need and nothing more: this one may have
-    # threads of the tokenizer library, which do not survive a fork.
+    # Workers are forked from a server that has only imported modules. This process may have threads
+    # of the tokenizer library, which do not survive a fork.
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with (
@@ -57,7 +57,7 @@ def _with_others(
         queue = _Queue(pool, others, Encoder(*arguments))
         try:
             for chunk in chunks:
-                if not started.done():  # which takes as long as this process does a few chunks in
+                if not started.done():  # meanwhile this process encodes a few chunks by itself
                     yield chunk, queue.encoder(chunk)
                     continue
                 queue.add(chunk)
@@ -66,20 +66,20 @@ def _with_others(
             while queue.chunks:
                 yield queue.first()
         except (BrokenProcessPool, BrokenPipeError):
-            started.exception()  # the pool does not end a process that began after it broke
+            started.exception()  # wait: the pool does not end processes that start after it broke
             for process in active_children():
                 process.kill()
             raise DataError(
-                "a tokenizing process died, perhaps out of memory; run the same command again "
-                "with fewer --workers"
+                "--workers: a tokenizing process died, perhaps out of memory; run the same command "
+                "again with fewer --workers"
             ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _start(pool: ProcessPoolExecutor, processes: int) -> None:
-    """Start the processes of a pool, from a thread of its own. The call returns when they exist."""
-    # These inherit that an interrupt is not for them: they end with the one that they work for.
+    """Start the processes of a pool; returns when they exist. Runs in a thread of its own."""
+    # The workers inherit the blocked SIGINT: they end when their parent does, not by Ctrl-C.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     for _ in range(processes):
         pool.submit(os.getpid)
@@ -87,39 +87,39 @@ def _start(pool: ProcessPoolExecutor, processes: int) -> None:
 
 @dataclass
 class _Chunk:
-    """A chunk in the order of the text, and who encodes it: another process, or nobody yet."""
+    """A chunk and the future of its encoding; None if nobody has started on it."""
 
     raw: RawChunk
     encoded: Future[EncodedChunk] | None = None
 
 
 class _Queue:
-    """Chunks in order; the pool always has the next few of them, this process the rest.
+    """Chunks in order. The next few are submitted to the pool; this process encodes the rest.
 
-    A future is never cancelled: where a process of a pool dies, a cancelled one would end the
-    pool's own thread, and the others would never be done.
+    A future is never cancelled. When a worker dies, a cancelled future would end the pool's own
+    thread, and the other futures would never be done.
     """
 
     def __init__(self, pool: ProcessPoolExecutor, others: int, encoder: Encoder) -> None:
         self.pool, self.encoder = pool, encoder
         self.chunks: deque[_Chunk] = deque()
-        self.handed_out = others * HANDED_OUT_PER_WORKER
+        self.in_flight = others * IN_FLIGHT_PER_WORKER
 
     def add(self, raw: RawChunk) -> None:
-        """Another chunk of the text."""
+        """Append a chunk."""
         self.chunks.append(_Chunk(raw))
-        self.hand_out()
+        self.submit_next()
 
-    def hand_out(self) -> None:
-        """Give the others their next chunks."""
+    def submit_next(self) -> None:
+        """Submit waiting chunks to the pool, up to `in_flight` at a time."""
         begun = [chunk.encoded for chunk in self.chunks if chunk.encoded is not None]
-        free = self.handed_out - sum(not encoded.done() for encoded in begun)
+        free = self.in_flight - sum(not encoded.done() for encoded in begun)
         waiting = (chunk for chunk in self.chunks if chunk.encoded is None)
         for chunk in itertools.islice(waiting, max(free, 0)):
             chunk.encoded = self.pool.submit(_work, chunk.raw)
 
     def first(self) -> tuple[RawChunk, EncodedChunk]:
-        """The first chunk. Until it is done, this process encodes what no other has begun."""
+        """Pop the first chunk. Until it is encoded, this process encodes waiting chunks."""
         first = self.chunks[0]
         while not (first.encoded and first.encoded.done()):
             waiting = next((chunk for chunk in self.chunks if chunk.encoded is None), None)
@@ -127,26 +127,26 @@ class _Queue:
                 break
             waiting.encoded = Future()
             waiting.encoded.set_result(self.encoder(waiting.raw))
-            self.hand_out()
+            self.submit_next()
         assert first.encoded is not None
         self.chunks.popleft()
         return first.raw, first.encoded.result()
 
 
-_encoder: Encoder | None = None  # of a worker process
+_encoder: Encoder | None = None  # set in worker processes
 
 
 def _start_worker(
-    tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, reading: Reading
+    tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, reading: ReadOptions
 ) -> None:
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     _encoder = Encoder(tokenizer, vocabulary, reading)
 
 
-def _end_with_the_parent() -> None:
-    """A worker waits for work for ever; that its parent was killed it must find out itself."""
+def _exit_with_parent() -> None:
+    """End this worker when its parent dies; otherwise it would wait for work for ever."""
     parent = parent_process()
     assert parent is not None
     parent.join()

@@ -1,4 +1,4 @@
-"""What a build shows to a person: a progress bar with rate and time left, and a summary."""
+"""The progress bar and the summary of a build."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BAR_WIDTH = 40
 
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Callable[[Progress], None]]:
-    """A progress bar for `build(on_progress=...)`; on a pipe it prints nothing."""
+    """A progress bar for `build(on_progress=...)`; prints nothing unless on a terminal."""
     columns = (
         BarColumn(),
         DownloadColumn(),
@@ -25,7 +25,7 @@ def progress_bar(console: Console) -> Iterator[Callable[[Progress], None]]:
     )
     with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("build", total=None, documents=0, rate=0.0)
-        first: list[int] = []  # tokens that a continued build began with
+        first: list[int] = []  # the token count at the start; not 0 in a resumed build
 
         def show(progress: Progress) -> None:
             first[:] = first or [progress.tokens]
@@ -42,7 +42,7 @@ def progress_bar(console: Console) -> Iterator[Callable[[Progress], None]]:
 
 
 def summary(tree: dict) -> str:
-    """The contents of a `corpus.json` in words: counts, what was left out, a histogram."""
+    """A `corpus.json` as text: counts, dropped documents and a histogram of lengths."""
     lines = []
     for name, split in tree["splits"].items():
         lines.append(
@@ -50,7 +50,9 @@ def summary(tree: dict) -> str:
             f"{split['tokens']:,} tokens, {split['bytes']:,} bytes in {split['shards']} shards"
         )
     tally = tree["tally"]
-    lines.append(f"{tally['duplicates']:,} duplicates dropped, {tally['problems']:,} bad documents")
+    lines.append(
+        f"{tally['duplicates']:,} duplicates dropped, {tally['problems']:,} unusable documents"
+    )
     lines += [f"  {problem}" for problem in tally["first_problems"]]
     if tally["problems"] > len(tally["first_problems"]):
         lines.append(f"  ... and {tally['problems'] - len(tally['first_problems']):,} more")

@@ -1,1 +1,1 @@
-"""Which positions are predicted, and what they show."""
+"""Choosing the positions to predict, and what the model sees there."""

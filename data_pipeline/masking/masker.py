@@ -1,10 +1,9 @@
-"""Masking: which positions of which sequence are predicted in which epoch, and what they show.
+"""Masking: which positions of a sequence are predicted in an epoch, and what the model sees there.
 
-Every decision is a 32-bit word hashed from (seed, epoch, sample id, position). For token masks
-the positions with the smallest words are chosen, exactly ``round(rate * ordinary tokens)`` of
-them (half to even); a tie is decided by the position. Special tokens and padding are never
-chosen, and a random replacement is never a special token. `torch_masking` makes the same token
-masks on any device.
+Every decision is a 32-bit random number hashed from (seed, epoch, sample id, position). For token
+masks the ``round(rate * ordinary tokens)`` positions with the smallest numbers are chosen (half to
+even); the position breaks ties. Special tokens and padding are never chosen, and a random
+replacement is never a special token. `torch_masker` makes the same token masks on any device.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.config import MaskingConfig
-from data_pipeline.hashing import array_keys, scalar_key, words
+from data_pipeline.hashing import array_keys, random_uint32, scalar_key
 from data_pipeline.masking.words import choose_words
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
-CHOICE, ACTION, REPLACEMENT = 11, 12, 13  # what a hash decides; part of its key
+CHOICE, ACTION, REPLACEMENT = 11, 12, 13  # domain tags: what a hash decides, in its key
 PURPOSES = np.array([[ACTION], [REPLACEMENT]], np.uint64)
-NEVER = np.uint32(0xFFFFFFFF)
+UNMASKABLE = np.uint32(0xFFFFFFFF)
 NO_LABEL = -100
 
 
 @dataclass(frozen=True)
 class Masked:
-    """Sequences after masking, and what was chosen."""
+    """Sequences after masking, with the chosen positions and their labels."""
 
     input_ids: NDArray[np.int64]  # [R, L]
-    positions: NDArray[np.int64]  # [R, M] columns, ascending; spare slots 0
-    labels: NDArray[np.int64]  # [R, M] the ids that were there; spare slots -100
-    to_mask: NDArray[np.int64] | None = None  # [R] how many are still to be chosen; None: done
+    positions: NDArray[np.int64]  # [R, M] columns, ascending; 0 in unused slots
+    labels: NDArray[np.int64]  # [R, M] the original ids; -100 in unused slots
+    to_mask: NDArray[np.int64] | None = None  # [R] positions still to be chosen; None: masked
 
 
 class Masker:
@@ -47,7 +46,7 @@ class Masker:
         token_counts: NDArray[np.int64],
         word_starts: NDArray[np.bool_],
     ) -> None:
-        """`token_counts` and `word_starts` [vocab_size] are for smoothing and for words."""
+        """`token_counts` [vocab_size] serves smoothing, `word_starts` [vocab_size] word masks."""
         self._config, self._vocabulary, self._word_starts = config, vocabulary, word_starts
         self._key = scalar_key(seed, CHOICE)
         self._is_ordinary = ~vocabulary.is_special
@@ -61,7 +60,7 @@ class Masker:
         sample_ids: NDArray[np.int64],
         step: int = 0,
     ) -> Masked:
-        """Choose and replace tokens of `input_ids` [R, L]; `epochs` and `sample_ids` are [R]."""
+        """Mask `input_ids` [R, L]; `epochs` and `sample_ids` are [R]."""
         if self._config.copies:
             epochs = epochs % self._config.copies
         keys = array_keys(self._key, epochs, sample_ids)
@@ -70,8 +69,8 @@ class Masker:
         positions, used = self._choose(keys, input_ids, maskable, budget)
         return _replace(input_ids, positions, used, keys, self._config, self._vocabulary)
 
-    def leave(self, input_ids: NDArray[np.int64], step: int = 0) -> Masked:
-        """`input_ids` [R, L] as they are; only how much there is to be chosen, of tokens."""
+    def defer(self, input_ids: NDArray[np.int64], step: int = 0) -> Masked:
+        """Leave `input_ids` [R, L] unmasked, with `to_mask` set for `TorchMasker`."""
         slots = np.zeros((len(input_ids), self.capacity), np.int64)
         budget = self._budget(self._is_ordinary[input_ids], step)
         return Masked(input_ids, slots, np.full_like(slots, NO_LABEL), budget)
@@ -86,10 +85,10 @@ class Masker:
         maskable: NDArray[np.bool_],
         budget: NDArray[np.int64],
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The chosen columns, ascending, spare slots 0: [R, M], and which slots are used."""
+        """The chosen columns [R, M], ascending, 0 in unused slots, and the used slots [R, M]."""
         if self._config.unit == "token":
             columns = np.arange(input_ids.shape[1], dtype=np.uint32)
-            draws = words(keys, columns)
+            draws = random_uint32(keys, columns)
             if self._config.smoothing:
                 draws = self._smoothed(draws, input_ids)
             return smallest(draws, maskable, budget, self.capacity)
@@ -101,10 +100,10 @@ class Masker:
     def _smoothed(
         self, draws: NDArray[np.uint32], input_ids: NDArray[np.int64]
     ) -> NDArray[np.uint32]:
-        """Draws of which the smallest come without replacement, weighted by count**-smoothing.
+        """Turn uniform draws into draws weighted by ``count**-smoothing``.
 
-        The smallest of exponential variables with the weights as rates are such a draw. The bits
-        of positive float32 numbers are in the order of the numbers.
+        The smallest of exponential variables, with the weights as rates, are a weighted sample
+        without replacement. Positive float32 numbers and their bit patterns have the same order.
         """
         uniform = (draws + 0.5) / 2.0**32
         waiting = -np.log(uniform) * self._rarity[input_ids]
@@ -119,10 +118,10 @@ def smallest(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The `budget` maskable columns with the smallest draws: positions [R, M], used [R, M]."""
     columns = np.arange(maskable.shape[1], dtype=np.uint32)
-    # The low bits of a draw give way to the column: sorting then also tells where, without ties.
+    # The column replaces the low bits of a draw, so that sorting also yields it and no ties occur.
     column_bits = np.uint32((1 << int(maskable.shape[1] - 1).bit_length()) - 1)
     word = (draws & ~column_bits) | columns
-    word[~maskable] = NEVER
+    word[~maskable] = UNMASKABLE
     word.sort(axis=1)
     used = np.arange(slots) < budget[:, None]
     positions = np.where(used, word[:, :slots] & column_bits, np.uint32(maskable.shape[1]))
@@ -133,7 +132,10 @@ def smallest(
 def _slots(
     row: NDArray[np.int64], column: NDArray[np.int64], rows: int, slots: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Chosen tokens, in reading order, as columns, spare slots 0: [R, M]; and which are used."""
+    """Chosen tokens as columns [R, M], 0 in unused slots, and the used slots [R, M].
+
+    `row` and `column` are in reading order.
+    """
     used = np.arange(slots) < np.bincount(row, minlength=rows)[:, None]
     positions = np.zeros((rows, slots), np.int64)
     positions[used] = column
@@ -148,17 +150,17 @@ def _replace(
     config: MaskingConfig,
     vocabulary: Vocabulary,
 ) -> Masked:
-    """Put mask and random tokens at the chosen positions; the labels are what was there."""
+    """Put mask and random tokens at the chosen positions; the labels are the original ids."""
     original = np.take_along_axis(input_ids, positions, axis=1)
     both = array_keys(PURPOSES, keys.view(np.int64)).ravel()  # [2 R]
-    drawn = words(both, np.concatenate([positions, positions])).astype(np.int64)
+    drawn = random_uint32(both, np.concatenate([positions, positions])).astype(np.int64)
     action, draw = drawn[: len(keys)], drawn[len(keys) :]
     random_ids = vocabulary.ordinary[(draw * len(vocabulary.ordinary)) >> 32]
     to_mask = round(config.mask_fraction * 2**32)
     to_random = round((config.mask_fraction + config.random_fraction) * 2**32)
     shown = np.where(action < to_random, random_ids, original)
     shown = np.where(action < to_mask, vocabulary.mask, shown)
-    # Spare slots come last and name column 0: they write back what is there.
+    # Unused slots come last and hold column 0; they write its own id back.
     masked_ids = input_ids.copy()
     np.put_along_axis(masked_ids, positions, np.where(used, shown, original), axis=1)
     return Masked(masked_ids, positions, np.where(used, original, NO_LABEL))

@@ -1,7 +1,7 @@
-"""Token masks on the training device: those of `data_pipeline.masking.masker`, bit for bit.
+"""Token masks on the training device, bit for bit those of `data_pipeline.masking.masker`.
 
-The 64-bit hash runs in wrapping int64 arithmetic with logical shifts, the 32-bit one in the low
-halves of int64, since torch lacks unsigned arithmetic on most devices.
+torch lacks unsigned arithmetic on most devices. So the 64-bit hash runs in wrapping int64
+arithmetic with logical shifts, and the 32-bit hash in the low halves of int64.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from data_pipeline.config import MaskingConfig
 from data_pipeline.hashing import GOLDEN32, GOLDEN64, MASK64, MIX32, MIX64, scalar_key
-from data_pipeline.masking.masker import ACTION, CHOICE, NEVER, NO_LABEL, REPLACEMENT
+from data_pipeline.masking.masker import ACTION, CHOICE, NO_LABEL, REPLACEMENT, UNMASKABLE
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
 MASK32 = 0xFFFFFFFF
@@ -21,7 +21,7 @@ MASK32 = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class TorchMasked:
-    """Sequences after masking, and what was chosen: as `masking.Masked`, int64 tensors."""
+    """`Masked` as int64 tensors."""
 
     input_ids: Tensor  # [R, L]
     positions: Tensor  # [R, M]
@@ -29,11 +29,11 @@ class TorchMasked:
 
 
 class TorchMasker:
-    """Masks sequences of any length on the device of its inputs. Tokens only, no smoothing."""
+    """Masks tokens, without smoothing, on the device of its inputs; any sequence length."""
 
     def __init__(self, seed: int, config: MaskingConfig, vocabulary: Vocabulary) -> None:
         if config.unit != "token" or config.smoothing:
-            raise ValueError("unit: masks on the device need unit: token and smoothing: 0")
+            raise ValueError("data.masking.on_device: needs unit: token and smoothing: 0")
         self._config, self._vocabulary = config, vocabulary
         self._key = scalar_key(seed, CHOICE)
         self._special = torch.from_numpy(vocabulary.is_special.copy())
@@ -42,9 +42,9 @@ class TorchMasker:
     def __call__(
         self, input_ids: Tensor, epochs: Tensor, sample_ids: Tensor, budget: Tensor, slots: int
     ) -> TorchMasked:
-        """Choose and replace `budget` [R] tokens of `input_ids` [R, L], at most M = `slots`.
+        """Mask `budget` [R] tokens of `input_ids` [R, L], at most M = `slots` in a row.
 
-        `epochs` and `sample_ids` are [R]. No wait for the device.
+        `epochs` and `sample_ids` are [R]. Does not synchronise with the device.
         """
         device = input_ids.device
         if self._special.device != device:
@@ -59,14 +59,14 @@ class TorchMasker:
         self, input_ids: Tensor, positions: Tensor, used: Tensor, keys: Tensor
     ) -> TorchMasked:
         original = input_ids.gather(1, positions)
-        action = _words(_array_keys(ACTION, keys), positions)
-        draw = _words(_array_keys(REPLACEMENT, keys), positions)
+        action = _random_uint32(_array_keys(ACTION, keys), positions)
+        draw = _random_uint32(_array_keys(REPLACEMENT, keys), positions)
         random_ids = self._ordinary[(draw * len(self._ordinary)) >> 32]
         to_mask = round(self._config.mask_fraction * 2**32)
         to_random = round((self._config.mask_fraction + self._config.random_fraction) * 2**32)
         shown = torch.where(action < to_random, random_ids, original)
         shown = torch.where(action < to_mask, self._vocabulary.mask, shown)
-        # Spare slots point at column 0, which holds [CLS] and is written back.
+        # Unused slots hold column 0; they write its [CLS] back.
         masked_ids = input_ids.scatter(1, positions, torch.where(used, shown, original))
         return TorchMasked(masked_ids, positions, torch.where(used, original, NO_LABEL))
 
@@ -75,8 +75,8 @@ def _smallest(keys: Tensor, maskable: Tensor, budget: Tensor, slots: int) -> tup
     length = maskable.shape[1]
     columns = torch.arange(length, device=keys.device)
     column_bits = (1 << (length - 1).bit_length()) - 1
-    word = (_words(keys, columns[None]) & ~column_bits) | columns
-    word = word.masked_fill(~maskable, int(NEVER)).sort(1).values
+    word = (_random_uint32(keys, columns[None]) & ~column_bits) | columns
+    word = word.masked_fill(~maskable, int(UNMASKABLE)).sort(1).values
     used = torch.arange(slots, device=keys.device) < budget[:, None]
     positions = torch.where(used, word[:, :slots] & column_bits, length).sort(1).values
     return torch.where(used, positions, 0), used
@@ -86,14 +86,14 @@ def _array_keys(key: int, *parts: Tensor) -> Tensor:
     state = torch.full_like(parts[0], _signed(key))
     for part in parts:
         state = (state ^ part) + _signed(GOLDEN64)
-        state = (state ^ _shifted(state, 30)) * _signed(MIX64[0])
-        state = (state ^ _shifted(state, 27)) * _signed(MIX64[1])
-        state = state ^ _shifted(state, 31)
+        state = (state ^ _logical_shift(state, 30)) * _signed(MIX64[0])
+        state = (state ^ _logical_shift(state, 27)) * _signed(MIX64[1])
+        state = state ^ _logical_shift(state, 31)
     return state
 
 
-def _words(keys: Tensor, positions: Tensor) -> Tensor:
-    low, high = (keys & MASK32)[:, None], _shifted(keys, 32)[:, None]
+def _random_uint32(keys: Tensor, positions: Tensor) -> Tensor:
+    low, high = (keys & MASK32)[:, None], _logical_shift(keys, 32)[:, None]
     word = (positions * GOLDEN32 + low) & MASK32
     return _mix32(_mix32(word) ^ high)
 
@@ -104,8 +104,8 @@ def _mix32(word: Tensor) -> Tensor:
     return word ^ (word >> 16)
 
 
-def _shifted(state: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right."""
+def _logical_shift(state: Tensor, bits: int) -> Tensor:
+    """A logical right shift."""
     return (state >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -1,12 +1,12 @@
 """Choosing whole words and n-grams of whole words.
 
-As in BERT's and ALBERT's create_pretraining_data: words are visited in random order; each visit
-draws a length n with probability proportional to 1/n and takes the n-gram that begins there. One
-that would exceed the budget is shortened, or passed over when even its first word does not fit;
-one that touches a word already taken is passed over. So at most the budget is chosen.
+The algorithm is that of BERT's and ALBERT's create_pretraining_data. Words are visited in random
+order. Each visit draws a length n, with probability proportional to 1/n, and takes the n-gram that
+begins there. An n-gram that would exceed the budget is shortened; if even its first word does not
+fit, it is skipped. An n-gram that overlaps a word already taken is skipped.
 
-All rows of a batch make their visits together, and a row many of them at once: those that cannot
-influence each other.
+All rows of a batch are processed together, and in each row all visits that cannot influence each
+other.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.hashing import array_keys, words
+from data_pipeline.hashing import array_keys, random_uint32
 
-NGRAM = 14  # what a hash decides; part of its key
-AHEAD = 16  # visits that are looked at together
+NGRAM = 14  # domain tag: what a hash decides, in its key
+LOOKAHEAD = 16  # visits examined together
 
 
 @dataclass(frozen=True)
 class Words:
-    """The words of R rows, at most W in each, in reading order; sizes are 0 beyond the last."""
+    """The words of R rows, at most W in each, in reading order."""
 
-    columns: NDArray[np.int32]  # [R, W] of the first token
-    sizes: NDArray[np.int32]  # [R, W] tokens
+    columns: NDArray[np.int32]  # [R, W] column of the first token
+    sizes: NDArray[np.int32]  # [R, W] tokens; 0 after the last word
     counts: NDArray[np.int64]  # [R] words
 
 
@@ -38,13 +38,14 @@ def choose_words(
     budget: NDArray[np.int64],
     longest: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which tokens are chosen: their rows and columns, in reading order.
+    """The chosen tokens, as (rows, columns) in reading order.
 
-    `keys` [R]; `starts` [R, L] marks the first token of each word; `maskable` [R, L] the tokens
-    that belong to words; `budget` [R] tokens at most; n-grams have 1 to `longest` words.
+    `keys` [R] seed the draws. `starts` [R, L] marks the first token of each word and `maskable`
+    [R, L] all tokens of words. At most `budget` [R] tokens are chosen in a row. N-grams have 1 to
+    `longest` words.
     """
     found = find_words(starts, maskable)
-    order = visits(keys, found)
+    order = visiting_order(keys, found)
     if longest == 1:
         taken = _greedy(found.sizes, order, budget)
     else:
@@ -56,15 +57,15 @@ def choose_words(
 
 
 def find_words(starts: NDArray[np.bool_], maskable: NDArray[np.bool_]) -> Words:
-    """The words of each row: a word ends where the next begins, or where something else stands."""
+    """The words of each row. A word ends at the next word or at a token that is not maskable."""
     rows, length = starts.shape
     ends_one = starts | ~maskable
     ends_one[:, 0] = True  # a word ends with its row
-    edges = np.flatnonzero(ends_one)
-    sizes = np.diff(edges, append=rows * length)
-    is_start = starts.ravel()[edges]
+    boundaries = np.flatnonzero(ends_one)
+    sizes = np.diff(boundaries, append=rows * length)
+    is_start = starts.ravel()[boundaries]
     counts = np.count_nonzero(starts, axis=1)
-    columns = edges[is_start] - np.repeat(np.arange(0, rows * length, length), counts)
+    columns = boundaries[is_start] - np.repeat(np.arange(0, rows * length, length), counts)
     width = max(1, int(counts.max(initial=0)))
     there = np.arange(width) < counts[:, None]
     table = np.zeros((2, rows, width), np.int32)
@@ -72,13 +73,13 @@ def find_words(starts: NDArray[np.bool_], maskable: NDArray[np.bool_]) -> Words:
     return Words(table[0], table[1], counts)
 
 
-def visits(keys: NDArray[np.uint64], found: Words) -> NDArray[np.int32]:
-    """The words of each row in random order, what is none last: [R, W]."""
+def visiting_order(keys: NDArray[np.uint64], found: Words) -> NDArray[np.int32]:
+    """The word numbers of each row in random order, padding last: [R, W]."""
     width = found.sizes.shape[1]
     numbers = np.arange(width, dtype=np.uint32)
-    # The low bits give way to the word's number: sorting then also tells which, without ties.
+    # The word's number replaces the low bits, so that sorting also yields it and no ties occur.
     bits = np.uint32((1 << (width - 1).bit_length()) - 1)
-    draw = words(keys, numbers)
+    draw = random_uint32(keys, numbers)
     draw >>= np.uint32(1)
     draw &= ~bits
     draw |= numbers
@@ -89,9 +90,9 @@ def visits(keys: NDArray[np.uint64], found: Words) -> NDArray[np.int32]:
 
 
 def ngram_lengths(keys: NDArray[np.uint64], found: Words, longest: int) -> NDArray[np.int32]:
-    """How many words the n-gram has that begins at each, p(n) proportional to 1/n: [R, W].
+    """The number of words of the n-gram that begins at each word, p(n) ~ 1/n: [R, W].
 
-    From 1 to `longest`, as far as words follow each other; 0 where there is no word.
+    It is 1 to `longest`, at most the number of adjacent words, and 0 where there is no word.
     """
     rows, width = found.sizes.shape
     is_word = found.sizes > 0
@@ -102,7 +103,7 @@ def ngram_lengths(keys: NDArray[np.uint64], found: Words, longest: int) -> NDArr
     for more in range(1, longest + 1):
         reach += unbroken
         unbroken = unbroken & follows[:, more : more + width]
-    draw = words(array_keys(NGRAM, keys.view(np.int64)), np.arange(width))
+    draw = random_uint32(array_keys(NGRAM, keys.view(np.int64)), np.arange(width))
     lengths = is_word.astype(np.int32)
     shares = np.cumsum(1.0 / np.arange(1, longest + 1))
     for room in range(2, longest + 1):
@@ -118,8 +119,8 @@ def _greedy(
 ) -> NDArray[np.bool_]:
     """The words [R, W] that are taken when each is visited once and taken if it fits.
 
-    What is left only shrinks: at the first word that does not fit, all later words of more tokens
-    than are left drop out together, so a few rounds over whole rows do for all visits.
+    The budget that is left only shrinks. So at the first word that does not fit, all later words
+    larger than the budget left are dropped together, and a few rounds over whole rows suffice.
     """
     width = sizes.shape[1]
     few = min(width, int(budget.max(initial=0)) + 16)  # nearly always enough visits
@@ -158,8 +159,8 @@ def _greedy_ngrams(
     few = min(width, int(budget.max(initial=0)) + 8)  # nearly always enough visits
     first = order[:, :few]
     n = np.take_along_axis(lengths, first, axis=1)
-    free = _undisturbed(first, n, longest)
-    # As long as there is room for an n-gram, the budget has no say.
+    free = _non_overlapping(first, n, longest)
+    # The budget changes no visit before the first n-gram that exceeds it.
     cost = np.take_along_axis(ends, first + n, axis=1) - np.take_along_axis(ends, first, axis=1)
     spent = np.zeros((rows, few + 1), np.int32)
     np.cumsum(cost * free, axis=1, out=spent[:, 1:])
@@ -171,18 +172,20 @@ def _greedy_ngrams(
         long = n[row, visit] > more
         taken[row[long], first[row, visit][long] + more] = True
     left = budget - spent[np.arange(rows), made]
-    _Visits(order, lengths, ends, taken, made, left).make_the_rest()
+    _VisitState(order, lengths, ends, taken, made, left).finish()
     return taken[:, :width]
 
 
-def _undisturbed(first: NDArray[np.int32], n: NDArray[np.int32], longest: int) -> NDArray[np.bool_]:
-    """Which of V visits to n-grams take theirs, when none may touch one that was taken: [R, V].
+def _non_overlapping(
+    first: NDArray[np.int32], n: NDArray[np.int32], longest: int
+) -> NDArray[np.bool_]:
+    """Which of V visits take their n-gram if no two taken n-grams may overlap: [R, V].
 
-    `first` [R, V] is the first word of each, no two alike, `n` how many words it has, 0 to
-    `longest`. In every round all go at once that come before whatever else is open and touches
-    them. By place only the next few can touch an n-gram.
+    `first` [R, V] is the first word of each n-gram, all different in a row. `n` [R, V] is its
+    number of words, 0 to `longest`. Each round accepts every open n-gram that precedes all open
+    n-grams that it overlaps. In reading order only the next few can overlap an n-gram.
     """
-    bits = first.shape[1].bit_length()  # 31 with the word: rows have at most 2**15
+    bits = first.shape[1].bit_length()  # word and visit fit into 31 bits: at most 2**15 words
     by_place = first << bits | np.arange(first.shape[1], dtype=np.int32)
     by_place.sort(axis=1)
     visit, words = by_place & ((1 << bits) - 1), by_place >> bits
@@ -208,18 +211,18 @@ def _undisturbed(first: NDArray[np.int32], n: NDArray[np.int32], longest: int) -
 
 
 @dataclass(frozen=True)
-class _Visits:
-    """How far the visits to n-grams of R rows are; the last three change in place."""
+class _VisitState:
+    """The progress of the visits in R rows; the last three fields are updated in place."""
 
-    order: NDArray[np.int32]  # [R, W]
-    lengths: NDArray[np.int32]  # [R, W] words of the n-gram that begins at each
+    order: NDArray[np.int32]  # [R, W] word of each visit
+    lengths: NDArray[np.int32]  # [R, W] words of the n-gram that begins at each word
     ends: NDArray[np.int32]  # [R, W + longest + 1] tokens before each word
     taken: NDArray[np.bool_]  # [R, W + longest] words
-    made: NDArray[np.int64]  # [R] visits
-    left: NDArray[np.int64]  # [R] tokens that may still be taken
+    made: NDArray[np.int64]  # [R] visits made
+    left: NDArray[np.int64]  # [R] tokens left of the budget
 
-    def make_the_rest(self) -> None:
-        """Make the other visits one after the other, as far as tokens are left."""
+    def finish(self) -> None:
+        """Make the remaining visits one by one, until the budget is used up."""
         width = self.order.shape[1]
         numbers = np.arange(self.taken.shape[1] - width)  # the words of an n-gram
         rows = np.flatnonzero((self.left > 0) & (self.made < width))
@@ -227,7 +230,7 @@ class _Visits:
             self.made[rows] += self._idle(rows)
             rows = rows[self.made[rows] < width]
             row, word = rows[:, None], self.order[rows, self.made[rows]][:, None]
-            # Tokens of n-grams of 1, 2, ... words.
+            # The tokens of n-grams of 1, 2, ... words.
             cost = self.ends[row, word + numbers + 1] - self.ends[row, word]
             n = ((numbers < self.lengths[row, word]) & (cost <= self.left[row])).sum(axis=1)
             disturbed = self.taken[row, word + numbers]
@@ -238,14 +241,14 @@ class _Visits:
             rows = rows[(self.left[rows] > 0) & (self.made[rows] < width)]
 
     def _idle(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many of the next visits of some rows certainly take nothing, `AHEAD` at most.
+        """How many of the next visits of `rows` certainly take nothing, at most `LOOKAHEAD`.
 
-        Their word is taken, or larger than what is left.
+        Their word is taken already, or is larger than the budget left.
         """
-        visit = self.made[rows, None] + np.arange(AHEAD)
+        visit = self.made[rows, None] + np.arange(LOOKAHEAD)
         row = rows[:, None]
         word = self.order[row, np.minimum(visit, self.order.shape[1] - 1)]
         size = self.ends[row, word + 1] - self.ends[row, word]
         idle = self.taken[row, word] | (size > self.left[row])
         idle &= visit < self.order.shape[1]
-        return np.where(idle.all(axis=1), AHEAD, idle.argmin(axis=1))
+        return np.where(idle.all(axis=1), LOOKAHEAD, idle.argmin(axis=1))

@@ -1,1 +1,1 @@
-"""Which sequence each row of each step reads."""
+"""The order of training: which sequence each row of each step reads."""

@@ -1,10 +1,10 @@
 """The shuffled order of an epoch: a pure function of (sequences per block, seed, epoch).
 
-It is nested: shards are shuffled, the blocks inside each shard, and the sequences inside each
-block. A position is found by prefix sums over the shards and then over the blocks of one shard.
-Which position a row of a step reads is in `data_pipeline.order.slots`.
+The shuffle is nested: the shards are shuffled, then the blocks inside each shard, then the
+sequences inside each block. Prefix sums over the shards, then over the blocks of one shard, locate
+a position. `data_pipeline.order.slots` says which position a row of a step reads.
 
-Blocks that are read one after the other are a pool, in which pairs find their negatives.
+Two or three consecutive blocks form a pool, from which pairs draw their negatives.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from data_pipeline.hashing import permutation, scalar_key
 
-SHARDS, BLOCKS, SEQUENCES = 1, 2, 3  # what a shuffle is of; part of its key
+SHARDS, BLOCKS, SEQUENCES = 1, 2, 3  # domain tags: what is shuffled, in the hash's key
 
 
 @dataclass(frozen=True)
 class SequenceCounts:
-    """How many sequences the blocks and shards of a split make, for one packing and length."""
+    """The number of sequences in each block and shard of a split, for one packing and length."""
 
     per_block: NDArray[np.integer]  # [blocks], possibly memory-mapped
     per_shard: NDArray[np.int64]  # [shards]
@@ -29,15 +29,15 @@ class SequenceCounts:
 
     @property
     def total(self) -> int:
-        """Samples of an epoch."""
+        """The number of samples in an epoch."""
         return int(self.per_shard.sum())
 
 
 @dataclass(frozen=True)
 class BlockSpan:
-    """The positions of an epoch that one block fills."""
+    """The consecutive positions of an epoch that read one block."""
 
-    block: int  # in the index
+    block: int  # its number in the index
     first_position: int  # in the epoch's shuffled order
     count: int
     first_sample: int  # sample id of the block's first sequence
@@ -54,7 +54,7 @@ class EpochOrder:
         self._first_samples = np.cumsum(counts.per_shard) - counts.per_shard
 
     def span(self, position: int) -> BlockSpan:
-        """The block that fills `position`, 0 <= position < total."""
+        """The block that is read at `position`, 0 <= position < total."""
         nth = int(np.searchsorted(self._ends, position, side="right"))
         shard = int(self._shards[nth])
         start = int(self._ends[nth]) - int(self.counts.per_shard[shard])
@@ -73,10 +73,11 @@ class EpochOrder:
         )
 
     def pool(self, block: int) -> list[int]:
-        """The blocks of the pool that `block` is in, ascending; numbers are those of the index.
+        """The index numbers of the blocks in the pool of `block`, ascending.
 
-        Two that follow each other in their shard's order, or at its end three, if it has an odd
-        number of them: whoever reads one has read the other or will do so next.
+        A pool is two blocks that are consecutive in their shard's order. The last pool of a shard
+        with an odd number of blocks has three. A row that reads one of them reads the others just
+        before or after it.
         """
         shard = int(np.searchsorted(self.counts.first_block, block, side="right")) - 1
         first, end = self.counts.first_block[shard : shard + 2].tolist()

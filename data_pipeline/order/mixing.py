@@ -1,8 +1,8 @@
 """Mixtures: which row of the global batch reads which corpus.
 
-The rows are shared out once, in proportion to the weights (largest remainder), and spread evenly
-over the batch, so that every rank's run of rows holds about the same mixture. Each corpus then
-has lanes, epochs and an order of its own, as if it were trained on alone with its share of rows.
+The rows are assigned once, in proportion to the weights (largest remainder). Each corpus gets rows
+spread evenly over the batch, so that every rank reads about the same mixture. Each corpus has its
+own lanes, epochs and order, as if it were the only one and the batch had only its rows.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from data_pipeline.errors import DataError
 
 
 def rows_of_sources(weights: Sequence[float], batch_size: int) -> NDArray[np.int64]:
-    """The number of the source that each of `batch_size` rows reads: [batch_size].
+    """The number of the source that each row of the global batch reads: [batch_size].
 
-    Raises DataError when a source would get no row at all.
+    Raises DataError if a source would get no row.
     """
     quotas = np.array(weights) / np.sum(weights) * batch_size
     rows = np.floor(quotas).astype(np.int64)

@@ -1,16 +1,16 @@
 """Which sample each row of each step reads: positions in the shuffled order of an epoch.
 
-Slots number the rows of all steps, one step after the other. Epoch ``e`` of ``N`` samples is the
-slots from ``e * N`` up to ``(e + 1) * N``, so a batch may straddle two epochs. Inside an epoch each
-row follows a lane: with batches of ``B`` rows and ``o = slot - e * N``, lane ``q = o % B`` is at
-its sample number ``t = o // B``. Lane q has ``N // B + (q < N % B)`` samples and the lanes lie end
-to end, so that slot -> position
+The rows of all steps are numbered consecutively; such a number is a slot. Epoch ``e`` of ``N``
+samples covers the slots from ``e * N`` up to ``(e + 1) * N``, so a batch may straddle two epochs.
+Inside an epoch each row follows a lane. With batches of ``B`` rows and ``o = slot - e * N``, lane
+``q = o % B`` reads its sample number ``t = o // B``. Lane q has ``N // B + (q < N % B)`` samples.
+The lanes are consecutive intervals of positions, so the map from slot to position
 
     p = q * (N // B) + min(q, N % B) + t
 
-is a bijection on range(N). Where the batch size changes inside an epoch, what the lanes have left
-lies end to end in the same way, and is shared out anew among as many lanes as there are rows then:
-still every position comes once. Nothing here depends on the world size.
+is a bijection on range(N). When the batch size changes inside an epoch, the positions that the
+lanes have not read are divided anew, in the same way, among the new number of rows. So every
+position is still read exactly once. Nothing here depends on the world size.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ class BatchSizes:
 
     @classmethod
     def constant(cls, size: int) -> BatchSizes:
-        """The same at every step."""
+        """The same size at every step."""
         return cls((0,), (size,))
 
     @classmethod
     def of(cls, sizes: Mapping[int, int]) -> BatchSizes:
-        """From a map of first steps to sizes."""
+        """Batch sizes from a map of first step -> size."""
         starts = tuple(sorted(sizes))
         return cls(starts, tuple(sizes[start] for start in starts))
 
     def at(self, step: int) -> int:
-        """The rows of a step."""
+        """The number of rows at a step."""
         return self.sizes[bisect_right(self.starts, step) - 1]
 
     def before(self, step: int) -> int:
-        """The rows of all steps before `step`."""
+        """The number of rows of all steps before `step`."""
         ends = [*self.starts[1:], step]
         return sum(
             size * max(0, min(end, step) - start)
@@ -55,13 +55,13 @@ class BatchSizes:
         )
 
     def between(self, first: int, last: int | None) -> BatchSizes:
-        """Those of the steps from `first` up to `last` (None: for good), counted from `first`."""
+        """The sizes from step `first` up to `last` (None: no end); steps count from `first`."""
         inner = [s for s in self.starts if s > first and (last is None or s < last)]
         return self.of({start - first: self.at(start) for start in [first, *inner]})
 
 
 class Slots:
-    """Where the rows of each step lie in epochs of `total` samples."""
+    """Maps the rows of each step to positions in epochs of `total` samples."""
 
     def __init__(self, sizes: BatchSizes, total: int) -> None:
         self._sizes, self._total = sizes, total
@@ -71,9 +71,9 @@ class Slots:
     def locate(
         self, step: int, rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(epoch, position in that epoch's shuffled order) of the given rows of a step.
+        """(epochs [R], positions in those epochs' shuffled orders [R]) of `rows` [R] at a step.
 
-        Slots stay exact up to 2**63.
+        Exact for slots below 2**63.
         """
         slots = self._sizes.before(step) + rows
         epochs, offsets = np.divmod(slots, self._total)
@@ -109,9 +109,9 @@ class Slots:
 
 @dataclass(frozen=True)
 class _Section:
-    """The slots of an epoch from `first` on, as far as they have one batch size.
+    """The slots of an epoch, from `first` on, that have one batch size.
 
-    Its lanes share what is left of the epoch's positions: intervals, ascending.
+    Its lanes divide the positions that are left in the epoch, which are ascending intervals.
     """
 
     first: int
@@ -121,22 +121,22 @@ class _Section:
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """[intervals] where each would end if they lay end to end."""
+        """[intervals] the cumulative lengths."""
         return np.cumsum(self.lengths)
 
     def positions(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The positions that slots of the epoch read."""
+        """The positions that the slots at these offsets in the epoch read."""
         turn, lane = np.divmod(offsets - self.first, self.batch_size)
         return self._position(self._lane_starts(lane) + turn)
 
     def rest(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(starts, lengths) of the intervals of positions left once `count` slots are read."""
+        """(starts, lengths) of the intervals of positions left after `count` slots are read."""
         lanes = np.arange(self.batch_size)
         starts = self._lane_starts(lanes) + count // self.batch_size
         starts += lanes < count % self.batch_size
         ends = self._lane_starts(lanes + 1)
         starts, ends = starts[starts < ends], ends[starts < ends]
-        # A lane that goes over the end of an interval is cut there.
+        # A lane that crosses the end of an interval is cut there.
         inner = self.ends[:-1]
         lane = np.searchsorted(starts, inner, side="right") - 1
         inside = (lane >= 0) & (starts[lane] < inner) & (inner < ends[lane])
@@ -150,6 +150,6 @@ class _Section:
         return lanes * each + np.minimum(lanes, extra)
 
     def _position(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """From a place among all that is left to a position in the epoch."""
+        """Convert indices into the concatenated intervals to positions in the epoch."""
         interval = np.searchsorted(self.ends, places, side="right")
         return self.starts[interval] + places - (self.ends - self.lengths)[interval]

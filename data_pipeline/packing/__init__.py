@@ -1,1 +1,1 @@
-"""How the sentences of a block become sequences and pairs."""
+"""Packing the sentences of a block into sequences and pairs."""

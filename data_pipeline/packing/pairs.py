@@ -1,22 +1,22 @@
 """Pairs of segments with a label: next-sentence prediction and sentence order.
 
-A unit (a run of sentences of one document, see `packing.units`) is split in two at a random
-sentence boundary; one that has none inside is split in its middle. Then
+A unit is a run of sentences of one document (see `sequences.units`). It is split in two at a random
+sentence boundary, or in its middle if it has no boundary inside. Then
 
-- segment_pair, sentence_pair: the units are coupled, each with one of another document whose
-  second segment is about as long. The longer of the two second segments is cut at its end to the
-  length of the other. A draw then decides whether the two exchange them. Label 0: the second
-  segment follows the first; 1: it comes from another document. What is cut does not depend on the
-  draw, so lengths say nothing about labels. (In BERT's create_pretraining_data they do.)
+- segment_pair, sentence_pair: each unit is coupled with a unit of another document whose second
+  segment is about as long. The longer of the two second segments is truncated to the length of the
+  other. A draw decides whether the couple exchanges second segments. Label 0: the second segment
+  follows the first; 1: it comes from another document. The truncation does not depend on the draw,
+  so lengths say nothing about labels. (In BERT's create_pretraining_data they do.)
 - sop: half of the pairs are swapped. Label 0: in order; 1: swapped. There are no negatives from
   other documents.
 
-Units are coupled within a pool: two blocks of a shard, or three (see `EpochOrder.pool`). A unit
-whose partner would be of its own document borrows the second segment of one of another document
-instead; in a pool of one document there are no negatives.
+Units are coupled within a pool of two or three blocks of a shard (see `EpochOrder.pool`). If the
+partner of a unit is of the same document, a unit of another document lends its second segment. A
+pool with a single document has no negatives.
 
-Every unit is exactly one sample in every epoch, whatever the draws. Only lengths decide who is
-coupled with whom, so the pairs of a pool are known from the index alone.
+Every unit is exactly one sample in every epoch, whatever the draws. Couples depend on lengths and
+documents but not on tokens, so the index alone determines the pairs of a pool.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from data_pipeline.hashing import array_keys
 from data_pipeline.packing.sequences import PackingRules, Pieces, Units, pieces, short_key, units
 from data_pipeline.shards.blocks import Block
 
-SPLIT, LABEL, TIE = 31, 32, 33  # what a hash decides; part of its key
+SPLIT, LABEL, TIE_BREAK = 31, 32, 33  # domain tags: what a hash decides, in its key
 
-# Partners are found among so many units whose second segments are next to each other in length.
-# More of them: more couples of two blocks, and more text that is cut off.
+# Units are sorted by the length of their second segments, and partners are found among this many
+# neighbours. A larger bucket couples more units of different blocks, and truncates more text.
 BUCKET = 16
 
 
 @dataclass(frozen=True)
 class PairSpans:
-    """The two segments of each sequence of a pool, in its stream: [sequences] each."""
+    """The two segments of each pair of a pool, as spans of its stream: [pairs] each."""
 
     first_starts: NDArray[np.int64]
     first_lengths: NDArray[np.int64]
@@ -51,10 +51,10 @@ class PairSpans:
 
 @dataclass(frozen=True)
 class Pool:
-    """Blocks whose units are coupled with each other, from the index: `tokens` are not read.
+    """Blocks whose units are coupled with each other. Only their boundaries are read.
 
-    `first_documents` numbers the first document of each block, ascending; a document that goes on
-    in another block of the pool has the same number there.
+    `first_documents` is the number of each block's first document, ascending. A document that
+    continues in another block of the pool has the same number there.
     """
 
     blocks: Sequence[Block]
@@ -62,19 +62,19 @@ class Pool:
 
 
 def pair_spans(pool: Pool, rules: PackingRules, key: int) -> PairSpans:
-    """The pairs that a pool makes in the epoch that `key` stands for, block after block.
+    """The pairs of a pool in the epoch that `key` is derived from, block after block.
 
-    Places are those in the streams of its blocks laid end to end.
+    Offsets count in the concatenated streams of its blocks.
     """
     cut, runs = _joined(pool, rules)
-    pairs = _fit(_split(cut, runs, key), rules.capacity)
+    pairs = _truncate(_split(cut, runs, key), rules.capacity)
     if rules.kind == "sop":
         return _swap(pairs, _draw(key, LABEL, len(runs.first), 2) == 1)
     return _exchange(pairs, cut.documents[runs.first], key)
 
 
 def _joined(pool: Pool, rules: PackingRules) -> tuple[Pieces, Units]:
-    """The pieces and units of all blocks, end to end."""
+    """The concatenated pieces and units of all blocks."""
     parts = [pieces(block, rules) for block in pool.blocks]
     runs = [
         units(part, rules, short_key(block)) for part, block in zip(parts, pool.blocks, strict=True)
@@ -103,7 +103,7 @@ def _draw(key: int, purpose: int, size: int, below: NDArray[np.int64] | int) -> 
 
 
 def _split(cut: Pieces, runs: Units, key: int) -> PairSpans:
-    """Cut each unit in two, at a random one of the sentences that begin inside it."""
+    """Split each unit in two, at a random sentence that begins inside it, or in its middle."""
     begins = np.flatnonzero(cut.begins)
     first = np.searchsorted(begins, runs.first, side="right")
     count = np.searchsorted(begins, runs.last) - first
@@ -114,8 +114,8 @@ def _split(cut: Pieces, runs: Units, key: int) -> PairSpans:
     return PairSpans(start, middle - start, middle, end - middle, np.zeros_like(start))
 
 
-def _fit(pairs: PairSpans, capacity: int) -> PairSpans:
-    """Cut two long sentences at their outer ends, the longer one first, then both alike."""
+def _truncate(pairs: PairSpans, capacity: int) -> PairSpans:
+    """Truncate pairs that are too long at their outer ends, the longer segment first."""
     first, second = pairs.first_lengths, pairs.second_lengths
     excess = np.maximum(first + second - capacity, 0)
     from_longer = np.minimum(excess, np.abs(first - second))
@@ -139,16 +139,16 @@ def _swap(pairs: PairSpans, chosen: NDArray[np.bool_]) -> PairSpans:
 
 
 def _exchange(pairs: PairSpans, documents: NDArray[np.int64], key: int) -> PairSpans:
-    """Couple the units, cut their second segments alike, and let half of the couples exchange them.
+    """Couple the units, truncate their second segments to one length, and exchange half of them.
 
-    Whether there is an exchange is drawn for each couple, whatever its lengths are.
+    The draw for each couple does not depend on lengths.
     """
     numbers = np.arange(len(documents))
-    tie = array_keys(key, np.full(len(numbers), TIE), numbers)
+    tie = array_keys(key, np.full(len(numbers), TIE_BREAK), numbers)
     by_length = np.lexsort((tie, pairs.second_lengths))
     partners = _partners(by_length, documents)
     chosen = _draw(key, LABEL, len(numbers), 2)[np.minimum(numbers, partners)] == 1
-    donors = _borrow(partners, by_length, documents)
+    donors = _donors(partners, by_length, documents)
     chosen &= donors != numbers
     return replace(
         pairs,
@@ -159,11 +159,11 @@ def _exchange(pairs: PairSpans, documents: NDArray[np.int64], key: int) -> PairS
 
 
 def _partners(by_length: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A partner for each unit, and the other way round: one of its bucket.
+    """A partner for each unit, from its bucket; partners are mutual.
 
-    A bucket is sorted by document and its first half coupled with its second: the two are of
-    different documents unless one holds more than half of the bucket, and mostly of different
-    blocks. Where a bucket has an odd number of units, the last is its own partner.
+    A bucket is sorted by document, and its first half is coupled with its second. So partners are
+    of different documents, unless one document has more than half of the bucket. Mostly they are of
+    different blocks too. In a bucket with an odd number of units the last is its own partner.
     """
     size = len(by_length)
     places = np.arange(size)
@@ -177,12 +177,13 @@ def _partners(by_length: NDArray[np.int64], documents: NDArray[np.int64]) -> NDA
     return partners
 
 
-def _borrow(
+def _donors(
     partners: NDArray[np.int64], by_length: NDArray[np.int64], documents: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The partners; where one is of the same document, the unit next in length of another one.
+    """The unit that each unit's negative comes from: its partner, if that is of another document.
 
-    In a pool of one document, the unit itself.
+    Otherwise it is the unit of another document that is next in length; in a pool with a single
+    document, the unit itself.
     """
     sorted_documents = documents[by_length]
     changes = np.flatnonzero(np.diff(sorted_documents)) + 1  # where a run of one document ends

@@ -1,20 +1,20 @@
 """Packing: how the sentences of one block become sequences of at most L tokens.
 
-A block is packed on its own, so the number of sequences that a corpus makes is a sum over its
-blocks, and it depends on no seed: only which text is joined to which changes from epoch to epoch.
-Everything is computed for a whole block at once from its boundaries.
+Each block is packed by itself, so the number of sequences of a corpus is a sum over its blocks. It
+does not depend on the seed; only the pairing of segments changes from epoch to epoch. Everything is
+computed for a whole block at once, from its boundaries.
 
 The block becomes a stream in which a separator follows each document. A sequence is
-``[CLS] first [SEP]`` or ``[CLS] first [SEP] second [SEP]``, where first and second are segments
-of the stream; the separator of a document that ends a segment is left to the sequence's own.
+``[CLS] first [SEP]`` or ``[CLS] first [SEP] second [SEP]``, where first and second are segments of
+the stream. If a segment ends with its document, the sequence's own [SEP] replaces the separator.
 RoBERTa (arXiv 1907.11692, section 4.2) defines the packings, ALBERT (1909.11942) sentence order.
 
 - full_sentences: sentences until the next does not fit, across documents;
-- contiguous: the same, but a sentence may be split, so nothing is padded but the block's end;
+- contiguous: the same, but a sentence may be split, so that only the end of a block is padded;
 - doc_sentences: sentences of one document;
-- segment_pair, sentence_pair, sop: see `data_pipeline.packing.pairs`. A unit of segment_pair or
-  sop has two sentences, or parts of two, wherever its document has them: no part is longer than
-  half a sequence.
+- segment_pair, sentence_pair, sop: see `data_pipeline.packing.pairs`. A sentence longer than half a
+  sequence is split into parts. So a unit of segment_pair or sop has two sentences or parts, unless
+  its document has only one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from data_pipeline.config import PAIR_PACKINGS
 from data_pipeline.hashing import array_keys, scalar_key
 from data_pipeline.shards.blocks import Block
 
-SHORT = 21  # what a hash decides; part of its key
-PAIR_UNITS = 2  # of which kind the units of pairs are; counts of another kind are not read
+SHORT = 21  # domain tag: what a hash decides, in its key
+PAIR_UNITS = 2  # version of the units of pairs; cached counts of another version are not read
 
 
 @dataclass(frozen=True)
 class PackingRules:
-    """What the number of sequences of a block depends on."""
+    """The settings on which the number of sequences of a block depends."""
 
     kind: str
     length: int
@@ -47,17 +47,17 @@ class PackingRules:
 
     @property
     def needs_boundary(self) -> bool:
-        """Whether a sequence is split at a boundary between sentences."""
+        """Whether each sequence is split into segments at a sentence boundary."""
         return self.kind in ("segment_pair", "sop")
 
     @property
     def capacity(self) -> int:
-        """Text tokens that fit into a sequence."""
+        """The number of text tokens that fit into a sequence."""
         return self.length - (3 if self.is_pair else 2)
 
     @property
     def name(self) -> str:
-        """A name for files, different for different rules."""
+        """A unique name of these rules, for file names."""
         short = f"-short{self.short_probability:g}" if self.short_probability else ""
         units = f"-units{PAIR_UNITS}" if self.is_pair else ""
         return f"{self.kind}-{self.length}{short}{units}"
@@ -65,17 +65,17 @@ class PackingRules:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Sentences in the stream; one that is too long is several pieces."""
+    """The sentences in the stream. A sentence that is too long is several pieces."""
 
     starts: NDArray[np.int64]  # [pieces]
     ends: NDArray[np.int64]  # [pieces]
     documents: NDArray[np.int64]  # [pieces] ascending
-    begins: NDArray[np.bool_]  # [pieces] whether it begins its sentence
+    begins: NDArray[np.bool_]  # [pieces] True for the first piece of a sentence
 
 
 @dataclass(frozen=True)
 class Units:
-    """Runs of pieces that each become one sequence: pieces first[i] up to last[i]."""
+    """Runs of pieces, each of which becomes one sequence: pieces first[i] up to last[i]."""
 
     first: NDArray[np.int64]  # [sequences]
     last: NDArray[np.int64]  # [sequences], exclusive
@@ -83,7 +83,7 @@ class Units:
 
 @dataclass(frozen=True)
 class Spans:
-    """Where the sequences of a block lie in its stream: [sequences] each."""
+    """The sequences of a block as spans of its stream: [sequences] each."""
 
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
@@ -102,14 +102,14 @@ def stream(block: Block, separator: int) -> NDArray[np.integer]:
 
 
 def count(block: Block, rules: PackingRules) -> int:
-    """The number of sequences that a block makes."""
+    """The number of sequences in a block."""
     if rules.kind == "contiguous":
         return len(_contiguous(block, rules).starts)
     return len(units(pieces(block, rules), rules, short_key(block)).first)
 
 
 def single_spans(block: Block, rules: PackingRules) -> Spans:
-    """The sequences that a block makes with a packing of single segments, in reading order."""
+    """The sequences of a block with a single-segment packing, in reading order."""
     if rules.kind == "contiguous":
         return _contiguous(block, rules)
     cut = pieces(block, rules)
@@ -119,10 +119,10 @@ def single_spans(block: Block, rules: PackingRules) -> Spans:
 
 
 def pieces(block: Block, rules: PackingRules) -> Pieces:
-    """The sentences of a block, none longer than the text of a sequence.
+    """The sentences of a block, split into pieces that fit into a sequence.
 
-    Where sequences are split between sentences, none is longer than half of it, so that two fit;
-    the parts of a longer one are about equal.
+    If the packing needs a sentence boundary inside each sequence, no piece is longer than half a
+    sequence, so that two fit. The pieces of a longer sentence are then about equal.
     """
     longest = rules.capacity // 2 if rules.needs_boundary else rules.capacity
     lengths = block.sentences.astype(np.int64)
@@ -145,7 +145,7 @@ def units(cut: Pieces, rules: PackingRules, key: int) -> Units:
     document_end = np.searchsorted(cut.documents, cut.documents, side="right")
     numbers = np.arange(len(cut.starts))
     if rules.kind == "sentence_pair":
-        # A third sentence joins the pair rather than stay alone at the end of its document.
+        # The last sentence of a document joins the pair before it rather than stay alone.
         last = numbers + np.where(document_end - numbers == 3, 3, 2)
     else:
         targets = _targets(len(numbers), rules, key)
@@ -153,24 +153,25 @@ def units(cut: Pieces, rules: PackingRules, key: int) -> Units:
         last = np.maximum(last, numbers + (2 if rules.needs_boundary else 1))
     if rules.kind != "full_sentences":
         last = np.minimum(last, document_end)
-    first = _follow(last)
+    first = _chain(last)
     if rules.needs_boundary:
-        first = _share_ends(first, document_end, cut.begins)
+        first = _rebalance_ends(first, document_end, cut.begins)
     last = np.append(first[1:], len(numbers))
     if not rules.is_pair:
         return Units(first, last)
-    splittable = cut.ends[last - 1] - cut.starts[first] > 1  # a single token is no two segments
+    splittable = cut.ends[last - 1] - cut.starts[first] > 1  # a single token cannot be split
     return Units(first[splittable], last[splittable])
 
 
-def _share_ends(
+def _rebalance_ends(
     first: NDArray[np.int64], document_end: NDArray[np.int64], begins: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Give a sentence that is left alone at its document's end the piece before it.
+    """Move a piece to each unit that is a single last sentence of its document.
 
-    If a sentence still begins inside the unit that gives it. Any two pieces fit into a sequence.
+    The piece comes from the end of the unit before it, and only if a sentence still begins inside
+    that unit afterwards. Any two pieces fit into a sequence.
     """
-    before = np.concatenate([[0], np.cumsum(begins)])  # how many begin before each piece
+    before = np.concatenate([[0], np.cumsum(begins)])  # sentences that begin before each piece
     alone = (np.diff(np.append(first, len(begins))) == 1) & begins[first]
     same_document = document_end[first[1:]] == document_end[first[:-1]]
     keeps = before[first[1:] - 1] > before[first[:-1] + 1]
@@ -178,12 +179,15 @@ def _share_ends(
 
 
 def short_key(block: Block) -> int:
-    """The key of the draws that shorten sequences: of the block alone, for counts to be fixed."""
+    """The key of the draws that shorten sequences.
+
+    It depends only on the block, so that the number of sequences is fixed.
+    """
     return scalar_key(SHORT, len(block.tokens), len(block.sentences), len(block.documents))
 
 
 def _targets(size: int, rules: PackingRules, key: int) -> NDArray[np.int64]:
-    """The length that a sequence starting at each piece aims at: [size]."""
+    """The target length of a sequence that starts at each piece: [size]."""
     targets = np.full(size, rules.capacity)
     if rules.short_probability:
         draw = array_keys(key, np.arange(size))
@@ -194,14 +198,14 @@ def _targets(size: int, rules: PackingRules, key: int) -> NDArray[np.int64]:
 
 
 def _contiguous(block: Block, rules: PackingRules) -> Spans:
-    # The separator of the block's last document is the sequence's own.
+    # The last sequence's own [SEP] replaces the separator of the last document.
     size = len(block.tokens) + len(block.documents) - 1
     starts = np.arange(0, size, rules.capacity)
     return Spans(starts, np.minimum(rules.capacity, size - starts))
 
 
-def _follow(following: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The chain 0, following[0], following[following[0]], ... up to the end."""
+def _chain(following: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The chain 0, following[0], following[following[0]], ... until it leaves the array."""
     successor = following.tolist()
     chain, at = [], 0
     while at < len(successor):

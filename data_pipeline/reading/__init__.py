@@ -1,1 +1,1 @@
-"""From an open corpus to the batches of a rank."""
+"""Reading a corpus: from its files to the batches of a rank."""

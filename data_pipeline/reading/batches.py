@@ -1,4 +1,4 @@
-"""What the pipeline hands to the trainer."""
+"""The batch that the pipeline hands to the trainer."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from numpy.typing import NDArray
 
 from data_pipeline.masking.masker import NO_LABEL
 
-# The targets that every corpus gives, by name; a task of its own data may have others.
+# The names of the targets of a text corpus. A task with data of its own may add others.
 MASKED, PAIRS = "masked", "pairs"
 DEFAULT_VIEW = "default"
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be predicted of R sequences; a label is -100 where there is none.
+    """The labels of R sequences; -100 where there is none.
 
-    labels: [R, M] of the columns `positions` [R, M], of which spare ones are 0; or [R] of whole
-    sequences, without positions.
+    Token labels are [R, M]; `positions` [R, M] holds their columns, 0 in unused slots. Labels of
+    whole sequences are [R], and `positions` is None.
     """
 
     labels: NDArray[np.int64]
     positions: NDArray[np.int64] | None = None
 
     def take(self, rows: slice | NDArray[np.int64]) -> Target:
-        """The labels of some rows."""
+        """The labels of the given rows."""
         return Target(self.labels[rows], None if self.positions is None else self.positions[rows])
 
 
 @dataclass(frozen=True)
 class Batch:
-    """R sequences of length L, and what is to be predicted of them.
+    """R sequences of length L, with their targets by name.
 
-    A batch of text has M slots for masked positions in each sequence (the target `MASKED`) and,
-    where its sequences are pairs, a label of each (`PAIRS`).
+    A batch of text has the target `MASKED`, with M slots for masked positions in each sequence. If
+    its sequences are pairs, it also has the target `PAIRS`, with one label for each sequence.
 
-    views: other readings of the same examples by name, such as [X; Y] beside X. Their rows and the
-    labels of their targets are in the same order; positions are each view's own.
+    views: the same examples in other forms, by name, such as [X; Y] beside X. Rows and labels are
+    in the same order in every view; positions are specific to a view.
     """
 
     input_ids: NDArray[np.int64]  # [R, L]
@@ -49,8 +49,8 @@ class Batch:
     targets: Mapping[str, Target]
     sample_ids: NDArray[np.int64]  # [R] unique within an epoch
     epochs: NDArray[np.int64]  # [R]
-    to_mask: NDArray[np.int64] | None = None  # [R] positions still to be chosen; None: done
-    readable: NDArray[np.bool_] | None = None  # [R] None: all
+    to_mask: NDArray[np.int64] | None = None  # [R] positions still to be chosen; None: masked
+    readable: NDArray[np.bool_] | None = None  # [R] False for unreadable sequences; None: all True
     views: Mapping[str, Batch] = field(default_factory=dict)
 
     def rows(self, first: int, last: int) -> Batch:
@@ -58,7 +58,7 @@ class Batch:
         return self.take(slice(first, last))
 
     def take(self, rows: slice | NDArray[np.int64]) -> Batch:
-        """The rows that an index selects: views of a slice, copies of an array."""
+        """The rows that an index selects: views for a slice, copies for an array."""
         taken: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         for name, value in taken.items():
             if isinstance(value, Mapping):
@@ -68,7 +68,7 @@ class Batch:
         return Batch(**taken)
 
     def view(self, name: str) -> Batch:
-        """The examples as a learner of this view reads them."""
+        """The examples in the form that learners of this view read."""
         return self if name == DEFAULT_VIEW else self.views[name]
 
     def labels(self) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Opening a built corpus: its vocabulary, its splits and how many sequences each block makes."""
+"""Opening a corpus: its vocabulary, its splits and the number of sequences in each block."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.shards import manifest
 from data_pipeline.shards.arrays import map_array
 from data_pipeline.shards.blocks import Block, decode_block
+from data_pipeline.shards.cached_counts import cached_array
 from data_pipeline.shards.index import INDEX_FILES, Index, shard_name
-from data_pipeline.shards.kept import kept
 from data_pipeline.shards.manifest import MANIFEST, FileRecord
 from data_pipeline.shards.sources import Folder, Remote, is_url, join
 from data_pipeline.shards.staged import Staged
@@ -44,53 +44,53 @@ class CorpusSplit:
     vocabulary: Vocabulary
     shards: Folder | Remote | Staged
     folder: Path  # of the index
-    origin: str  # stands for the contents of the index
+    index_digest: str  # identifies the contents of the index
 
     def staged_in(self, folder: Path) -> CorpusSplit:
-        """This split, read from copies of its blocks in `folder` where there are any.
+        """This split, reading copies of its blocks in `folder` where they exist.
 
-        One behind a URL stays as it is: it has its cache.
+        A split behind a URL is returned unchanged: it has its own cache.
         """
         if not isinstance(self.shards, Folder):
             return self
         return dataclasses.replace(self, shards=Staged(self.shards, folder))
 
     def read_block(self, number: int) -> Block:
-        """Read and verify one block. Raises BadShard naming the shard when it is not as built."""
+        """Read and verify one block. Raises BadShard, naming the shard, if it is damaged."""
         record = self.index.blocks[number]
         shard = shard_name(self.index.shard_of(number))
         data = self.shards.read(shard, int(record["offset"]), int(record["bytes"]))
         return self.decode_block(number, data)
 
     def decode_block(self, number: int, data: bytes) -> Block:
-        """The block that `data`, read where the index says, holds. Raises BadShard likewise."""
+        """Verify and decode block `number` from its bytes. Raises BadShard if they are damaged."""
         record = self.index.blocks[number]
         shard = shard_name(self.index.shard_of(number))
         if len(data) < record["bytes"]:
-            raise BadShard(f"{self.name}/{shard}: cut off inside block {number}")
+            raise BadShard(f"{self.name}/{shard}: truncated inside block {number}")
         if zlib.crc32(data) != record["crc32"]:
             raise BadShard(f"{self.name}/{shard}: damaged in block {number} (checksum)")
         try:
             block = decode_block(data)
         except (ValueError, tarfile.TarError) as error:
-            raise BadShard(f"{self.name}/{shard}: block {number} is not ours: {error}") from None
+            raise BadShard(f"{self.name}/{shard}: block {number} is malformed: {error}") from None
         if block.sizes != (record["tokens"], record["sentences"], record["documents"]):
-            raise BadShard(f"{self.name}/{shard}: block {number} is not as the index says")
+            raise BadShard(f"{self.name}/{shard}: block {number} does not match the index")
         return block
 
     def sequence_counts(self, rules: PackingRules) -> SequenceCounts:
-        """How many sequences each block makes with the given packing and length.
+        """The number of sequences in each block with the given packing and length.
 
-        Computed from the sentence boundaries in the index once and kept beside it, as are the
-        sums for the shards: with them an index of any size is opened without reading it.
+        They are computed once, from the sentence boundaries in the index, and cached beside it. So
+        are the sums over the blocks of each shard. With both, opening an index does not read it.
         """
         path = self.folder / f"sequences-{rules.name}.npy"
         shards, blocks = self.index.shards, self.index.blocks
         first = np.append(shards["first_block"], len(blocks)).astype(np.int64)
-        per_block = kept(path, self.origin, len(blocks), lambda: self._count(rules))
-        per_shard = kept(
+        per_block = cached_array(path, self.index_digest, len(blocks), lambda: self._count(rules))
+        per_shard = cached_array(
             path.with_name(f"{path.stem}-shards.npy"),
-            self.origin,
+            self.index_digest,
             len(shards),
             lambda: np.add.reduceat(per_block, first[:-1], dtype=np.int64),
         )
@@ -98,7 +98,7 @@ class CorpusSplit:
 
     @cached_property
     def word_starts(self) -> NDArray[np.bool_]:
-        """[vocab_size] whether a token begins a word."""
+        """[vocab_size] True for tokens that begin a word."""
         return map_array(self.folder.parent / WORD_STARTS)
 
     def _count(self, rules: PackingRules) -> NDArray[np.uint32]:
@@ -110,22 +110,22 @@ class CorpusSplit:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus as `data_pipeline.build` leaves it, in a folder or behind a URL.
+    """A finished corpus, in a folder or behind a URL.
 
-    `folder` holds its index and tokenizer: the corpus itself, or the local cache of a URL.
+    `folder` holds its index and tokenizer. It is the corpus itself, or the local cache of a URL.
     """
 
     name: str
     folder: Path
     vocabulary: Vocabulary
-    files: Mapping[str, FileRecord]  # all but the shards
+    files: Mapping[str, FileRecord]  # all except the shards
     cache_bytes: int = 0
 
     @classmethod
     def open(cls, path: str, cache_dir: str | None = None, cache_gb: float = 50.0) -> Corpus:
-        """Open the corpus at `path`; reads no shard.
+        """Open the corpus at `path` and verify its files, without reading shards.
 
-        Raises DataError when there is none, or one of its files is not as it was built.
+        Raises DataError if there is no corpus, or one of its files is damaged.
         """
         if is_url(path):
             folder, tree = _fetch_index(path, Path(cache_dir or _default_cache()))
@@ -138,16 +138,18 @@ class Corpus:
 
     @classmethod
     def of(cls, name: str, folder: Path, tree: dict, cache_bytes: int = 0) -> Corpus:
-        """The corpus in `folder` of which `tree` is the manifest; its files are not looked at."""
+        """The corpus in `folder` with the manifest `tree`; its files are not verified."""
         vocabulary = Vocabulary.from_json(tree["vocabulary"])
         return cls(name, folder, vocabulary, manifest.files_of(tree), cache_bytes)
 
     def split(self, name: str) -> CorpusSplit:
-        """The split called "train" or "val". Raises DataError when it has no documents."""
+        """The split "train" or "val". Raises DataError if it has no documents."""
         folder = self.folder / name
         index = Index.open(folder)
         if not len(index.blocks):
-            raise DataError(f"{self.name}/{name}: has no documents; change --val-fraction")
+            raise DataError(
+                f"{self.name}/{name}: has no documents; build again with another --val-fraction"
+            )
         shards: Folder | Remote = Folder(folder)
         if self.cache_bytes:
             url = (
@@ -156,12 +158,12 @@ class Corpus:
                 else f"{self.name.rstrip('/')}/{name}"
             )
             shards = Remote(url, folder, self.cache_bytes, index.shards)
-        origin = origin_of(self.files, name)
-        return CorpusSplit(f"{self.name}/{name}", index, self.vocabulary, shards, folder, origin)
+        digest = index_digest(self.files, name)
+        return CorpusSplit(f"{self.name}/{name}", index, self.vocabulary, shards, folder, digest)
 
     @property
     def vocab_size(self) -> int:
-        """Rows that an embedding table for this corpus needs."""
+        """The number of rows that an embedding table for this corpus needs."""
         return self.vocabulary.vocab_size
 
     @property
@@ -171,17 +173,17 @@ class Corpus:
 
     @property
     def content(self) -> str:
-        """16 hex digits that stand for everything that is in the corpus.
+        """16 hex digits that identify the content of the corpus, wherever it is stored.
 
-        The same wherever it lies: a hash of the vocabulary and of the SHA-256 of each file, the
-        index among them, which has those of the shards.
+        They hash the vocabulary and the SHA-256 of each file. The index is one of these files and
+        holds the SHA-256 of each shard.
         """
         tree = [self.vocabulary.to_json(), sorted((n, f.sha256) for n, f in self.files.items())]
         return hashlib.sha256(json.dumps(tree).encode()).hexdigest()[:16]
 
     @property
     def token_counts(self) -> NDArray[np.int64]:
-        """[vocab_size] how often each id occurs in the training split."""
+        """[vocab_size] the number of occurrences of each id in the training split."""
         return Index.open(self.folder / "train").token_counts
 
     @property
@@ -190,31 +192,31 @@ class Corpus:
         return self.folder / "tokenizer"
 
     def require_vocabulary(self, vocab_size: int, fingerprint: str | None = None) -> None:
-        """Raise DataError when a model of another vocabulary is to be trained on this corpus."""
+        """Raise DataError unless a model with this vocabulary can be trained on this corpus."""
         if vocab_size < self.vocab_size:
             raise DataError(
-                f"{self.name}: built with a vocabulary of {self.vocab_size} tokens, "
+                f"{self.name}: was built with a vocabulary of {self.vocab_size} tokens, "
                 f"but the model has vocab_size {vocab_size}"
             )
         if fingerprint is not None and fingerprint != self.fingerprint:
             raise DataError(
-                f"{self.name}: built with another vocabulary than the model's "
+                f"{self.name}: was built with another vocabulary than the model's "
                 f"(fingerprint {self.fingerprint[:12]}, not {fingerprint[:12]}); "
                 "build it with the model's tokenizer"
             )
 
 
-def origin_of(files: Mapping[str, FileRecord], split: str) -> str:
-    """What stands for the contents of a split's index: a hash of the hashes of its files."""
+def index_digest(files: Mapping[str, FileRecord], split: str) -> str:
+    """A digest of the contents of a split's index: a hash of the hashes of its files."""
     names = [f"{split}/{name}" for name in INDEX_FILES]
     return hashlib.sha256("".join(files[name].sha256 for name in names).encode()).hexdigest()
 
 
 def _fetch_index(url: str, cache: Path) -> tuple[Path, dict]:
-    """Copy everything but the shards of a remote corpus into the cache.
+    """Copy everything except the shards of a remote corpus into the cache.
 
-    The folder is named after the URL and the contents of its corpus.json, so that a corpus which
-    was built anew is fetched anew.
+    The folder is named after the URL and the content of its corpus.json, so that a corpus that was
+    built again is fetched again.
     """
     key = hashlib.sha256(url.encode()).hexdigest()[:12]
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,4 @@
-"""Looking at what a job would train on: ``tandem data dump`` and ``tandem data show``."""
+"""Inspecting what a job trains on: ``tandem data dump`` and ``tandem data show``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order.slots import BatchSizes
 from data_pipeline.reading.batches import MASKED, PAIRS, Batch
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
-from data_pipeline.reading.padding import padding_shares
+from data_pipeline.reading.padding import padding_fractions
 from data_pipeline.reading.stream import BatchStream, open_splits
 from data_pipeline.shards.writing import disk_errors, refuse_existing
 from data_pipeline.tokenization import tokenizer as tokenization
 
-MASK_STYLE, RANDOM_STYLE, KEPT_STYLE = "bold white on blue", "bold white on red", "bold green"
+MASK_STYLE, RANDOM_STYLE, UNCHANGED_STYLE = "bold white on blue", "bold white on red", "bold green"
 PAIR_NAMES = {
     "sop": ("in order", "swapped"),
     "segment_pair": ("next", "from another document"),
@@ -40,18 +40,18 @@ def dump(
     out: str,
     split: str = "train",
 ) -> int:
-    """Write exactly what a rank trains on in steps[0] <= step < steps[1] into an .npz file.
+    """Write exactly what a rank trains on in steps[0] <= step < steps[1] to an .npz file.
 
-    One row for each sequence: step, sample_ids (unique within an epoch), epochs, input_ids,
-    segment_ids, attention_mask, labels (-100 where not masked) and, for pairs, pair_labels.
-    Where phases differ in length, shorter rows are padded. Returns the number of rows. Of what
-    lies at `out` only an earlier dump is replaced: raises DataError for anything else.
+    There is one row for each sequence: step, sample_ids (unique within an epoch), epochs,
+    input_ids, segment_ids, attention_mask, labels (-100 where not masked) and, for pairs,
+    pair_labels. If phases differ in length, shorter rows are padded. Returns the number of rows.
+    Replaces an earlier dump at `out`; raises DataError if another file is there.
     """
     first, last = steps
     if not 0 <= first < last:
         raise DataError(f"--steps {first}:{last}: must be A:B with 0 <= A < B")
     if not 0 <= rank < world_size:
-        raise DataError(f"--rank {rank}: must lie between 0 and {world_size - 1}")
+        raise DataError(f"--rank {rank}: must be from 0 to {world_size - 1}")
     if not _is_dump(path := Path(out)):
         refuse_existing([path])
     stream = BatchStream.open(config, split, seed, batch_sizes, rank, world_size)
@@ -62,16 +62,16 @@ def dump(
 
 
 def _columns(batches: Sequence[Batch], first: int, pad: int) -> dict[str, np.ndarray]:
-    """The rows of the batches of steps from `first` on, by column."""
+    """The rows of the batches, as columns; `first` is the step of the first batch."""
     length = max(batch.input_ids.shape[1] for batch in batches)
     columns: dict[str, list[np.ndarray]] = {
         "step": [np.full(len(b.sample_ids), first + n) for n, b in enumerate(batches)],
         "sample_ids": [batch.sample_ids for batch in batches],
         "epochs": [batch.epochs for batch in batches],
-        "input_ids": [_widened(batch.input_ids, length, pad) for batch in batches],
-        "segment_ids": [_widened(batch.segment_ids, length, 0) for batch in batches],
-        "attention_mask": [_widened(batch.attention_mask, length, 0) for batch in batches],
-        "labels": [_widened(batch.labels(), length, NO_LABEL) for batch in batches],
+        "input_ids": [_padded_to(batch.input_ids, length, pad) for batch in batches],
+        "segment_ids": [_padded_to(batch.segment_ids, length, 0) for batch in batches],
+        "attention_mask": [_padded_to(batch.attention_mask, length, 0) for batch in batches],
+        "labels": [_padded_to(batch.labels(), length, NO_LABEL) for batch in batches],
     }
     if any(PAIRS in batch.targets for batch in batches):
         columns["pair_labels"] = [
@@ -82,7 +82,7 @@ def _columns(batches: Sequence[Batch], first: int, pad: int) -> dict[str, np.nda
 
 
 def _replace(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an .npz file at once or not at all."""
+    """Write an .npz file atomically."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with disk_errors(path), open(part, "xb") as file:
@@ -101,10 +101,10 @@ def _is_dump(path: Path) -> bool:
 
 
 def show(config: DataConfig, seed: int, count: int = 4, split: str = "train") -> Iterator[Text]:
-    """The share of padding, and a few masked, packed samples, coloured for a person.
+    """The fraction of padding, and a few masked, packed samples, in colour.
 
-    Blue: shown as the mask token; red: replaced by a random token; green: to be predicted though
-    it is shown. The token that was there follows in brackets.
+    Blue: the mask token; red: a random token; green: predicted, but left unchanged. The original
+    token follows in brackets.
     """
     splits = open_splits(config, split)
     stream = BatchStream(splits, config, seed, count)
@@ -122,7 +122,7 @@ def _padding(splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig
     parts = [
         f"{share:.1%} ({kind} at {length})"
         for share, (length, kind) in zip(
-            padding_shares(splits, config), config.lengths_and_packings(), strict=True
+            padding_fractions(splits, config), config.lengths_and_packings(), strict=True
         )
     ]
     return Text(f"padding: {', then '.join(parts)}")
@@ -133,7 +133,7 @@ def _heading(batch: Batch, row: int, config: DataConfig) -> Text:
     masked = int((batch.targets[MASKED].labels[row] != NO_LABEL).sum())
     text = f"sample {batch.sample_ids[row]}: {used} tokens, {masked} to predict"
     if batch.readable is not None and not batch.readable[row]:
-        text += ", could not be read"
+        text += ", unreadable"
     elif PAIRS in batch.targets:
         label = int(batch.targets[PAIRS].labels[row])
         text += f", second segment: {PAIR_NAMES[config.packing][label]}"
@@ -150,7 +150,7 @@ def _coloured(
         if label == NO_LABEL:
             line.append(word)
         elif shown == label:
-            line.append(word, KEPT_STYLE)
+            line.append(word, UNCHANGED_STYLE)
         else:
             line.append(word, MASK_STYLE if shown == vocabulary.mask else RANDOM_STYLE)
             line.append(f"({tokenizer.id_to_token(label)})", "dim")
@@ -158,6 +158,6 @@ def _coloured(
     return line
 
 
-def _widened(array: np.ndarray, length: int, value: int) -> np.ndarray:
+def _padded_to(array: np.ndarray, length: int, value: int) -> np.ndarray:
     spare = length - array.shape[1]
     return np.pad(array, ((0, 0), (0, spare)), constant_values=value) if spare else array

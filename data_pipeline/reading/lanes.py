@@ -1,9 +1,9 @@
-"""Filling rows with packed sequences: the reading side of `data_pipeline.order.slots` and `.order`.
+"""Filling rows with packed sequences, in the order of `data_pipeline.order`.
 
-`Lanes` serves some rows of the global batch from one split, as long as the batch has its size.
-Each row keeps the block that it is reading; several rows of one block share it. Memory: about
-1.5 MB for each row, or for each block of the split where these are fewer, and `SPARE_BLOCKS`; of
-pairs about 4 MB, since a row keeps the pool of its block.
+`Lanes` fills some rows of the global batch from one split. Each row holds the block that it reads;
+rows that read the same block share it. Memory: about 1.5 MB per open block, 4 MB with pairs, which
+hold the pool of their block. At most one block per row, or all blocks of the split if these are
+fewer, are open, plus `SPARE_BLOCKS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import BadShard
 from data_pipeline.masking.masker import NO_LABEL
-from data_pipeline.order.block_walk import BlockWalk
+from data_pipeline.order.block_cursors import BlockCursors
 from data_pipeline.order.epoch import BlockSpan
 from data_pipeline.order.slots import BatchSizes, Slots
 from data_pipeline.packing import sequences as packing
@@ -31,12 +31,12 @@ from data_pipeline.tokenization.tokenizer import Vocabulary
 _log = logging.getLogger(__name__)
 
 SPARE_BLOCKS = 8
-SOURCE_SHIFT = 48  # sample ids of source number n of a mixture begin at n << 48
+SOURCE_SHIFT = 48  # the sample ids of source n of a mixture begin at n << 48
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """R packed sequences before masking; rows are filled in place."""
+    """R packed sequences before masking. Rows are filled in place."""
 
     input_ids: NDArray[np.int64]  # [R, L]
     segment_ids: NDArray[np.int64]  # [R, L]
@@ -48,7 +48,7 @@ class Sequences:
 
     @classmethod
     def empty(cls, rows: int, length: int, vocabulary: Vocabulary) -> Sequences:
-        """Rows of padding behind a [CLS]."""
+        """Rows with a [CLS] and only padding after it."""
         input_ids = np.full((rows, length), vocabulary.pad, np.int64)
         input_ids[:, 0] = vocabulary.cls
         return cls(
@@ -64,21 +64,21 @@ class Sequences:
 
 @dataclass(frozen=True)
 class _OpenBlock:
-    """A block of one epoch, its sequences in shuffled order: where they lie in `text`."""
+    """A block in one epoch: its sequences in shuffled order, as spans of `text`."""
 
     span: BlockSpan
     sample_ids: list[int]
     readable: list[bool]
     text: NDArray[np.integer]
-    spans: list[list[int]]  # starts, lengths; of pairs the fields of `PairSpans`
-    pool: OpenPool | None = None  # kept for the pool's other blocks
+    spans: list[list[int]]  # starts and lengths; for pairs the fields of `PairSpans`
+    pool: OpenPool | None = None  # a reference that keeps the pool open for its other blocks
 
 
 NO_BLOCK = _OpenBlock(BlockSpan(0, 0, 0, 0), [], [], np.zeros(0, np.uint16), [])
 
 
 class Lanes:
-    """Serves the given rows of the global batches of `sizes` rows from one split."""
+    """Fills the given `rows` of global batches of `sizes` rows from one split."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Lanes:
         skip_bad_shards: bool = False,
         copies: int = 0,
     ) -> None:
-        """With `copies`, the pairs of an epoch are those of so many epochs before."""
+        """With `copies` > 0, the pairs repeat after this many epochs."""
         self.counts = split.sequence_counts(rules)
         self.split, self._rules, self._seed = split, rules, seed
         self._rows, self._slots = rows, Slots(sizes, self.counts.total)
@@ -99,17 +99,17 @@ class Lanes:
         self._skip_bad_shards, self._copies = skip_bad_shards, copies
         self._bad_shards: set[int] = set()
         self._pools = Pools(split, rules, seed, self._read) if rules.is_pair else None
-        self._walk = BlockWalk(self.counts, seed, len(rows))
+        self._cursors = BlockCursors(self.counts, seed, len(rows))
         self._blocks: OrderedDict[tuple[int, int], _OpenBlock] = OrderedDict()
-        self._most_blocks = min(len(rows), len(split.index.blocks)) + SPARE_BLOCKS
+        self._max_blocks = min(len(rows), len(split.index.blocks)) + SPARE_BLOCKS
         self._lanes: list[_OpenBlock] = [NO_BLOCK] * len(rows)
 
     def fill(self, step: int, out: Sequences, at: NDArray[np.int64]) -> None:
-        """Write this object's rows of step `step` into the rows `at` of `out`."""
+        """Write these rows of step `step` into the rows `at` of `out`."""
         epochs, positions = self._slots.locate(step, self._rows)
         self._move(epochs, positions)
         out.epochs[at] = epochs
-        within = (positions - self._walk.starts).tolist()
+        within = (positions - self._cursors.starts).tolist()
         out.sample_ids[at] = [
             lane.sample_ids[number] for lane, number in zip(self._lanes, within, strict=True)
         ]
@@ -121,13 +121,13 @@ class Lanes:
                 self._fill_unreadable(out, row)
 
     def samples(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(epochs [R], sample ids [R]) of this object's rows of a step; reads no token data."""
+        """(epochs [R], sample ids [R]) of these rows at a step, without reading token data."""
         epochs, positions = self._slots.locate(step, self._rows)
         sample_ids = np.empty_like(positions)
         for row, (epoch, position) in enumerate(
             zip(epochs.tolist(), positions.tolist(), strict=True)
         ):
-            order = self._walk.order(epoch)
+            order = self._cursors.order(epoch)
             span = order.span(position)
             number = order.within_block(span)[position - span.first_position]
             sample_ids[row] = self._first_sample + span.first_sample + number
@@ -154,56 +154,56 @@ class Lanes:
         out.pair_labels[row] = label
 
     def _fill_unreadable(self, out: Sequences, row: int) -> None:
-        """[CLS] [SEP]: nothing that could be masked, something to attend to."""
+        """Fill a row with [CLS] [SEP]: nothing to mask, but something to attend to."""
         out.input_ids[row, 1] = self.split.vocabulary.sep
         out.lengths[row] = 2
         out.pair_labels[row] = NO_LABEL
         out.readable[row] = False
 
     def blocks_entered(self, steps: Iterable[int]) -> Iterator[list[int]]:
-        """For each step the blocks that rows begin to read at it, with those of their pools.
+        """For each step, the blocks that rows begin to read at that step, pools included.
 
-        Reads no token data.
+        Does not read token data.
         """
-        walk = BlockWalk(self.counts, self._seed, len(self._rows))
+        cursors = BlockCursors(self.counts, self._seed, len(self._rows))
         for step in steps:
-            moves = walk.moved(*self._slots.locate(step, self._rows))
-            entered = [self._needed(walk, epoch, span.block) for _, epoch, span in moves]
+            moves = cursors.advance(*self._slots.locate(step, self._rows))
+            entered = [self._needed(cursors, epoch, span.block) for _, epoch, span in moves]
             yield [block for needed in entered for block in needed]
 
-    def _needed(self, walk: BlockWalk, epoch: int, block: int) -> list[int]:
-        """The blocks that are read for a block's sequences."""
-        return walk.order(self._copy(epoch)).pool(block) if self._pools else [block]
+    def _needed(self, cursors: BlockCursors, epoch: int, block: int) -> list[int]:
+        """The blocks that must be read for the sequences of one block."""
+        return cursors.order(self._copy(epoch)).pool(block) if self._pools else [block]
 
     def _copy(self, epoch: int) -> int:
-        """The epoch whose pairs those of an epoch are."""
+        """The epoch whose pairs this epoch repeats; itself without `copies`."""
         return epoch % self._copies if self._copies else epoch
 
     def _move(self, epochs: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
-        """Open the next block for every lane that has left its current one."""
-        for row, epoch, span in self._walk.moved(epochs, positions):
+        """Open the next block for every row that has left its current one."""
+        for row, epoch, span in self._cursors.advance(epochs, positions):
             self._lanes[row] = self._open(epoch, span)
 
     def _open(self, epoch: int, span: BlockSpan) -> _OpenBlock:
         key = (epoch, span.block)
         if key not in self._blocks:
             self._blocks[key] = self._pack(span, epoch)
-            if len(self._blocks) > self._most_blocks:
+            if len(self._blocks) > self._max_blocks:
                 self._blocks.popitem(last=False)
         self._blocks.move_to_end(key)
         return self._blocks[key]
 
     def _warn(self, error: BadShard, shard: int) -> None:
-        """Once for each shard."""
+        """Log the fault of a shard once."""
         if shard not in self._bad_shards:
             self._bad_shards.add(shard)
-            _log.warning("%s: what of it cannot be read is trained on without labels", error)
+            _log.warning("%s: its unreadable sequences are trained on without labels", error)
 
     def _pack(self, span: BlockSpan, epoch: int) -> _OpenBlock:
-        shuffled = self._walk.order(epoch).within_block(span)
+        shuffled = self._cursors.order(epoch).within_block(span)
         sample_ids = (self._first_sample + span.first_sample + shuffled).tolist()
         if self._pools:
-            pool = self._pools.of(self._walk.order(self._copy(epoch)), span.block)
+            pool = self._pools.of(self._cursors.order(self._copy(epoch)), span.block)
             spans, readable = pool.of_block(span.block)
             columns, found = spans[:, shuffled].tolist(), readable[shuffled].tolist()
             return _OpenBlock(span, sample_ids, found, pool.text, columns, pool)
@@ -220,7 +220,7 @@ class Lanes:
         )
 
     def _read(self, number: int) -> Block | None:
-        """A block; None where it cannot be read and that is to be skipped."""
+        """A block; None if it cannot be read and bad shards are skipped."""
         try:
             return self.split.read_block(number)
         except BadShard as error:

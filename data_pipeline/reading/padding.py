@@ -1,4 +1,4 @@
-"""How much of what a job's sequences hold is text, and how much padding."""
+"""The fraction of padding in a job's sequences."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from data_pipeline.packing.sequences import PackingRules, single_spans
 from data_pipeline.reading.corpus import CorpusSplit
 from data_pipeline.shards.blocks import Block
 
-BLOCKS_LOOKED_AT = 256
+SAMPLED_BLOCKS = 256
 
 
 def padding_fraction(split: CorpusSplit, rules: PackingRules) -> float:
-    """The share of an epoch's positions that is padding, from the index alone: no shard is read.
+    """The fraction of an epoch's positions that is padding, from the index alone.
 
-    Of a corpus of more than `BLOCKS_LOOKED_AT` blocks, that of about as many, evenly spread. Exact
-    for single segments; what pairs are cut differs a little from epoch to epoch.
+    In a corpus with more than `SAMPLED_BLOCKS` blocks, about that many evenly spread blocks are
+    sampled. For pairs the truncation differs a little from epoch to epoch.
     """
-    every = -(-len(split.index.blocks) // BLOCKS_LOOKED_AT)
+    every = -(-len(split.index.blocks) // SAMPLED_BLOCKS)
     used = sequences = 0
     for block in itertools.islice(split.index.boundaries(), 0, None, every):
         text, count = _text_of(block, rules)
@@ -29,10 +29,10 @@ def padding_fraction(split: CorpusSplit, rules: PackingRules) -> float:
     return 1.0 - used / (sequences * rules.length)
 
 
-def padding_shares(
+def padding_fractions(
     splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig
 ) -> list[float]:
-    """The padding share of each phase of a job, the corpora of a mixture by their rows."""
+    """The padding fraction of each phase of a job; corpora of a mixture count by their rows."""
     return [
         _mean_fraction(splits, config, length, kind)
         for length, kind in config.lengths_and_packings()
@@ -46,10 +46,10 @@ def rows_for_tokens(
     tokens: int,
     multiple: int,
 ) -> int:
-    """The global batch size at which a batch of `step` holds about so many tokens, not padding.
+    """The global batch size at which a batch of `step` holds about `tokens` tokens without padding.
 
-    A multiple of `multiple` (of all world sizes, say), at least that. For packings whose sequences
-    are short, such as sentence_pair, or whose lengths change.
+    It is a multiple of `multiple`, and at least `multiple`. This serves packings with short
+    sequences, such as sentence_pair, and jobs whose sequence length changes.
     """
     length, kind = config.length_and_packing_at(step)
     per_sequence = length * (1.0 - _mean_fraction(splits, config, length, kind))

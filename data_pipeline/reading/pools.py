@@ -1,8 +1,8 @@
-"""Pools that are open: the pairs of a few blocks and the text that they are made of.
+"""Open pools: the pairs of a few blocks, with their text.
 
-Which blocks are a pool, and which pairs it makes, follows from the index, the seed and the epoch
-alone; so what cannot be read changes no pair, it only takes the text from some. Reading a block in
-its epoch's order opens its pool once for all of its blocks.
+The index, the seed and the epoch determine the blocks and the pairs of a pool. So an unreadable
+block changes no pair; it only leaves some pairs without text. A pool is opened once for all of its
+blocks, since they are read one after the other.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from data_pipeline.packing.sequences import PackingRules, stream
 from data_pipeline.reading.corpus import CorpusSplit
 from data_pipeline.shards.blocks import Block
 
-PAIRS = 4  # what a hash decides; part of its key, beside those of `order`
+PAIRS = 4  # domain tag, distinct from those of `order.epoch`
 
 
 @dataclass(frozen=True)
 class OpenPool:
-    """The text of a pool, and its pairs as places in it, block after block."""
+    """The text of a pool, and its pairs as spans of it, block after block."""
 
     blocks: list[int]  # ascending
-    counts: list[int]  # pairs of each block
-    text: NDArray[np.integer]  # the streams of the blocks end to end
+    counts: list[int]  # pairs in each block
+    text: NDArray[np.integer]  # the concatenated streams of the blocks
     spans: NDArray[np.int64]  # [5, pairs] the fields of `PairSpans`
-    readable: NDArray[np.bool_]  # [pairs] whether the text of both segments could be read
+    readable: NDArray[np.bool_]  # [pairs] True if both segments could be read
 
     def of_block(self, block: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """(spans [5, sequences], readable [sequences]) of one of its blocks."""
+        """(spans [5, pairs], readable [pairs]) of one of its blocks."""
         nth = self.blocks.index(block)
         first = sum(self.counts[:nth])
         mine = slice(first, first + self.counts[nth])
@@ -43,7 +43,7 @@ class OpenPool:
 
 
 class Pools:
-    """The pools of one split. One is kept as long as somebody holds it."""
+    """The open pools of one split. A pool stays open while a caller holds a reference to it."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class Pools:
         seed: int,
         read: Callable[[int], Block | None],
     ) -> None:
-        """`read` returns a block by its number in the index, None for one that is to be skipped."""
+        """`read` returns a block by its index number, or None for a block that is skipped."""
         self._split, self._rules, self._seed, self._read = split, rules, seed, read
         self._counts = split.sequence_counts(rules).per_block
         self._open: WeakValueDictionary[tuple[int, int], OpenPool] = WeakValueDictionary()
 
     def of(self, order: EpochOrder, block: int) -> OpenPool:
-        """The pool that a block is in, with the pairs of the epoch of `order`."""
+        """The pool of a block, with its pairs in the epoch of `order`."""
         blocks = order.pool(block)
         key = (order.epoch, blocks[0])
         pool = self._open.get(key)

@@ -1,10 +1,10 @@
-"""Blocks on a node's own disk: copied there ahead of the ranks that will read them, then dropped.
+"""Staging: blocks are copied to a node's own disk before its ranks read them, then dropped.
 
-What a node reads next is known (`BatchStream.blocks_entered`), so exactly that is copied: blocks of
-about 1 MiB, not the shards around them, of which a row needs a block in thousands of steps. One
-thread of one process of a node, the `Stager`, copies and drops; every rank of the node reads
-through `Staged`. Nobody waits for it: what is not there is read from the corpus, and so is
-everything when the disk is full or fails. A copy ends with the checksum that the index has of it.
+`BatchStream.blocks_entered` says which blocks a node reads next, and only these are copied. A block
+has about 1 MiB; a row reads one block of a shard in thousands of steps, so whole shards are not
+copied. One thread on each node, the `Stager`, copies and drops. The node's ranks read through
+`Staged` and never wait: a block without a copy is read from the corpus. If the disk is full or
+fails, all blocks are. A copy ends with its CRC-32.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from data_pipeline.reading.corpus import CorpusSplit
 from data_pipeline.shards.index import shard_name
 from data_pipeline.shards.staged import Staged
 
-STEPS_AHEAD = 10_000  # of the reader, at most
-STEPS_BEHIND = 4  # by which another rank of the node may be behind the one that counts
-PREFIX, LOCK = "tandem-staged-", ".lock"  # of the folders that are made here, and the file in each
+STEPS_AHEAD = 10_000  # how far, at most, the stager runs ahead of the reader
+STEPS_BEHIND = 4  # how far another rank of the node may be behind the reporting one
+PREFIX, LOCK = "tandem-staged-", ".lock"  # of a staging folder's name; the lock file inside it
 
 _COPY = re.compile(r"shard-\d{6,}\.tar\.\d+(\.part)?")
 _log = logging.getLogger(__name__)
 
-Entered = list[tuple[CorpusSplit, int]]  # blocks that are read from a step on
+Entered = list[tuple[CorpusSplit, int]]  # the blocks that rows begin to read at a step
 
 
 @dataclass(frozen=True)
@@ -45,26 +45,28 @@ class _Copy:
 
 
 class Stager:
-    """Copies to this node's disk what its ranks are about to read, and drops what they have read.
+    """Copies blocks to this node's disk before its ranks read them, and drops them afterwards.
 
-    A context manager: its thread runs inside of it, and nothing is left on the disk afterwards.
+    A context manager: its thread runs inside the context. On exit all copies are removed.
     """
 
     def __init__(
         self, folder: Path, ahead: Iterable[tuple[int, Entered]], room: int, step: int
     ) -> None:
-        """`ahead` gives, step after step, the blocks that are entered; the copies take at most
-        `room` bytes in `folder`, to whose parent they belong. The reader begins at `step`."""
+        """`ahead` yields (step, blocks that rows begin to read at it). The reader begins at `step`.
+
+        Copies lie in `folder` and take at most `room` bytes.
+        """
         self._folder, self._ahead, self._room = folder, ahead, room
         self._reached, self._closed = step, False
         self._bytes, self._copies = 0, 0
-        self._needed: dict[_Copy, int] = {}  # the last step that reads it, as far as is known
-        self._queue: list[tuple[int, int, _Copy]] = []  # a heap, the earliest need first
+        self._needed: dict[_Copy, int] = {}  # the last known step at which rows begin to read it
+        self._queue: list[tuple[int, int, _Copy]] = []  # a heap, the earliest step first
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="staging", daemon=True)
 
     def reached(self, step: int) -> None:
-        """Say that the batch of `step` is about to be read."""
+        """Report that the batch of `step` is about to be read."""
         with self._change:
             self._reached = step
             self._change.notify()
@@ -78,16 +80,16 @@ class Stager:
             self._closed = True
             self._change.notify()
         self._thread.join()
-        _log.info("data.stage: %d blocks were copied to %s", self._copies, self._folder)
+        _log.info("data.stage: copied %d blocks to %s", self._copies, self._folder)
 
     def _run(self) -> None:
         try:
             remove_leftovers(self._folder.parent)
-            with _made(self._folder):
+            with _locked_folder(self._folder):
                 self._follow()
         except OSError as error:
             _log.warning(
-                "data.stage: %s: %s; from here on this node reads from the corpus itself",
+                "data.stage: %s: %s; from now on this node reads from the corpus",
                 error.filename or self._folder,
                 error.strerror,
             )
@@ -97,7 +99,7 @@ class Stager:
             for split, number in entered:
                 if isinstance(split.shards, Staged):
                     self._stage(step, split, split.shards, number)
-            if not self._may_go_on(step, 0):
+            if not self._wait_until_due(step, 0):
                 return
 
     def _stage(self, step: int, split: CorpusSplit, shards: Staged, number: int) -> None:
@@ -105,17 +107,17 @@ class Stager:
         name = shard_name(split.index.shard_of(number))
         copy = _Copy(shards, name, int(record["offset"]), int(record["bytes"]))
         known = copy in self._needed
-        if copy.bytes > self._room or not self._may_go_on(step, 0 if known else copy.bytes):
+        if copy.bytes > self._room or not self._wait_until_due(step, 0 if known else copy.bytes):
             return
         if step <= self._reached:
-            return  # the reader was here first
+            return  # too late: the reader is there already
         if not known and not self._copy(copy, int(record["crc32"])):
             return
         self._needed[copy] = step
         heapq.heappush(self._queue, (step, id(copy), copy))
 
     def _copy(self, copy: _Copy, crc32: int) -> bool:
-        """Whether there is a copy now; of a damaged block there is none: its reader will say so."""
+        """Copy a block; False if it is damaged. The rank that reads it reports the damage."""
         try:
             data = copy.shards.source.read(copy.name, copy.offset, copy.bytes)
         except BadShard:
@@ -128,8 +130,8 @@ class Stager:
         self._copies += 1
         return True
 
-    def _may_go_on(self, step: int, size: int) -> bool:
-        """Wait until `step` is near enough and there is room; False when it is over."""
+    def _wait_until_due(self, step: int, size: int) -> bool:
+        """Wait until `step` is near enough and there is room; False after the context has ended."""
         with self._change:
             while not self._closed:
                 self._drop_what_was_read()
@@ -149,18 +151,21 @@ class Stager:
 
 
 def stage_folder(stage: str, key: str) -> Path:
-    """The folder of one attempt at a run, below `stage`, in which ``$TMPDIR`` and its like may be.
+    """The staging folder of one attempt at a run. `stage` may hold variables such as ``$TMPDIR``.
 
-    Raises DataError for a variable that is not set here.
+    Raises DataError for a variable that is not set on this node.
     """
     path = os.path.expandvars(stage)
     if "$" in path:
-        raise DataError(f"data.stage: {stage}: the variable is not set on this node")
+        raise DataError(
+            f"data.stage: {stage} names a variable that is not set on this node; set it, or name "
+            "a folder"
+        )
     return Path(path) / f"{PREFIX}{key}"
 
 
 def remove_leftovers(stage: Path) -> None:
-    """Remove the copies of jobs that were killed: those of this user that nobody holds any more."""
+    """Remove the copies of killed jobs: folders of this user that no process has locked."""
     for folder in stage.glob(f"{PREFIX}*"):
         with suppress(OSError), open(folder / LOCK, "r+b") as lock:
             if os.fstat(lock.fileno()).st_uid == os.geteuid():
@@ -169,8 +174,8 @@ def remove_leftovers(stage: Path) -> None:
 
 
 @contextmanager
-def _made(folder: Path) -> Iterator[None]:
-    """A folder that is held by this process, and gone afterwards."""
+def _locked_folder(folder: Path) -> Iterator[None]:
+    """Create and lock a folder; remove it on exit."""
     folder.mkdir(exist_ok=True)
     with open(folder / LOCK, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -181,7 +186,7 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the copies in a folder, and itself unless something else lies in it."""
+    """Remove the copies in a folder, then the folder if it is empty."""
     for part in folder.glob("*/*"):
         if _COPY.fullmatch(part.name):
             part.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The stream of batches that one rank trains on: a pure function of the step."""
+"""The stream of batches that one rank trains on; each batch is a pure function of its step."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from data_pipeline.shards.sources import is_url
 @dataclass(frozen=True)
 class _Source:
     lanes: Lanes
-    at: NDArray[np.int64]  # the rank's rows that it fills
+    at: NDArray[np.int64]  # the rows of the rank's batch that it fills
 
 
 @dataclass(frozen=True)
 class _Phase:
-    """Steps of one sequence length, packing and batch size."""
+    """Consecutive steps with one sequence length, packing and batch size."""
 
-    phase_start: int  # the step from which its lanes count
+    phase_start: int  # the step from which its lanes count steps
     rules: PackingRules
     sources: list[_Source]
-    rows: int  # of the rank
+    rows: int  # in the rank's batch
     masker: Masker
 
 
 class BatchStream:
     """Batches of the rows that `rank` owns: [rank * R, (rank + 1) * R) of the global batch.
 
-    `splits` is one split, or one for each name in `config.mixture`; `batch_sizes` the global
-    batch size, or that of every step. Raises DataError when a global batch does not divide by the
-    world size, a split has fewer samples than there are ranks or not a single full sequence, or
-    the corpora of a mixture differ in vocabulary.
+    `splits` is one split, or one for each name in `config.mixture`. `batch_sizes` is the global
+    batch size, constant or by step. With `masks` false the rows are not masked, and
+    `Batch.to_mask` says how many positions of each row `TorchMasker` will choose.
 
-    Without `masks` the rows come as they are, for `TorchMasker`, and `Batch.to_mask` says how many
-    positions of each it will choose.
+    Raises DataError if the world size does not divide every global batch, if a split has fewer
+    samples than there are ranks or less than one full sequence, or if the corpora of a mixture
+    have different vocabularies.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class BatchStream:
         )
         self._phase_starts = [0, *(phase.from_step for phase in config.phases)]
         self._starts = sorted({*self._phase_starts, *self._sizes.starts})
-        # All are opened once, so that what cannot be read is refused at once; one is kept.
+        # All phases are opened once, so that faults show at the start; only the current one stays.
         opened = [self._phase(start) for start in self._starts]
         self._at, self._open = 0, opened[0]
         self.samples_per_epoch = sum(one.lanes.counts.total for one in self._open.sources)
@@ -96,16 +96,16 @@ class BatchStream:
         staged: Path | None = None,
         corpora: Mapping[str, Corpus] | None = None,
     ) -> BatchStream:
-        """The stream over the split called "train" or "val" of the corpora that `config` names.
+        """The stream over the split "train" or "val" of the corpora that `config` names.
 
-        `staged` is where a `Stager` of this node keeps copies of blocks; `corpora` are those of
-        `config` where they are open already.
+        `staged` is the folder in which this node's `Stager` keeps copies of blocks. `corpora` are
+        the corpora of `config` if they are open already.
         """
         splits = open_splits(config, split, staged, corpora)
         return cls(splits, config, seed, batch_sizes, rank, world_size, masks)
 
     def batch(self, step: int) -> Batch:
-        """The rank's rows of global step `step` (from 0)."""
+        """The rank's batch at global step `step` (from 0)."""
         phase = self._phase_of(step)
         length = phase.rules.length
         rows = Sequences.empty(phase.rows, length, self.vocabulary)
@@ -114,7 +114,7 @@ class BatchStream:
         masked = (
             phase.masker(rows.input_ids, rows.epochs, rows.sample_ids, step)
             if self._masks
-            else phase.masker.leave(rows.input_ids, step)
+            else phase.masker.defer(rows.input_ids, step)
         )
         pairs = {PAIRS: Target(rows.pair_labels)} if phase.rules.is_pair else {}
         return Batch(
@@ -129,7 +129,7 @@ class BatchStream:
         )
 
     def samples(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(epochs [R], sample ids [R]) of the rank's rows of a step; reads no token data."""
+        """(epochs [R], sample ids [R]) of the rank's batch at a step; reads no token data."""
         phase = self._phase_of(step)
         epochs, sample_ids = np.zeros((2, phase.rows), np.int64)
         for one in phase.sources:
@@ -137,9 +137,9 @@ class BatchStream:
         return epochs, sample_ids
 
     def blocks_entered(self, step: int) -> Iterator[list[tuple[CorpusSplit, int]]]:
-        """For `step` and each that follows, the blocks that the rank's rows begin to read at it.
+        """For each step from `step` on, the blocks that the rank's rows begin to read at it.
 
-        Reads no token data, and may run in another thread than `batch`.
+        Does not read token data. May run in another thread than `batch`.
         """
         for first, following in itertools.pairwise([*self._starts, None]):
             if following is not None and following <= step:
@@ -172,14 +172,14 @@ class BatchStream:
         )
 
     def _sources(self, rules: PackingRules, sizes: BatchSizes, step: int) -> list[_Source]:
-        """What the rank reads of each split from `step` of a phase on."""
+        """The lanes of the rank in each split, for the batch size at `step` of a phase."""
         owners = {size: rows_of_sources(self._weights, size) for size in sizes.sizes}
         rows = sizes.at(step) // self._world_size
         mine = np.arange(self._rank * rows, (self._rank + 1) * rows)
         sources = []
         for number, split in enumerate(self.splits):
-            at = np.flatnonzero(owners[sizes.at(step)][mine] == number)  # of this rank
-            of_source = np.flatnonzero(owners[sizes.at(step)] == number)  # of the global batch
+            at = np.flatnonzero(owners[sizes.at(step)][mine] == number)  # in the rank's batch
+            of_source = np.flatnonzero(owners[sizes.at(step)] == number)  # in the global batch
             own = [int((owners[size] == number).sum()) for size in sizes.sizes]
             lanes = Lanes(
                 split,
@@ -221,9 +221,9 @@ def _entered(phase: _Phase, steps: Iterable[int]) -> Iterator[list[tuple[CorpusS
 
 
 def open_corpora(config: DataConfig, urls: bool = True) -> dict[str, Corpus]:
-    """The corpora by name: those of the mixture, or the one at `path`, by its folder's name.
+    """The corpora by name: those of the mixture, or the one at `path`, named after its folder.
 
-    Without `urls` only those in folders.
+    With `urls` false, corpora behind URLs are left out.
     """
     sources = {name: source.path for name, source in config.mixture.items()}
     if not sources:
@@ -239,9 +239,9 @@ def open_corpora(config: DataConfig, urls: bool = True) -> dict[str, Corpus]:
 
 
 def contents(config: DataConfig, corpora: Mapping[str, Corpus] | None = None) -> dict[str, str]:
-    """What each corpus holds (`Corpus.content`), by the key of the job that says where it lies.
+    """`Corpus.content` of each corpus, by the job key that holds its path.
 
-    `corpora` as in `open_splits`.
+    `corpora` is as in `open_splits`.
     """
     keys = [f"data.mixture.{name}.path" for name in config.mixture] or ["data.path"]
     opened = corpora or open_corpora(config)
@@ -254,10 +254,10 @@ def open_splits(
     staged: Path | None = None,
     corpora: Mapping[str, Corpus] | None = None,
 ) -> CorpusSplit | dict[str, CorpusSplit]:
-    """The split called "train" or "val" of the corpus, or of each corpus of the mixture.
+    """The split "train" or "val" of the corpus, or of each corpus of the mixture.
 
-    With `staged` blocks are read from below that folder where they have been copied there.
-    `corpora` are those of `config` where they are open already.
+    With `staged`, blocks that have a copy in that folder are read from it. `corpora` are the
+    corpora of `config` if they are open already.
     """
     opened = corpora or open_corpora(config)
     splits = {name: corpus.split(split) for name, corpus in opened.items()}
@@ -273,7 +273,7 @@ def _require_one_vocabulary(splits: list[CorpusSplit]) -> None:
     for split in splits[1:]:
         if split.vocabulary.fingerprint != splits[0].vocabulary.fingerprint:
             raise DataError(
-                f"{split.name}: built with another vocabulary than {splits[0].name}; "
+                f"{split.name}: was built with another vocabulary than {splits[0].name}; "
                 "build the corpora of a mixture with one tokenizer"
             )
 
@@ -281,15 +281,18 @@ def _require_one_vocabulary(splits: list[CorpusSplit]) -> None:
 def _require_divisible(sizes: BatchSizes, world_size: int) -> None:
     for size in sizes.sizes:
         if size % world_size:
-            raise DataError(f"global batch size: {size} rows do not divide by {world_size} ranks")
+            raise DataError(
+                f"batch: a global batch of {size} rows cannot be split among {world_size} ranks; "
+                "choose a multiple"
+            )
 
 
 def _require_samples(split: CorpusSplit, rules: PackingRules, total: int, world_size: int) -> None:
     tokens = split.index.tokens + rules.length - rules.capacity
     if tokens < rules.length:
         raise DataError(
-            f"{split.name}: {tokens} tokens do not make a single full sequence at "
-            f"sequence_length {rules.length}"
+            f"{split.name}: {tokens} tokens are less than one full sequence of sequence_length "
+            f"{rules.length}; use a shorter length or more text"
         )
     if total < world_size:
         raise DataError(

@@ -1,1 +1,1 @@
-"""WebDataset shards, the index beside them, and the files of a corpus."""
+"""The files of a corpus: WebDataset shards, the index beside them, and the manifest."""

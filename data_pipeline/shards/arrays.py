@@ -13,7 +13,7 @@ from data_pipeline.errors import DataError
 def map_array(path: Path) -> NDArray:
     """The one-dimensional array in a file, memory-mapped and read-only.
 
-    Raises DataError, naming the file, when it is missing or holds anything else.
+    Raises DataError, naming the file, if it is missing or holds anything else.
     """
     try:
         found = np.lib.format.open_memmap(path, mode="r")
@@ -21,8 +21,8 @@ def map_array(path: Path) -> NDArray:
         raise DataError(f"{path}: missing; build the corpus again") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # of any kind: the header is a Python literal
+    except Exception as error:  # any exception: the header is parsed as a Python literal
         raise DataError(f"{path}: not an array: {' '.join(str(error).split())[:200]}") from None
     if found.ndim != 1:
-        raise DataError(f"{path}: of {found.ndim} dimensions instead of one")
+        raise DataError(f"{path}: has {found.ndim} dimensions instead of one; build again")
     return found

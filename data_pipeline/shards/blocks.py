@@ -1,13 +1,13 @@
-"""The tar format: a sample is a block of many whole documents, held as three plain arrays.
+"""The tar format: a WebDataset sample is a block of many documents, stored as three arrays.
 
-A block called ``KEY`` is three ``.npy`` members, which plain ``webdataset`` reads as one sample:
+A block with the key ``KEY`` is three ``.npy`` members, which ``webdataset`` reads as one sample:
 
 - ``KEY.tokens.npy``: token ids, uint16 where the vocabulary fits, else uint32;
 - ``KEY.sentences.npy``: uint16, the number of tokens of each sentence;
 - ``KEY.documents.npy``: uint32, the number of sentences of each document.
 
-Documents longer than a block are cut between sentences and continue in the next block. About
-1 MiB per block keeps what tar and npy add below 0.4%. Tar headers carry no time and no owner:
+A document that is longer than a block is cut between sentences and continues in the next block. At
+about 1 MiB per block tar and npy add less than 0.4%. Tar headers carry neither time nor owner, so
 equal documents give equal bytes.
 """
 
@@ -41,13 +41,13 @@ class Block:
 
     @property
     def adds_up(self) -> bool:
-        """Whether the documents hold all its sentences, and these all its tokens."""
+        """Whether the sizes of documents and sentences add up to the sentences and tokens."""
         held = int(self.sentences.sum(dtype=np.int64)), int(self.documents.sum(dtype=np.int64))
         return held == self.sizes[:2]
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The narrowest type that holds every id."""
+    """The narrowest dtype that holds every id."""
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
@@ -65,7 +65,7 @@ def encode_block(key: str, block: Block) -> bytes:
 
 
 def decode_block(data: bytes) -> Block:
-    """The block whose tar records are `data`, not copied. Raises ValueError for others."""
+    """The block with the tar records `data`, as views. Raises ValueError for malformed data."""
     arrays, offset = [], 0
     for name in MEMBERS:
         header = tarfile.TarInfo.frombuf(data[offset : offset + RECORD], "utf-8", "strict")
@@ -78,13 +78,13 @@ def decode_block(data: bytes) -> Block:
 
 
 def _array(data: memoryview) -> NDArray:
-    """A one-dimensional array of unsigned integers out of npy bytes; objects are refused."""
+    """A one-dimensional array of unsigned integers from npy bytes; anything else is refused."""
     stream = io.BytesIO(data[:256])
     if np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError("unexpected npy version")
     try:
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    except Exception as error:  # of any kind: it parses a Python literal
+    except Exception as error:  # any exception: the header is parsed as a Python literal
         raise ValueError(f"not an npy header: {error}") from None
     if dtype.kind != "u" or len(shape) != 1:
         raise ValueError(f"unexpected array of {dtype}")

@@ -1,12 +1,13 @@
-"""The binary index of one split: what each shard and each block holds and where.
+"""The binary index of one split: the place and size of each shard and each block.
 
-Files beside the shards, read through memory maps, little-endian, never pickled (`INDEX_FILES`):
+Its files (`INDEX_FILES`) lie beside the shards. They are little-endian, never pickled, and read
+through memory maps:
 
 - ``shards.npy``: one `SHARD` record for each ``shard-NNNNNN.tar``, in order;
 - ``blocks.npy``: one `BLOCK` record for each block, in shard order;
-- ``token_counts.npy``: int64 [vocabulary], how often each id occurs in the split;
-- ``sentences.u16``, ``documents.u32``: the boundaries of all blocks end to end (tokens of each
-  sentence, sentences of each document), so that sequences can be counted without the shards.
+- ``token_counts.npy``: int64 [vocabulary], the number of occurrences of each id in the split;
+- ``sentences.u16``, ``documents.u32``: the concatenated boundaries of all blocks (tokens of each
+  sentence, sentences of each document). They allow sequences to be counted without the shards.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ BLOCK = np.dtype(
         ("documents", "<u4"),
         ("sentences", "<u4"),
         ("tokens", "<u4"),
-        ("continues", "u1"),  # 1 where the first document began in the block before
+        ("continues", "u1"),  # 1 if the first document began in the block before
     ]
 )
 SENTENCES, DOCUMENTS = "sentences.u16", "documents.u32"
@@ -72,21 +73,21 @@ class Index:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the split, special tokens not counted."""
+        """The number of tokens in the split, without special tokens."""
         return int(self.shards["tokens"].sum())
 
     @property
     def documents(self) -> int:
-        """Documents of the split, those cut between blocks counted once."""
+        """The number of documents in the split. A document cut between blocks counts once."""
         return int(self.blocks["documents"].sum()) - int(self.blocks["continues"].sum())
 
     @classmethod
     def open(cls, folder: Path) -> Index:
-        """Map the index of the split at `folder`. Raises DataError when missing or damaged."""
+        """Map the index of the split at `folder`. Raises DataError if it is missing or damaged."""
         names = ("shards", "blocks", "token_counts")
         arrays = [map_array(folder / f"{name}.npy") for name in names]
         if arrays[0].dtype != SHARD or arrays[1].dtype != BLOCK:
-            raise DataError(f"{folder}: the index is of another format; build the corpus again")
+            raise DataError(f"{folder}: the index has another format; build the corpus again")
         return cls(
             arrays[0],
             arrays[1],
@@ -102,14 +103,14 @@ class Index:
 
     @cached_property
     def _before_shards(self) -> NDArray[np.int64]:
-        """[shards, 2] sentences and documents (parts of cut ones too) of all shards before."""
+        """[shards, 2] the sentences and documents before each shard; cut documents count again."""
         sizes = np.stack([self.shards["sentences"], self.shards["documents"]], 1).astype(np.int64)
         return np.cumsum(sizes, axis=0) - sizes
 
     def boundaries_of(self, block: int) -> tuple[Block, int]:
         """One block with zeros for tokens, and the number of its first document in its shard.
 
-        A document that is cut has one number in all its blocks.
+        A document that is cut between blocks has the same number in each of them.
         """
         shard = self.shard_of(block)
         before = self.blocks[int(self.shards["first_block"][shard]) : block + 1]
@@ -127,9 +128,9 @@ class Index:
         return bounds, int(earlier - before["continues"][1:].sum(dtype=np.int64))
 
     def boundaries(self) -> Iterator[Block]:
-        """Each block in order with zeros for tokens, from the index alone.
+        """Each block in order, with zeros for tokens, from the index alone.
 
-        Raises DataError where the boundaries of a block do not add up to what it holds.
+        Raises DataError if the boundaries of a block do not add up to its tokens.
         """
         sentence = document = 0
         for number, record in enumerate(self.blocks):
@@ -155,7 +156,7 @@ def write_index(
     blocks: Sequence[NDArray[np.void]],
     token_counts: NDArray[np.int64],
 ) -> None:
-    """Write the ``.npy`` files of an index; `shards` and `blocks` are arrays to be joined."""
+    """Write the ``.npy`` files of an index; `shards` and `blocks` are joined."""
     np.save(folder / "shards.npy", np.concatenate([np.zeros(0, SHARD), *shards]))
     np.save(folder / "blocks.npy", np.concatenate([np.zeros(0, BLOCK), *blocks]))
     np.save(folder / "token_counts.npy", token_counts.astype("<i8"))
@@ -164,7 +165,7 @@ def write_index(
 def _map_raw(path: Path, dtype: str, size: int) -> NDArray:
     try:
         if path.stat().st_size != size * np.dtype(dtype).itemsize:
-            raise DataError(f"{path}: not of the size that the index says; build the corpus again")
+            raise DataError(f"{path}: its size does not match the index; build the corpus again")
         return np.memmap(path, dtype, "r") if size else np.zeros(0, dtype)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None

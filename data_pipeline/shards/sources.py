@@ -1,9 +1,10 @@
-"""Where the files of a corpus come from: a folder, or a URL behind a bounded local cache.
+"""The sources of a corpus's files: a folder, or a URL with a bounded local cache.
 
 A URL is anything that ``webdataset.gopen`` opens: ``https://host/corpus``, ``pipe:ssh host cat
-/corpus/{}``, ``file:/corpus``. File names are appended, or put in the place of ``{}``. The ranks
-of a node share the cache: one fetches a file while the others wait for it, a file appears whole or
-not at all, and the least recently used shards make room. What is being fetched counts in full.
+/corpus/{}``, ``file:/corpus``. A file name is appended to it, or replaces ``{}``. The ranks of a
+node share the cache. One rank fetches a file while the others wait for it. A file appears in the
+cache complete or not at all. The least recently used shards are removed to make room; a shard that
+is being fetched counts with its full size.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Folder:
     root: Path
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        """`size` bytes of a file, fewer at its end. Raises BadShard when it cannot be read."""
+        """`size` bytes of a file, fewer at its end. Raises BadShard if it cannot be read."""
         try:
             with open(self.root / name, "rb") as file:
                 file.seek(offset)
@@ -57,19 +58,20 @@ class Folder:
 
 @dataclass(frozen=True)
 class Remote:
-    """Files of a URL, verified by `shards`, the table of the index, or by the records of `files`.
+    """Files of a URL, verified against `shards` (the table in the index) or the records `files`.
 
-    Up to `cache_bytes` of the shards are kept in `cache`."""
+    Up to `cache_bytes` of shards are cached in `cache`.
+    """
 
     url: str
     cache: Path
     cache_bytes: int
     shards: NDArray[np.void] | None = None
     files: Mapping[str, FileRecord] = field(default_factory=dict)
-    given_up: dict[str, str] = field(default_factory=dict)  # files that could not be had, and why
+    failures: dict[str, str] = field(default_factory=dict)  # file -> why it cannot be fetched
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        """`size` bytes of a file, fewer at its end. Raises BadShard when it cannot be had."""
+        """`size` bytes of a file, fewer at its end. Raises BadShard if it cannot be fetched."""
         for _ in range(ATTEMPTS):
             path = self.fetch(name)
             try:
@@ -78,25 +80,27 @@ class Remote:
                     file.seek(offset)
                     return file.read(size)
             except FileNotFoundError:
-                continue  # another rank needed the room
-        raise BadShard(f"{join(self.url, name)}: falls out of the cache at once; raise cache_gb")
+                continue  # another rank has removed it to make room
+        raise BadShard(
+            f"{join(self.url, name)}: is removed from the cache at once; raise data.cache_gb"
+        )
 
     def fetch(self, name: str) -> Path:
-        """The local copy of a file, fetched if need be. A file is given up once for all."""
-        if name in self.given_up:
-            raise BadShard(self.given_up[name])
+        """The local copy of a file, fetched if necessary. A failed file is not tried again."""
+        if name in self.failures:
+            raise BadShard(self.failures[name])
         path = self.cache / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not self._has(name, path):
-            with _alone(path):
+        if not self._is_cached(name, path):
+            with _exclusive(path):
                 for left in path.parent.glob(f".{path.name}.*.part"):
-                    left.unlink()  # by a process that died
-                if not self._has(name, path):
+                    left.unlink()  # left by a process that died
+                if not self._is_cached(name, path):
                     self._fetch_with_retries(name, path)
         return path
 
-    def _has(self, name: str, path: Path) -> bool:
-        """Whether the cache has a file; one of the index must be as recorded."""
+    def _is_cached(self, name: str, path: Path) -> bool:
+        """Whether the cache has a file; a file with a record must match it."""
         return path.exists() and (name not in self.files or not fault(path, self.files[name]))
 
     def _fetch_with_retries(self, name: str, path: Path) -> None:
@@ -114,8 +118,8 @@ class Remote:
                 reason = str(error)
             if attempt + 1 < ATTEMPTS:
                 time.sleep(FIRST_PAUSE * 2**attempt)
-        self.given_up[name] = f"{address}: cannot be fetched after {ATTEMPTS} attempts: {reason}"
-        raise BadShard(self.given_up[name])
+        self.failures[name] = f"{address}: cannot be fetched after {ATTEMPTS} attempts: {reason}"
+        raise BadShard(self.failures[name])
 
     def _verify(self, name: str, part: Path) -> None:
         expected = self._expected(name)
@@ -123,35 +127,35 @@ class Remote:
             return
         size = part.stat().st_size
         if size != expected.bytes:
-            raise ValueError(f"{size} bytes came instead of {expected.bytes}")
+            raise ValueError(f"received {size} bytes instead of {expected.bytes}")
         if sha256(part) != expected.sha256:
-            raise ValueError("its SHA-256 is not that of the index")
+            raise ValueError("its SHA-256 differs from the one in the index")
 
     def _expected(self, name: str) -> FileRecord | None:
-        """What the index or the manifest says of a file."""
+        """The record of a file in the index or the manifest."""
         if self.shards is None:
             return self.files.get(name)
         record = self.shards[shard_number(name)]
         return FileRecord(int(record["bytes"]), record["sha256"].tobytes().hex())
 
     def _reserve(self, name: str, part: Path) -> None:
-        """Make `part` as large as a shard will be, after removing what was used least recently."""
+        """Create `part` with the full size of a shard, after making room for it."""
         expected = self._expected(name)
         if expected is None or self.shards is None:
             part.touch()
             return
-        with _alone(self.cache.parent / "room"), open(part, "wb") as file:
+        with _exclusive(self.cache.parent / "room"), open(part, "wb") as file:
             self._make_room(expected.bytes)
             file.truncate(expected.bytes)
 
     def _make_room(self, size: int) -> None:
-        """Remove shards of this corpus until so many bytes more fit."""
+        """Remove the least recently used shards of this corpus until `size` more bytes fit."""
         found = []
         for path in self.cache.parent.glob("*/*shard-*.tar*"):
             try:
                 stat = path.stat()
             except FileNotFoundError:
-                continue  # another rank has finished or given it up
+                continue  # another rank has renamed or removed it
             found.append((stat.st_mtime_ns, stat.st_size, path))
         excess = sum(one[1] for one in found) + size - self.cache_bytes
         for _, bytes_, path in sorted(found):
@@ -168,8 +172,8 @@ def join(url: str, name: str) -> str:
 
 
 def copy(address: str, part: Path) -> None:
-    """Copy a URL over a file. Raises OSError or ValueError, also when nothing comes any more."""
-    import webdataset  # brings torch, which a build does not need
+    """Copy a URL to an existing file. Raises OSError or ValueError, also if the transfer stalls."""
+    import webdataset  # imports torch, which a build does not need
 
     stream = webdataset.gopen(address)
     state = _Progress()
@@ -206,21 +210,21 @@ def _pump(stream: BinaryIO, part: Path, state: _Progress) -> None:
 
 
 def _abandon(stream: BinaryIO) -> None:
-    """End the process behind a stalled pipe: closing would wait for it."""
+    """Kill the process behind a stalled pipe; closing the pipe would wait for it."""
     process = getattr(stream, "proc", None)
     if process is not None:
         process.kill()
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Keep other processes from working on `path` too; one that dies gives it free."""
+def _exclusive(path: Path) -> Iterator[None]:
+    """Lock `path` against other processes; the lock is freed if this process dies."""
     lock = path.with_name(f".{path.name}.lock")
     while True:
         with open(lock, "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             if not _is_same(lock, file):
-                continue  # whoever had it before has removed it
+                continue  # the previous holder has removed the lock file
             try:
                 yield
             finally:

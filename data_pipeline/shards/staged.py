@@ -1,4 +1,4 @@
-"""Reading from a corpus of which some blocks have a copy on this node's own disk."""
+"""Reading shards with copies of some blocks on this node's own disk."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Staged:
-    """The shards of `source`, of which some blocks are in `folder`, on this node's own disk."""
+    """The shards of `source`; blocks with a copy in `folder` are read from there."""
 
     source: Folder
     folder: Path
-    _said: set[str] = field(default_factory=set, compare=False)
+    _warned: set[str] = field(default_factory=set, compare=False)
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        """`size` bytes of a file, fewer at its end. Raises BadShard when it cannot be read."""
+        """`size` bytes of a file, fewer at its end. Raises BadShard if it cannot be read."""
         copied = self._copied(name, offset, size)
         return self.source.read(name, offset, size) if copied is None else copied
 
     def put(self, name: str, offset: int, data: bytes) -> None:
-        """Keep a copy of a block. Raises OSError."""
+        """Write a copy of a block. Raises OSError."""
         path = self._path(name, offset)
         part = path.with_name(f"{path.name}.part")
         with open(part, "wb") as file:
@@ -54,12 +54,12 @@ class Staged:
             return None
         data, checksum = found[:-CHECKSUM_BYTES], found[-CHECKSUM_BYTES:]
         if len(data) != size or zlib.crc32(data).to_bytes(CHECKSUM_BYTES, "little") != checksum:
-            self._warn(path, "not as it was written")
+            self._warn(path, "damaged")
             return None
         return data
 
     def _warn(self, path: Path, reason: str) -> None:
-        """Say once that this disk fails."""
-        if not self._said:
-            self._said.add(reason)
-            _log.warning("data.stage: %s: %s; read from the corpus instead", path, reason)
+        """Log once that the copies on this disk cannot be read."""
+        if not self._warned:
+            self._warned.add(reason)
+            _log.warning("data.stage: %s: %s; reading from the corpus instead", path, reason)

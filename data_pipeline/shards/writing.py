@@ -1,8 +1,8 @@
-"""Writing the shards of one split: documents in, finished tar files and an index out.
+"""Writing the shards of one split: documents in, tar files and an index out.
 
-A shard is written under a hidden name and renamed when it is complete and on disk, so that a
-visible shard is always whole. `state` is all that a later process needs to go on from here: it
-says how many bytes of each file count, and `restore` verifies these and drops what is beyond.
+A shard is written under a hidden name. It is renamed when it is complete and synced to disk, so a
+visible shard is always complete. A later process can resume from `SplitWriter.state`. The state
+says how many bytes of each file are valid; `restore` verifies them and discards the rest.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
+from data_pipeline.shards.append_only import CommittedPrefix
 from data_pipeline.shards.blocks import BLOCK_BYTES, END_OF_TAR, Block, encode_block
-from data_pipeline.shards.growing import Growth
 from data_pipeline.shards.index import (
     BLOCK,
     DOCUMENTS,
@@ -36,9 +36,9 @@ State = dict[str, NDArray]
 
 
 class SplitWriter:
-    """Collects documents into blocks and blocks into shards, in the order they come.
+    """Collects documents into blocks, and blocks into shards, in order.
 
-    `claim` is told of every file before it exists.
+    `claim` is called for each file before it is created.
     """
 
     def __init__(
@@ -56,19 +56,19 @@ class SplitWriter:
         self._block_tokens = block_bytes // dtype.itemsize
         self._token_counts = np.zeros(vocab_size, np.int64)
         self._shards = np.zeros(0, SHARD)
-        self._blocks: list[NDArray[np.void]] = []  # to be joined
+        self._blocks: list[NDArray[np.void]] = []  # to be concatenated
         self._block_count = 0
-        self._open = Growth()  # of the open shard
+        self._open = CommittedPrefix()  # the open shard
         self._pending: list[tuple[NDArray, NDArray]] = []  # (tokens, sentences) per document
         self._pending_tokens = 0
-        self._continues = False  # whether the first pending document began in the block before
-        self._boundaries = {SENTENCES: Growth(), DOCUMENTS: Growth()}
+        self._continues = False  # the first pending document began in the block before
+        self._boundaries = {SENTENCES: CommittedPrefix(), DOCUMENTS: CommittedPrefix()}
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         claim(*(folder / name for name in INDEX_FILES))
 
     def add(self, tokens: NDArray[np.integer], sentences: NDArray[np.uint16]) -> None:
-        """Append a document: its ids and the number of ids of each sentence."""
+        """Append a document: its ids, and the number of ids in each sentence."""
         limit = self._block_tokens
         while self._pending_tokens + len(tokens) > limit and len(tokens) > limit:
             room = limit - self._pending_tokens
@@ -88,30 +88,30 @@ class SplitWriter:
 
     @property
     def tokens(self) -> int:
-        """Tokens in finished blocks."""
+        """The number of tokens in finished blocks."""
         return int(self._token_counts.sum())
 
     def finish(self) -> None:
-        """Close the last block and shard and write the index."""
+        """Close the last block and the last shard, and write the index."""
         self._flush_block()
         self._close_shard()
         with disk_errors(self.folder):
-            for name, grown in self._boundaries.items():
-                grown.append(self.folder / name, b"")
+            for name, committed in self._boundaries.items():
+                committed.append(self.folder / name, b"")
             write_index(self.folder, [self._shards], self._blocks, self._token_counts)
 
     @property
     def state(self) -> State:
-        """Everything that `restore` needs; the files it speaks of are on disk."""
+        """The state for `restore`; the files that it describes are synced to disk."""
         for path in (self._open_path, *(self.folder / name for name in self._boundaries)):
             if path.exists():
                 with disk_errors(path):
-                    to_disk(path)
+                    fsync(path)
         return {
             "numbers": np.array(
                 [self._block_count, self._pending_tokens, self._continues], np.int64
             ),
-            "grown": np.array([(one.size, one.crc32) for one in self._grown], np.int64),
+            "committed": np.array([(one.size, one.crc32) for one in self._committed], np.int64),
             "token_counts": self._token_counts,
             "shards": self._shards.view(np.uint8),
             "blocks": np.concatenate([np.zeros(0, BLOCK), *self._blocks]).view(np.uint8),
@@ -121,14 +121,17 @@ class SplitWriter:
         }
 
     def restore(self, state: State, advice: str) -> None:
-        """Go on from `state`; shards finished after it are made again.
+        """Resume from `state`; shards finished after it are written again.
 
-        Raises DataError, with the `advice`, where the files are not as `state` says.
+        Raises DataError, with the `advice`, if the files do not match `state`.
         """
         self._block_count, self._pending_tokens, continues = state["numbers"].tolist()
         self._continues = bool(continues)
-        grown = [Growth(size, crc32) for size, crc32 in state["grown"].tolist()]
-        self._open, self._boundaries = grown[0], dict(zip(self._boundaries, grown[1:], strict=True))
+        committed = [CommittedPrefix(size, crc32) for size, crc32 in state["committed"].tolist()]
+        self._open, self._boundaries = (
+            committed[0],
+            dict(zip(self._boundaries, committed[1:], strict=True)),
+        )
         self._token_counts = state["token_counts"].copy()
         self._shards = state["shards"].view(SHARD)
         self._blocks = [state["blocks"].view(BLOCK)]
@@ -156,17 +159,20 @@ class SplitWriter:
                 path.unlink()
 
     def _verify(self, advice: str) -> None:
-        """Finished shards by their size: `data check` reads them all."""
+        """Raise DataError if a file does not match the state.
+
+        For finished shards only the size is checked; ``tandem data check`` reads them.
+        """
         for number, record in enumerate(self._shards):
             path = self.folder / shard_name(number)
             if not path.is_file() or path.stat().st_size != record["bytes"]:
-                raise DataError(f"{path}: not as the unfinished build left it; {advice}")
+                raise DataError(f"{path}: was changed since the unfinished build; {advice}")
         self._open.verify(self._open_path, advice)
-        for name, grown in self._boundaries.items():
-            grown.verify(self.folder / name, advice)
+        for name, committed in self._boundaries.items():
+            committed.verify(self.folder / name, advice)
 
     @property
-    def _grown(self) -> list[Growth]:
+    def _committed(self) -> list[CommittedPrefix]:
         return [self._open, *self._boundaries.values()]
 
     def _append(self, tokens: NDArray[np.integer], sentences: NDArray[np.uint16]) -> None:
@@ -219,11 +225,11 @@ class SplitWriter:
         for name in ("documents", "sentences", "tokens"):
             record[name] = blocks[name].sum(dtype=np.uint64)
         self._shards = np.concatenate([self._shards, record])
-        self._open = Growth()
+        self._open = CommittedPrefix()
 
 
 def publish(part: Path, number: int) -> bytes:
-    """Make a finished shard durable and visible; returns its SHA-256."""
+    """Sync a finished shard to disk and rename it to its visible name; returns its SHA-256."""
     with disk_errors(part), open(part, "rb") as file:
         digest = hashlib.sha256()
         while data := file.read(1 << 22):
@@ -233,8 +239,8 @@ def publish(part: Path, number: int) -> bytes:
     return digest.digest()
 
 
-def to_disk(path: Path) -> None:
-    """Make a file's contents, or a folder's list of files, outlast a loss of power."""
+def fsync(path: Path) -> None:
+    """Sync a file's content, or a folder's directory entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -243,7 +249,7 @@ def to_disk(path: Path) -> None:
 
 
 def refuse_existing(paths: Iterable[Path]) -> None:
-    """Raise DataError, naming the first, for files that a command would overwrite."""
+    """Raise DataError for the first file that a command would overwrite."""
     for path in paths:
         if os.path.lexists(path):
             raise DataError(f"{path}: exists; move it away, or choose another --out")
@@ -251,7 +257,7 @@ def refuse_existing(paths: Iterable[Path]) -> None:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns a full or forbidden disk into a DataError naming the place."""
+    """Turn the errors of a full or read-only disk into a DataError that names the path."""
     try:
         yield
     except OSError as error:

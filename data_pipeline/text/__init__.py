@@ -1,1 +1,1 @@
-"""From files to documents and sentences."""
+"""Reading documents from files, and splitting them into sentences."""

@@ -1,4 +1,4 @@
-"""Loops over bytes and words, compiled when they are first called."""
+"""Just-in-time compilation of loops over bytes and words."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ Function = TypeVar("Function", bound=Callable)
 
 
 def compiled(function: Function) -> Function:
-    """A function of numbers and arrays as machine code.
+    """Compile a function of numbers and arrays to machine code on its first call.
 
-    It is kept on disk, which makes the first call of later processes quick, beside the module or,
-    where that folder is not writable, in the user's cache. It is made again when its own module
-    changes, not when others do: what may change there must be an argument.
+    `numba` caches the machine code on disk: beside the module or, if that folder is not writable,
+    in the user's cache. It compiles again only when the function's own module changes. So a
+    constant that another module defines must be passed as an argument.
     """
     try:
         return cast(Function, numba.njit(cache=True)(function))
-    except RuntimeError:  # none of these can be written to
+    except RuntimeError:  # neither folder is writable
         return cast(Function, numba.njit(function))
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raises KeyboardInterrupt for one within a call, of which `numba` makes a SystemError."""
+    """Re-raise the KeyboardInterrupt that `numba` turns into a SystemError."""
     try:
         yield
     except SystemError as error:

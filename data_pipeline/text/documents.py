@@ -1,9 +1,9 @@
 """Reading documents: text, JSON lines and Parquet, plain or compressed.
 
-Reading is in two steps, so that processes can share the work: the parent cuts the input into
-`RawChunk`s at document boundaries without looking at the text (`raw_chunks`), and workers turn
-those into documents (`parse`). A chunk is a run of whole documents, so however the input is cut,
-the documents and their order are the same.
+Reading takes two steps, so that processes can share the work. The parent cuts the input into
+`RawChunk`s at document boundaries, without decoding it (`raw_chunks`). Workers parse the chunks
+into documents (`parse`). Every chunk holds whole documents, so the documents and their order do
+not depend on where the input is cut.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from data_pipeline.text.text_files import COMPRESSED, STDIN, is_plain, open_text
 TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
 KINDS = {".txt": TEXT, ".text": TEXT, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET}
 CHUNK_BYTES = 1 << 20
-LONGEST_BOUNDARY = 1 << 16  # bytes that are searched again when more of the file is read
+LONGEST_BOUNDARY = 1 << 16  # bytes searched again when more of the file has been read
 BLANK_LINES = rb"\n(?:[ \t\r]*\n)+"
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How files become documents.
+class ReadOptions:
+    """How files are split into documents.
 
-    `separator` is a line that stands between documents of a text file (none: blank lines);
-    `field` the key or column of the text in JSON lines and Parquet.
+    `separator` is the line between two documents of a text file; None means blank lines. `field`
+    is the key (JSON lines) or column (Parquet) that holds the text.
     """
 
     separator: str | None = None
@@ -46,7 +46,7 @@ class Reading:
             raise DataError("--separator: must be one line, and not empty")
 
     def boundary(self, kind: str) -> re.Pattern[bytes]:
-        """What stands between two documents of a text or JSON-lines file."""
+        """The pattern between two documents of a text or JSON-lines file."""
         if kind == JSONL:
             return re.compile(rb"\n")
         if self.separator is None:
@@ -56,7 +56,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class FileSpan:
-    """A file, or the part of a plain one between two document starts."""
+    """A whole file, or the bytes of an uncompressed file between two document starts."""
 
     path: str
     kind: str
@@ -66,17 +66,17 @@ class FileSpan:
 
 @dataclass(frozen=True)
 class RawChunk:
-    """A run of whole documents of one file."""
+    """Consecutive whole documents of one file."""
 
     span: FileSpan
     offset: int  # of `data` in the uncompressed file
     data: bytes | list[str]  # lists come from Parquet
-    consumed: int  # bytes of the file on disk that have been read so far in this span
+    consumed: int  # bytes of this span that have been read so far
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something in the input that is no document. `position` is a byte, or a row of Parquet."""
+    """Input that is not a usable document. `position` is its byte offset or its Parquet row."""
 
     path: str
     position: int
@@ -85,7 +85,7 @@ class Problem:
 
 @dataclass
 class Parsed:
-    """The documents of a chunk, and where each begins, as for a `Problem`."""
+    """The documents of a chunk, their positions (as in `Problem`), and what could not be used."""
 
     documents: list[str] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -93,17 +93,17 @@ class Parsed:
 
 
 def find_files(inputs: Sequence[str]) -> list[str]:
-    """The files that `inputs` (files, folders, globs, ``-`` for standard input) name, in order.
+    """The files that `inputs` name, in order; matches of a folder or glob are sorted by name.
 
-    What a folder or glob finds is sorted by name. Raises DataError when one names nothing, or
-    standard input is named twice.
+    `inputs` are files, folders, globs, or ``-`` for standard input. Raises DataError when one of
+    them matches nothing, or when standard input is named twice.
     """
     if [*inputs].count(STDIN) > 1:
-        raise DataError(f"{STDIN}: standard input can be read once only; name it once")
+        raise DataError(f"{STDIN}: standard input can be read only once; name it once")
     found: list[str] = []
     for name in inputs:
         if not name:
-            raise DataError("an empty name; name a file, a folder or a glob with text")
+            raise DataError("input: the name is empty; name a file, folder or glob with text")
         if name == STDIN or os.path.isfile(name):
             found.append(name)
             continue
@@ -113,22 +113,25 @@ def find_files(inputs: Sequence[str]) -> list[str]:
         else:
             matches = [path for path in glob.glob(name, recursive=True) if os.path.isfile(path)]
         if not matches:
-            what = "no text files there" if os.path.isdir(name) else "no such file or folder"
+            what = "holds no text files" if os.path.isdir(name) else "no such file or folder"
             raise DataError(f"{name}: {what}")
         found += sorted(matches)
     return found
 
 
-def slice_of(inputs: Sequence[str], reading: Reading, task: int, tasks: int) -> list[FileSpan]:
-    """The share of the input of task number `task` (from 0) of `tasks`, contiguous and by size.
+def input_slice(
+    inputs: Sequence[str], reading: ReadOptions, task: int, tasks: int
+) -> list[FileSpan]:
+    """The contiguous slice of the input, by size, that task `task` (from 0) of `tasks` builds.
 
-    Plain text and JSON lines are cut at the next document start, other files belong to one task.
+    Uncompressed text and JSON lines are cut at the next document start. Any other file belongs to
+    a single task.
     """
     whole = [FileSpan(path, _suffixes(path)[1]) for path in find_files(inputs)]
     if tasks == 1:
         return whole
     if any(span.path == STDIN for span in whole):
-        raise DataError("--task: standard input cannot be shared out among tasks")
+        raise DataError("--task: standard input cannot be split among tasks; use files instead")
     sizes = [os.path.getsize(span.path) for span in whole]
     ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
     first, last = (_cut(whole, ends, reading, at, tasks) for at in (task, task + 1))
@@ -141,8 +144,8 @@ def slice_of(inputs: Sequence[str], reading: Reading, task: int, tasks: int) -> 
     return share
 
 
-def raw_chunks(share: Sequence[FileSpan], reading: Reading) -> Iterator[RawChunk]:
-    """The documents of the given spans in chunks of about `CHUNK_BYTES`."""
+def raw_chunks(share: Sequence[FileSpan], reading: ReadOptions) -> Iterator[RawChunk]:
+    """Read the given spans in chunks of about `CHUNK_BYTES`."""
     for span in share:
         if span.kind == PARQUET:
             yield from _parquet_chunks(span, reading)
@@ -150,8 +153,8 @@ def raw_chunks(share: Sequence[FileSpan], reading: Reading) -> Iterator[RawChunk
             yield from _byte_chunks(span, reading)
 
 
-def parse(chunk: RawChunk, reading: Reading) -> Parsed:
-    """The documents of a chunk; what is none is a problem."""
+def parse(chunk: RawChunk, reading: ReadOptions) -> Parsed:
+    """Split a chunk into documents and problems."""
     parsed = Parsed()
     if isinstance(chunk.data, list):
         for row, text in enumerate(chunk.data):
@@ -166,8 +169,8 @@ def parse(chunk: RawChunk, reading: Reading) -> Parsed:
     return parsed
 
 
-def line_of(problem: Problem) -> str:
-    """Where a problem is, for people: ``file:line``, or ``file: row N``."""
+def location_of(problem: Problem) -> str:
+    """Where a problem is, for a message: ``file:line``, or ``file: row N`` for Parquet."""
     kind = _suffixes(problem.path)[1]
     if kind == PARQUET:
         return f"{problem.path}: row {problem.position + 1}"
@@ -181,29 +184,33 @@ def line_of(problem: Problem) -> str:
     return f"{problem.path}:{lines}"
 
 
-def nothing_there(inputs: Sequence[str], problems: int, first: str | None) -> DataError:
-    """That no document of the `inputs` has text; of so many `problems` the `first` says why."""
+def no_documents_error(inputs: Sequence[str], problems: int, first: str | None) -> DataError:
+    """The error for `inputs` without a usable document; `first` describes the first problem."""
     names = ", ".join(inputs)
     if first is None:
-        return DataError(f"{names}: no text there")
-    return DataError(f"{names}: no document can be used; {problems:,} cannot, the first is {first}")
+        return DataError(f"{names}: holds no text")
+    return DataError(
+        f"{names}: holds no usable document; problems: {problems:,}, the first: {first}"
+    )
 
 
 def read_documents(
     inputs: Sequence[str],
-    reading: Reading | None = None,
+    reading: ReadOptions | None = None,
     on_problem: Callable[[Problem], None] = lambda problem: None,
 ) -> Iterator[str]:
-    """All documents of the given inputs, in order; what cannot be read as one is passed over."""
-    how = reading or Reading()
-    for chunk in raw_chunks(slice_of(inputs, how, 0, 1), how):
+    """All documents of the given inputs, in order; problems are skipped and passed on."""
+    how = reading or ReadOptions()
+    for chunk in raw_chunks(input_slice(inputs, how, 0, 1), how):
         parsed = parse(chunk, how)
         for problem in parsed.problems:
             on_problem(problem)
         yield from parsed.documents
 
 
-def _parse_part(parsed: Parsed, chunk: RawChunk, at: int, part: bytes, reading: Reading) -> None:
+def _parse_part(
+    parsed: Parsed, chunk: RawChunk, at: int, part: bytes, reading: ReadOptions
+) -> None:
     position = chunk.offset + at
     try:
         text = part.decode("utf-8-sig" if position == 0 else "utf-8")
@@ -212,7 +219,7 @@ def _parse_part(parsed: Parsed, chunk: RawChunk, at: int, part: bytes, reading: 
         parsed.problems.append(Problem(chunk.span.path, bad, "not valid UTF-8"))
         return
     if not text.strip() and reading.separator is None:
-        return  # blank lines are no documents
+        return  # blank lines are not documents
     if chunk.span.kind == JSONL:
         try:
             text = json.loads(text)[reading.field]
@@ -238,7 +245,7 @@ def _add(parsed: Parsed, chunk: RawChunk, position: int, text: object) -> None:
 
 
 def _suffixes(path: str) -> tuple[str, str]:
-    """(the suffix that decides the format, the format): ("", "text") for an unknown one."""
+    """(suffix without compression, format). The format of an unknown suffix is text."""
     name = Path(path)
     if name.suffix.lower() in COMPRESSED:
         name = name.with_suffix("")
@@ -246,10 +253,10 @@ def _suffixes(path: str) -> tuple[str, str]:
     return suffix, KINDS.get(suffix, TEXT)
 
 
-def _byte_chunks(span: FileSpan, reading: Reading) -> Iterator[RawChunk]:
+def _byte_chunks(span: FileSpan, reading: ReadOptions) -> Iterator[RawChunk]:
     boundary = reading.boundary(span.kind)
     offset = span.start
-    pending, searched = bytearray(), 0  # what has no boundary up to `searched`
+    pending, searched = bytearray(), 0  # read, but without a boundary in the first `searched` bytes
     with open_text(span.path) as file:
         if span.start:
             file.seek(span.start)
@@ -272,15 +279,17 @@ def _read(file: BinaryIO, span: FileSpan, position: int) -> bytes:
         return file.read(size)
     except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{span.path}: cannot be decompressed: {error}") from None
-    except Exception as error:  # zstandard has an exception of its own, derived from Exception
+    except Exception as error:  # ZstdError derives from Exception alone
         if type(error).__name__ != "ZstdError":
             raise
         raise DataError(f"{span.path}: cannot be decompressed: {error}") from None
 
 
 def _last_boundary(boundary: re.Pattern[bytes], data: bytearray, first: int) -> int:
-    """The end of the last boundary that is certainly whole, 0 if there is none; none is known to
-    end before `first`."""
+    """The end of the last boundary that is certainly complete; 0 if there is none.
+
+    The caller knows that no boundary ends before `first`.
+    """
     cut = 0
     for start in (max(first, len(data) - LONGEST_BOUNDARY), first):
         for match in boundary.finditer(data, start):
@@ -291,7 +300,7 @@ def _last_boundary(boundary: re.Pattern[bytes], data: bytearray, first: int) -> 
     return cut
 
 
-def _parquet_chunks(span: FileSpan, reading: Reading) -> Iterator[RawChunk]:
+def _parquet_chunks(span: FileSpan, reading: ReadOptions) -> Iterator[RawChunk]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -300,7 +309,7 @@ def _parquet_chunks(span: FileSpan, reading: Reading) -> Iterator[RawChunk]:
     try:
         file = pyarrow.parquet.ParquetFile(span.path)
         if reading.field not in file.schema_arrow.names:
-            raise DataError(f"{span.path}: has no column {reading.field!r}")
+            raise DataError(f"{span.path}: has no column {reading.field!r}; name it with --field")
         row, size = 0, os.path.getsize(span.path)
         for batch in file.iter_batches(batch_size=512, columns=[reading.field]):
             texts = batch.column(0).to_pylist()
@@ -312,14 +321,14 @@ def _parquet_chunks(span: FileSpan, reading: Reading) -> Iterator[RawChunk]:
 
 
 def _cut(
-    whole: Sequence[FileSpan], ends: list[int], reading: Reading, task: int, tasks: int
+    whole: Sequence[FileSpan], ends: list[int], reading: ReadOptions, task: int, tasks: int
 ) -> tuple[int, int]:
-    """Where the share of a task begins: (file number, byte)."""
+    """Where the slice of a task begins: (file number, byte offset)."""
     total = ends[-1]
     target = total * task // tasks
     if task == 0:
         return 0, 0
-    if target == total:  # behind the last task, or there is nothing
+    if target == total:  # the end of the last task, or empty input
         return len(whole), 0
     number = bisect.bisect_right(ends, target)
     span = whole[number]
@@ -332,11 +341,14 @@ def _cut(
     return (number + 1, 0) if at is None else (number, at)
 
 
-def _document_start(span: FileSpan, reading: Reading, position: int) -> int | None:
-    """The first document start behind `position`, the same for whoever asks."""
+def _document_start(span: FileSpan, reading: ReadOptions, position: int) -> int | None:
+    """The first document start after `position`.
+
+    Two neighbouring tasks compute the same start, so each document belongs to exactly one.
+    """
     pattern = reading.boundary(span.kind)
     if span.kind == TEXT and reading.separator is None:
-        # From the middle of blank lines, only the next ones are sure to be seen whole.
+        # `position` may lie inside a run of blank lines, so only the next run is certainly whole.
         pattern = re.compile(rb"[^ \t\r\n][ \t\r]*" + BLANK_LINES)
     elif span.kind == TEXT:
         separator = re.escape((reading.separator or "").encode())

@@ -1,8 +1,7 @@
-"""The sentences of many documents at once, as `data_pipeline.text.sentences` finds them.
+"""Sentence splitting of many documents at once, with the result of `data_pipeline.text.sentences`.
 
-What ends a sentence for certain, and what does not, is told by the bytes around it, in compiled
-loops over all documents together. That is nine cases in ten; of the others the rules themselves
-are asked.
+A compiled loop over all documents looks at the bytes around each possible sentence end. In nine of
+ten cases these bytes decide. The rules of `data_pipeline.text.sentences` decide the others.
 """
 
 from __future__ import annotations
@@ -23,54 +22,54 @@ from data_pipeline.text.sentences import (
     MAX_CHARACTERS,
     cuts,
     end_at,
-    first_solid,
+    first_non_space,
 )
 
-NO, YES, ASK = range(3)
+NO, YES, UNSURE = range(3)
 _DOT = ord(".")
 
 
-def _among(which: Iterable[int]) -> NDArray[np.bool_]:
-    """[256] whether a byte is among these."""
+def _byte_set(which: Iterable[int]) -> NDArray[np.bool_]:
+    """[256] True for each of these bytes."""
     return np.isin(np.arange(256), [*which])
 
 
-def _answers(yes: bytes, ask: bytes) -> NDArray[np.uint8]:
-    """[256] an answer for each byte; `ASK` for those of characters beyond ASCII too."""
+def _answer_table(yes: bytes, ask: bytes) -> NDArray[np.uint8]:
+    """[256] an answer for each byte; `UNSURE` also for every non-ASCII byte."""
     table = np.full(256, NO, np.uint8)
     table[[*yes]] = YES
-    table[[*ask, *range(128, 256)]] = ASK
+    table[[*ask, *range(128, 256)]] = UNSURE
     return table
 
 
 _CAPITALS_AND_DIGITS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz"
-_SPACE_AFTER = _answers(b" ", b"\t.!?\"')]")  # yes: if what comes then can begin a sentence
-_CAN_BEGIN = _answers(_CAPITALS_AND_DIGITS, b" \t\"'([-")
-_MAY_END = _among(b"\n.!?\xe2\xe3\xef")  # the last are the first bytes of rare stops
-_IN_WORD = _among(_CAPITALS_AND_DIGITS + _LETTERS)
-_IS_LOWER = _among(_LETTERS)
-_IS_INITIAL = _among(b"ABCDEFGHJKLMNOPQRSTUVWXYZ")  # "I" is a word
-_ENDS_OTHER = _among(b"\"')]%")  # what ends with these is no abbreviation
-_CLOSES, _OPENS = _among(b"\"')]"), _among(b"\"'([-")
-_UNFINISHED = ~_among(b".!?:")
-_SOLID = _among(range(33, 127))
-_SPACES = _among(b" \n")
+_SPACE_AFTER = _answer_table(b" ", b"\t.!?\"')]")  # YES if a sentence can begin after it
+_CAN_BEGIN = _answer_table(_CAPITALS_AND_DIGITS, b" \t\"'([-")
+_MAY_END = _byte_set(b"\n.!?\xe2\xe3\xef")  # the last three begin the rare stops
+_IN_WORD = _byte_set(_CAPITALS_AND_DIGITS + _LETTERS)
+_IS_LOWER = _byte_set(_LETTERS)
+_IS_INITIAL = _byte_set(b"ABCDEFGHJKLMNOPQRSTUVWXYZ")  # "I" is a word
+_ENDS_OTHER = _byte_set(b"\"')]%")  # an abbreviation does not end with these
+_CLOSES, _OPENS = _byte_set(b"\"')]"), _byte_set(b"\"'([-")
+_UNFINISHED = ~_byte_set(b".!?:")
+_SOLID = _byte_set(range(33, 127))
+_SPACES = _byte_set(b" \n")
 
 
 def _keys(words: Iterable[str]) -> NDArray[np.uint64]:
     return np.array([int.from_bytes(word.encode(), "little") for word in words], np.uint64)
 
 
-class _Known(NamedTuple):
-    """Words before a full stop that does not, or need not, end a sentence."""
+class _Abbreviations(NamedTuple):
+    """Words after which a full stop does not, or need not, end a sentence."""
 
     abbreviations: NDArray[np.uint64]
     before_number: NDArray[np.uint64]
     longest: int
 
 
-_KNOWN = _Known(_keys(ABBREVIATIONS), _keys(BEFORE_NUMBER), LONGEST)
+_ABBREVIATIONS = _Abbreviations(_keys(ABBREVIATIONS), _keys(BEFORE_NUMBER), LONGEST)
 # Characters of three bytes; see `BREAK`.
 _RARE_STOPS = _keys("\u2026\u3002\uff01\uff1f")
 _CLOSES_TOO, _OPENS_TOO = _keys("\u201d\u2019"), _keys("\u201c\u2018\u2014\u2013")
@@ -78,27 +77,28 @@ _LOWER_CASE = np.uint64(0x2020202020202020)
 
 
 def find_sentences(text: JoinedText) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The bytes before each sentence of the documents, and all, [sentences + 1]; and the sentences
-    before each document, and all, [documents + 1].
+    """Byte offsets of the sentences, and the number of sentences before each document.
+
+    The shapes are [sentences + 1] and [documents + 1]; the last entries are the totals.
 
     No document may begin or end with white space.
     """
-    ends, asked = _survey(text.data, text.windows, text.documents, _KNOWN)
+    ends, unsure = _scan(text.data, text.windows, text.documents, _ABBREVIATIONS)
     found = _sorted(ends, text.documents)
-    more = np.fromiter(_ask(text, asked, found), np.int64)
-    found = _shortened(text, _sorted(found, text.byte_places(more)))
+    more = np.fromiter(_resolve(text, unsure, found), np.int64)
+    found = _cut_overlong(text, _sorted(found, text.byte_offsets(more)))
     return found, np.searchsorted(found, text.documents)
 
 
 @compiled
-def _survey(
+def _scan(
     data: NDArray[np.uint8],
     windows: NDArray[np.uint64],
     documents: NDArray[np.int64],
-    known: _Known,
+    known: _Abbreviations,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Before which bytes a sentence ends for certain, and the bytes at which it must be asked."""
-    ends, asked = np.empty(len(data), np.int64), np.empty(len(data), np.int64)
+    """(bytes before which a sentence certainly ends, stops that the rules must decide)."""
+    ends, unsure = np.empty(len(data), np.int64), np.empty(len(data), np.int64)
     found = unclear = document = 0
     for at in range(documents[-1]):
         if not _MAY_END[data[at]]:
@@ -109,10 +109,10 @@ def _survey(
         if answer == YES:
             ends[found] = end
             found += 1
-        elif answer == ASK:
-            asked[unclear] = at
+        elif answer == UNSURE:
+            unsure[unclear] = at
             unclear += 1
-    return ends[:found].copy(), asked[:unclear].copy()
+    return ends[:found].copy(), unsure[:unclear].copy()
 
 
 @compiled
@@ -122,11 +122,14 @@ def _at(
     at: int,
     first: int,
     last: int,
-    known: _Known,
+    known: _Abbreviations,
 ) -> tuple[int, int]:
-    """Whether a sentence ends at byte `at` of a document from `first` to `last`, and where."""
+    """Whether a sentence ends at the stop at byte `at`, and the byte at which it would end.
+
+    The document spans the bytes from `first` up to `last`.
+    """
     if data[at] >= 128:
-        return (ASK if _is_among(_three_bytes(data, at), _RARE_STOPS) else NO), at
+        return (UNSURE if _is_among(_three_bytes(data, at), _RARE_STOPS) else NO), at
     if data[at] == LINE_FEED:
         return _at_line_feed(data, at), at
     closed = _width(data, at + 1, _CLOSES, _CLOSES_TOO)
@@ -148,31 +151,34 @@ def _at_line_feed(data: NDArray[np.uint8], at: int) -> int:
     behind_text = _SOLID[before] or (at >= 3 and _is_among(_three_bytes(data, at - 3), _CLOSES_TOO))
     is_known = after < 128 or _is_among(_three_bytes(data, at + 1), _OPENS_TOO)
     if not (behind_text and is_known):
-        return ASK
+        return UNSURE
     return NO if _IS_LOWER[after] and _UNFINISHED[before] else YES
 
 
 @compiled
 def _behind_word(
-    data: NDArray[np.uint8], windows: NDArray[np.uint64], at: int, first: int, known: _Known
+    data: NDArray[np.uint8], windows: NDArray[np.uint64], at: int, first: int, known: _Abbreviations
 ) -> int:
-    """Whether the word before a stop lets it end a sentence, where what follows can begin one."""
+    """Whether the stop at `at` ends a sentence, given the word before it.
+
+    The caller has checked that the text after the stop can begin a sentence.
+    """
     size = 0
     while size <= known.longest and first < at - size and _IN_WORD[data[at - size - 1]]:
         size += 1
     is_whole = at - size == first or _SPACES[data[at - size - 1]]
     if size == 0:
-        return YES if at > first and _ENDS_OTHER[data[at - 1]] else ASK
+        return YES if at > first and _ENDS_OTHER[data[at - 1]] else UNSURE
     if data[at] != _DOT or size > known.longest:  # no abbreviations
         return YES
     if size == 1 and is_whole and _IS_INITIAL[data[at - 1]]:
         return NO
     if not is_whole or at < 8:
-        return ASK
-    # The word in lower case as a number, its first letter lowest.
+        return UNSURE
+    # The word in lower case, as a little-endian number.
     key = (windows[at - 8] | _LOWER_CASE) >> np.uint64(8 * (8 - size))
     if _is_among(key, known.before_number):
-        return ASK
+        return UNSURE
     return NO if _is_among(key, known.abbreviations) else YES
 
 
@@ -180,7 +186,7 @@ def _behind_word(
 def _width(
     data: NDArray[np.uint8], at: int, which: NDArray[np.bool_], longer: NDArray[np.uint64]
 ) -> int:
-    """How many bytes a character has that is one of `which`, or of `longer`; 0 if it is none."""
+    """The size of the character at `at` if it is in `which` (1 byte) or `longer` (3); else 0."""
     if _is_among(_three_bytes(data, at), longer):
         return 3
     return 1 if which[data[at]] else 0
@@ -188,7 +194,7 @@ def _width(
 
 @compiled
 def _three_bytes(data: NDArray[np.uint8], at: int) -> np.uint64:
-    """As a number, the first lowest."""
+    """Three bytes as a little-endian number."""
     return np.uint64(data[at] | np.uint64(data[at + 1]) << 8 | np.uint64(data[at + 2]) << 16)
 
 
@@ -200,13 +206,15 @@ def _is_among(key: np.uint64, keys: NDArray[np.uint64]) -> bool:
     return False
 
 
-def _ask(text: JoinedText, at: NDArray[np.int64], sure: NDArray[np.int64]) -> Iterator[int]:
-    """The character at which each sentence ends that may end at these bytes; `sure` are the bytes
-    at which others begin."""
-    starts = text.character_places(sure[np.searchsorted(sure, at, "right") - 1]).tolist()
+def _resolve(text: JoinedText, at: NDArray[np.int64], sure: NDArray[np.int64]) -> Iterator[int]:
+    """Apply the rules at the stops `at` (bytes); yields the character offsets of sentence ends.
+
+    `sure` are the byte offsets of the sentences that are already known.
+    """
+    starts = text.character_offsets(sure[np.searchsorted(sure, at, "right") - 1]).tolist()
     documents = np.searchsorted(text.documents, at, "right")
-    stops = text.character_places(text.documents[documents]).tolist()
-    places = text.character_places(at).tolist()
+    stops = text.character_offsets(text.documents[documents]).tolist()
+    places = text.character_offsets(at).tolist()
     done = last = solid = 0
     begin = -1
     for place, start, stop in zip(places, starts, stops, strict=True):
@@ -215,22 +223,22 @@ def _ask(text: JoinedText, at: NDArray[np.int64], sure: NDArray[np.int64]) -> It
             done = match.end()
             if begin != max(start, last):
                 begin = max(start, last)
-                solid = first_solid(text.characters, begin)
+                solid = first_non_space(text.characters, begin)
             end = end_at(text.characters, begin, solid, match)
             if end is not None:
                 last = end
                 yield end
 
 
-def _shortened(text: JoinedText, found: NDArray[np.int64]) -> NDArray[np.int64]:
-    """With what is too long cut."""
-    places = text.character_places(found)
+def _cut_overlong(text: JoinedText, found: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Cut the sentences that are longer than `MAX_CHARACTERS`."""
+    places = text.character_offsets(found)
     long = np.flatnonzero(np.diff(places) > MAX_CHARACTERS).tolist()
     more = [at for one in long for at in cuts(text.characters, places[one], places[one + 1])]
-    return _sorted(found, text.byte_places(np.array(more, np.int64)))
+    return _sorted(found, text.byte_offsets(np.array(more, np.int64)))
 
 
 def _sorted(*places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """All of them once. (numpy's `unique` is ten times as slow.)"""
+    """The sorted union of the offsets; `numpy.unique` takes ten times as long."""
     joined = np.sort(np.concatenate(places))
     return joined[np.diff(joined, prepend=-1) > 0]

@@ -1,12 +1,13 @@
 """Sentence splitting for English-like prose, by rules: no model and no download.
 
-A break is a line end, or closing punctuation (with quotes and brackets after it) before white
-space and something that can begin a sentence. Full stops of abbreviations, initials and numbered
-references are no breaks. A line that goes on in lower case continues its sentence (hard-wrapped
-text), and what is still longer than `MAX_CHARACTERS` is cut at weaker punctuation, or at a space.
+A sentence ends at a line end, or at closing punctuation that is followed by white space and by
+something that can begin a sentence. Quotes and brackets may stand after the punctuation. The full
+stops of abbreviations, initials and numbered references do not end a sentence. A line that starts
+in lower case continues the sentence before it (hard-wrapped text). A sentence longer than
+`MAX_CHARACTERS` is cut at weaker punctuation, or at a space.
 
-White space belongs to the sentence after it, so that the sentences joined are the text, and
-byte-level tokenizers give the same ids for the parts as for the whole.
+White space belongs to the sentence after it, so joining the sentences gives the text. Byte-level
+tokenizers therefore give the same ids for the sentences as for the whole text.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import Iterator
 
 MAX_CHARACTERS = 1000
 
-# A class of characters comes first, which lets the engine skip all others quickly. A run of stops
-# is matched whole whatever follows, so that the search is linear; `next` says that a sentence may.
+# The pattern begins with a character class, so that the engine skips other characters quickly. It
+# matches a run of stops whole whatever follows, so that the search is linear. The group `next`
+# matches if the text after the stops can begin a sentence.
 BREAK = re.compile(
     r"[.!?\u2026\n\u3002\uff01\uff1f](?:"
     r"(?<=\n)"
@@ -36,7 +38,7 @@ _NUMBERED = "no nos p pp vol vols fig figs eq eqs sec ch chap art c ca ver v b d
 ABBREVIATIONS = frozenset(_TITLES_AND_SUCH.split())
 BEFORE_NUMBER = frozenset(_NUMBERED.split())
 LONGEST = max(map(len, ABBREVIATIONS))
-_LONGEST_DOTTED = 65  # characters, from where on "A.B.C" is no abbreviation
+_LONGEST_DOTTED = 65  # characters; a longer "A.B.C" is not an abbreviation
 _QUOTES = "\"'\u201c\u2018(["
 _STOPS = ".!?\u2026"
 _SOLID = re.compile(r"\S")
@@ -45,18 +47,17 @@ _WEAK_BREAKS = (re.compile(r"[.!?;:\u2026][\"')\u201d\u2019]*(?=\s)"), re.compil
 
 
 def sentence_ends(text: str) -> list[int]:
-    """The character offset at which each sentence of `text` ends; the last is its length.
+    """The character offset at which each sentence of `text` ends; the last is ``len(text)``.
 
-    Every sentence holds something other than white space, if the text does. None is longer than
-    `MAX_CHARACTERS` characters.
+    No sentence is longer than `MAX_CHARACTERS`. None is only white space, unless all of `text` is.
     """
     ends: list[int] = []
-    start, solid = 0, first_solid(text, 0)
+    start, solid = 0, first_non_space(text, 0)
     for match in BREAK.finditer(text):
         end = end_at(text, start, solid, match)
         if end is not None:
             ends += [*cuts(text, start, end), end]
-            start, solid = end, first_solid(text, end)
+            start, solid = end, first_non_space(text, end)
     if solid == len(text) and ends:
         ends[-1] = len(text)
     elif start < len(text):
@@ -64,16 +65,16 @@ def sentence_ends(text: str) -> list[int]:
     return ends
 
 
-def first_solid(text: str, start: int) -> int:
-    """Where the first character from `start` on stands that is not white space."""
+def first_non_space(text: str, start: int) -> int:
+    """The offset of the first character at or after `start` that is not white space."""
     match = _SOLID.search(text, start)
     return match.start() if match else len(text)
 
 
 def end_at(text: str, start: int, solid: int, match: re.Match[str]) -> int | None:
-    """Where a sentence ends by a match of `BREAK`; None: it continues.
+    """Where a match of `BREAK` ends the sentence; None if the sentence continues.
 
-    It begins at `start`, and its first character other than white space stands at `solid`.
+    The sentence begins at `start`; its first character other than white space is at `solid`.
     """
     end = match.end()
     if text[end - 1] == "\n":
@@ -101,25 +102,25 @@ def _ends_sentence(text: str, start: int, stop: int) -> bool:
         return False
     if lowered in BEFORE_NUMBER:
         return not text[stop + 1 : stop + 3].strip().isdigit()
-    # "U.S. Army" continues, but so may "in the U.S. The": the safe side is to join.
+    # "U.S. Army" continues and "in the U.S. The" does not; joining both is the safer error.
     return "." not in word or not _DOTTED.fullmatch(word)
 
 
 def _continues(text: str, line_end: int) -> bool:
-    """Whether the line after a line end goes on in lower case an unfinished sentence."""
+    """Whether the next line continues an unfinished sentence in lower case."""
     after = text[line_end + 1 : line_end + 2]
     return after.islower() and text[line_end - 1 : line_end] not in ".!?:\u2026"
 
 
 def cuts(text: str, start: int, end: int) -> Iterator[int]:
-    """Where a sentence is cut that is too long."""
+    """The offsets at which a sentence from `start` to `end` is cut if it is too long."""
     while end - start > MAX_CHARACTERS:
         start = _cut(text, start)
         yield start
 
 
 def _cut(text: str, start: int) -> int:
-    """The best place to cut an overlong sentence, in its second half-length."""
+    """The best offset at which to cut an overlong sentence, between its quarter and its limit."""
     stop = start + MAX_CHARACTERS
     for pattern in _WEAK_BREAKS:
         cuts = [match.end() for match in pattern.finditer(text, start + MAX_CHARACTERS // 4, stop)]

@@ -1,13 +1,12 @@
-"""English prose that is already on any Debian or Ubuntu machine with Python, as a training text.
+"""A training text of the English prose that every Debian or Ubuntu machine with Python has.
 
     python -m data_pipeline.text.system_prose --out FILE
 
 Sources, in this order: the Python reference (``pydoc_data.topics``), docstrings of the standard
 library, docstrings of the installed packages that this project depends on, and documents under
-``/usr/share/doc`` (which a minimal container leaves empty). Markup is taken out, and of what is
-left only paragraphs that read like English sentences are kept, each once: code, tables, change
-logs, licenses and boilerplate that differs only in names fall away. The same machine gives the
-same file every time.
+``/usr/share/doc`` (empty in a minimal container). Markup is removed. Only paragraphs that read
+like English sentences are kept, each once. Code, tables, change logs, licenses and boilerplate
+that differs only in names are dropped. The same machine always gives the same file.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ _COMMON_WORDS = frozenset(_COMMON.split())
 
 
 def gather(sources: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Documents of clean prose out of (name, raw text) pairs, no paragraph twice."""
+    """Documents of clean prose from (name, raw text) pairs; no paragraph occurs twice."""
     seen: set[bytes] = set()
     for _, text in sources:
         paragraphs = [one for one in prose(text) if _is_new(one, seen)]
@@ -149,7 +148,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _read(path: Path) -> str:
-    """The text of a file, empty when it is not readable text."""
+    """The text of a file; empty if it cannot be read as text."""
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
@@ -163,7 +162,7 @@ def _strip_html(text: str) -> str:
 
 
 def _is_new(paragraph: str, seen: set[bytes]) -> bool:
-    """Whether nothing equal but for names and numbers has been seen; remembers it."""
+    """Whether the paragraph is new, names and numbers aside; adds it to `seen`."""
     skeleton = " ".join(_NAME.sub("", paragraph).split())
     key = hashlib.blake2b(skeleton.encode(), digest_size=12).digest()
     if key in seen:
@@ -173,7 +172,7 @@ def _is_new(paragraph: str, seen: set[bytes]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the prose of this machine to a file and say how much there is."""
+    """Write this machine's prose to a file and print its size."""
     parser = argparse.ArgumentParser(
         prog="python -m data_pipeline.text.system_prose", description=__doc__
     )

@@ -16,7 +16,7 @@ COMPRESSED = (".gz", ".xz", ".zst")
 
 
 def is_plain(path: str) -> bool:
-    """Whether a file is on disk as it is read, so that a place in it can be sought."""
+    """Whether a file is uncompressed and on disk, so that `seek` works."""
     return path != STDIN and Path(path).suffix.lower() not in COMPRESSED
 
 
@@ -46,8 +46,10 @@ def _open_zst(path: str) -> BinaryIO:
 
 
 class _Zstd(io.RawIOBase):
-    """The contents of a .zst file of any number of frames. Unlike the library's own reader, it
-    raises EOFError when the last frame is cut off."""
+    """The contents of a .zst file with any number of frames.
+
+    Unlike the library's own reader, it raises EOFError when the last frame is truncated.
+    """
 
     def __init__(self, file: BinaryIO, context: Any) -> None:
         self._file, self._context = file, context

@@ -1,1 +1,1 @@
-"""Tokenizers: reading, training, and encoding many words at once."""
+"""Reading and training tokenizers, and encoding text with them."""

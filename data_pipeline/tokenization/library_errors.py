@@ -1,4 +1,4 @@
-"""Errors of the libraries that read tokenizers."""
+"""Translating the exceptions of tokenizer libraries into `DataError`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from contextlib import contextmanager
 
 from data_pipeline.errors import DataError
 
-_PANIC = "PanicException"  # of a library in Rust; no class of it can be imported
+_PANIC = "PanicException"  # pyo3's class for a panic in Rust cannot be imported
 
 
 @contextmanager
 def as_data_errors(what: str, also: type[Exception] | None = Exception) -> Iterator[None]:
-    """Makes one line of a library's panic, and of exceptions of the class `also`; `what` is first.
+    """Raise DataError for a Rust panic or an `also` exception; one line, beginning with `what`.
 
-    `tokenizers` raises bare Exception where it cannot use data, and panics, which derive from
-    BaseException alone, where it did not expect them.
+    `tokenizers` raises a bare Exception for data that it rejects. For data that it does not expect
+    it panics; a panic derives from BaseException alone.
     """
     try:
         yield

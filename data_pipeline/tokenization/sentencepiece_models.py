@@ -1,4 +1,4 @@
-"""SentencePiece's ``.model`` files, made into tokenizers of the `tokenizers` library."""
+"""Converting SentencePiece's ``.model`` files into tokenizers of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ MARK = "\u2581"  # stands for a space in pieces
 def read(data: bytes, name: str) -> tokenizers.Tokenizer:
     """A tokenizer with the pieces, ids and normalization of a unigram or BPE model.
 
-    `data` is what the file holds, `name` is for messages. Raises DataError for what is none.
+    `data` is the content of the file; `name` names it in messages. Raises DataError for any other
+    content.
     """
     proto = _parse(data, name)
     with as_data_errors(f"{name}: not a usable SentencePiece model"):
         tokenizer = tokenizers.Tokenizer(_model(proto, name))
         tokenizer.normalizer = _normalizer(proto.normalizer_spec)
         scheme = "always" if proto.normalizer_spec.add_dummy_prefix else "never"
-        # Pieces that reach over a space are found in text that is not cut at spaces.
+        # Some pieces may span a space. They can match only in text that is not split at spaces.
         split = not any(MARK in piece.piece[1:] for piece in proto.pieces)
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
         tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme, split=split)
@@ -39,9 +40,11 @@ def _parse(data: bytes, name: str) -> Any:
     with as_data_errors(f"{name}: not a SentencePiece model"):
         proto.ParseFromString(data)
     if not proto.pieces:
-        raise DataError(f"{name}: not a SentencePiece model: no pieces in it")
+        raise DataError(f"{name}: not a SentencePiece model: it has no pieces")
     if proto.trainer_spec.treat_whitespace_as_suffix:
-        raise DataError(f"{name}: marks spaces behind words; retrain it with them before words")
+        raise DataError(
+            f"{name}: marks spaces after words; retrain it without treat_whitespace_as_suffix"
+        )
     return proto
 
 
@@ -62,9 +65,10 @@ def _model(proto: Any, name: str) -> models.Model:
 
 
 def _merges(proto: Any) -> list[tuple[str, str]]:
-    """The merges that make each piece, the best piece first, as SentencePiece takes them.
+    """All merges, ordered by the score of the piece that they make, best first.
 
-    A model has pieces and scores only: any two pieces that make a third are a merge.
+    A SentencePiece model stores only pieces and scores. Any two pieces that join into a third are
+    a merge.
     """
     normal = [piece for piece in proto.pieces if piece.type in (piece.NORMAL, piece.UNUSED)]
     numbers = {piece.piece: number for number, piece in enumerate(normal)}
@@ -87,7 +91,7 @@ def _normalizer(spec: Any) -> normalizers.Normalizer:
 
 
 def _is_added(piece: Any) -> bool:
-    """Whether a piece is found in text as it stands, before anything else is."""
+    """Whether a piece is matched verbatim, before normalization."""
     return bool(piece.type in (piece.CONTROL, piece.USER_DEFINED))
 
 

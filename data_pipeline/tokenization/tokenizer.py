@@ -1,12 +1,12 @@
-"""Tokenizers: finding and reading them, and what the pipeline needs to know about one.
+"""Loading and saving tokenizers, and the facts that the pipeline needs about a vocabulary.
 
 A tokenizer is named by a path, which is one of
 
-- a folder in Hugging Face format (``tokenizer.json``), as `tokenizer_training.train` writes it;
+- a folder in Hugging Face format (``tokenizer.json``), as `training.train` writes it;
 - a folder with BERT's ``vocab.txt``, or with GPT-2's vocabulary and merges;
 - a SentencePiece ``.model`` file (unigram or BPE).
 
-Whatever it was, a corpus holds it in Hugging Face format, for ``transformers.AutoTokenizer``.
+A corpus always holds its tokenizer in Hugging Face format, for ``transformers.AutoTokenizer``.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ WORD_MARKS = ("\u0120", "\u010a", "\u2581")  # byte-level space and line feed, u
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What packing and masking need of a tokenizer.
+    """The facts about a tokenizer that packing and masking need.
 
     `special` holds every id that is not ordinary text. `fingerprint` is the SHA-256 of the map
-    from token to id: equal exactly when ids mean the same.
+    from token to id, so equal fingerprints mean equal ids.
     """
 
     vocab_size: int
@@ -65,7 +65,7 @@ class Vocabulary:
 
     @cached_property
     def is_special(self) -> NDArray[np.bool_]:
-        """[vocab_size] whether an id is a special token."""
+        """[vocab_size] True for special tokens."""
         table = np.zeros(self.vocab_size, bool)
         table[list(self.special)] = True
         return table
@@ -86,10 +86,11 @@ class Vocabulary:
 
 
 def load(path: Path) -> tuple[tokenizers.Tokenizer, Vocabulary]:
-    """The tokenizer at `path`, ready to encode whole documents without special tokens.
+    """The tokenizer at `path`, without truncation and padding, and its vocabulary.
 
-    Raises DataError when there is none, it cannot be read, or its ``tokenizer.json`` lacks a pad,
-    cls, sep or mask token. To the other kinds of vocabulary these are added at the end.
+    A ``tokenizer.json`` must have pad, cls, sep and mask tokens; to the other formats missing ones
+    are added after the last id. Raises DataError if the tokenizer is missing, unreadable or lacks
+    one of these tokens.
     """
     tokenizer, roles = _read(path)
     tokenizer.no_truncation()
@@ -113,13 +114,13 @@ def save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> list[str]:
 
 
 def install(path: Path, out: Path) -> list[str]:
-    """Put the tokenizer at `path` into the folder `out`, in Hugging Face format.
+    """Write the tokenizer at `path` to the folder `out`, in Hugging Face format.
 
-    A folder that is in that format is copied, unless its config changes what ``tokenizer.json``
-    says: whether that counts depends on who reads it. Returns the names of the files.
+    A folder in that format is copied, unless its config overrides its ``tokenizer.json``: some
+    readers ignore such an override. Returns the names of the files written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    if (path / CONFIG_FILE).is_file() and _is_as_written(path / "tokenizer.json"):
+    if (path / CONFIG_FILE).is_file() and _config_changes_nothing(path / "tokenizer.json"):
         names = [name for name in TOKENIZER_FILES if (path / name).is_file()]
         for name in names:
             shutil.copyfile(path / name, out / name)
@@ -128,10 +129,10 @@ def install(path: Path, out: Path) -> list[str]:
 
 
 def word_starts(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> NDArray[np.bool_]:
-    """[vocab_size] whether a token begins a word.
+    """[vocab_size] True for tokens that begin a word.
 
-    WordPiece marks what continues a word (``##``), byte-level BPE and unigram mark what begins
-    one. Punctuation is a word of its own, as the pre-tokenizers have it.
+    WordPiece marks tokens that continue a word (``##``). Byte-level BPE and unigram mark tokens
+    that begin one. A punctuation mark is a word of its own, as in the pre-tokenizers.
     """
     starts = np.ones(vocabulary.vocab_size, bool)
     wordpiece = isinstance(tokenizer.model, models.WordPiece)
@@ -155,7 +156,7 @@ def _read(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
     files = vocabularies.byte_level_files(path)
     if files:
         return vocabularies.from_byte_level(*files, settings)
-    raise DataError(f"{path}: holds no tokenizer; make one with `tandem tokenizer train`")
+    raise DataError(f"{path}: holds no tokenizer; train one with `tandem tokenizer train`")
 
 
 def _read_json(path: Path) -> tokenizers.Tokenizer:
@@ -164,7 +165,7 @@ def _read_json(path: Path) -> tokenizers.Tokenizer:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """What the folder's config files say; a token that is written in full by its content."""
+    """The merged config files of a folder, with special tokens as plain strings."""
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", CONFIG_FILE):
         path = folder / name
@@ -179,8 +180,8 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _is_as_written(path: Path) -> bool:
-    """Whether there is a ``tokenizer.json``, of which the config beside it changes nothing."""
+def _config_changes_nothing(path: Path) -> bool:
+    """Whether a ``tokenizer.json`` exists at `path` whose config overrides nothing in it."""
     if not path.is_file():
         return False
     return _read(path.parent)[0].to_str() == _read_json(path).to_str()
@@ -208,7 +209,7 @@ def _describe(tokenizer: tokenizers.Tokenizer, roles: Roles, path: Path) -> Voca
     added = tokenizer.get_added_tokens_decoder()
     special = {number for number, token in added.items() if token.special}
     special |= {number for token in roles.values() if (number := vocabulary.get(token)) is not None}
-    # Ids may have holes: the size is what an embedding table must have.
+    # Ids may have gaps. The size is that of the embedding table; ids in a gap count as special.
     size = max(vocabulary.values()) + 1
     special |= set(range(size)) - set(vocabulary.values())
     if len(special) == size:
@@ -223,7 +224,7 @@ def _describe(tokenizer: tokenizers.Tokenizer, roles: Roles, path: Path) -> Voca
 
 
 def _require_distinct(roles: Roles, tokenizer: tokenizers.Tokenizer, path: Path) -> None:
-    """Raise DataError where a token has two roles: it could not be told what it means."""
+    """Raise DataError if one token has two roles: its meaning would be ambiguous."""
     seen: dict[int, str] = {}
     for role, token in roles.items():
         number = tokenizer.token_to_id(token)
@@ -234,6 +235,6 @@ def _require_distinct(roles: Roles, tokenizer: tokenizers.Tokenizer, path: Path)
 
 
 def _roles(settings: Settings) -> Roles:
-    """Which token plays which part; BERT's names by default."""
+    """The token of each role; by default BERT's names."""
     named = {role: settings.get(f"{role}_token", names[0]) for role, names in ROLES.items()}
     return {role: token for role, token in named.items() if token}

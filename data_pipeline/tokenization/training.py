@@ -1,4 +1,4 @@
-"""Training tokenizers: ``tandem tokenizer train``."""
+"""Training a tokenizer: ``tandem tokenizer train``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.writing import refuse_existing
-from data_pipeline.text.documents import Problem, line_of, nothing_there, read_documents
+from data_pipeline.text.documents import Problem, location_of, no_documents_error, read_documents
 from data_pipeline.tokenization import sentencepiece_models
 from data_pipeline.tokenization.library_errors import as_data_errors
 from data_pipeline.tokenization.tokenizer import TOKENIZER_FILES, save
@@ -27,34 +27,34 @@ from data_pipeline.tokenization.vocabularies import (
 
 SPECIAL_TOKENS = [names[0] for names in ROLES.values()]  # ids 0 to 4
 KINDS = ("wordpiece", "bpe", "unigram")
-LINE_CHARACTERS = 4000  # SentencePiece passes over longer lines
-MOST_TOKENS = 1 << 20  # the libraries take up memory for as many
+LINE_CHARACTERS = 4000  # SentencePiece skips longer lines
+MAX_VOCAB_SIZE = 1 << 20  # the libraries allocate memory for this many
 UNIGRAM_LINES = 2_000_000
 
 
 def train(
     inputs: Sequence[str], kind: str, vocab_size: int, out: str, *, cased: bool | None = None
 ) -> None:
-    """Train a tokenizer on text and write its folder, in Hugging Face format.
+    """Train a tokenizer on text and write it to the folder `out`, in Hugging Face format.
 
-    [PAD] [UNK] [CLS] [SEP] [MASK] are ids 0 to 4. By default WordPiece is uncased, as BERT's,
-    and the others are cased. Raises DataError for missing or empty inputs, an unknown kind, or a
-    vocabulary size that the text or the kind does not allow, or where the folder holds a tokenizer.
+    [PAD] [UNK] [CLS] [SEP] [MASK] get the ids 0 to 4. By default WordPiece is uncased, like BERT's,
+    and the other kinds are cased. Raises DataError for missing or empty inputs, an unknown kind, a
+    vocabulary size that does not fit the text or the kind, and a folder that holds a tokenizer.
     """
     if kind not in KINDS:
         raise DataError(f"--kind {kind}: must be one of {', '.join(KINDS)}")
     refuse_existing(Path(out) / name for name in TOKENIZER_FILES)
-    if not len(SPECIAL_TOKENS) < vocab_size <= MOST_TOKENS:
+    if not len(SPECIAL_TOKENS) < vocab_size <= MAX_VOCAB_SIZE:
         least = len(SPECIAL_TOKENS) + 1
-        raise DataError(f"--vocab-size {vocab_size}: must be from {least} to {MOST_TOKENS:,}")
+        raise DataError(f"--vocab-size {vocab_size}: must be from {least} to {MAX_VOCAB_SIZE:,}")
     problems = _Problems()
     documents = read_documents(inputs, on_problem=problems)
     first = next(documents, None)
     if first is None:
-        raise nothing_there(inputs, problems.count, problems.first)
+        raise no_documents_error(inputs, problems.count, problems.first)
     trainer = {"wordpiece": _wordpiece, "bpe": _byte_level, "unigram": _unigram}[kind]
     lowercase = kind == "wordpiece" if cased is None else not cased
-    with as_data_errors(f"--vocab-size {vocab_size}: no such tokenizer can be trained"):
+    with as_data_errors(f"--vocab-size {vocab_size}: the tokenizer cannot be trained"):
         tokenizer, roles = trainer(itertools.chain([first], documents), vocab_size, lowercase)
     size = tokenizer.get_vocab_size()
     if size > vocab_size:
@@ -65,7 +65,7 @@ def train(
 
 
 class _Problems:
-    """How many documents cannot be used, and where and why the first."""
+    """Counts unusable documents and describes the first."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -74,7 +74,7 @@ class _Problems:
     def __call__(self, problem: Problem) -> None:
         self.count += 1
         if self.first is None:
-            self.first = f"{line_of(problem)}: {problem.reason}"
+            self.first = f"{location_of(problem)}: {problem.reason}"
 
 
 def _wordpiece(
@@ -143,14 +143,14 @@ def _unigram(
 
 
 def _reason(words: str) -> str:
-    """What SentencePiece's refusal, which speaks of its source, means to a user."""
+    """A message to the user for an error of SentencePiece, which quotes its source code."""
     for pattern, meaning in (
         (r"required_chars\. \d+ vs (\d+)", "must be at least {} for the characters of this text"),
-        (r"a value <= (\d+)", "must be at most {} for so little text"),
+        (r"a value <= (\d+)", "must be at most {} for this little text"),
     ):
         if match := re.search(pattern, words):
             return meaning.format(match[1])
-    return "no unigram vocabulary of this size can be found in this text"
+    return "this text has no unigram vocabulary of this size; choose another size"
 
 
 def _lines(documents: Iterable[str]) -> Iterator[str]:

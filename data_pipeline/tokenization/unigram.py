@@ -1,9 +1,9 @@
-"""Unigram segmentation of ordinary words, thousands at a time.
+"""Unigram segmentation of thousands of ordinary words at a time.
 
-The same search as in `tokenizers`, by the same sums in double precision, so that ties fall alike:
-of all ways to cut a word into pieces the one with the highest sum of scores (Kudo 2018,
-arXiv 1804.10959, section 3.2), found from left to right; of equal ones that whose last piece begins
-first. Here it is compiled, and knows nothing of normalization, offsets and unknown characters.
+This is the Viterbi search of `tokenizers`, compiled. It finds the segmentation with the highest sum
+of scores (Kudo 2018, arXiv 1804.10959, section 3.2). Sums are in double precision, in the same
+order, so ties fall alike: the segmentation whose last piece begins first wins. Normalization,
+offsets and unknown characters are left out; an "ordinary" word needs none of them.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ _RANGES = ((0x21, 0x7E), (0xC0, 0x24F), (0x391, 0x3C9), (0x400, 0x481), (0x2010,
 
 
 def ordinary_characters(normalize: Callable[[str], str]) -> frozenset[str]:
-    """Characters of which words can be made whose normalization knows no context: they are clusters
-    of their own, and there is no white space in what they are mapped to."""
+    """Characters that are normalized independently of their neighbours.
+
+    Each is a grapheme cluster of its own and does not map to white space.
+    """
     ranges = (range(first, last + 1) for first, last in _RANGES)
     characters = map(chr, itertools.chain.from_iterable(ranges))
     return frozenset(one for one in characters if normalize(f"x{one}x").count(" ") == 0)
 
 
 class OrdinaryWords:
-    """Cuts words of a space and ordinary characters into pieces."""
+    """Segments words that consist of a space and ordinary characters."""
 
     def __init__(
         self, pieces: Sequence[tuple[str, float]], mark: str, normalize: Callable[[str], str]
     ) -> None:
-        """`pieces` are those of the vocabulary in the order of their ids, with their scores; `mark`
-        stands for the space in them."""
+        """`pieces` is the vocabulary with its scores, in id order; `mark` stands for a space."""
         singles = {piece for piece, _ in pieces if len(piece) == 1}
-        # A character that is no piece by itself would be an unknown token: no piece here has one,
-        # so that no word with one can be made of them.
+        # A character that is not a piece by itself would become an unknown token. Pieces with such
+        # a character are left out, so that no word with one can be segmented here.
         known = frozenset(
             one for one in ordinary_characters(normalize) & singles if normalize(one) == one
         )
@@ -54,9 +55,9 @@ class OrdinaryWords:
         used = np.unique([*b"".join(plain)])
         self._columns = np.zeros(256, np.int32)
         self._columns[used] = np.arange(1, len(used) + 1)
-        # Where the mark is no piece by itself, words that need it so are not for these.
+        # If the mark is not a piece by itself, no word that needs it as one is segmented here.
         self._columns[SPACE] *= b" " in plain
-        # Node 0 leads nowhere, node 1 is the beginning of a piece, the others those of pieces.
+        # The nodes of a trie: 0 is the dead end, 1 the root, the others are prefixes of pieces.
         beginnings = {piece[:size] for piece in plain for size in range(1, len(piece) + 1)}
         nodes = {b"": 1, **{one: number for number, one in enumerate(beginnings, 2)}}
         self._next = np.zeros((len(nodes) + 1, len(used) + 1), np.int32)
@@ -74,8 +75,10 @@ class OrdinaryWords:
     def __call__(
         self, data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int32]]:
-        """Which of the words from byte `start` to `end` these are, [words], and for them the ids,
-        end to end, and how many each has."""
+        """(whether each word can be segmented [words], their concatenated ids, ids per such word).
+
+        Word i spans the bytes from ``starts[i]`` up to ``ends[i]`` of `data`.
+        """
         fits = np.flatnonzero((ends - starts > 1) & (data[starts] == SPACE))
         words = (data, starts[fits], ends[fits])
         ids, sizes = _best_pieces(*words, self._columns, self._next, self._scores, self._ids)
@@ -94,8 +97,11 @@ def _best_pieces(
     scores: NDArray[np.float64],
     pieces: NDArray[np.int32],
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The ids of the best pieces of words, end to end, and how many each has; 0 where there are
-    none. Of each node: the ones `following` by column, the score, and the piece."""
+    """The concatenated ids of the best segmentations, and the number of ids per word (0: none).
+
+    `following` [nodes, columns] are the edges of the trie; `scores` and `pieces` [nodes] belong to
+    the piece that ends at a node.
+    """
     sizes = ends - starts
     ids, counts = np.empty(sizes.sum(), np.int32), np.zeros(len(sizes), np.int32)
     longest = sizes.max() if len(sizes) else 0
@@ -116,16 +122,16 @@ def _best_pieces(
                 if score > best[end]:
                     best[end], last[end], piece[end] = score, start, pieces[node]
         if best[size] > -np.inf:
-            counts[word] = _read_back(last, piece, size, ids[total:])
+            counts[word] = _backtrack(last, piece, size, ids[total:])
             total += counts[word]
     return ids[:total].copy(), counts
 
 
 @compiled
-def _read_back(
+def _backtrack(
     last: NDArray[np.int32], piece: NDArray[np.int32], size: int, ids: NDArray[np.int32]
 ) -> int:
-    """Put the pieces of a word at the front of `ids`; returns how many they are."""
+    """Write the pieces of a word to the front of `ids`; returns their number."""
     count, end = 0, size
     while end:
         count, end = count + 1, last[end]
@@ -136,7 +142,7 @@ def _read_back(
 
 
 def ordinary_words_of(tokenizer: tokenizers.Tokenizer) -> OrdinaryWords:
-    """The ordinary words of a unigram tokenizer whose pre-tokenizer marks each word."""
+    """The segmenter for a unigram tokenizer with a Metaspace pre-tokenizer."""
     assert isinstance(tokenizer.model, models.Unigram)
     assert isinstance(tokenizer.pre_tokenizer, pre_tokenizers.Metaspace)
     vocabulary = json.loads(tokenizer.to_str())["model"]["vocab"]

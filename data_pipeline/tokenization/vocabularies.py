@@ -1,7 +1,8 @@
-"""Vocabularies in the formats of others, made into tokenizers of the `tokenizers` library.
+"""Converting vocabularies in other formats into tokenizers of the `tokenizers` library.
 
-Each reader returns the tokenizer and which token plays which role. Roles that a vocabulary lacks
-(GPT-2 has neither padding nor mask) are added behind its last id, so that all others keep theirs.
+Each reader returns the tokenizer and the token of each role. Some vocabularies lack roles: GPT-2
+has neither a padding nor a mask token. Missing tokens are added after the last id, so that no
+other id changes.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from data_pipeline.tokenization import sentencepiece_models
 from data_pipeline.tokenization.library_errors import as_data_errors
 
 Roles = dict[str, str]  # "pad" -> "[PAD]", ...
-Settings = Mapping[str, Any]  # what `CONFIG_FILE` and its like say
+Settings = Mapping[str, Any]  # the content of `CONFIG_FILE` and similar files
 CONFIG_FILE = "tokenizer_config.json"
-BERT_SETTINGS = {  # and what `tokenizers` calls them
+BERT_SETTINGS = {  # -> the attribute of `tokenizers`
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-# The usual names of each role; the first is used where one must be added.
+# The usual names of each role. The first is used when a token must be added.
 ROLES = {
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
@@ -53,7 +54,7 @@ def bert_tokenizer(model: models.Model, lowercase: bool) -> tokenizers.Tokenizer
 def byte_level_tokenizer(
     model: models.Model, add_prefix_space: bool = False
 ) -> tokenizers.Tokenizer:
-    """A tokenizer with GPT-2's bytes and word splitting."""
+    """A tokenizer with GPT-2's byte-level alphabet and word splitting."""
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
@@ -61,9 +62,9 @@ def byte_level_tokenizer(
 
 
 def from_vocab_txt(path: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Roles]:
-    """BERT's ``vocab.txt``: a WordPiece token on each line.
+    """A tokenizer from BERT's ``vocab.txt``, which has one WordPiece token per line.
 
-    Where the `settings` do not say whether it is cased, it is if any word has a capital.
+    If the `settings` do not say whether it is cased, it is cased if any word has a capital.
     """
     words = _lines(path)
     vocabulary = {word: number for number, word in enumerate(words)}
@@ -76,7 +77,7 @@ def from_vocab_txt(path: Path, settings: Settings) -> tuple[tokenizers.Tokenizer
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a text file. A token may hold other characters that end a line."""
+    """The lines of a text file, split at line feeds only: a token may hold other line breaks."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -87,7 +88,7 @@ def _lines(path: Path) -> list[str]:
 def with_settings(
     tokenizer: tokenizers.Tokenizer, settings: Settings, path: Path
 ) -> tokenizers.Tokenizer:
-    """The tokenizer with what the settings say of BERT's normalizer, if it has that."""
+    """Apply the settings for BERT's normalizer, if the tokenizer has that normalizer."""
     normalizer = tokenizer.normalizer
     if isinstance(normalizer, normalizers.BertNormalizer):
         for key, attribute in BERT_SETTINGS.items():
@@ -101,7 +102,7 @@ def with_settings(
 
 
 def byte_level_files(folder: Path) -> tuple[Path, Path] | None:
-    """The vocabulary and merges of a byte-level BPE in a folder, if it has them."""
+    """The files of a byte-level BPE in a folder, (vocabulary, merges); None if it has none."""
     for vocabulary, merges in BYTE_LEVEL_FILES:
         if (folder / vocabulary).is_file() and (folder / merges).is_file():
             return folder / vocabulary, folder / merges
@@ -111,7 +112,7 @@ def byte_level_files(folder: Path) -> tuple[Path, Path] | None:
 def from_byte_level(
     vocabulary: Path, merges: Path, settings: Settings
 ) -> tuple[tokenizers.Tokenizer, Roles]:
-    """GPT-2's and RoBERTa's byte-level BPE."""
+    """A tokenizer from GPT-2's or RoBERTa's byte-level BPE."""
     with as_data_errors(f"{vocabulary}: not a BPE vocabulary"):
         model = models.BPE.from_file(str(vocabulary), str(merges))
     tokenizer = byte_level_tokenizer(model, bool(settings.get("add_prefix_space")))
@@ -121,21 +122,21 @@ def from_byte_level(
 
 
 def from_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
-    """A unigram or BPE ``.model`` of SentencePiece: same pieces, ids and normalization."""
+    """A tokenizer with the pieces, ids and normalization of a SentencePiece ``.model``."""
     return complete(sentencepiece_models.read(path.read_bytes(), str(path)), {})
 
 
 def complete(
     tokenizer: tokenizers.Tokenizer, settings: Settings
 ) -> tuple[tokenizers.Tokenizer, Roles]:
-    """Find or add the special tokens, and have them put around what is encoded."""
+    """Find or add the special tokens, and set the post-processor that inserts [CLS] and [SEP]."""
     roles: Roles = {}
     for role in ROLES:
         names = _names(role, settings)
         found = [name for name in names if tokenizer.token_to_id(name) is not None]
         if found:
             roles[role] = found[0]
-        elif role != "unk":  # bytes need none
+        elif role != "unk":  # a byte-level vocabulary needs no unknown token
             roles[role] = names[0]
     tokenizer.add_special_tokens([AddedToken(one, normalized=False) for one in roles.values()])
     cls, sep = roles["cls"], roles["sep"]
@@ -148,6 +149,6 @@ def complete(
 
 
 def _names(role: str, settings: Settings) -> tuple[str, ...]:
-    """What the token of a role may be called, the likeliest first."""
+    """The possible names of a role's token, the likeliest first."""
     own = settings.get(f"{role}_token")
     return ROLES[role] if own is None else (str(own), *ROLES[role])

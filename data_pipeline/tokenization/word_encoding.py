@@ -1,9 +1,9 @@
-"""Encoding by a table of words, so that each distinct word goes through the tokenizer once.
+"""Encoding with a cache of words: each distinct word goes through the tokenizer only once.
 
-In 10 MB of text nine of ten words occurred before, and looking one up is much cheaper than
-encoding it. The ids are those of the whole text: it is cut only where white space begins, with
-tokenizers of which it is known what that changes (`data_pipeline.tokenization.word_rules`), and a
-document whose tokens it could change is left to be encoded whole.
+In 10 MB of text nine of ten words have occurred before, and a lookup is much cheaper than encoding.
+The ids equal those of the text encoded whole. The text is cut only before white space, and only for
+tokenizers with a known rule for it (`data_pipeline.tokenization.word_rules`). A document whose
+tokens a cut could change is left to the caller, to be encoded whole.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, models
 
 from data_pipeline.text.compiled import compiled
-from data_pipeline.text.joined_text import JoinedText, edges
+from data_pipeline.text.joined_text import JoinedText, offsets
 from data_pipeline.text.sentence_search import find_sentences
 from data_pipeline.tokenization.unigram import ordinary_words_of
 from data_pipeline.tokenization.word_rules import rule_of
 from data_pipeline.tokenization.word_table import WordTable
 
-TABLE_WORDS = 7 << 16  # about 40 MB; an eighth less than would double the table of slots
+TABLE_WORDS = 7 << 16  # about 40 MB; an eighth below the size at which the slots double
 TABLE_STEPS = 1 << 22  # 32 MB more, for text without spaces
-LEARNED_AT_ONCE = 1 << 12  # words; what the tokenizer returns is large
-# Where the ids of a word start, how many they are, and whether they are these wherever it stands.
-WORD = np.dtype([("start", "<i4"), ("size", "<i4"), ("alone", "?")])
+LEARN_BATCH = 1 << 12  # words encoded per call; the tokenizer's results take much memory
+# The offset and number of a word's ids, and whether they are the same in any context.
+WORD = np.dtype([("start", "<i4"), ("size", "<i4"), ("context_free", "?")])
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,22 @@ class DocumentIds:
 
 
 class WordEncoder:
-    """Encodes documents with one tokenizer, and remembers words."""
+    """Encodes documents with one tokenizer, and caches words."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, separator: int) -> None:
-        """`separator` is the id of a special token."""
+        """`separator` is the id of a special token that never occurs in text."""
         self._tokenizer, self._separator = tokenizer, separator
         added = tokenizer.get_added_tokens_decoder()
         self._added = [token.content for token in added.values()]
         self._mark = tokenizer.id_to_token(separator) or ""
-        self._rule = rule_of(tokenizer) if _separates(added, separator) else None
+        self._rule = rule_of(tokenizer) if _is_safe_separator(added, separator) else None
         unigram = isinstance(tokenizer.model, models.Unigram)
         self._ordinary = ordinary_words_of(tokenizer) if self._rule and unigram else None
         self._table = WordTable()
         self._tokens = _WordTokens()
 
     def __call__(self, documents: Sequence[str]) -> list[DocumentIds | None]:
-        """The ids of each document; None for one that must be encoded whole.
+        """The ids of each document; None if it must be encoded whole.
 
         No document may begin or end with white space.
         """
@@ -69,11 +69,11 @@ class WordEncoder:
         starts, stops = self._cut(text, whole, sentences)
         numbers, new = self._table.numbers(text.windows, starts, stops)
         self._learn(text, numbers[new], starts[new], stops[new])
-        ids, sizes, alone = self._tokens.of(numbers)
-        self._forget()
-        words = np.searchsorted(starts, sentences)  # before each sentence, and of all
-        in_context = np.diff(edges(~alone)[words[before]]) > 0
-        return _documents(ids, edges(sizes)[words], before, whole | in_context)
+        ids, sizes, context_free = self._tokens.of(numbers)
+        self._evict()
+        words = np.searchsorted(starts, sentences)  # [sentences + 1] word offsets
+        in_context = np.diff(offsets(~context_free)[words[before]]) > 0
+        return _documents(ids, offsets(sizes)[words], before, whole | in_context)
 
     def _whole(
         self,
@@ -82,12 +82,12 @@ class WordEncoder:
         sentences: NDArray[np.int64],
         before: NDArray[np.int64],
     ) -> NDArray[np.bool_]:
-        """[documents] which of them must not be cut."""
+        """[documents] True for those that must be encoded whole."""
         assert self._rule is not None
         may_end = self._rule.sentence_may_end(text, sentences)
-        may_end[before] = True  # as a document does
-        whole = np.diff(edges(~may_end)[before]) > 0
-        marks = [*self._added, *self._rule.never]
+        may_end[before] = True  # a document boundary is always a safe cut
+        whole = np.diff(offsets(~may_end)[before]) > 0
+        marks = [*self._added, *self._rule.forbidden]
         if found := [mark for mark in marks if _holds(text.encoded, mark.encode())]:
             whole |= [any(mark in one for mark in found) for one in documents]
         return whole
@@ -95,11 +95,11 @@ class WordEncoder:
     def _cut(
         self, text: JoinedText, whole: NDArray[np.bool_], sentences: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the words of documents that may be cut start and end."""
+        """The byte offsets at which words start and stop, in documents that may be cut."""
         assert self._rule is not None
         begins = self._rule.word_starts(text)
         begins[sentences] = True
-        starts = np.flatnonzero(begins)  # and the end of the text
+        starts = np.flatnonzero(begins)  # the last is the end of the text
         words = np.diff(np.searchsorted(starts, text.documents))
         cut = np.repeat(~whole, words)
         return starts[:-1][cut], starts[1:][cut]
@@ -111,7 +111,7 @@ class WordEncoder:
         start: NDArray[np.int64],
         stop: NDArray[np.int64],
     ) -> None:
-        """Encode new words."""
+        """Encode new words and add them to the cache."""
         assert self._rule is not None
         if self._ordinary:
             those, ids, sizes = self._ordinary(text.data, start, stop)
@@ -121,15 +121,15 @@ class WordEncoder:
             text.data[first:last].tobytes().decode()
             for first, last in zip(start.tolist(), stop.tolist(), strict=True)
         ]
-        alone = np.fromiter(map(self._rule.stands_alone, words), bool, len(words))
+        context_free = np.fromiter(map(self._rule.is_context_free, words), bool, len(words))
         if self._rule.keeps_runs:
-            alone &= ~text.white[stop - 1]
-        for first in range(0, len(words), LEARNED_AT_ONCE):
-            part = slice(first, first + LEARNED_AT_ONCE)
-            self._tokens.add(number[part], *self._encode(words[part]), alone[part])
+            context_free &= ~text.white[stop - 1]
+        for first in range(0, len(words), LEARN_BATCH):
+            part = slice(first, first + LEARN_BATCH)
+            self._tokens.add(number[part], *self._encode(words[part]), context_free[part])
 
     def _encode(self, words: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The ids of words, end to end, and how many each has."""
+        """The concatenated ids of words, and the number of ids per word."""
         assert self._rule is not None
         lead = self._rule.lead
         led = np.array([lead != "" and word[:1] == "\n" for word in words], bool)
@@ -146,44 +146,44 @@ class WordEncoder:
             keep[start : start + lead_size] = False
         return ids[keep], (sizes - lead_size * led).astype(np.int32)
 
-    def _forget(self) -> None:
-        """Of a full table the later half, the rarer words, goes."""
+    def _evict(self) -> None:
+        """Drop the later half of a full table: it holds the rarer words."""
         if len(self._table) > TABLE_WORDS or self._table.steps > TABLE_STEPS:
-            self._table.forget_after(len(self._table) // 2)
+            self._table.truncate(len(self._table) // 2)
             self._tokens = self._tokens.first(len(self._table))
 
 
 class _WordTokens:
-    """The tokens of words, by number. Arrays have room for more."""
+    """The ids of words, by word number. The arrays have spare room."""
 
     def __init__(self) -> None:
         self._words = np.zeros(0, WORD)
         self._ids = np.zeros(0, np.int32)  # [tokens of all words]
-        self._count = 0  # of those
+        self._count = 0  # ids in use
 
     def add(
         self,
         numbers: NDArray[np.int32],
         ids: NDArray[np.int32],
         sizes: NDArray[np.int32],
-        alone: NDArray[np.bool_],
+        context_free: NDArray[np.bool_],
     ) -> None:
-        """Take up words: their ids end to end, how many each has, whether it stands alone."""
-        self._words = _with_room(self._words, numbers.max(initial=-1) + 1)
-        self._words["start"][numbers] = self._count + edges(sizes)[:-1]
-        self._words["size"][numbers], self._words["alone"][numbers] = sizes, alone
-        self._ids = _with_room(self._ids, self._count + len(ids))
+        """Add words: their concatenated ids, the number of ids per word, and `context_free`."""
+        self._words = _grown_to(self._words, numbers.max(initial=-1) + 1)
+        self._words["start"][numbers] = self._count + offsets(sizes)[:-1]
+        self._words["size"][numbers], self._words["context_free"][numbers] = sizes, context_free
+        self._ids = _grown_to(self._ids, self._count + len(ids))
         self._ids[self._count : self._count + len(ids)] = ids
         self._count += len(ids)
 
     def of(
         self, numbers: NDArray[np.int32]
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
-        """What was taken up for words."""
+        """(concatenated ids, ids per word, context_free) of the given words."""
         return _tokens_of(numbers, self._words, self._ids)
 
     def first(self, count: int) -> _WordTokens:
-        """Those of the first `count` words."""
+        """A copy that holds only the first `count` words."""
         kept = _WordTokens()
         numbers = np.arange(count, dtype=np.int32)
         kept.add(numbers, *self.of(numbers))
@@ -194,10 +194,10 @@ class _WordTokens:
 def _tokens_of(
     numbers: NDArray[np.int32], words: NDArray[np.void], ids: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
-    sizes, alone = np.empty(len(numbers), np.int32), np.empty(len(numbers), np.bool_)
+    sizes, context_free = np.empty(len(numbers), np.int32), np.empty(len(numbers), np.bool_)
     for place in range(len(numbers)):
         word = words[numbers[place]]
-        sizes[place], alone[place] = word.size, word.alone
+        sizes[place], context_free[place] = word.size, word.context_free
     joined = np.empty(sizes.sum(), np.int32)
     done = 0
     for place in range(len(numbers)):
@@ -205,11 +205,11 @@ def _tokens_of(
         for token in range(sizes[place]):
             joined[done] = ids[start + token]
             done += 1
-    return joined, sizes, alone
+    return joined, sizes, context_free
 
 
-def _with_room(array: NDArray, size: int) -> NDArray:
-    """The array, or twice as much and zeros where it lacks room."""
+def _grown_to(array: NDArray, size: int) -> NDArray:
+    """The array, zero-padded to at least `size`; it at least doubles when it grows."""
     return array if size <= len(array) else np.pad(array, (0, max(size, 2 * len(array))))
 
 
@@ -219,8 +219,10 @@ def _documents(
     sentences: NDArray[np.int64],
     passed_over: NDArray[np.bool_],
 ) -> list[DocumentIds | None]:
-    """Documents of a text with these ids: so many `tokens` are before each of its sentences, so
-    many `sentences` before each of its documents."""
+    """Split the ids of a text into documents; None for those in `passed_over`.
+
+    `tokens` [sentences + 1] and `sentences` [documents + 1] are offsets.
+    """
     sizes = np.diff(tokens)
     parts = zip(
         itertools.pairwise(sentences.tolist()),
@@ -235,12 +237,12 @@ def _documents(
 
 
 def _holds(text: bytes, mark: bytes) -> bool:
-    """Whether a mark occurs; its first byte alone is found much more quickly."""
+    """Whether `mark` occurs in `text`; checks its first byte first, which is much faster."""
     return mark[:1] in text and mark in text
 
 
-def _separates(added: dict[int, AddedToken], separator: int) -> bool:
-    """Whether an added token is cut out of any text, and nothing but itself."""
+def _is_safe_separator(added: dict[int, AddedToken], separator: int) -> bool:
+    """Whether the separator is always recognised as a token, and takes no text beside it along."""
     token = added.get(separator)
     if token is None or token.normalized or token.single_word or token.lstrip or token.rstrip:
         return False

@@ -1,7 +1,7 @@
-"""A table of words, looked up by the hundred thousand at a time.
+"""A hash table of words, made for hundreds of thousands of lookups per call.
 
-A hash table with open addressing, in a compiled loop, so that a lookup costs some tens of
-nanoseconds. Hashes only say where to look: words are compared, eight bytes at a time.
+It uses open addressing in a compiled loop, so a lookup takes some tens of nanoseconds. Words with
+equal hashes are compared in full, eight bytes (a "step") at a time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio (Knuth 1998, sectio
 
 
 class WordTable:
-    """Numbers words from 0 on in the order in which they are first seen."""
+    """Numbers words from 0, in the order in which they first occur."""
 
     def __init__(self) -> None:
         self._count = 0
         self._slots = np.full(FIRST_SLOTS, _FREE)
-        # What is behind the first step of each word, in whole steps, end to end; with room for more
-        self._edges = np.zeros(FIRST_SLOTS // 2 + 1, np.int64)
+        # The steps of each word after its first one, concatenated; with spare room.
+        self._offsets = np.zeros(FIRST_SLOTS // 2 + 1, np.int64)
         self._steps = np.zeros(FIRST_SLOTS // 2, np.uint64)
 
     def __len__(self) -> int:
@@ -36,40 +36,40 @@ class WordTable:
 
     @property
     def steps(self) -> int:
-        """The steps behind the first ones of all words."""
-        return int(self._edges[self._count])
+        """The number of stored steps; the first step of a word is stored in its slot."""
+        return int(self._offsets[self._count])
 
     def numbers(
         self, windows: NDArray[np.uint64], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The number of each word, [words], from byte `start` to `end`; and the places in this of
-        the new ones, [new words], which are taken up.
+        """The number of each word [words], and the indices of words that are new [new words].
 
-        `windows` are those of `JoinedText`.
+        Word i spans the bytes from ``starts[i]`` up to ``ends[i]``. New words are added to the
+        table. `windows` is `JoinedText.windows`.
         """
         numbers, new = np.empty(len(starts), np.int32), np.empty(len(starts), np.int64)
         known, done = self._count, 0
         while done < len(numbers):
             done, self._count = _number(
-                *(windows, starts, ends - starts, self._slots, self._edges, self._steps),
+                *(windows, starts, ends - starts, self._slots, self._offsets, self._steps),
                 *(self._count, done, numbers, new[self._count - known :]),
             )
             if 2 * self._count == len(self._slots):
-                self._hash_again(2 * len(self._slots))
+                self._rehash(2 * len(self._slots))
             elif done < len(numbers):
                 self._steps = np.pad(self._steps, (0, len(self._steps) + len(windows) // STEP))
         return numbers, new[: self._count - known]
 
-    def forget_after(self, count: int) -> None:
-        """Keep the first `count` words only."""
+    def truncate(self, count: int) -> None:
+        """Keep only the first `count` words."""
         self._count = min(self._count, count)
-        self._hash_again(len(self._slots))
+        self._rehash(len(self._slots))
 
-    def _hash_again(self, slots: int) -> None:
-        """Put every word into a slot of a table of so many."""
+    def _rehash(self, slots: int) -> None:
+        """Move every word into a table with this many slots."""
         before, self._slots = self._slots, np.full(slots, _FREE)
-        self._edges = np.pad(self._edges, (0, slots // 2 + 1 - len(self._edges)))
-        _move(before, self._slots, self._edges, self._steps, self._count)
+        self._offsets = np.pad(self._offsets, (0, slots // 2 + 1 - len(self._offsets)))
+        _move(before, self._slots, self._offsets, self._steps, self._count)
 
 
 @compiled
@@ -78,19 +78,21 @@ def _number(
     starts: NDArray[np.int64],
     sizes: NDArray[np.int64],
     slots: NDArray[Any],
-    edges: NDArray[np.int64],
+    offsets: NDArray[np.int64],
     steps: NDArray[np.uint64],
     count: int,
     done: int,
     numbers: NDArray[np.int32],
     new: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Number words from `done` on, until there is no room for one; returns how many are done, and
-    how many are in the table. Each word is put down behind the others, whether it will stay or not.
+    """Number words from index `done`, until the table is full.
+
+    Returns (words done, words in the table). Each word's steps are first written after all others;
+    they stay there only if the word is new.
     """
     known = count
     for word in range(done, len(starts)):
-        start, size, first = starts[word], sizes[word], edges[count]
+        start, size, first = starts[word], sizes[word], offsets[count]
         if 2 * count == len(slots) or first + size // STEP > len(steps):
             return word, count
         beginning = windows[start] & FIRST_BYTES[min(size, STEP)]
@@ -100,7 +102,7 @@ def _number(
             last += 1
         at = _first_slot(beginning, steps, first, last, len(slots))
         while slots[at].number >= 0:
-            other = edges[slots[at].number]
+            other = offsets[slots[at].number]
             is_alike = slots[at].size == size and slots[at].beginning == beginning
             if is_alike and (size <= STEP or _equal(steps, other, first, last)):
                 break
@@ -109,14 +111,14 @@ def _number(
             slots[at].number, slots[at].size, slots[at].beginning = count, size, beginning
             new[count - known] = word
             count += 1
-            edges[count] = last
+            offsets[count] = last
         numbers[word] = slots[at].number
     return len(starts), count
 
 
 @compiled
 def _equal(steps: NDArray[np.uint64], other: int, first: int, last: int) -> bool:
-    """Whether the steps from `first` to `last` are also at `other`."""
+    """Whether the steps from `first` up to `last` equal those from `other`."""
     for step in range(first, last):  # noqa: SIM110
         if steps[step] != steps[other + step - first]:
             return False
@@ -127,14 +129,14 @@ def _equal(steps: NDArray[np.uint64], other: int, first: int, last: int) -> bool
 def _move(
     before: NDArray[Any],
     slots: NDArray[Any],
-    edges: NDArray[np.int64],
+    offsets: NDArray[np.int64],
     steps: NDArray[np.uint64],
     count: int,
 ) -> None:
     """Give new slots to the first `count` words."""
     for old in before:
         if 0 <= old.number < count:
-            first, last = edges[old.number], edges[old.number + 1]
+            first, last = offsets[old.number], offsets[old.number + 1]
             at = _first_slot(old.beginning, steps, first, last, len(slots))
             while slots[at].number >= 0:
                 at = (at + 1) & (len(slots) - 1)
@@ -145,7 +147,7 @@ def _move(
 def _first_slot(
     beginning: np.uint64, steps: NDArray[np.uint64], first: int, last: int, slots: int
 ) -> int:
-    """Where to look for a word first: multiplicative hashing, whose upper bits are the best."""
+    """The first slot to probe: multiplicative hashing, whose upper bits are the best mixed."""
     mixed = beginning * _MIX
     for step in range(first, last):
         mixed = (mixed ^ (mixed >> np.uint64(32)) ^ steps[step]) * _MIX

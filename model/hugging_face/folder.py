@@ -31,7 +31,7 @@ from model.skeleton import skeleton
 
 FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT)
 OWN_TYPE = "tandem"
-_MOST_SHARED_LAYERS = 1024  # more than the tensors can be only in a model that shares layers
+_MAX_SHARED_LAYERS = 1024  # more than the tensors can be only in a model that shares layers
 _LAYERS = ("num_hidden_layers", "n_layers", "layers")
 _NETWORKS = ("num_feedforward_networks", "feed_forwards")
 # What comes of values that nobody checks; torch raises RuntimeError for sizes beyond its numbers.
@@ -126,11 +126,11 @@ def _tokenizer_files(source: Path) -> list[Path]:
     if VOCABULARIES.isdisjoint(path.name for path in found):
         raise ModelError(f"{found[0]}: has no vocabulary beside it, as in tokenizer.json")
     for path in found:
-        _require_form(path)
+        _require_well_formed(path)
     return found
 
 
-def _require_form(path: Path) -> None:
+def _require_well_formed(path: Path) -> None:
     """Raise ModelError for a file that is not what its name says."""
     if path.suffix == ".json":
         content = _read_json(path)
@@ -220,10 +220,10 @@ def read_folder(folder: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:
     theirs = _read_json(path)
     weights = read_weights(folder)
     try:
-        _refuse_endless(theirs, weights)
+        _refuse_implausible_depth(theirs, weights)
         if theirs.get("model_type") == OWN_TYPE:
             config, state = _read_own(theirs), weights
-            _refuse_more(config, state, empty_names)
+            _refuse_extra_weights(config, state, tensor_names)
         else:
             config, state = _from_transformers(theirs, weights)
         return config, _checked(config, state)
@@ -279,25 +279,27 @@ def _from_transformers(
     modern = {_modern_name(name): tensor for name, tensor in weights.items()}
     tensors = family.split(_with_prefix(family, modern))
     config = _read(family, theirs, tensors)
-    _refuse_more(config, tensors, lambda one: family.their_names(one, empty_names(one)).values())
-    names = family.their_names(config, empty_names(config))
+    _refuse_extra_weights(
+        config, tensors, lambda one: family.their_names(one, tensor_names(one)).values()
+    )
+    names = family.their_names(config, tensor_names(config))
     missing = [name for name in names.values() if name not in tensors]
     if missing:
         raise ModelError(f"the weights have no {missing[0]}; import a whole checkpoint")
     return config, {ours: tensors[name] for ours, name in names.items()}
 
 
-def _refuse_endless(theirs: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+def _refuse_implausible_depth(theirs: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
     """More layers than any memory holds must not even be counted."""
     layers, networks = _largest(theirs, _LAYERS), _largest(theirs, _NETWORKS)
-    if layers * networks > max(len(weights), _MOST_SHARED_LAYERS):
+    if layers * networks > max(len(weights), _MAX_SHARED_LAYERS):
         raise ModelError(
             f"the configuration says {layers} layers of {networks} feed-forward networks each, "
             f"the weights have fewer"
         )
 
 
-def _refuse_more(
+def _refuse_extra_weights(
     config: EncoderConfig, weights: Container[str], names: Callable[[EncoderConfig], Iterable[str]]
 ) -> None:
     """Weights that have a layer or a network more than the configuration are of another model."""
@@ -328,7 +330,7 @@ def _modern_name(name: str) -> str:
     return name.removesuffix("beta") + "bias" if name.endswith(".beta") else name
 
 
-def empty_names(config: EncoderConfig) -> list[str]:
+def tensor_names(config: EncoderConfig) -> list[str]:
     """Names of the tensors that a model of this configuration has."""
     return list(skeleton(config).state_dict())
 

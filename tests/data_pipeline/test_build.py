@@ -154,7 +154,7 @@ def test_two_builds_in_one_folder_are_not_at_work_at_once(
 
     def second(self, chunk):
         monkeypatch.setattr(building._Build, "_take", take)
-        with pytest.raises(DataError, match="another build is at work there") as caught:
+        with pytest.raises(DataError, match="another build is running there") as caught:
             build(*arguments, **OPTIONS)
         refused.append(str(caught.value))
         take(self, chunk)
@@ -307,7 +307,7 @@ def test_mistakes_are_one_line(tmp_path: Path, text_file: Path, tokenizer_dir: P
     (tmp_path / "empty.txt").write_text("\n \n")
     cases = [
         ([str(tmp_path / "none.txt")], tokenizer_dir, {}, "none.txt: no such file"),
-        ([str(tmp_path / "empty.txt")], tokenizer_dir, {}, "no text there"),
+        ([str(tmp_path / "empty.txt")], tokenizer_dir, {}, "holds no text"),
         ([str(text_file)], tmp_path, {}, "holds no tokenizer"),
         ([str(text_file)], tokenizer_dir, {"val_fraction": 1.5}, "--val-fraction"),
         ([str(text_file)], tokenizer_dir, {"task": (5, 3)}, "--task 5/3"),

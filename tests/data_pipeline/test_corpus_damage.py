@@ -110,7 +110,7 @@ def test_a_corpus_without_checksums_must_be_built_again(tiny: Path) -> None:
     tree = json.loads(path.read_text()) | {"format": 1}
     del tree["files"], tree["sha256"]
     with harmed(path, Damage("old", json.dumps(tree, indent=2).encode())):
-        assert "corpus.json: of another format (1, not 2)" in said_by(check, tiny)
+        assert "corpus.json: has another format (1, not 2)" in said_by(check, tiny)
         assert "build the corpus again" in said_by(Corpus.open, tiny)
 
 

@@ -15,10 +15,10 @@ import pytest
 from data_pipeline import BatchStream, Corpus, DataConfig
 from data_pipeline.order.epoch import EpochOrder, SequenceCounts
 from data_pipeline.order.slots import BatchSizes, Slots
-from data_pipeline.reading.corpus import origin_of
+from data_pipeline.reading.corpus import index_digest
 from data_pipeline.shards import manifest
+from data_pipeline.shards.cached_counts import cached_array
 from data_pipeline.shards.index import BLOCK, INDEX_FILES, SHARD, write_index
-from data_pipeline.shards.kept import kept
 from tests.data_pipeline.conftest import make_documents
 
 BLOCKS = 4
@@ -54,10 +54,10 @@ def write_hollow_corpus(folder: Path, corpus: Corpus, shards: int) -> None:
     names = [f"train/{name}" for name in INDEX_FILES]
     tree["files"] = manifest.records(folder, [*names, "word_starts.npy"])
     (folder / "corpus.json").write_text(manifest.render(tree))
-    origin = origin_of(manifest.files_of(tree), "train")
+    origin = index_digest(manifest.files_of(tree), "train")
     counts = np.full(shards * BLOCKS, PER_BLOCK, "u4")
     name = split / "sequences-full_sentences-512.npy"
-    kept(name, origin, len(counts), lambda: counts)
+    cached_array(name, origin, len(counts), lambda: counts)
 
 
 def test_seeking_reads_no_shard_and_little_memory(corpus: Corpus, tmp_path: Path) -> None:

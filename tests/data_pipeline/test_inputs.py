@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 
 from data_pipeline import DataError, build
 from data_pipeline.text.documents import (
-    Reading,
+    ReadOptions,
     find_files,
-    line_of,
+    input_slice,
+    location_of,
     parse,
     raw_chunks,
     read_documents,
-    slice_of,
 )
 from data_pipeline.tokenization.training import train
 from tests.data_pipeline.conftest import make_documents
 
 DOCUMENTS = [*make_documents(25, 4), "Ünïcödé — “quotes”\nand a second line.", "日本語。"]
-READING = Reading()
+READING = ReadOptions()
 
 
 def write_all(folder: Path) -> list[Path]:
@@ -73,7 +73,7 @@ def test_folders_globs_and_standard_input(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(DataError, match="no such file or folder"):
         find_files([str(tmp_path / "*.nothing")])
     (tmp_path / "hollow").mkdir()
-    with pytest.raises(DataError, match="no text files there"):
+    with pytest.raises(DataError, match="holds no text files"):
         find_files([str(tmp_path / "hollow")])
     for names, message in (
         (["-", "-"], "-: standard input can"),
@@ -83,7 +83,7 @@ def test_folders_globs_and_standard_input(tmp_path: Path, monkeypatch: pytest.Mo
             find_files(names)
     for separator in ("", "one\ntwo"):
         with pytest.raises(DataError, match="--separator: must be one line"):
-            Reading(separator=separator)
+            ReadOptions(separator=separator)
 
 
 def test_text_that_cannot_be_used_is_counted_with_the_first_reason(
@@ -93,10 +93,10 @@ def test_text_that_cannot_be_used_is_counted_with_the_first_reason(
         (
             "a.txt",
             "One.\n\nTwo.".encode("utf-16"),
-            r"; 1 cannot, the first is .*a\.txt:1: not valid",
+            r"; problems: 1, the first: .*a\.txt:1: not valid",
         ),
-        ("b.jsonl", b"{}\n[1]\n{", r"; 3 cannot, the first is .*b\.jsonl:1: no field 'text'"),
-        ("c.txt", b"", r"c\.txt: no text there"),
+        ("b.jsonl", b"{}\n[1]\n{", r"; problems: 3, the first: .*b\.jsonl:1: no field 'text'"),
+        ("c.txt", b"", r"c\.txt: holds no text"),
     ):
         path = tmp_path / name
         path.write_bytes(content)
@@ -111,10 +111,10 @@ def test_separator_line_endings_and_byte_order_mark(tmp_path: Path) -> None:
     path.write_bytes("\ufeffone\r\n\r\ntwo\r\nlines\r\n\r\n\r\nthree".encode())
     assert list(read_documents([str(path)])) == ["one", "two\nlines", "three"]
     path.write_text("one\n\nstill one\n###\ntwo\n###\n###\nthree ### no\n###")
-    reading = Reading(separator="###")
+    reading = ReadOptions(separator="###")
     assert list(read_documents([str(path)], reading)) == ["one\n\nstill one", "two", "three ### no"]
-    chunk = next(raw_chunks(slice_of([str(path)], reading, 0, 1), reading))
-    assert [line_of(one) for one in parse(chunk, reading).problems] == [f"{path}:7"]
+    chunk = next(raw_chunks(input_slice([str(path)], reading, 0, 1), reading))
+    assert [location_of(one) for one in parse(chunk, reading).problems] == [f"{path}:7"]
 
 
 BAD_TEXT = b"good one\n\nbad \xff\xfe bytes\n\n\x01\x02\n\nlast good"
@@ -187,7 +187,7 @@ def test_any_slicing_gives_the_same_documents(tmp_path_factory, texts, gaps, tas
         patch.setattr("data_pipeline.text.documents.CHUNK_BYTES", size)
         patch.setattr("data_pipeline.text.documents.LONGEST_BOUNDARY", 8)
         for name, reading in (
-            ("a.txt", READING), ("b.jsonl", READING), ("c.txt", Reading(separator="##")),
+            ("a.txt", READING), ("b.jsonl", READING), ("c.txt", ReadOptions(separator="##")),
             ("", READING),
         ):  # fmt: skip
             inputs = [str(folder / name)]
@@ -195,7 +195,7 @@ def test_any_slicing_gives_the_same_documents(tmp_path_factory, texts, gaps, tas
             parts = [
                 document
                 for task in range(tasks)
-                for chunk in raw_chunks(slice_of(inputs, reading, task, tasks), reading)
+                for chunk in raw_chunks(input_slice(inputs, reading, task, tasks), reading)
                 for document in parse(chunk, reading).documents
             ]
             assert parts == whole
@@ -212,7 +212,7 @@ def test_long_documents_and_lines_take_no_longer(tmp_path: Path) -> None:
         parts = [
             len(document)
             for task in range(3)
-            for chunk in raw_chunks(slice_of([str(tmp_path)], READING, task, 3), READING)
+            for chunk in raw_chunks(input_slice([str(tmp_path)], READING, task, 3), READING)
             for document in parse(chunk, READING).documents
         ]
     assert parts == [*(len(text.strip()) for text in texts), 3]
@@ -222,4 +222,4 @@ def test_slices_of_nothing_are_empty(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).touch()
     for task in range(3):
-        assert not list(raw_chunks(slice_of([str(tmp_path)], READING, task, 3), READING))
+        assert not list(raw_chunks(input_slice([str(tmp_path)], READING, task, 3), READING))

@@ -272,7 +272,7 @@ def test_words_and_ngrams_are_taken_as_by_a_plain_loop(seed, length, rate, longe
     budget = np.rint(rate * maskable.sum(1)).astype(np.int64)
     chosen_rows, columns = word_masking.choose_words(keys, starts, maskable, budget, longest)
     found = word_masking.find_words(starts, maskable)
-    order = word_masking.visits(keys, found)
+    order = word_masking.visiting_order(keys, found)
     lengths = word_masking.ngram_lengths(keys, found, longest)
     for row in range(5):
         assert [list(range(c, c + s)) for c, s in words_with_sizes(found, row)] == words_of(

@@ -103,7 +103,7 @@ def test_parts_beside_a_finished_corpus_are_neither_built_nor_lost(
     for task in range(2):
         build(*arguments, str(late), task=(task, 2), **OPTIONS)
     (late / "parts").rename(out / "parts")
-    with pytest.raises(DataError, match="out: holds a corpus besides these parts"):
+    with pytest.raises(DataError, match="out: holds both a corpus and parts"):
         merge(str(out))
     (out / "parts").rename(late / "parts")
     assert merge(str(late))["tally"]["documents"] == whole["tally"]["documents"]

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.hashing import array_keys, permutation, scalar_key, words
+from data_pipeline.hashing import array_keys, permutation, random_uint32, scalar_key
 from data_pipeline.order.epoch import EpochOrder, SequenceCounts
 from data_pipeline.order.slots import BatchSizes, Slots
 
@@ -132,7 +132,7 @@ def test_the_order_is_pinned() -> None:
     assert scalar_key(1, 2, 3) == 15020427595393229491
     assert permutation(42, 8).tolist() == [3, 2, 5, 1, 4, 0, 7, 6]
     keys = array_keys(5, np.array([1, 2]), np.array([3, 2**40]))
-    assert words(keys, np.array([0, 7])).tolist() == [
+    assert random_uint32(keys, np.array([0, 7])).tolist() == [
         [3613504034, 1972316908],
         [1219079486, 3314475086],
     ]
@@ -140,11 +140,11 @@ def test_the_order_is_pinned() -> None:
 
 def test_words_are_uniform_and_independent() -> None:
     keys = array_keys(9, np.arange(2000))
-    bits = words(keys, np.arange(128)).view(np.uint8)
+    bits = random_uint32(keys, np.arange(128)).view(np.uint8)
     histogram = np.bincount(bits.ravel(), minlength=256)
     chi_square = ((histogram - histogram.mean()) ** 2 / histogram.mean()).sum()
     assert chi_square < 350  # 255 degrees of freedom: mean 255, deviation 23
-    fractions = words(keys, np.arange(128)) / 2.0**32
+    fractions = random_uint32(keys, np.arange(128)) / 2.0**32
     rows, columns = np.corrcoef(fractions), np.corrcoef(fractions.T)
     assert np.abs(columns - np.eye(128)).max() < 5.5 / 2000**0.5
     assert np.abs(rows - np.eye(2000)).max() < 6.5 / 128**0.5

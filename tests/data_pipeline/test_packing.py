@@ -21,7 +21,7 @@ from data_pipeline import (
 from data_pipeline.building.merging import documents
 from data_pipeline.config import PACKINGS
 from data_pipeline.packing.sequences import PackingRules, count, single_spans
-from data_pipeline.reading.padding import padding_shares
+from data_pipeline.reading.padding import padding_fractions
 from data_pipeline.shards.blocks import Block
 from tests.data_pipeline.conftest import make_documents
 
@@ -220,7 +220,7 @@ def test_padding_share_reads_no_shard_and_not_every_block(
         shard.unlink()
     of_all = padding_fraction(split, rules)
     monkeypatch.setattr(
-        "data_pipeline.reading.padding.BLOCKS_LOOKED_AT", len(split.index.blocks) // 3
+        "data_pipeline.reading.padding.SAMPLED_BLOCKS", len(split.index.blocks) // 3
     )
     of_some = padding_fraction(split, rules)
     assert of_some != of_all
@@ -241,8 +241,8 @@ def test_padding_of_phases_and_mixtures(corpus: Corpus, make_corpus: Callable[..
         (3 * padding_fraction(splits["a"], one) + padding_fraction(splits["b"], one)) / 4
         for one in rules
     ]
-    assert padding_shares(splits, config) == pytest.approx(expected)
-    alone = padding_shares(splits["a"], DataConfig(path="x", sequence_length=32))
+    assert padding_fractions(splits, config) == pytest.approx(expected)
+    alone = padding_fractions(splits["a"], DataConfig(path="x", sequence_length=32))
     assert alone == [padding_fraction(splits["a"], rules[0])]
 
 

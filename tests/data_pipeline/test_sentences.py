@@ -88,7 +88,7 @@ def test_the_search_is_linear(part: str, limited: None) -> None:
     text = "a" + part * (300_000 // len(part)) + "b"
     joined = JoinedText.of([text])
     found, _ = find_sentences(joined)
-    expected = joined.byte_places(np.array([0, *sentence_ends(text)]))
+    expected = joined.byte_offsets(np.array([0, *sentence_ends(text)]))
     assert found.tolist() == expected.tolist()
 
 

@@ -97,5 +97,5 @@ def test_epochs_stay_complete_while_the_batch_grows(corpus: Corpus) -> None:
 
 def test_every_size_must_divide(corpus: Corpus) -> None:
     sizes = BatchSizes.of({0: 4, 10: 6})
-    with pytest.raises(DataError, match="6 rows do not divide by 4 ranks"):
+    with pytest.raises(DataError, match="6 rows cannot be split among 4 ranks"):
         BatchStream(corpus.split("train"), DataConfig(path="x"), 1, sizes, 0, 4)

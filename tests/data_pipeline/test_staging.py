@@ -230,7 +230,7 @@ def test_a_disk_that_fails_is_named_once_and_done_without(
             np.testing.assert_array_equal(stream.batch(step).input_ids, plain.batch(step).input_ids)
     (record,) = caplog.records
     assert "data.stage: " in record.getMessage()
-    assert "from here on this node reads from the corpus" in record.getMessage()
+    assert "from now on this node reads from the corpus" in record.getMessage()
     assert not folder.exists()
 
 
@@ -245,7 +245,7 @@ def test_a_damaged_copy_is_not_believed(config: DataConfig, folder: Path, caplog
         for step in range(STEPS):
             stager.reached(step)
             np.testing.assert_array_equal(stream.batch(step).input_ids, plain.batch(step).input_ids)
-    assert [record.getMessage().count("not as it was written") for record in caplog.records] == [1]
+    assert [record.getMessage().count(": damaged;") for record in caplog.records] == [1]
 
 
 def test_a_damaged_corpus_is_its_readers_to_report(corpus: Corpus, folder: Path) -> None:

@@ -131,7 +131,7 @@ def test_shape_of_a_sequence(corpus: Corpus) -> None:
 @pytest.mark.parametrize(
     ("options", "batch", "world", "message"),
     [
-        ({}, 6, 4, "6 rows do not divide by 4 ranks"),
+        ({}, 6, 4, "6 rows cannot be split among 4 ranks"),
         ({"sequence_length": 32768}, 4, 1, "single full sequence"),
         ({"packing": "contiguous"}, 4096, 4096, "too few for 4096 ranks"),
     ],

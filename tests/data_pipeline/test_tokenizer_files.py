@@ -22,7 +22,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         ("wordpiece", 1 << 40, "must be from 6 to 1,048,576"),
         ("unigram", 5, "must be from 6 to"),
         ("unigram", 9, r"--vocab-size 9: must be at least \d+ for the characters"),
-        ("unigram", 8000, r"--vocab-size 8000: must be at most \d+ for so little text"),
+        ("unigram", 8000, r"--vocab-size 8000: must be at most \d+ for this little text"),
         ("letters", 100, "--kind letters"),
     ):
         with pytest.raises(DataError, match=message) as caught:
@@ -33,7 +33,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     for path, message in (
         (tmp_path / "bad.model", "not a SentencePiece model"),
-        (tmp_path / "empty.model", "no pieces in it"),
+        (tmp_path / "empty.model", "it has no pieces"),
         (tmp_path, "not a tokenizer"),
         (tmp_path / "none", "holds no tokenizer"),
     ):

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import models, normalizers, pre_tokenizers
 
-from data_pipeline.text.joined_text import PADDING, JoinedText, edges
+from data_pipeline.text.joined_text import PADDING, JoinedText, offsets
 from data_pipeline.tokenization.unigram import ordinary_words_of
 from data_pipeline.tokenization.word_table import WordTable
 
 
 def joined(words: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
     """Words end to end, with padding, and where each starts and ends."""
-    found = edges([len(word) for word in words])
+    found = offsets([len(word) for word in words])
     return np.frombuffer(b"".join(words) + bytes(PADDING), np.uint8), found[:-1], found[1:]
 
 
@@ -50,7 +50,7 @@ def test_words_have_the_same_number_exactly_when_they_are_equal(
         seen += [words[place] for place in new.tolist()]
         assert [seen[number] for number in numbers.tolist()] == words
     assert len({*seen}) == len(seen) == len(table)
-    table.forget_after(kept)
+    table.truncate(kept)
     assert len(table) == min(kept, len(seen))
     numbers, new = table.numbers(*in_windows(seen[::-1]))
     assert sorted(numbers.tolist()) == [*range(len(seen))]

@@ -69,5 +69,7 @@ def test_a_job_reads_the_same_from_its_nodes_own_disk(corpus, tmp_path, alone, m
 
 def test_without_the_key_nothing_is_staged_and_a_variable_must_be_set(corpus, tmp_path):
     assert folder_on_node(tiny(corpus, tmp_path), 1) is None
-    with pytest.raises(DataError, match=r"data\.stage: \$NO_DISK_HERE: the variable is not set"):
+    with pytest.raises(
+        DataError, match=r"data\.stage: \$NO_DISK_HERE names a variable that is not set"
+    ):
         folder_on_node(tiny(corpus, tmp_path, "data.stage=$NO_DISK_HERE"), 1)

@@ -1,4 +1,4 @@
-"""A file that only grows, written by a process that may be killed at any byte."""
+"""An append-only file, written by a process that may be killed at any byte."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ CHUNK = 1 << 22
 
 
 @dataclass
-class Growth:
-    """How much of a file counts, and the CRC-32 of that. What was written beyond is dropped."""
+class CommittedPrefix:
+    """The valid prefix of a file: its size and CRC-32. Bytes after it are discarded."""
 
     size: int = 0
     crc32: int = 0
 
     def append(self, path: Path, data: bytes) -> None:
-        """Write `data` behind what counts, and count it."""
+        """Write `data` after the prefix and extend the prefix by it."""
         with open(path, "ab") as file:
             file.truncate(self.size)
             file.write(data)
@@ -27,13 +27,13 @@ class Growth:
         self.crc32 = zlib.crc32(data, self.crc32)
 
     def verify(self, path: Path, advice: str) -> None:
-        """Raise DataError with the `advice` unless what counts is as it was written."""
+        """Raise DataError, with the `advice`, if the prefix was changed."""
         if (self.size, self.crc32) != _prefix(path, self.size):
-            raise DataError(f"{path}: not as the unfinished build left it; {advice}")
+            raise DataError(f"{path}: was changed since the unfinished build; {advice}")
 
 
 def _prefix(path: Path, size: int) -> tuple[int, int]:
-    """How many of the first `size` bytes of a file there are, and their CRC-32."""
+    """(number of bytes, CRC-32) of the first `size` bytes of a file; fewer if it is shorter."""
     found = crc = 0
     try:
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Which block each row reads from step to step; no token data is read."""
+"""Which block each row reads at each step; computed without reading token data."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from numpy.typing import NDArray
 from data_pipeline.order.epoch import BlockSpan, EpochOrder, SequenceCounts
 
 
-class BlockWalk:
-    """Follows R rows through the blocks of a split, for `Lanes` and for staging."""
+class BlockCursors:
+    """The current block of each of R rows, for `Lanes` and for staging."""
 
     def __init__(self, counts: SequenceCounts, seed: int, rows: int) -> None:
         self.counts, self._seed = counts, seed
-        self.starts = np.zeros(rows, np.int64)  # the first position of each row's block
+        self.starts = np.zeros(rows, np.int64)  # the first position in each row's block
         self._ends = np.zeros(rows, np.int64)
         self._epochs = np.full(rows, -1)
         self._orders: OrderedDict[int, EpochOrder] = OrderedDict()
 
-    def moved(
+    def advance(
         self, epochs: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> Iterator[tuple[int, int, BlockSpan]]:
-        """(row, epoch, block) for each row that is not in the block that it was in before.
+        """Move the rows to new positions; yields (row, epoch, block) for rows that change block.
 
-        `epochs` and `positions` [R] are where `Slots.locate` says that the rows are now.
+        `epochs` [R] and `positions` [R] are those that `Slots.locate` returns.
         """
         stale = (epochs != self._epochs) | (positions < self.starts) | (positions >= self._ends)
         for row in np.flatnonzero(stale).tolist():
@@ -38,7 +38,7 @@ class BlockWalk:
             yield row, epoch, span
 
     def order(self, epoch: int) -> EpochOrder:
-        """The order of an epoch; four are kept: a batch may straddle two, and so may its pairs."""
+        """The order of an epoch. Four are cached: a batch and its pairs may straddle two each."""
         if epoch not in self._orders:
             self._orders[epoch] = EpochOrder(self.counts, self._seed, epoch)
             if len(self._orders) > 4:

@@ -1,9 +1,9 @@
-"""Arrays that are computed from the index of a split once, and kept beside it.
+"""Arrays that are computed once from the index of a split, and cached beside it.
 
-Such a file is an ordinary ``.npy`` with 32 bytes behind it: the SHA-256 of what it was computed
-from, its name and its npy bytes. It is one file, so processes that race to write it each rename a
-whole one into place, checksum included. A file that is damaged, of another corpus, or under
-another's name is told by its checksum, and computed anew.
+A cache file is an ordinary ``.npy`` followed by 32 bytes: the SHA-256 of the index digest, the file
+name and the npy bytes. Each writer renames a complete file into place, checksum included, so
+processes may race to write it. The checksum reveals a file that is damaged, belongs to another
+corpus or was renamed; such a file is computed again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ PATTERN = "sequences-*.npy"
 DIGEST_BYTES = 32
 
 
-def kept(path: Path, origin: str, size: int, compute: Callable[[], NDArray]) -> NDArray:
-    """The array of `size` numbers at `path`, mapped; computed and written where it is not sound.
+def cached_array(path: Path, origin: str, size: int, compute: Callable[[], NDArray]) -> NDArray:
+    """The array of `size` numbers at `path`, memory-mapped; computed and written if not intact.
 
-    `origin` stands for what it is computed from. A folder that cannot be written to only means
-    that the next process computes it again.
+    `origin` identifies the data that it is computed from. If the folder is not writable, the next
+    process computes the array again.
     """
     if path.exists():
-        if is_sound(path, origin):
+        if is_intact(path, origin):
             found: NDArray = np.load(path, mmap_mode="r", allow_pickle=False)
             if found.shape == (size,):
                 return found
@@ -44,8 +44,8 @@ def kept(path: Path, origin: str, size: int, compute: Callable[[], NDArray]) -> 
     return fresh
 
 
-def is_sound(path: Path, origin: str) -> bool:
-    """Whether a kept file is as it was written, for this name and origin."""
+def is_intact(path: Path, origin: str) -> bool:
+    """Whether a cache file is undamaged and belongs to this name and origin."""
     try:
         status = path.stat()
         state = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -56,7 +56,7 @@ def is_sound(path: Path, origin: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _remembered(path: Path, origin: str, state: tuple[int, ...]) -> bool:
-    """Whether the file is sound while it has this inode, size and times."""
+    """`is_intact`, remembered for as long as the file has this inode, size and times."""
     size = state[1] - DIGEST_BYTES
     digest = _begun(path, origin)
     with open(path, "rb") as file:
