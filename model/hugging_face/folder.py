@@ -191,7 +191,7 @@ def _class(architecture: str, ending: str) -> str:
 def _read(family: Family, theirs: Mapping[str, Any], names: Collection[str]) -> EncoderConfig:
     """The configuration; without the masked-LM head where none of its tensors is there."""
     config = _configuration(family.read(theirs, names))
-    expected = family.their_names(config, empty_names(config))
+    expected = family.their_names(config, tensor_names(config))
     head = [name for ours, name in expected.items() if ours.startswith("head.")]
     return config if any(name in names for name in head) else replace(config, mlm_head=False)
 
