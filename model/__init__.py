@@ -1,8 +1,8 @@
-"""One encoder family, its heads and its exchange with `transformers`.
+"""One family of encoders, its heads, and import from and export to `transformers`.
 
-An `EncoderConfig` describes every architecture; `build` makes a model of it with initial weights,
-`from_pretrained` and `save_pretrained` exchange it with `transformers`. Training reads
-`MaskedLanguageModel.features` and `output_projection`; everyone else calls the model.
+An `EncoderConfig` describes an architecture. `build` makes a model with initial weights.
+`from_pretrained` and `save_pretrained` import and export it. Training uses
+`MaskedLanguageModel.features` and `output_projection`; other callers call the model itself.
 """
 
 from model.accounting import ModelSize, describe

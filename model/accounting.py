@@ -1,4 +1,4 @@
-"""Parameters, bytes and floating-point operations of a configuration."""
+"""The parameters, bytes and floating-point operations of a model configuration."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def describe(
     sequence_length: int | None = None,
     masked_fraction: float = MASKED_FRACTION,
 ) -> ModelSize:
-    """Size of the model that `config` describes, without allocating it.
+    """The size of the model that `config` describes; allocates no memory for it.
 
-    `sequence_length` defaults to 512, or what the positions reach if that is less.
+    `sequence_length` defaults to 512, or to the number of positions if that is less.
     """
     length = sequence_length or min(512, config.longest_sequence)
     model = skeleton(config)
@@ -60,10 +60,10 @@ def flops_per_token(
 ) -> float:
     """Matrix-product operations (multiplications and additions) of the forward pass, per token.
 
-    A dense layer takes 2 * inputs * outputs; a layer's attention 4 * L * inner, both products
-    over all L keys; the masked-LM head and the projection to V apply to `masked_fraction` of the
-    tokens, pooler and the heads on it to one in L. The backward pass takes twice as much, one
-    product for the gradient of each operand. Element-wise work is left out, as in
+    A dense layer takes 2 * inputs * outputs. The two products of attention take 4 * L * inner, over
+    all L keys. The masked-LM head and the projection to V run at `masked_fraction` of the tokens;
+    pooler, pair head and classifiers run at one token in L. The backward pass takes twice as much:
+    one product for the gradient of each operand. Element-wise operations are not counted, as in
     ``torch.utils.flop_counter``.
     """
     hidden, inner, width = config.hidden_size, config.inner_size, config.vocabulary_input_size
@@ -75,7 +75,7 @@ def flops_per_token(
     pooled = 2 * hidden * hidden * (config.pooler == "tanh") + 2 * hidden * labels
     layer = _attention_flops(config, length) + _feed_forward_flops(config)
     if config.bottleneck_size:
-        layer += 2 * inner * hidden  # the way back out
+        layer += 2 * inner * hidden  # the projection out of the bottleneck
     return embedding + config.layers * layer + masked_fraction * head + pooled / length
 
 

@@ -14,7 +14,7 @@ from model.precision import Dense
 
 
 class QKV(NamedTuple):
-    """What a layer's attention scores derive from; each of q, k, v is [B, heads, L, head_size]."""
+    """The queries, keys and values of a layer, [B, heads, L, head_size] each."""
 
     q: Tensor
     k: Tensor
@@ -22,7 +22,7 @@ class QKV(NamedTuple):
 
 
 def rotary_angles(length: int, head_size: int, theta: float, device: torch.device) -> Tensor:
-    """Cosines and sines float32 [2, L, head_size] of rotary positions (arXiv 2104.09864)."""
+    """Cosines and sines of rotary positions (arXiv 2104.09864), float32 [2, L, head_size]."""
     exponent = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
     position = torch.arange(length, dtype=torch.float32, device=device)
     angles = position[:, None] * (1.0 / theta**exponent)
@@ -43,9 +43,9 @@ def at_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 
 class Bottleneck(nn.Module):
-    """MobileBERT's narrowing at the head of a layer.
+    """MobileBERT's bottleneck: it narrows the input of a layer.
 
-    Returns what Q and K read, what V reads, and the residual of the layer's inside.
+    Returns the input of Q and K, the input of V, and the residual inside the layer.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         self.key = Dense(query_input, inner, bias=bias)
         self.value = Dense(value_input, inner, bias=bias)
         self.output = Dense(inner, inner, bias=bias)
-        # The embedding norm stands in for the first pre-norm (ModernBERT).
+        # The embedding norm replaces the pre-norm of the first layer (ModernBERT).
         skip_norm = config.norm_placement == "pre" and is_first and config.embedding_norm
         self.norm = None if skip_norm else make_norm(config, inner)
         rate = 0.0 if config.bottleneck_size else config.dropout_rate("attention_output")
@@ -91,10 +91,10 @@ class Attention(nn.Module):
         angles: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Map x [B, L, hidden] to (y [B, L, inner], q, k, v), the latter [B, A, L, D].
+        """Map x [B, L, hidden] to y [B, L, inner] and q, k, v [B, A, L, D] each.
 
-        `angles` [2, L, D] turns q and k where positions are rotary.
-        With `rows` int64 [P], flat indices into B * L, y is [P, inner], at these positions only.
+        `angles` [2, L, D] rotates q and k if positions are rotary. With `rows` int64 [P], flat
+        indices into B * L, y is computed at these positions only: [P, inner].
         """
         pre_norm = self.config.norm_placement == "pre"
         entry = self.norm(x) if pre_norm and self.norm is not None else x

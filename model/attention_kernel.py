@@ -1,8 +1,8 @@
-"""Scaled dot-product attention: the kernels, and the one place that chooses among them.
+"""Scaled dot-product attention: the kernels, and the only place that chooses among them.
 
-``plain`` is two matrix products, ``fused`` torch's ``scaled_dot_product_attention``. ``varlen`` is
-flash attention over sequences of different lengths (``torch.nn.attention.varlen``): it does no work
-on padding or beyond a local window, has gradients, and exists for 16-bit numbers on CUDA only.
+``plain`` is two matrix products. ``fused`` is torch's ``scaled_dot_product_attention``. ``varlen``
+is flash attention over sequences of different lengths (``torch.nn.attention.varlen``). It does no
+work on padding or outside a local window. It has gradients, but needs CUDA and a 16-bit dtype.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from model.precision import is_native, kernel_device
 
 PLAIN, FUSED, VARLEN = "plain", "fused", "varlen"
 
-# Longest sequence for which plain matrix products are used on a CPU. With bfloat16 instructions the
-# fused kernel takes 3.4 times as long at L = 128. In float32 it takes about three quarters of the
-# time there, a little less than plain products at 64. For heads narrower than 32 both take as
-# long up to 192; there the fused kernel's gradients have four times the rounding error.
+# The longest sequence for which a CPU uses plain matrix products. With bfloat16 instructions the
+# fused kernel takes 3.4 times as long as they do at L = 128. In float32 it takes three quarters of
+# their time at L = 128 and slightly less at L = 64. For heads narrower than 32 both take equally
+# long up to L = 192, but the fused kernel's gradients have four times the rounding error.
 _CPU_PLAIN_LENGTH = {torch.bfloat16: 384, torch.float16: 384, torch.float32: 96}
 _CPU_PLAIN_LENGTH_NARROW = 192
 _NARROW = 32
@@ -32,11 +32,12 @@ _WIDEST_FLASH_HEAD = 256
 
 
 class Reach(NamedTuple):
-    """Which keys the queries of a layer see, in the form that its kernel takes.
+    """The keys that the queries of a layer may attend to, in the form that its kernel takes.
 
-    visible: bool, broadcastable to [B, A, L, L], True where a key may be seen; None: everywhere.
-    boundaries: for ``varlen`` instead, int32 [N + 1]: B * L positions are cut there into N runs
-    that do not see each other. window: with it, as in `visible_keys`.
+    visible: bool, broadcastable to [B, A, L, L], True where a query may attend; None: everywhere.
+    boundaries: for ``varlen`` only, int32 [N + 1]: the offsets that cut the B * L positions into N
+        runs. A query attends only inside its run.
+    window: for ``varlen`` only, as in `visible_keys`.
     """
 
     kernel: str
@@ -48,11 +49,12 @@ class Reach(NamedTuple):
 def choose_kernel(
     device: str, dtype: torch.dtype, length: int, head_size: int, skips: bool, dropout: float
 ) -> str:
-    """The fastest kernel by device type, operands, and whether there are keys that it may skip.
+    """The fastest kernel for a device type, its operands, and keys that may be skipped.
 
-    `skips`: rows end in padding of known length, or a window hides keys. Measured on CPUs by
-    benchmarks/model_attention.py, forward and backward. Never depends on whether a layer is
-    captured, so that the bits do not either. An exported graph serves every length.
+    `skips`: rows end in padding of known length, or a window hides keys. The choice for CPUs was
+    measured with benchmarks/model_attention.py, forward and backward. The choice does not depend
+    on whether a layer is captured, so capture does not change rounding. An exported graph always
+    uses ``plain``, which serves every length.
     """
     if torch.compiler.is_exporting():
         return PLAIN
@@ -76,7 +78,7 @@ def _has_varlen() -> bool:
 
 @lru_cache(maxsize=1)
 def _varlen_attention() -> Callable[..., Any] | None:
-    """Where there is one; imported late, since it costs every start a second of torch.compile."""
+    """torch's varlen attention, or None. Imported late: it imports torch.compile, a second."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # before torch 2.10
@@ -92,9 +94,10 @@ def reach(
     operands: tuple[torch.device, torch.dtype],
     dropout: float,
 ) -> Reach:
-    """What the layers of one kind see in a batch of this `shape` (B, L), and their kernel.
+    """The reach and kernel of all layers with this `window`, for a batch of `shape` (B, L).
 
-    `attention_mask` and `window` as in `visible_keys`; `operands` the device and dtype of q, k, v.
+    `attention_mask` and `window` are as in `visible_keys`. `operands` is the device and dtype of
+    q, k and v.
     """
     (rows, length), (device, dtype) = shape, operands
     kind = kernel_device(device)
@@ -110,10 +113,10 @@ def reach(
 
 
 def run_boundaries(lengths: Tensor | None, rows: int, length: int, device: torch.device) -> Tensor:
-    """Where runs begin in B * L positions, and their end: int32 [B + 1], with lengths [2 B + 1].
+    """The offsets of runs in the B * L positions: int32 [B + 1], or [2 B + 1] with `lengths` [B].
 
-    The real tokens of a row are a run, and its padding is another: every position belongs to one,
-    so that nothing is copied and nothing is left undefined. A run may be empty.
+    The real tokens of a row are one run and its padding is another. Every position belongs to a
+    run, so that nothing is copied and no output is undefined. A run may be empty.
     """
     starts = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=device)
     if lengths is None:
@@ -125,8 +128,8 @@ def run_boundaries(lengths: Tensor | None, rows: int, length: int, device: torch
 def attend(q: Tensor, k: Tensor, v: Tensor, reach: Reach, dropout: float) -> Tensor:
     """Scaled dot-product attention.
 
-    q, k, v [B, A, L, D]; `dropout` the probability for attention weights. Returns [B, A, L, D].
-    What comes out at padding is finite and means nothing.
+    q, k and v are [B, A, L, D]; `dropout` is the probability for attention weights. Returns
+    [B, A, L, D]. The output at padding is finite but meaningless.
     """
     if not is_native(kernel_device(q.device), q.dtype):
         with torch.autocast(q.device.type, enabled=False):
@@ -137,7 +140,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, reach: Reach, dropout: float) -> Ten
         return F.scaled_dot_product_attention(q, k, v, attn_mask=reach.visible, dropout_p=dropout)
     weights = F.softmax(attention_scores(q, k, reach.visible), dim=-1)
     if reach.visible is not None and reach.visible.shape[2] > 1:
-        # A padded position far from every real one sees no key at all; the fused kernel gives 0.
+        # Padding far from every real token sees no key. Its output is 0, as in the fused kernel.
         weights = weights * reach.visible
     if dropout:
         weights = F.dropout(weights, dropout)
@@ -168,11 +171,11 @@ def attention_scores(q: Tensor, k: Tensor, visible: Tensor | None = None) -> Ten
 def visible_keys(
     attention_mask: Tensor | None, length: int, window: int, device: torch.device
 ) -> Tensor | None:
-    """Which keys each query sees: bool [B or 1, 1, L or 1, L], or None for all of them.
+    """The keys that each query may attend to: bool [B or 1, 1, L or 1, L], or None for all keys.
 
-    `attention_mask` [B, L] is nonzero at real tokens, or [B] says how many of them begin each row.
-    A `window` lets a position see window // 2 neighbours on either side; 0, or one that covers
-    the sequence, hides nothing.
+    `attention_mask` [B, L] is nonzero at real tokens; [B] is the number of real tokens at the start
+    of each row. With a `window` a position attends to window // 2 neighbours on either side. A
+    window of 0, or one that covers the sequence, hides no key.
     """
     visible, position = None, torch.arange(length, device=device)
     if attention_mask is not None:

@@ -12,17 +12,17 @@ from model.precision import Dense
 
 
 class PositionTable(nn.Embedding):
-    """Learned vectors of the first positions, or of given ones."""
+    """Learned position vectors."""
 
     def forward(self, positions: int | Tensor) -> Tensor:
-        """[L, width] for the number of positions L; [B, L, width] for positions int64 [B, L]."""
+        """The vectors of the first L positions [L, width], or of int64 [B, L]: [B, L, width]."""
         if isinstance(positions, int):
             return self.weight[:positions]
         return super().forward(positions)
 
 
 class SegmentTable(nn.Embedding):
-    """Learned segment vectors; a batch without segment ids is all segment 0."""
+    """Learned segment vectors. Without segment ids every token is in segment 0."""
 
     def forward(self, segment_ids: Tensor | None) -> Tensor:
         """[B, L, width] for int64 [B, L]; [width] for None."""
@@ -30,11 +30,10 @@ class SegmentTable(nn.Embedding):
 
 
 class Embeddings(nn.Module):
-    """Token ids to the first hidden state.
+    """Maps token ids to the first hidden state: the normed sum of word, position, segment vectors.
 
-    The sum of word, position and segment vectors, normed. ALBERT projects the normed sum to the
-    hidden size (``embedding_projection: sum``); MobileBERT projects the word vectors, three side
-    by side, before the sum (``word``).
+    ALBERT projects the normed sum to the hidden size (``embedding_projection: sum``). MobileBERT
+    concatenates three neighbouring word vectors and projects them before the sum (``word``).
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -60,7 +59,7 @@ class Embeddings(nn.Module):
             self.projection = Dense(fan_in, config.hidden_size)
 
     def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None) -> Tensor:
-        """Map ids int64 [B, L] (and segment ids alike) to float [B, L, hidden_size].
+        """Map token ids and segment ids, int64 [B, L] each, to float [B, L, hidden_size].
 
         Raises ModelError for a sequence longer than the position table.
         """

@@ -34,7 +34,7 @@ class Capture:
     last_hidden_state: bool = False
 
     def reads_last_layer(self, layers: int) -> bool:
-        """Whether the output of the last of so many layers is needed at every position."""
+        """Whether the output of the last of this many layers is needed at every position."""
         return self.last_hidden_state or self.everywhere or layers in self.hidden_states
 
 

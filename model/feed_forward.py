@@ -10,9 +10,9 @@ from model.precision import Dense
 
 
 class FeedForward(nn.Module):
-    """Two dense layers with an activation (or a gated unit), the norm and the residual.
+    """Two dense layers with an activation or a gated unit, a norm and a residual.
 
-    Of several in a layer only the last has dropout, and none within a bottleneck (MobileBERT).
+    If a layer has several, only the last has dropout. Inside a bottleneck none has (MobileBERT).
     """
 
     def __init__(self, config: EncoderConfig, is_last: bool) -> None:
@@ -41,7 +41,7 @@ class FeedForward(nn.Module):
 
 
 class FeedForwardStack(nn.Module):
-    """All feed-forward networks of a layer, and the way back out of its bottleneck."""
+    """All feed-forward networks of a layer, and the projection out of its bottleneck."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

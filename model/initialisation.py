@@ -1,4 +1,4 @@
-"""Initial weights as a pure function of the configuration and a seed."""
+"""Initial weights: a pure function of the configuration and a seed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from model.skeleton import skeleton
 def build(config: EncoderConfig, seed: int) -> MaskedLanguageModel:
     """A model in training mode with initial weights, float32, on the CPU.
 
-    Every parameter has its own generator, seeded by its name, so that the weights depend on
-    nothing else: not on the global generator, other parameters, ranks or stages.
+    Every parameter has its own generator, seeded by `seed` and its name. So its values do not
+    depend on the global generator, on other parameters, on ranks or on the ZeRO stage.
     """
     model = empty(config)
     with torch.no_grad():
@@ -30,7 +30,7 @@ def build(config: EncoderConfig, seed: int) -> MaskedLanguageModel:
 
 
 def empty(config: EncoderConfig) -> MaskedLanguageModel:
-    """A model whose weights are not set yet."""
+    """A model on the CPU with uninitialised weights."""
     return skeleton(config, "cpu")
 
 
@@ -47,10 +47,11 @@ def _fill(
     parameter: Tensor,
     generator: torch.Generator,
 ) -> None:
-    """BERT, ALBERT and MobileBERT: normal cut at two deviations; RoBERTa and DistilBERT: normal.
+    """Set one parameter. Biases are 0 and norm weights 1; other weights follow `initializer`.
 
-    ModernBERT cuts at two deviations and divides those of each residual branch's output, and of
-    the head, by sqrt(2 * layers). Biases are 0, norms 1.
+    BERT, ALBERT and MobileBERT: normal, truncated at two standard deviations. RoBERTa and
+    DistilBERT: normal. ModernBERT: truncated normal, divided by sqrt(2 * layers) in the head and in
+    the output of each residual branch.
     """
     if key == "bias":
         parameter.zero_()
@@ -71,9 +72,9 @@ def _fill(
 
 
 def _truncated_normal(parameter: Tensor, std: float, generator: torch.Generator) -> None:
-    """Draw again what lies beyond two deviations, as TensorFlow's initialiser does.
+    """Draw values beyond two standard deviations again, as TensorFlow's initialiser does.
 
-    Six times as fast as inverting the distribution, which takes half a minute for BERT-large.
+    This is six times as fast as inverting the distribution, which takes 30 s for BERT-large.
     """
     parameter.normal_(0.0, std, generator=generator)
     flat = parameter.view(-1)

@@ -1,4 +1,4 @@
-"""A shallower model out of a deeper one's layers, and one that is twice as deep."""
+"""Making a shallower model from selected layers, and one that is twice as deep."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _LAYER = re.compile(r"encoder\.(attention|feed_forward)\.(\d+)\.(.+)")
 def select_layers(
     state: Mapping[str, Tensor], layers: Sequence[int], config: EncoderConfig | None = None
 ) -> dict[str, Tensor]:
-    """State of the model made of these 0-based `layers`, in this order, and of everything else.
+    """The state of a model with only these 0-based `layers`, in this order, and all other parts.
 
-    `config` describes the state; it may be left out where no weights are shared in groups.
-    Weights that all layers share stay shared. Tensors are not copied. Raises ModelError for a
-    layer that the state does not have.
+    `config` describes the state; it is needed only if weights are shared in groups. Weights that
+    all layers share stay shared. Tensors are not copied. Raises ModelError for a layer that the
+    state does not have.
     """
     plans = _plans(state, config)
     depth = max(len(plan) for plan in plans.values())
     if not layers:
-        raise ModelError("layers: at least one layer must be selected")
+        raise ModelError("layers: select at least one layer")
     for layer in layers:
         if not 0 <= layer < depth:
             raise ModelError(f"layers: there is no layer {layer}; the model has 0 to {depth - 1}")
@@ -47,10 +47,10 @@ def select_layers(
 def double_layers(
     state: Mapping[str, Tensor], config: EncoderConfig
 ) -> tuple[EncoderConfig, dict[str, Tensor]]:
-    """Configuration and state with twice the layers: layer i is also layer i + L.
+    """Configuration and state with twice the layers: layer i + L is a copy of layer i.
 
-    What only a first layer lacks (the norm before its attention) has its initial weights in the
-    layer that was its copy. `config` must not share weights in groups.
+    In a pre-norm model the first layer may lack the norm before its attention. Its copy gets that
+    norm with initial weights. `config` must not share weights in groups.
     """
     doubled = dataclasses.replace(config, layers=2 * config.layers)
     selected = select_layers(state, [*range(config.layers)] * 2, config)
@@ -59,7 +59,7 @@ def double_layers(
 
 
 def _plans(state: Mapping[str, Tensor], config: EncoderConfig | None) -> dict[str, list[int]]:
-    """For attention and feed-forward the set of weights that each layer uses."""
+    """The index of the weights that each layer uses, for attention and for feed-forward."""
     if config is not None:
         return {"attention": attention_units(config), "feed_forward": feed_forward_units(config)}
     units = {kind: _units(state, kind) for kind in ("attention", "feed_forward")}

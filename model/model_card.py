@@ -11,12 +11,12 @@ from model.config import EncoderConfig
 
 @dataclass(frozen=True)
 class Training:
-    """How a model came to be, in words and numbers that a reader can check.
+    """The training of a model, as its model card describes it.
 
     objectives: name -> weight and settings, as in the job. metrics: name -> held-out value.
-    predicts: whether its masked-LM head was trained, and not only the layers below.
-    teacher: what it was distilled from, empty if nothing. license: an SPDX identifier in the
-    spelling of the Hugging Face hub, such as apache-2.0; "other" says that nobody has chosen.
+    predicts: whether the masked-LM head was trained. teacher: the model that it was distilled from;
+    empty if there was none. license: an SPDX identifier in the spelling of the Hugging Face hub,
+    such as apache-2.0; "other" if none was chosen.
     """
 
     data: str
@@ -31,9 +31,9 @@ class Training:
 
 
 def model_card(name: str, config: EncoderConfig, training: Training | None = None) -> str:
-    """Markdown with the front matter of the hub: sizes, training, held-out metrics, license.
+    """The model card in Markdown, with the hub's front matter: sizes, training, metrics, license.
 
-    Without `training` it says that nothing is known about it.
+    Without `training` the card says that the training is not recorded.
     """
     size = describe(config)
     license = training.license if training else "other"

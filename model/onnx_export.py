@@ -1,4 +1,4 @@
-"""A model as an ONNX file, for runtimes without Python."""
+"""Exporting a model as an ONNX file, for runtimes without Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _LogitsModel(nn.Module):
 
 
 def _is_large(model: MaskedLanguageModel) -> bool:
-    """Whether the weights need a file beside the graph: protobuf ends at 2 GiB."""
+    """Whether the weights need a file of their own: protobuf is limited to 2 GiB."""
     return 4 * sum(parameter.numel() for parameter in model.parameters()) > 2**30
 
 
@@ -45,7 +45,7 @@ def export_onnx(model: MaskedLanguageModel, path: str | Path) -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ModelError(
-            f"{path}: ONNX needs more packages; pip install onnx onnxscript"
+            f"{path}: ONNX export needs `pip install onnx onnxscript`"
         ) from error
     if not model.config.mlm_head:
         raise ModelError(f"{path}: ONNX is for masked-LM logits; this model has no such head")
@@ -58,7 +58,7 @@ def export_onnx(model: MaskedLanguageModel, path: str | Path) -> None:
     sequence = torch.export.Dim("length", min=2, max=model.config.longest_sequence)
     was_training = model.training
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    # The exporter prints its progress, and warns of the names that it gives to axes.
+    # The exporter prints its progress and warns about the axis names that it chooses.
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.onnx.export(

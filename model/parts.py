@@ -1,4 +1,4 @@
-"""The smallest parts: norms, activations and dense layers with their residual."""
+"""Building blocks: norms, activations, and dense layers with a residual."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from model.precision import Dense
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU by its tanh approximation (arXiv 1606.08415)."""
+    """The tanh approximation of GELU (arXiv 1606.08415)."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class NoNorm(nn.Module):
-    """MobileBERT's element-wise affine map in place of a norm: ``weight * x + bias``."""
+    """MobileBERT's replacement for a norm, an element-wise affine map: ``weight * x + bias``."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class NoNorm(nn.Module):
 
 
 def make_norm(config: EncoderConfig, size: int, eps: float = 0.0) -> nn.Module:
-    """The configured norm over the last dimension; `eps` 0 means the configuration's."""
+    """The configured norm over the last dimension; `eps` 0 means the configured epsilon."""
     if config.norm == "no_norm":
         return NoNorm(size)
     return nn.LayerNorm(size, eps=eps or config.norm_eps, bias=config.norm_bias)

@@ -1,4 +1,4 @@
-"""Which dtype matrix products run in: decided here, for every part of the model."""
+"""The dtype of matrix products, decided here for every part of the model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _planned_for: str | None = None
 
 @contextlib.contextmanager
 def kernels_of(device: str) -> Iterator[None]:
-    """Choose kernels as on this type of device, whatever the tensors are on.
+    """Choose kernels for this device type, whatever device the tensors are on.
 
-    For planning on a machine without GPUs, with fake tensors on the CPU in their place. "gpu" means
-    kernels that every GPU has.
+    Planning uses it with fake tensors on the CPU, on a machine without GPUs. "gpu" selects kernels
+    that every GPU has.
     """
     global _planned_for
     _planned_for = device
@@ -29,22 +29,22 @@ def kernels_of(device: str) -> Iterator[None]:
 
 
 def kernel_device(device: torch.device) -> str:
-    """The type of device that kernels are chosen for: that of the tensors, unless one plans."""
+    """The device type for which kernels are chosen: the tensors', unless `kernels_of` is active."""
     return _planned_for or device.type
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype that autocast, where it is on, gives to the operands of a matrix product."""
+    """The dtype of a matrix product's operands: that of autocast if it is on, else that of x."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def is_native(device: str, dtype: torch.dtype) -> bool:
-    """Whether the device multiplies matrices of this dtype faster than float32 ones.
+    """Whether the device has instructions for matrix products in this dtype.
 
-    A CPU without instructions for it takes up to 50 times as long as for float32. There the
-    operands are rounded to the narrow dtype, multiplied in float32 and the result is rounded: what
-    the instructions would compute, at the speed of float32.
+    A CPU without them takes up to 50 times as long as in float32. There the operands are rounded to
+    the narrow dtype and multiplied in float32, and the result is rounded. This gives the result of
+    the instructions at the speed of float32.
     """
     return device != "cpu" or dtype not in (torch.bfloat16, torch.float16) or _cpu_has(dtype)
 
@@ -58,7 +58,7 @@ def _cpu_has(dtype: torch.dtype) -> bool:
 
 
 class Dense(nn.Linear):
-    """``x @ weight' + bias`` in the dtype of autocast, natively or by way of float32."""
+    """``x @ weight' + bias`` in the dtype of autocast, computed natively or in float32."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., inputs] to [..., outputs]."""
@@ -71,5 +71,5 @@ class Dense(nn.Linear):
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values of x in `dtype`, held in float32."""
+    """The values of x rounded to `dtype`, stored in float32."""
     return x.to(dtype).to(torch.float32)

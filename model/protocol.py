@@ -1,4 +1,4 @@
-"""What training asks of a model, whatever it is inside: an encoder, or another kind of student."""
+"""The protocol that training requires of a model: an encoder, or another kind of student."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from model.masked_language_model import Features
 
 
 class ModelShape(Protocol):
-    """What loss terms are built from. `EncoderConfig` is one.
+    """The sizes from which loss terms are built. `EncoderConfig` satisfies it.
 
-    Layers count from 1. window: the tokens that a layer attends to, both sides together; 0: all.
+    Layers are numbered from 1. `window` is the number of tokens that a layer attends to, both sides
+    together; 0 means all.
     """
 
     @property
@@ -31,9 +32,9 @@ class ModelShape(Protocol):
 
 
 class Model(Protocol):
-    """A module that programs run and terms read; `MaskedLanguageModel` is one.
+    """A module that programs run and whose outputs terms read. `MaskedLanguageModel` satisfies it.
 
-    What it captures are references to tensors of its ordinary forward pass, still in the graph.
+    Captured tensors are references to those of the ordinary forward pass, still in the graph.
     """
 
     def features(
@@ -44,7 +45,7 @@ class Model(Protocol):
         masked_positions: Tensor | None = None,
         capture: Capture = ...,
     ) -> Features:
-        """Hidden states, attention and the outputs of heads, as far as `capture` asks for them."""
+        """The hidden states, attention and head outputs that `capture` requests."""
 
     def output_projection(self) -> tuple[Tensor, Tensor | None]:
         """Weight [V, E] and bias [V] of the vocabulary projection of a masked-LM head."""

@@ -6,12 +6,12 @@ from model.config import EncoderConfig
 
 
 def attention_units(config: EncoderConfig) -> list[int]:
-    """For each layer the index of the attention weights it uses."""
+    """The index of the attention weights that each layer uses: [layers]."""
     return _units(config, config.sharing in ("all", "attention"))
 
 
 def feed_forward_units(config: EncoderConfig) -> list[int]:
-    """For each layer the index of the feed-forward weights it uses."""
+    """The index of the feed-forward weights that each layer uses: [layers]."""
     return _units(config, config.sharing in ("all", "ffn"))
 
 

@@ -1,4 +1,4 @@
-"""A model's modules and shapes, without values and, where one likes, without memory."""
+"""A model's modules and shapes without initial values and, on "meta", without memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from model.masked_language_model import MaskedLanguageModel
 
 
 class _NoInitialisation(TorchFunctionMode):
-    """Leaves out what `torch.nn.init` would do, for which torch imports its compiler."""
+    """Skips `torch.nn.init`: torch imports its compiler for it."""
 
     def __torch_function__(
         self,
@@ -31,6 +31,6 @@ class _NoInitialisation(TorchFunctionMode):
 
 
 def skeleton(config: EncoderConfig, device: str = "meta") -> MaskedLanguageModel:
-    """The model of a configuration; on any other device than "meta" its weights are not set."""
+    """The model of a configuration; on a device other than "meta" its weights are uninitialised."""
     with torch.device(device), _NoInitialisation():
         return MaskedLanguageModel(config)

@@ -119,8 +119,8 @@ def _greedy(
 ) -> NDArray[np.bool_]:
     """The words [R, W] that are taken when each is visited once and taken if it fits.
 
-    The budget that is left only shrinks. So at the first word that does not fit, all later words
-    larger than the budget left are dropped together, and a few rounds over whole rows suffice.
+    The budget left only shrinks. So the first word that does not fit also excludes all later words
+    that are larger than the budget left. A few rounds over whole rows therefore suffice.
     """
     width = sizes.shape[1]
     few = min(width, int(budget.max(initial=0)) + 16)  # nearly always enough visits

@@ -1,16 +1,19 @@
 """Which sample each row of each step reads: positions in the shuffled order of an epoch.
 
-The rows of all steps are numbered consecutively; such a number is a slot. Epoch ``e`` of ``N``
-samples covers the slots from ``e * N`` up to ``(e + 1) * N``, so a batch may straddle two epochs.
-Inside an epoch each row follows a lane. With batches of ``B`` rows and ``o = slot - e * N``, lane
-``q = o % B`` reads its sample number ``t = o // B``. Lane q has ``N // B + (q < N % B)`` samples.
-The lanes are consecutive intervals of positions, so the map from slot to position
+The rows of all steps are numbered consecutively; such a number is a slot. Epoch e of N samples
+covers the slots from e * N up to (e + 1) * N. So a batch may straddle two epochs.
+
+Inside an epoch each row follows a lane. Let a batch have B rows, and let o = slot - e * N. Then the
+slot reads sample t = o // B of lane q = o % B. Lane q has N // B + (q < N % B) samples. The lanes
+are consecutive intervals of positions, so the map from slot to position
 
     p = q * (N // B) + min(q, N % B) + t
 
-is a bijection on range(N). When the batch size changes inside an epoch, the positions that the
-lanes have not read are divided anew, in the same way, among the new number of rows. So every
-position is still read exactly once. Nothing here depends on the world size.
+is a bijection on range(N).
+
+When the batch size changes inside an epoch, some positions are not read yet. They are divided in
+the same way among the new number of rows. So every position is still read exactly once. Nothing
+here depends on the world size.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ class BatchStream:
     batch size, constant or by step. With `masks` false the rows are not masked, and
     `Batch.to_mask` says how many positions of each row `TorchMasker` will choose.
 
-    Raises DataError if the world size does not divide every global batch, if a split has fewer
-    samples than there are ranks or less than one full sequence, or if the corpora of a mixture
-    have different vocabularies.
+    Raises DataError if the world size does not divide every global batch. Also if a split has fewer
+    samples than ranks, or less than one full sequence. Also if the corpora of a mixture have
+    different vocabularies.
     """
 
     def __init__(

@@ -38,8 +38,8 @@ def train(
     """Train a tokenizer on text and write it to the folder `out`, in Hugging Face format.
 
     [PAD] [UNK] [CLS] [SEP] [MASK] get the ids 0 to 4. By default WordPiece is uncased, like BERT's,
-    and the other kinds are cased. Raises DataError for missing or empty inputs, an unknown kind, a
-    vocabulary size that does not fit the text or the kind, and a folder that holds a tokenizer.
+    and the other kinds are cased. Raises DataError for missing or empty inputs, an unknown kind, or
+    a folder that holds a tokenizer. Also if the vocabulary size does not fit the text or the kind.
     """
     if kind not in KINDS:
         raise DataError(f"--kind {kind}: must be one of {', '.join(KINDS)}")

@@ -1,8 +1,8 @@
-"""Models as `transformers` folders: config.json, model.safetensors, tokenizer files.
+"""Reading and writing `transformers` folders: config.json, model.safetensors, tokenizer files.
 
-Each architecture is one `Family`: how its configuration and tensor names correspond to ours. What
-`transformers` cannot express is saved in our own form (``model_type: tandem``): the same files,
-with EncoderConfig's keys and our tensor names.
+Each architecture is one `Family`, which maps its configuration and tensor names to ours. A model
+that `transformers` cannot express is saved in Tandem's own format (``model_type: tandem``): the
+same files, with the keys of `EncoderConfig` and our tensor names.
 """
 
 from model.hugging_face.folder import from_pretrained, require_free, save_pretrained

@@ -18,7 +18,7 @@ from model.hugging_face.family import (
 
 
 def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    # Read with the defaults of its own class where it has others.
+    # The defaults of AlbertConfig where they differ from BertConfig's.
     defaults = {
         "vocab_size": 30000,
         "hidden_size": 4096,
@@ -62,7 +62,7 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
 
 
 def _require_equal_groups(layers: int, groups: int) -> None:
-    """`transformers` finds the group in floating point, which can fall one short."""
+    """Raise Inexpressible if `transformers`, which divides floats, assigns other groups."""
     theirs = [int(i / (layers / groups)) for i in range(layers)]
     if theirs != [i * groups // layers for i in range(layers)]:
         raise Inexpressible(

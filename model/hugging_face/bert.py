@@ -16,7 +16,7 @@ from model.hugging_face.family import (
     write_activation,
 )
 
-# What every post-norm model with layer norms and no bottleneck has in common.
+# The settings shared by every post-norm model with layer norms and no bottleneck.
 PLAIN: dict[str, object] = {
     "trigram": False,
     "embedding_norm": True,
@@ -36,7 +36,7 @@ PLAIN: dict[str, object] = {
 
 
 def read_sizes(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments that the BERT-like classes name alike."""
+    """Keyword arguments of `EncoderConfig` for settings that all BERT-like classes name alike."""
     refuse(
         theirs,
         {
@@ -85,12 +85,12 @@ def write_sizes(config: EncoderConfig) -> dict[str, Any]:
 
 
 def require_segments(config: EncoderConfig, model_type: str) -> None:
-    """Inexpressible without segment vectors: the class always adds them."""
+    """Raise Inexpressible for a model without segment vectors: the class always adds them."""
     require(config, model_type, segment_types=tuple(range(1, config.segment_types + 1)))
 
 
 def encoder_rules(prefix: str) -> Rules:
-    """Names of embeddings, layers and pooler under ``prefix.``, as in BERT."""
+    """Rules for BERT's names of embeddings, layers and pooler under ``prefix.``."""
     layer = rf"{prefix}.encoder.layer.\1"
     attention, stack = r"encoder\.attention\.(\d+)", r"encoder\.feed_forward\.(\d+)\.stack\.0"
     return (
@@ -136,7 +136,7 @@ def _bert_rules(config: EncoderConfig) -> Rules:
 
 
 def _read_roberta(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    # Read with the defaults of its own class where it has others.
+    # The defaults of RobertaConfig where they differ from BertConfig's.
     theirs = {"vocab_size": 50265, "pad_token_id": 1, **theirs}
     return read_sizes(theirs) | {
         "positions": "learned_after_padding",

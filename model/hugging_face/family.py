@@ -1,4 +1,4 @@
-"""What a `transformers` architecture needs to say about itself to be read and written."""
+"""The description of one `transformers` architecture: how to read and write it."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Rules = tuple[tuple[str, str], ...]
 
 
 class Inexpressible(ModelError):
-    """The `transformers` class has no way to say what the configuration says."""
+    """The `transformers` class cannot express the configuration."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture of `transformers`.
+    """One architecture of `transformers`. "Their" names and keys are those of `transformers`.
 
-    read: its config.json and tensor names -> keyword arguments of EncoderConfig.
-    write: our configuration -> its config.json; raises Inexpressible, saying what does not fit.
+    read: their config.json and tensor names -> keyword arguments of EncoderConfig.
+    write: our configuration -> their config.json. Raises Inexpressible, naming what does not fit.
     rules: our configuration -> (pattern of our tensor name, replacement); the first full match
-        counts.
-    split, join: tensors stored differently there, to our layout and back.
+        applies.
+    split, join: convert tensors to our layout, and back to theirs.
     """
 
     model_type: str
@@ -48,7 +48,7 @@ class Family:
     join: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
 
     def their_names(self, config: EncoderConfig, names: Iterable[str]) -> dict[str, str]:
-        """For each of our tensor names the one in a `transformers` state."""
+        """The `transformers` name of each of our tensors: our name -> their name."""
         rules = self.rules(config)
         return {name: self._translate(name, rules) for name in names}
 
@@ -61,7 +61,10 @@ class Family:
 
 
 def read_classifiers(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The head of a sequence classifier, as keyword arguments; its task's name is ours alone."""
+    """Keyword arguments for the head of a sequence classifier.
+
+    `transformers` does not use the task's name; Tandem writes it as ``finetuning_task``.
+    """
     if "classifier.weight" not in names:
         return {"classifiers": {}}
     labels = {int(number): str(label) for number, label in theirs.get("id2label", {}).items()}
@@ -70,7 +73,7 @@ def read_classifiers(theirs: Mapping[str, Any], names: Collection[str]) -> dict[
 
 
 def write_classifiers(classifiers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The reverse; Inexpressible where there are several."""
+    """The reverse of `read_classifiers`. Raises Inexpressible if there are several classifiers."""
     if len(classifiers) > 1:
         raise Inexpressible("transformers has one classifier in a model")
     ((name, labels),) = classifiers.items()
@@ -82,14 +85,14 @@ def write_classifiers(classifiers: Mapping[str, Sequence[str]]) -> dict[str, Any
 
 
 def read_activation(name: object) -> str:
-    """Our name of a `transformers` activation; ModelError where there is none."""
+    """Our name of a `transformers` activation. Raises ModelError if we do not have it."""
     if str(name) not in _ACTIVATIONS:
-        raise ModelError(f"activation {name!r} is not one of {', '.join(_ACTIVATIONS)}")
+        raise ModelError(f"activation: {name!r} is not one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[str(name)]
 
 
 def write_activation(name: str) -> str:
-    """The name in `transformers` of one of our activations; Inexpressible where there is none."""
+    """The `transformers` name of one of our activations. Raises Inexpressible if it has none."""
     for theirs, ours in _ACTIVATIONS.items():
         if ours == name:
             return theirs
@@ -97,14 +100,14 @@ def write_activation(name: str) -> str:
 
 
 def refuse(theirs: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    """ModelError where a setting that changes the computation has a value we do not have."""
+    """Raise ModelError if a setting that changes the computation has an unsupported value."""
     for key, values in allowed.items():
         if key in theirs and theirs[key] not in values:
             raise ModelError(f"{key}: {theirs[key]!r} is not supported (only {values[0]!r})")
 
 
 def require(config: EncoderConfig, model_type: str, **needed: object) -> None:
-    """Inexpressible unless each setting has the needed value, or one of a tuple of values."""
+    """Raise Inexpressible unless each setting has the needed value, or one of a tuple of values."""
     for key, values in needed.items():
         allowed = values if isinstance(values, tuple) else (values,)
         if getattr(config, key) not in allowed:

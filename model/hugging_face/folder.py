@@ -1,4 +1,4 @@
-"""Save and load whole model folders."""
+"""Reading and writing whole model folders."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from model.skeleton import skeleton
 
 FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT)
 OWN_TYPE = "tandem"
-_MAX_SHARED_LAYERS = 1024  # more than the tensors can be only in a model that shares layers
+_MAX_SHARED_LAYERS = 1024  # a model can have more layers than tensors only by sharing
 _LAYERS = ("num_hidden_layers", "n_layers", "layers")
 _NETWORKS = ("num_feedforward_networks", "feed_forwards")
-# What comes of values that nobody checks; torch raises RuntimeError for sizes beyond its numbers.
+# Exceptions caused by wrong values in config.json; torch raises RuntimeError for huge sizes.
 _WRONG_VALUES = (
     *(ValueError, TypeError, AttributeError),
     *(ArithmeticError, LookupError, RuntimeError),
 )
-# The keys of config.json for ids that only the tokenizer gives a meaning; the model has none.
+# Keys of config.json for token ids that the tokenizer uses and the model does not.
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -59,14 +59,14 @@ MODEL_FILES = ("config.json", "model.safetensors", "README.md", "model.yaml", "m
 
 
 def require_free(folder: str | Path) -> None:
-    """Raise ModelError, naming the first, for files in `folder` that a model would overwrite."""
+    """Raise ModelError for the first file in `folder` that a model would overwrite."""
     for name in (*MODEL_FILES, *TOKENIZER_FILES):
         if os.path.lexists(path := Path(folder) / name):
             raise ModelError(f"{path}: exists; move it away, or choose another --out")
 
 
 def from_pretrained(folder: str | Path) -> MaskedLanguageModel:
-    """The model of a `transformers` folder or of our own form, float32, in eval mode.
+    """The model in a folder of `transformers` or of Tandem's own format, float32, in eval mode.
 
     Raises ModelError, one line naming the file, for a folder that is not such a model.
     """
@@ -86,10 +86,10 @@ def save_pretrained(
 ) -> str:
     """Write a model, or its configuration and state, as a folder that `transformers` loads.
 
-    Tokenizer files are copied from the folder `tokenizer`, whose `special_ids` (by the keys of
-    `SPECIAL_IDS`) go into config.json; `card`, made by `model_card`, becomes README.md, or one that
-    knows nothing of the training. Returns an empty string, or the one line that says why
-    `transformers` cannot express this architecture; the folder then has our own form.
+    Tokenizer files are copied from the folder `tokenizer`. Its `special_ids` (by the keys of
+    `SPECIAL_IDS`) go into config.json. README.md is `card`, made by `model_card`; by default it is
+    a card without training. Returns an empty string if `transformers` can express the model.
+    Otherwise it returns one line that says why not, and the folder has Tandem's own format.
     """
     if isinstance(model, MaskedLanguageModel):
         config, state = model.config, dict(model.state_dict())
@@ -102,7 +102,7 @@ def save_pretrained(
         theirs, tensors = to_transformers(config, state)
         theirs |= {key: special_ids[key] for key in SPECIAL_IDS if key in special_ids}
     except Inexpressible as error:
-        reason = f"{error}; saved in Tandem's own form"
+        reason = f"{error}; saved in Tandem's own format"
         theirs, tensors = {"model_type": OWN_TYPE, **dataclasses.asdict(config)}, state
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,23 +119,23 @@ def save_pretrained(
 
 
 def _tokenizer_files(source: Path) -> list[Path]:
-    """What AutoTokenizer reads; ModelError if there is nothing of the kind, or damage."""
+    """The files that AutoTokenizer reads. Raises ModelError if there are none or one is damaged."""
     found = [source / name for name in TOKENIZER_FILES if os.path.lexists(source / name)]
     if not found:
-        raise ModelError(f"{source}: has no tokenizer files")
+        raise ModelError(f"{source}: holds no tokenizer files")
     if VOCABULARIES.isdisjoint(path.name for path in found):
-        raise ModelError(f"{found[0]}: has no vocabulary beside it, as in tokenizer.json")
+        raise ModelError(f"{found[0]}: has no vocabulary beside it; add its tokenizer.json")
     for path in found:
         _require_well_formed(path)
     return found
 
 
 def _require_well_formed(path: Path) -> None:
-    """Raise ModelError for a file that is not what its name says."""
+    """Raise ModelError if the content of a file does not fit its name."""
     if path.suffix == ".json":
         content = _read_json(path)
         if path.name == "tokenizer.json" and not isinstance(content.get("model"), dict):
-            raise ModelError(f"{path}: not a tokenizer, which has a model")
+            raise ModelError(f"{path}: not a tokenizer: it has no model")
         return
     try:
         data = path.read_bytes()
@@ -146,7 +146,7 @@ def _require_well_formed(path: Path) -> None:
 
 
 def nearest_family(config: EncoderConfig) -> Family:
-    """The architecture of `transformers` that is most like this one."""
+    """The `transformers` architecture that is closest to a configuration."""
     if config.embedding_projection == "word" or config.bottleneck_size:
         return MOBILEBERT
     if config.positions == "rotary":
@@ -161,9 +161,9 @@ def nearest_family(config: EncoderConfig) -> Family:
 def to_transformers(
     config: EncoderConfig, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The config.json and the tensors as `transformers` has them.
+    """The config.json and the tensors in the format of `transformers`.
 
-    Raises Inexpressible, saying what does not fit.
+    Raises Inexpressible, naming what does not fit.
     """
     family = nearest_family(config)
     theirs = family.write(config) | {"model_type": family.model_type, "dtype": "float32"}
@@ -174,7 +174,7 @@ def to_transformers(
 
 
 def _heads_of_a_fine_tuned(config: EncoderConfig, architecture: str) -> dict[str, Any]:
-    """The class of a model without a masked-LM head, and what its other heads are for."""
+    """Adjust `architectures` for a model without a masked-LM head, and add its other heads."""
     if not config.classifiers:
         return {} if config.mlm_head else {"architectures": [_class(architecture, "Model")]}
     if config.mlm_head or config.pair_head:
@@ -184,12 +184,12 @@ def _heads_of_a_fine_tuned(config: EncoderConfig, architecture: str) -> dict[str
 
 
 def _class(architecture: str, ending: str) -> str:
-    """The class of the same family for another use: BertForMaskedLM -> BertModel."""
+    """Another class of the same family: ("BertForMaskedLM", "Model") -> "BertModel"."""
     return architecture.partition("For")[0] + ending
 
 
 def _read(family: Family, theirs: Mapping[str, Any], names: Collection[str]) -> EncoderConfig:
-    """The configuration; without the masked-LM head where none of its tensors is there."""
+    """The configuration; `mlm_head` is false if the weights have no tensor of that head."""
     config = _configuration(family.read(theirs, names))
     expected = family.their_names(config, tensor_names(config))
     head = [name for ours, name in expected.items() if ours.startswith("head.")]
@@ -197,7 +197,7 @@ def _read(family: Family, theirs: Mapping[str, Any], names: Collection[str]) -> 
 
 
 def _with_prefix(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of an encoder that was saved without heads, under the names it has with them."""
+    """Add the prefix that `transformers` omits when it saves an encoder without heads."""
     (word,) = family.their_names(EncoderConfig(), ["embeddings.word.weight"]).values()
     prefix, _, rest = word.partition(".")
     bare = rest in tensors and word not in tensors
@@ -205,7 +205,7 @@ def _with_prefix(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def _require_same_meaning(config: EncoderConfig, read_back: EncoderConfig, family: Family) -> None:
-    """Nothing is lost silently: not a key either that a family has never heard of."""
+    """Raise Inexpressible if any key has changed its meaning after writing and reading back."""
     ours, theirs = config.meaning(), read_back.meaning()
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key):
@@ -215,7 +215,7 @@ def _require_same_meaning(config: EncoderConfig, read_back: EncoderConfig, famil
 
 
 def read_folder(folder: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:
-    """Our configuration and state, float32, from a folder on disk."""
+    """The configuration and the state, float32, of a model folder."""
     path = folder / "config.json"
     theirs = _read_json(path)
     weights = read_weights(folder)
@@ -234,7 +234,7 @@ def read_folder(folder: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:
 
 
 def special_ids_in(folder: Path) -> dict[str, int]:
-    """What the config.json of a model folder says of its tokenizer's special tokens."""
+    """The special token ids in the config.json of a model folder."""
     theirs = _read_json(folder / "config.json")
     return {key: theirs[key] for key in SPECIAL_IDS if isinstance(theirs.get(key), int)}
 
@@ -245,7 +245,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ModelError(f"{path}: not found; a model folder has a config.json") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: not readable as JSON") from error
+        raise ModelError(f"{path}: cannot be read as JSON") from error
     if not isinstance(theirs, dict):
         raise ModelError(f"{path}: expected a mapping")
     return theirs
@@ -255,12 +255,12 @@ def _read_own(theirs: Mapping[str, Any]) -> EncoderConfig:
     fields = {field.name for field in dataclasses.fields(EncoderConfig)}
     unknown = sorted(set(theirs) - fields - {"model_type"})
     if unknown:
-        raise ModelError(f"unknown key {unknown[0]}; the folder is from another version")
+        raise ModelError(f"{unknown[0]}: unknown key; another version wrote this folder")
     return _configuration({key: theirs[key] for key in theirs if key in fields})
 
 
 def _configuration(values: Mapping[str, Any]) -> EncoderConfig:
-    """The configuration of values from a file; ModelError names one of another kind."""
+    """The configuration from values of a file. Raises ModelError, naming a value that is wrong."""
     try:
         return typed.build(values, EncoderConfig)
     except ConfigError as error:
@@ -274,7 +274,7 @@ def _from_transformers(
     family = known.get(str(theirs.get("model_type")))
     if family is None:
         raise ModelError(
-            f"model_type {theirs.get('model_type')!r} is not one of {', '.join(sorted(known))}"
+            f"model_type: {theirs.get('model_type')!r} is not one of {', '.join(sorted(known))}"
         )
     modern = {_modern_name(name): tensor for name, tensor in weights.items()}
     tensors = family.split(_with_prefix(family, modern))
@@ -290,7 +290,7 @@ def _from_transformers(
 
 
 def _refuse_implausible_depth(theirs: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """More layers than any memory holds must not even be counted."""
+    """Refuse huge layer counts before anything is allocated for them."""
     layers, networks = _largest(theirs, _LAYERS), _largest(theirs, _NETWORKS)
     if layers * networks > max(len(weights), _MAX_SHARED_LAYERS):
         raise ModelError(
@@ -302,14 +302,14 @@ def _refuse_implausible_depth(theirs: Mapping[str, Any], weights: Mapping[str, T
 def _refuse_extra_weights(
     config: EncoderConfig, weights: Container[str], names: Callable[[EncoderConfig], Iterable[str]]
 ) -> None:
-    """Weights that have a layer or a network more than the configuration are of another model."""
+    """Raise ModelError if the weights have more layers or networks than the configuration."""
     own = set(names(config))
     for key in ("layers", "feed_forwards"):
         larger = dataclasses.replace(config, **{key: getattr(config, key) + 1})
         try:
             of_larger = names(larger)
         except ModelError:
-            continue  # a family that has one network in each layer
+            continue  # the family allows only one network per layer
         for name in of_larger:
             if name not in own and name in weights:
                 raise ModelError(
@@ -324,19 +324,19 @@ def _largest(theirs: Mapping[str, Any], keys: Sequence[str]) -> float:
 
 
 def _modern_name(name: str) -> str:
-    """Norms in the oldest checkpoints have TensorFlow's names."""
+    """Rename norm parameters: the oldest checkpoints have TensorFlow's names."""
     if name.endswith(".gamma"):
         return name.removesuffix("gamma") + "weight"
     return name.removesuffix("beta") + "bias" if name.endswith(".beta") else name
 
 
 def tensor_names(config: EncoderConfig) -> list[str]:
-    """Names of the tensors that a model of this configuration has."""
+    """The names of all tensors of a model with this configuration."""
     return list(skeleton(config).state_dict())
 
 
 def _checked(config: EncoderConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state as float32, or a ModelError where names or shapes do not fit the configuration."""
+    """The state in float32. Raises ModelError if names, shapes or values do not fit."""
     expected = skeleton(config).state_dict()
     for name, tensor in expected.items():
         if name not in state:
@@ -359,5 +359,5 @@ def _checked(config: EncoderConfig, state: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it holds real numbers, each of them, in memory."""
+    """Whether the tensor is dense, floating-point and in memory."""
     return tensor.is_floating_point() and tensor.layout == torch.strided and not tensor.is_meta

@@ -1,4 +1,4 @@
-"""A foreign checkpoint becomes a teacher or a student."""
+"""Importing a `transformers` checkpoint as a teacher or a student."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from model.masked_language_model import MaskedLanguageModel
 def import_folder(source: str | Path, out: str | Path) -> MaskedLanguageModel:
     """Read a `transformers` folder, check it, and write it to `out` for a job to use.
 
-    `out` gets config.json, model.safetensors (float32), the tokenizer files there are, and
-    model.yaml, which a job names as ``model:`` beside ``init.pretrained: OUT``. Returns the
-    model. Raises ModelError, one line, for a folder that is not such a model, and where `out` has
-    files of a model or tokenizer already.
+    `out` gets config.json, model.safetensors (float32), the tokenizer files if there are any, and
+    model.yaml. A job names model.yaml as ``model:`` and the folder as ``init.pretrained:``. Returns
+    the model. Raises ModelError, one line, if the folder holds no such model, or if `out` already
+    has files of a model or tokenizer.
     """
     source, out = Path(source), Path(out)
     require_free(out)
@@ -38,6 +38,6 @@ def import_folder(source: str | Path, out: str | Path) -> MaskedLanguageModel:
 
 
 def write_config(config: EncoderConfig, folder: Path, source: str) -> None:
-    """Write model.yaml, which a job can name, beside the weights; `source` is for people."""
+    """Write model.yaml, which a job can name, beside the weights; `source` goes into a comment."""
     text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
     (folder / "model.yaml").write_text(f"# The model of {source}\n{text}")

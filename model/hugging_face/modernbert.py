@@ -69,7 +69,7 @@ def _read_global_every(theirs: Mapping[str, Any], layers: int) -> int:
 
 
 def _read_thetas(theirs: Mapping[str, Any]) -> tuple[float, float]:
-    """Bases of the rotary angles, global and local, from the new or the old form."""
+    """The bases of the rotary angles, (global, local), from the new or the old keys."""
     new = theirs.get("rope_parameters") or {}
     full, sliding = new.get(_FULL) or {}, new.get(_SLIDING) or {}
     for part in (full, sliding):
@@ -99,7 +99,7 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
         "intermediate_size": config.ffn_size,
         "max_position_embeddings": config.max_positions,
         "pad_token_id": None if config.pad_token_id < 0 else config.pad_token_id,
-        # The class's defaults name rows of its own vocabulary.
+        # The class's defaults are ids of ModernBERT's own vocabulary.
         "bos_token_id": None,
         "eos_token_id": None,
         "cls_token_id": None,

@@ -1,4 +1,4 @@
-"""Read and write tensor files without ever running what is in them."""
+"""Reading and writing tensor files, without executing code in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SINGLE = ("model.safetensors", "pytorch_model.bin")
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint folder, whole or sharded, .safetensors before .bin.
+    """All tensors of a checkpoint folder, single-file or sharded; .safetensors is preferred.
 
     A .bin is read with ``weights_only``: a pickle that holds anything but tensors is refused.
     """
@@ -33,16 +33,16 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors of one file; ModelError names the file for anything that is not just tensors."""
+    """The tensors of one file. Raises ModelError, naming it, if it holds anything but tensors."""
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ModelError(
-            f"{path}: refused, it holds more than tensors; convert it to safetensors"
+            f"{path}: refused: it holds more than tensors; convert it to safetensors"
         ) from error
-    except Exception as error:  # of noise the unpickler raises whatever its opcodes run into
+    except Exception as error:  # on random bytes the unpickler can raise any exception
         raise ModelError(f"{path}: not a readable tensor file ({_first_line(error)})") from error
     if not isinstance(state, dict) or not all(map(_is_entry, state.items())):
         raise ModelError(f"{path}: expected a mapping from names to tensors")

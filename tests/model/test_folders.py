@@ -70,14 +70,14 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a list": (lambda f: (f / "config.json").write_text("[]"), "expected a mapping"),
     "binary": (lambda f: (f / "config.json").write_bytes(b"\xff\x00"), "not readable"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has neither"),
-    "other model": (lambda f: edit_config(f, model_type="gpt2"), "model_type 'gpt2' is not one"),
+    "other model": (lambda f: edit_config(f, model_type="gpt2"), "model_type: 'gpt2' is not one"),
     "a name": (
         lambda f: edit_config(f, hidden_size="wide"),
         "hidden_size: must be a whole number, not 'wide'",
     ),
     "no heads": (lambda f: edit_config(f, num_attention_heads=0), "heads: must be 1 to"),
     "uneven heads": (lambda f: edit_config(f, num_attention_heads=3), "heads: 3 does not divide"),
-    "activation": (lambda f: edit_config(f, hidden_act="maxout"), "activation 'maxout'"),
+    "activation": (lambda f: edit_config(f, hidden_act="maxout"), "activation: 'maxout'"),
     "relative": (
         lambda f: edit_config(f, position_embedding_type="relative_key"),
         "position_embedding_type: 'relative_key' is not supported",
@@ -184,7 +184,7 @@ def test_a_hostile_pickle_is_refused_and_does_not_run(zipped: bool, tmp_path: Pa
     to_bin(folder, {"a": Hostile(witness)})
     if not zipped:
         (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Hostile(witness)}))
-    with pytest.raises(model.ModelError, match=r"pytorch_model\.bin: refused, it holds more than"):
+    with pytest.raises(model.ModelError, match=r"pytorch_model\.bin: refused: it holds more than"):
         model.from_pretrained(folder)
     assert not witness.exists()
 
@@ -299,7 +299,7 @@ def test_tokenizer_files_travel_with_the_model(tmp_path: Path) -> None:
     exported = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert exported("a models").input_ids == expected("a models").input_ids
     assert (tmp_path / "out" / "README.md").read_text() == "# Card\n"
-    with pytest.raises(model.ModelError, match="has no tokenizer files"):
+    with pytest.raises(model.ModelError, match="holds no tokenizer files"):
         model.save_pretrained(model.build(SMALL, 0), tmp_path / "out", tokenizer=tmp_path / "no")
 
 

@@ -49,7 +49,7 @@ def test_it_is_counted_trained_and_saved(variant: model.EncoderConfig, tmp_path:
     built(ids).logits.sum().backward()
     assert all(p.grad is not None for p in built.encoder.feed_forward.parameters())
     reason = model.save_pretrained(built, tmp_path / "saved")
-    assert reason == "transformers has no activation 'squared_relu'; saved in Tandem's own form"
+    assert reason == "transformers has no activation 'squared_relu'; saved in Tandem's own format"
     again = model.from_pretrained(tmp_path / "saved")
     assert again.config == variant
     assert torch.equal(again(ids).logits, built(ids).logits)
