@@ -44,9 +44,7 @@ def export_onnx(model: MaskedLanguageModel, path: str | Path) -> None:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ModelError(
-            f"{path}: ONNX export needs `pip install onnx onnxscript`"
-        ) from error
+        raise ModelError(f"{path}: ONNX export needs `pip install onnx onnxscript`") from error
     if not model.config.mlm_head:
         raise ModelError(f"{path}: ONNX is for masked-LM logits; this model has no such head")
     names = ["input_ids", "attention_mask"]
