@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from model.attention_kernel import Reach, attend
+from model.attention_kernel import AttentionPattern, attend
 from model.config import EncoderConfig
 from model.parts import DenseNorm, make_norm
 from model.precision import Dense
@@ -87,7 +87,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        reach: Reach,
+        pattern: AttentionPattern,
         angles: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -107,7 +107,7 @@ class Attention(nn.Module):
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
         dropout = self.config.dropout_rate("attention") if self.training else 0.0
-        mixed = attend(q, k, v, reach, dropout).transpose(1, 2).flatten(2)
+        mixed = attend(q, k, v, pattern, dropout).transpose(1, 2).flatten(2)
         if rows is not None:
             mixed, residual = at_rows(mixed, rows), at_rows(residual, rows)
         y = residual + self.dropout(self.output(mixed))

@@ -31,7 +31,7 @@ _NARROW = 32
 _WIDEST_FLASH_HEAD = 256
 
 
-class Reach(NamedTuple):
+class AttentionPattern(NamedTuple):
     """The keys that the queries of a layer may attend to, in the form that its kernel takes.
 
     visible: bool, broadcastable to [B, A, L, L], True where a query may attend; None: everywhere.
@@ -86,15 +86,15 @@ def _varlen_attention() -> Callable[..., Any] | None:
     return varlen_attn
 
 
-def reach(
+def attention_pattern(
     attention_mask: Tensor | None,
     window: int,
     shape: tuple[int, int],
     head_size: int,
     operands: tuple[torch.device, torch.dtype],
     dropout: float,
-) -> Reach:
-    """The reach and kernel of all layers with this `window`, for a batch of `shape` (B, L).
+) -> AttentionPattern:
+    """The pattern of all layers with this `window`, and its kernel, for a batch of `shape` (B, L).
 
     `attention_mask` and `window` are as in `visible_keys`. `operands` is the device and dtype of
     q, k and v.
@@ -107,9 +107,11 @@ def reach(
     skips = has_lengths or (attention_mask is None and hides(window, length))
     kernel = choose_kernel(kind, dtype, length, head_size, skips, dropout)
     if kernel != VARLEN:
-        return Reach(kernel, visible_keys(attention_mask, length, window, device))
+        return AttentionPattern(kernel, visible_keys(attention_mask, length, window, device))
     boundaries = run_boundaries(attention_mask, rows, length, device)
-    return Reach(kernel, boundaries=boundaries, window=window if hides(window, length) else 0)
+    return AttentionPattern(
+        kernel, boundaries=boundaries, window=window if hides(window, length) else 0
+    )
 
 
 def run_boundaries(lengths: Tensor | None, rows: int, length: int, device: torch.device) -> Tensor:
@@ -125,7 +127,7 @@ def run_boundaries(lengths: Tensor | None, rows: int, length: int, device: torch
     return torch.cat([torch.stack([starts[:-1], ends], dim=1).flatten(), starts[-1:]])
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, reach: Reach, dropout: float) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, dropout: float) -> Tensor:
     """Scaled dot-product attention.
 
     q, k and v are [B, A, L, D]; `dropout` is the probability for attention weights. Returns
@@ -133,28 +135,28 @@ def attend(q: Tensor, k: Tensor, v: Tensor, reach: Reach, dropout: float) -> Ten
     """
     if not is_native(kernel_device(q.device), q.dtype):
         with torch.autocast(q.device.type, enabled=False):
-            return attend(q.float(), k.float(), v.float(), reach, dropout).to(q.dtype)
-    if reach.kernel == VARLEN:
-        return _attend_runs(q, k, v, reach)
-    if reach.kernel == FUSED:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=reach.visible, dropout_p=dropout)
-    weights = F.softmax(attention_scores(q, k, reach.visible), dim=-1)
-    if reach.visible is not None and reach.visible.shape[2] > 1:
+            return attend(q.float(), k.float(), v.float(), pattern, dropout).to(q.dtype)
+    if pattern.kernel == VARLEN:
+        return _attend_runs(q, k, v, pattern)
+    if pattern.kernel == FUSED:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=pattern.visible, dropout_p=dropout)
+    weights = F.softmax(attention_scores(q, k, pattern.visible), dim=-1)
+    if pattern.visible is not None and pattern.visible.shape[2] > 1:
         # Padding far from every real token sees no key. Its output is 0, as in the fused kernel.
-        weights = weights * reach.visible
+        weights = weights * pattern.visible
     if dropout:
         weights = F.dropout(weights, dropout)
     return weights @ v
 
 
-def _attend_runs(q: Tensor, k: Tensor, v: Tensor, reach: Reach) -> Tensor:
+def _attend_runs(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern) -> Tensor:
     """Attention within runs of the flattened positions, each position within its window."""
     rows, _, length, _ = q.shape
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B * L, A, D]
-    near = (reach.window // 2,) * 2 if reach.window else (-1, -1)
+    near = (pattern.window // 2,) * 2 if pattern.window else (-1, -1)
     flash = _varlen_attention()
     assert flash is not None
-    cuts = reach.boundaries
+    cuts = pattern.boundaries
     mixed = flash(q, k, v, cuts, cuts, length, length, window_size=near)
     assert isinstance(mixed, Tensor)
     return mixed.unflatten(0, (rows, length)).transpose(1, 2)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import QKV, Attention, at_rows, rotary_angles
-from model.attention_kernel import Reach, reach
+from model.attention_kernel import AttentionPattern, attention_pattern
 from model.config import EncoderConfig
 from model.feed_forward import FeedForwardStack
 from model.parts import make_norm
@@ -91,12 +91,12 @@ class Encoder(nn.Module):
         attention: dict[int, QKV] = {}
         for i in range(self.config.layers):
             number = i + 1
-            reached, angles = nearby if self.config.is_local(i) else everywhere
+            pattern, angles = nearby if self.config.is_local(i) else everywhere
             rows = last_rows if number == self.config.layers else None
             run = partial(
                 self._layer,
                 i,
-                reached=reached,
+                pattern=pattern,
                 angles=angles,
                 rows=rows,
                 capture_attention=number in capture.attention,
@@ -118,19 +118,19 @@ class Encoder(nn.Module):
         i: int,
         x: Tensor,
         *,
-        reached: Reach,
+        pattern: AttentionPattern,
         angles: Tensor | None,
         rows: Tensor | None,
         capture_attention: bool,
     ) -> tuple[Tensor, ...]:
-        y, q, k, v = self.attention[self.attention_plan[i]](x, reached, angles, rows)
+        y, q, k, v = self.attention[self.attention_plan[i]](x, pattern, angles, rows)
         layer_input = x if rows is None else at_rows(x, rows)
         y = self.feed_forward[self.feed_forward_plan[i]](y, layer_input)
         return (y, q, k, v) if capture_attention else (y,)
 
     def _context(
         self, x: Tensor, attention_mask: Tensor | None
-    ) -> tuple[tuple[Reach, Tensor | None], tuple[Reach, Tensor | None]]:
+    ) -> tuple[tuple[AttentionPattern, Tensor | None], tuple[AttentionPattern, Tensor | None]]:
         """What the global and what the local layers see, and their rotary angles."""
         config, (rows, length, _) = self.config, x.shape
         operands = (x.device, product_dtype(x))
@@ -140,11 +140,11 @@ class Encoder(nn.Module):
             (0, config.global_rope_theta),
             (config.local_window, config.local_rope_theta),
         ):
-            reached = reach(
+            pattern = attention_pattern(
                 attention_mask, window, (rows, length), config.head_size, operands, dropout
             )
             angles = None
             if config.positions == "rotary":
                 angles = rotary_angles(length, config.head_size, theta, x.device)
-            contexts.append((reached, angles))
+            contexts.append((pattern, angles))
         return contexts[0], contexts[1]

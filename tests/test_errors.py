@@ -139,7 +139,7 @@ def of_length(length: int) -> list[str]:
 
 JOBS = {
     "no corpus": (["data.path=nowhere"], "nowhere"),
-    "not one full sequence": (of_length(32768), "single full sequence"),
+    "not one full sequence": (of_length(32768), "less than one full sequence"),
     "too few positions": (["data.sequence_length=64"], "teacher.model.max_positions"),
     "another vocabulary": (
         [f"{learner}.model.vocab_size=100" for learner in LEARNERS],

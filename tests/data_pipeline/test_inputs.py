@@ -77,7 +77,7 @@ def test_folders_globs_and_standard_input(tmp_path: Path, monkeypatch: pytest.Mo
         find_files([str(tmp_path / "hollow")])
     for names, message in (
         (["-", "-"], "-: standard input can"),
-        ([""], "empty name"),
+        ([""], "the name is empty"),
     ):
         with pytest.raises(DataError, match=message):
             find_files(names)

@@ -217,7 +217,7 @@ def test_torch_makes_the_same_token_masks(device: str, seed: int, epoch: int, ki
     epochs = np.full(9, epoch)
     config = MaskingConfig(**options)
     host = Masker(seed, config, VOCABULARY, 50, COUNTS, WORD_STARTS)
-    expected, left = host(ids, epochs, samples, 30), host.leave(ids, 30)
+    expected, left = host(ids, epochs, samples, 30), host.defer(ids, 30)
     np.testing.assert_array_equal(left.input_ids, ids)
     np.testing.assert_array_equal(left.to_mask, (expected.labels != -100).sum(1))
     arrays = (ids, epochs, samples, left.to_mask)

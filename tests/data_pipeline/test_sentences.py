@@ -83,7 +83,7 @@ REPEATED = [
 
 
 @pytest.mark.parametrize("part", REPEATED)
-def test_the_search_is_linear(part: str, limited: None) -> None:
+def test_the_search_is_linear(part: str) -> None:
     """A quadratic search would take many minutes over these texts."""
     text = "a" + part * (300_000 // len(part)) + "b"
     joined = JoinedText.of([text])

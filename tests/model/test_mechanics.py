@@ -16,11 +16,11 @@ from model.attention_kernel import (
     FUSED,
     PLAIN,
     VARLEN,
-    Reach,
+    AttentionPattern,
     attend,
+    attention_pattern,
     attention_scores,
     choose_kernel,
-    reach,
     visible_keys,
 )
 
@@ -207,7 +207,7 @@ def test_both_kernels_agree(masked: bool, local: bool) -> None:
     mask = torch.ones(2, 21)
     mask[1, 5:] = 0
     visible = visible_keys(mask if masked else None, 21, 6 if local else 0, q.device)
-    found = [attend(q, k, v, Reach(kernel, visible), 0.0) for kernel in (PLAIN, FUSED)]
+    found = [attend(q, k, v, AttentionPattern(kernel, visible), 0.0) for kernel in (PLAIN, FUSED)]
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
@@ -247,8 +247,8 @@ def test_runs_of_real_tokens_and_of_padding_equal_the_masked_kernel(
     counts = None if lengths is None else torch.tensor(lengths)
     real = torch.arange(21) < (21 if counts is None else counts[:, None])
     cuts = attention_kernel.run_boundaries(counts, 4, 21, q.device)
-    masked = Reach(PLAIN, visible_keys(counts, 21, window, q.device))
-    runs = Reach(VARLEN, boundaries=cuts, window=window)
+    masked = AttentionPattern(PLAIN, visible_keys(counts, 21, window, q.device))
+    runs = AttentionPattern(VARLEN, boundaries=cuts, window=window)
     found = []
     for how in (masked, runs):
         mixed = attend(q, k, v, how, 0.0).transpose(1, 2)
@@ -267,9 +267,9 @@ def test_varlen_on_a_gpu_equals_the_masked_kernel(window: int) -> None:
     flat = flat.to("cuda", torch.bfloat16).requires_grad_()
     q, k, v = flat.unflatten(3, (2, 64)).transpose(2, 3)
     lengths = torch.tensor([300, 17, 0, 299], device="cuda")
-    chosen = reach(lengths, window, (4, 300), 64, (q.device, q.dtype), 0.0)
+    chosen = attention_pattern(lengths, window, (4, 300), 64, (q.device, q.dtype), 0.0)
     assert chosen.kernel == VARLEN
-    masked = Reach(PLAIN, visible_keys(lengths, 300, window, q.device))
+    masked = AttentionPattern(PLAIN, visible_keys(lengths, 300, window, q.device))
     real = (torch.arange(300, device="cuda") < lengths[:, None])[..., None, None]
     found = []
     for how in (masked, chosen):
