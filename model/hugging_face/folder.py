@@ -245,7 +245,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ModelError(f"{path}: not found; a model folder has a config.json") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON") from error
+        raise ModelError(f"{path}: not readable as JSON") from error
     if not isinstance(theirs, dict):
         raise ModelError(f"{path}: expected a mapping")
     return theirs
