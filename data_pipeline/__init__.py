@@ -14,6 +14,7 @@ from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order.slots import BatchSizes
 from data_pipeline.reading.batches import DEFAULT_VIEW, MASKED, PAIRS, Batch, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
+from data_pipeline.reading.examples import ExampleStream, encode_texts, read_lines
 from data_pipeline.reading.padding import padding_fraction, rows_for_tokens
 from data_pipeline.reading.stream import BatchStream, contents, open_corpora, open_splits
 from data_pipeline.tokenization.tokenizer import Vocabulary
@@ -34,6 +35,7 @@ __all__ = [
     "CorpusSplit",
     "DataConfig",
     "DataError",
+    "ExampleStream",
     "MaskingConfig",
     "PhaseConfig",
     "SourceConfig",
@@ -41,9 +43,11 @@ __all__ = [
     "Vocabulary",
     "build",
     "contents",
+    "encode_texts",
     "open_corpora",
     "open_splits",
     "padding_fraction",
+    "read_lines",
     "rows_for_tokens",
 ]
 

@@ -8,6 +8,7 @@ from configs.section import Refusal, within
 from data_pipeline import DataConfig
 from model import EncoderConfig
 from trainer.learner_config import BudgetConfig, InitConfig, LearnerConfig, StartConfig
+from trainer.objectives import ObjectiveConfig
 from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM, columns_of, metrics_of
 
 Students = Mapping[str, LearnerConfig]
@@ -31,7 +32,10 @@ def conflicts_with_data(
     packings = [packing for _, packing in data.lengths_and_packings()]
     masked = data.masking.highest_rate > 0
     learners = {f"students.{name}": config for name, config in students.items()}
-    for section, config in {"teacher": teacher, **learners}.items():
+    everyone = {"teacher": teacher, **learners}
+    files = next((one.objective.files for one in everyone.values() if one.objective.files), ())
+    for section, config in everyone.items():
+        yield from _conflicts_with_examples(section, config.objective, files)
         objective, key = config.objective, f"{section}.objective"
         yield from within(key, objective.conflicts_with_data(packings, masked))
         if teacher.masked_only:
@@ -53,6 +57,18 @@ def conflicts_about_metrics(
         if threshold and threshold.metric is not None and threshold.metric not in known:
             why = f"must be one of {', '.join(known)}, not {threshold.metric}"
             yield f"students.{name}.start.teacher.metric", why
+
+
+def _conflicts_with_examples(
+    section: str, objective: ObjectiveConfig, files: tuple[str, ...]
+) -> Iterator[Refusal]:
+    """Terms about masked text or its pairs in a job that reads labelled examples, or two sets."""
+    for name, term in objective.terms().items():
+        if files and not term.files and (term.reads_masked or term.head is not None):
+            yield f"{section}.objective.{name}", f"is about text, but the job reads {files[0]}"
+        if term.files not in ((), files):
+            why = f"a job reads one set of examples; name {' and '.join(files)} here too"
+            yield f"{section}.objective.{name}", why
 
 
 def _conflicts_of_student(

@@ -19,10 +19,10 @@ def random(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_pair_cross_entropy_by_hand():
+def test_label_cross_entropy_by_hand():
     """Two certain and one undecided prediction, and a row without a label."""
     logits = torch.tensor([[10.0, -10.0], [10.0, -10.0], [0.0, 0.0], [5.0, 0.0]])
-    total, count = losses.pair_cross_entropy(logits, torch.tensor([0, 1, 1, -100]))
+    total, count = losses.label_cross_entropy(logits, torch.tensor([0, 1, 1, -100]))
     assert total.item() == pytest.approx(0 + 20 + math.log(2), abs=1e-6)
     assert count.item() == 3
 

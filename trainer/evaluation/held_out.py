@@ -30,6 +30,7 @@ from data_pipeline import (
 )
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
+from trainer.job_data.examples import examples_of
 from trainer.scoring.metric import Metric, Tally, joined, share_over_ranks
 from trainer.scoring.scores import shown
 from trainer.watch.rank_zero import SendHeartbeat
@@ -57,7 +58,7 @@ class Scores:
 
 
 class ValidationSet:
-    """The held-out sequences of a job, as any number of ranks share them."""
+    """The held-out sequences or examples of a job, as any number of ranks share them."""
 
     def __init__(
         self,
@@ -77,10 +78,15 @@ class ValidationSet:
         data = dataclasses.replace(config.data, phases=[], mixture={}, masking=still)
         wanted = config.evaluation.sequences
         self._opened = corpora or open_corpora(config.data)
-        self.corpora = {
-            name: _HeldOutCorpus.open(corpus.split("val"), data, wanted, heartbeat)
-            for name, corpus in self._opened.items()
-        }
+        self.corpora: dict[str, _HeldOutCorpus | _HeldOutExamples]
+        if found := examples_of(config, "val", self._opened):
+            name, examples = found
+            self.corpora = {name: _HeldOutExamples(examples.rows(0, wanted), heartbeat)}
+        else:
+            self.corpora = {
+                name: _HeldOutCorpus.open(corpus.split("val"), data, wanted, heartbeat)
+                for name, corpus in self._opened.items()
+            }
 
     @torch.no_grad()
     def evaluate(
@@ -108,12 +114,14 @@ class ValidationSet:
         return next(next(iter(self.corpora.values())).batches())
 
     def unigram(self) -> dict[str, float]:
-        """What predicting every masked token from training frequencies alone scores.
+        """What predicting every masked token from training frequencies alone scores, if any is.
 
         One is added to every count, so that no loss is infinite.
         """
         token_counts = np.asarray(sum(corpus.token_counts for corpus in self._opened.values()))
         batches = [batch for corpus in self.corpora.values() for batch in corpus.batches()]
+        if not all(MASKED in batch.targets for batch in batches):
+            return {}
         labels = np.concatenate([batch.targets[MASKED].labels.ravel() for batch in batches])
         labels = labels[labels >= 0]
         smoothed = token_counts.astype(np.float64) + 1
@@ -144,6 +152,18 @@ class _HeldOutCorpus:
         for step in range(self.steps):
             self.heartbeat()
             yield _share(self.stream.batch(step), rank, world_size)
+
+
+@dataclass(frozen=True)
+class _HeldOutExamples:
+    examples: Batch
+    heartbeat: SendHeartbeat
+
+    def batches(self, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
+        """See `_HeldOutCorpus.batches`."""
+        for first in range(0, len(self.examples.sample_ids), ROWS):
+            self.heartbeat()
+            yield _share(self.examples.rows(first, first + ROWS), rank, world_size)
 
 
 def _share(batch: Batch, rank: int, world_size: int) -> Batch:

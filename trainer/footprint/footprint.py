@@ -145,9 +145,11 @@ class _Run:
     def __init__(self, module: LearnerModule, logit_consumers: int) -> None:
         """`logit_consumers` is how many students read the vocabulary projection of a teacher."""
         self.module = module
-        weight, bias = module.model.output_projection()
-        detached = OutputProjection(weight.detach(), None if bias is None else bias.detach())
-        self.projection = detached if logit_consumers else None
+        self.projection: OutputProjection | None = None
+        if logit_consumers:
+            weight, bias = module.model.output_projection()
+            whole = None if bias is None else bias.detach()
+            self.projection = OutputProjection(weight.detach(), whole)
         self.live = LiveBytes()
         self.flops = FlopCounterMode(display=False, custom_mapping=ATTENTION)
         self.forward_flops = 0

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from data_pipeline import Batch, BatchStream, Corpus
+from data_pipeline import Batch, BatchStream, Corpus, ExampleStream
 from data_pipeline.masking.torch_masker import TorchMasker
 from trainer.config import JobConfig
 from trainer.job_data.batch_plan import global_batches
+from trainer.job_data.examples import examples_of
 from trainer.job_data.prefetch import Prefetched
 from trainer.job_data.staging import folder_on_node, stager_of_node
 from trainer.watch.rollback import batch_number
@@ -26,23 +28,33 @@ class Feed:
     def __init__(self, config: JobConfig, corpora: Mapping[str, Corpus], attempt: int) -> None:
         """`attempt` is this start's number. Raises DataError for what cannot be read."""
         self._config, self._corpora = config, corpora
+        self._staged: Path | None = None
+        self.masker: TorchMasker | None = None
+        self._stream: BatchStream | ExampleStream
+        if found := examples_of(config, "train", corpora):
+            where = (dist.get_rank(), dist.get_world_size())
+            sizes = global_batches(config, corpora)
+            self._stream = ExampleStream(found[1], config.seed, sizes, *where)
+        else:
+            self._open_text(attempt)
+        self._open = ExitStack()
+
+    def _open_text(self, attempt: int) -> None:
+        config, masking = self._config, self._config.data.masking
         self._staged = folder_on_node(config, attempt)
-        masking = config.data.masking
-        self._stream = BatchStream.open(
+        self._stream = stream = BatchStream.open(
             config.data,
             "train",
             config.seed,
-            global_batches(config, corpora),
+            global_batches(config, self._corpora),
             dist.get_rank(),
             dist.get_world_size(),
             masks=not masking.on_device,
             staged=self._staged,
-            corpora=corpora,
+            corpora=self._corpora,
         )
-        self.masker: TorchMasker | None = None
         if masking.on_device:
-            self.masker = TorchMasker(config.seed, masking, self._stream.vocabulary)
-        self._open = ExitStack()
+            self.masker = TorchMasker(config.seed, masking, stream.vocabulary)
 
     def start(self, step: int) -> Prefetched:
         """The batches from the job's `step` on; on each node one rank has blocks copied ahead.

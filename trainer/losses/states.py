@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from data_pipeline import NO_LABEL
 
 
-def pair_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of pairs: next sentence (BERT, arXiv 1810.04805) or order (ALBERT, 1909.11942).
+def label_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of whole rows: of a classifier, next sentence (BERT, arXiv 1810.04805), or
+    sentence order (ALBERT, 1909.11942), of which label 0 is the next segment, or the right order.
 
-    logits: [B, 2]; labels: [B] int64, -100 where a row has none. Count: labelled rows. Label 0 is
-    the next segment, or the right order.
+    logits: [B, classes]; labels: [B] int64, -100 where a row has none. Count: labelled rows.
     """
     loss = F.cross_entropy(logits.float(), labels, ignore_index=NO_LABEL, reduction="sum")
     return loss, (labels != NO_LABEL).sum()

@@ -45,8 +45,11 @@ class MaskedTokens(SummedMetric[ScoreInputs]):
     @torch.no_grad()
     def of_batch(self, outputs: ScoreInputs) -> Tensor:
         """Summed loss, right predictions and labelled positions: float32 [3]."""
-        inputs, target = outputs.features.vocabulary_input, outputs.batch.targets[MASKED].labels
+        inputs = outputs.features.vocabulary_input
         assert inputs is not None
+        if MASKED not in outputs.batch.targets:  # labelled examples
+            return inputs.new_zeros(self.size, dtype=torch.float32)
+        target = outputs.batch.targets[MASKED].labels
         assert outputs.projection is not None
         loss = inputs.new_zeros((), dtype=torch.float32)
         right = loss.clone()

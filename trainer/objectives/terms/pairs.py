@@ -11,7 +11,7 @@ from torch import Tensor
 
 from data_pipeline import PAIRS
 from model import Capture, EncoderConfig, ModelShape
-from trainer.losses.states import pair_cross_entropy
+from trainer.losses.states import label_cross_entropy
 from trainer.objectives.term import LossInputs, Term, TermConfig
 
 # `data.packing` whose sequences are labelled pairs.
@@ -60,4 +60,4 @@ class PairTerm(Term):
         return Capture(last_hidden_state=True)
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        return pair_cross_entropy(inputs.features.heads[PAIRS], inputs.batch.row_labels(PAIRS))
+        return label_cross_entropy(inputs.features.heads[PAIRS], inputs.batch.row_labels(PAIRS))
