@@ -1,4 +1,4 @@
-"""The command line: one thin layer over the packages, which it imports when a command needs them.
+"""The command line. Its commands are in `commands/`, and import what they need when they run.
 
 Exit codes: 0 done; 1 failed, with one line that says what to change; 2 wrong usage; 75 stopped on
 request after saving (start it again).
@@ -6,24 +6,10 @@ request after saving (start it again).
 
 from __future__ import annotations
 
-import os
-import sys
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
 import click
 
-from commands import data, models, results, runs, submission
+from commands import data, models, results, runs, submission, training
 from commands.errors import OneLineErrors
-from commands.job_configs import load_job
-from commands.options import PLACE
-from commands.output import drop_what_cannot_be_written
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from trainer.config import JobConfig
-    from trainer.measure.startup import Startup
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,6 +20,7 @@ def main() -> None:
 for command in (
     data.tokenizer,
     data.data,
+    training.train,
     submission.submit,
     submission.status,
     runs.stop,
@@ -47,95 +34,6 @@ for command in (
     results.export,
 ):
     main.add_command(command)
-
-
-@main.command()
-@click.argument("config", type=PLACE)
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--nproc", type=click.IntRange(min=1), help="Processes on this machine.")
-def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
-    """Run the job CONFIG, or go on with it; under srun or torchrun as one of their ranks."""
-    from cluster.local import becoming, launch
-    from cluster.ranks import is_launched
-
-    drop_what_cannot_be_written()
-    if is_launched():
-        if nproc is not None:
-            raise click.UsageError("--nproc: srun or torchrun has started the processes already")
-        sys.exit(_train_as_rank(lambda: load_job(config, overrides)))
-    job = load_job(config, overrides)
-    if _announce_if_finished(job):
-        return
-    gpus = _gpus()
-    if gpus:
-        rank = becoming([sys.executable, "-m", "tandem", "train", config, *overrides])
-    else:
-        import trainer.run  # noqa: F401  once, for the ranks are forks of this process
-        from trainer.measure.startup import Startup
-
-        rank = partial(_train_as_fork, lambda: load_job(config, overrides), Startup())
-    sys.exit(launch(rank, nproc or max(1, gpus)))
-
-
-def _train_as_fork(load: Callable[[], JobConfig], startup: Startup) -> int:
-    import torch
-
-    startup.mark("starting the ranks")
-    threads = os.environ["OMP_NUM_THREADS"]  # read by torch's libraries before the launcher set it
-    if threads.isdecimal():
-        torch.set_num_threads(int(threads))
-    return _train_as_rank(load, startup)
-
-
-def _train_as_rank(load: Callable[[], JobConfig], startup: Startup | None = None) -> int:
-    from cluster.ranks import derive, export, incarnation
-    from cluster.signals import StopRequest
-
-    with StopRequest() as stop:
-        export(derive())
-        from trainer.run import run_job
-
-        job, restart = incarnation()
-        ended = run_job(
-            load,
-            lambda: stop.requested,
-            _announce,
-            scheduled_as=job,
-            restart=restart,
-            startup=startup,
-        )
-        return ended.value
-
-
-def _announce(folder: Any, results: dict[str, Any]) -> None:
-    from trainer.report import student_table
-
-    click.echo(student_table(results))
-    click.echo(f"\nReport: {folder.report}")
-
-
-def _announce_if_finished(job: JobConfig) -> bool:
-    """Say where the results are when there is nothing left to do but what is missing of them."""
-    from trainer.run_folder.folder import RunFolder
-    from trainer.run_folder.run_files import read_evaluation
-
-    folder = RunFolder.of(job)
-    results = read_evaluation(folder.evaluation)
-    if results is None or results["step"] < job.steps:
-        return False
-    click.echo(f"{folder.path} is finished.\n")
-    if not (folder.has_final_report() and all(map(folder.has_export, results["learners"]))):
-        from trainer.lifecycle.finalize import finalize
-
-        results = finalize(folder)
-    _announce(folder, results)
-    return True
-
-
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
 
 
 if __name__ == "__main__":

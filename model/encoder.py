@@ -23,19 +23,19 @@ class Capture:
     """What to hand out besides the result, by layer number.
 
     Hidden state 0 is the embedding output and i the output of layer i, 1 to N; attention layers
-    count from 1 to N. `everywhere` asks for the vocabulary projection's input at every position,
+    count from 1 to N. `all_positions` asks for the vocabulary projection's input at every position,
     besides the masked ones. `last_hidden_state` asks for it at every position, and for what is
     pooled from it: whoever reads neither gets the same losses and gradients for less work without.
     """
 
     hidden_states: tuple[int, ...] = ()
     attention: tuple[int, ...] = ()
-    everywhere: bool = False
+    all_positions: bool = False
     last_hidden_state: bool = False
 
     def reads_last_layer(self, layers: int) -> bool:
         """Whether the output of the last of this many layers is needed at every position."""
-        return self.last_hidden_state or self.everywhere or layers in self.hidden_states
+        return self.last_hidden_state or self.all_positions or layers in self.hidden_states
 
 
 class Encoded(NamedTuple):

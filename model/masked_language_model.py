@@ -29,7 +29,7 @@ class Features:
         when none were given), None without a masked-LM head. hidden_states: number -> [B, L, H].
         attention: number -> QKV. last_hidden_state: [B, L, H] and pooled: [B, H], None unless
         captured (or no positions were given). heads: the logits [B, labels] of the heads on the
-        pooled state, by name; none where it is None. everywhere: [B * L, E], the projection's
+        pooled state, by name; none where it is None. all_positions: [B * L, E], the projection's
         input at every position, or None.
     """
 
@@ -39,7 +39,7 @@ class Features:
     last_hidden_state: Tensor | None
     pooled: Tensor | None
     heads: dict[str, Tensor]
-    everywhere: Tensor | None = None
+    all_positions: Tensor | None = None
 
 
 @dataclass
@@ -126,11 +126,11 @@ class MaskedLanguageModel(nn.Module):
         encoded = self.encoder(x, attention_mask, capture, None if whole else masked_positions)
         states = encoded.last_hidden_state
         last = states if whole else None
-        everywhere = None
+        all_positions = None
         if last is not None:
             states = last.flatten(0, 1)
             # A pass of its own: the bits at masked positions are the same with and without it.
-            everywhere = self._transform(states) if capture.everywhere else None
+            all_positions = self._transform(states) if capture.all_positions else None
             if masked_positions is not None:
                 states = states.index_select(0, masked_positions)
         pooled, heads = self._pool(last)
@@ -141,7 +141,7 @@ class MaskedLanguageModel(nn.Module):
             last_hidden_state=last,
             pooled=pooled,
             heads=heads,
-            everywhere=everywhere,
+            all_positions=all_positions,
         )
 
     def _transform(self, states: Tensor) -> Tensor | None:

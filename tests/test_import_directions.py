@@ -85,7 +85,9 @@ ROOMS = {
         "shell_lines local preflight run_state status status_table planning commands"
     ),
     "cluster/planning": "facts duration failures memory choice plan words",
-    "commands": "errors options output job_configs data submission runs models results reference",
+    "commands": (
+        "errors options output job_configs data submission runs models results training reference"
+    ),
 }
 
 # What each top-level folder may know of the others, besides which the list above counts.

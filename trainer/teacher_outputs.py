@@ -61,7 +61,7 @@ def detach(
 def _distributions(
     features: Features, projection: OutputProjection, logit_consumers: int
 ) -> dict[str, Distribution]:
-    inputs = {MASKED: features.vocabulary_input, ATTENDED: features.everywhere}
+    inputs = {MASKED: features.vocabulary_input, ATTENDED: features.all_positions}
     return {
         positions: Distribution(x, projection.weight, projection.bias, keep=logit_consumers > 1)
         for positions, x in inputs.items()
@@ -75,6 +75,6 @@ def union(captures: Iterable[Capture]) -> Capture:
     return Capture(
         hidden_states=tuple(sorted({n for one in captures for n in one.hidden_states})),
         attention=tuple(sorted({n for one in captures for n in one.attention})),
-        everywhere=any(one.everywhere for one in captures),
+        all_positions=any(one.all_positions for one in captures),
         last_hidden_state=any(one.last_hidden_state for one in captures),
     )

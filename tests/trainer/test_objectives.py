@@ -255,7 +255,7 @@ def test_the_objective_is_the_weighted_sum_of_its_terms():
     inputs, objective, totals = loss_inputs_of(config)
     states = [
         inputs.features.vocabulary_input,
-        inputs.features.everywhere,
+        inputs.features.all_positions,
         inputs.projection.weight,
     ]
     loss, shares = objective(inputs, totals)
@@ -279,13 +279,13 @@ def test_soft_targets_at_all_attended_positions_equal_the_plain_formula():
     )
     loss, _ = objective(inputs, totals)
     attended = inputs.batch.attention_mask.flatten()
-    ours = F.linear(inputs.features.everywhere, inputs.projection.weight, inputs.projection.bias)
+    ours = F.linear(inputs.features.all_positions, inputs.projection.weight, inputs.projection.bias)
     ours, theirs = ours[attended], teacher_logits(inputs)[attended]
     expected = F.kl_div(
         F.log_softmax(ours / 2, -1), F.softmax(theirs / 2, -1), reduction="batchmean"
     )
     torch.testing.assert_close(loss, expected * 2**2)
-    masked = inputs.features.everywhere[inputs.batch.masked_positions]
+    masked = inputs.features.all_positions[inputs.batch.masked_positions]
     torch.testing.assert_close(masked, inputs.features.vocabulary_input)
 
 

@@ -197,17 +197,17 @@ class VocabularyTerm(Term):
         return total, weigh_positions(inputs, self.denominator).sum()
 
     def student_capture(self, step: int) -> Capture:
-        return Capture(everywhere=self.denominator == ATTENDED)
+        return Capture(all_positions=self.denominator == ATTENDED)
 
     def source_capture(self, step: int) -> Capture:
-        return Capture(everywhere=self.denominator == ATTENDED and self.reads_logits)
+        return Capture(all_positions=self.denominator == ATTENDED and self.reads_logits)
 
 
 def projected(inputs: LossInputs, positions: str) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
     """The vocabulary projection's input [P, E] at these positions, and its projection."""
     assert inputs.projection is not None
     projection = (inputs.projection.weight, inputs.projection.bias)
-    x = inputs.features.vocabulary_input if positions == MASKED else inputs.features.everywhere
+    x = inputs.features.vocabulary_input if positions == MASKED else inputs.features.all_positions
     assert x is not None
     return x, projection
 
