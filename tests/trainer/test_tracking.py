@@ -130,7 +130,7 @@ def test_a_resumed_run_has_each_step_once_and_none_of_the_abandoned_ones(run):
 
 TRAINER = """
 import os, pathlib, signal, sys
-from trainer.record import tracking
+from trainer.tracking import tracking
 from trainer.run_folder.metrics_log import MetricsLog
 run = pathlib.Path(sys.argv[1])
 tracking.start(run, mode="offline", project="tandem", run_id="abcd1234")
@@ -218,6 +218,7 @@ def everything(run):
 
 
 EVALUATION = {
+    "columns": [{"name": "loss"}, {"name": "accuracy"}],
     "learners": {
         name: {
             "parameters": parameters,
