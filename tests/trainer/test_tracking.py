@@ -228,7 +228,7 @@ EVALUATION = {
             "tokens_per_second": 1e4,
         }
         for name, parameters, retention in [("teacher", 20, None), ("students/tiny", 10, 0.9)]
-    }
+    },
 }
 
 
