@@ -25,13 +25,13 @@ ROOMS = {
     "data_pipeline/text": (
         "compiled text_files documents joined_text sentences sentence_search system_prose"
     ),
-    "data_pipeline/shards": "arrays blocks index growing manifest kept sources staged writing",
+    "data_pipeline/shards": "arrays blocks index append_only manifest cached_counts sources staged writing",
     "data_pipeline/tokenization": (
         "library_errors sentencepiece_models vocabularies tokenizer training unigram word_table "
         "word_rules word_encoding"
     ),
     "data_pipeline/packing": "sequences pairs",
-    "data_pipeline/order": "epoch block_walk slots mixing",
+    "data_pipeline/order": "epoch block_cursors slots mixing",
     "data_pipeline/masking": "words masker torch_masker",
     "data_pipeline/reading": "corpus padding pools lanes batches examples stream staging dumping",
     "data_pipeline/building": (
