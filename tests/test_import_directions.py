@@ -25,7 +25,9 @@ ROOMS = {
     "data_pipeline/text": (
         "compiled text_files documents joined_text sentences sentence_search system_prose"
     ),
-    "data_pipeline/shards": "arrays blocks index append_only manifest cached_counts sources staged writing",
+    "data_pipeline/shards": (
+        "arrays blocks index append_only manifest cached_counts sources staged writing"
+    ),
     "data_pipeline/tokenization": (
         "library_errors sentencepiece_models vocabularies tokenizer training unigram word_table "
         "word_rules word_encoding"
