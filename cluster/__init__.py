@@ -1,7 +1,7 @@
 """Where processes run: SLURM submission, rank environment, signals, the local launcher, status.
 
-Nothing here imports the model, the data or the trainer: the job is a command line, so that the
-batch script stays readable and a queued job cannot break on a pickled closure.
+Nothing here imports the model, the data or the trainer: a job is a command line. So the batch
+script is readable, and a queued job does not depend on a pickled closure.
 """
 
 from cluster.errors import LaunchError

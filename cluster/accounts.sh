@@ -1,17 +1,17 @@
 # shellcheck disable=SC2154,SC2034 # other parts of a script assign what is not assigned here, or use it
 # ---- From here on, the text is the same in every script ------------------------------------------
-# The accounts of a run: what its starts have made and used, and whether there may be another.
+# The accounts of a run: its progress and usage so far, and whether it may start again.
 #
-# An attempt is fruitful when the newest step in `metrics.jsonl` or among the checkpoints is higher
-# than ever before. More fruitless ones in a row than the budget end the job. The account is opened
-# at the start of an attempt and closed at its end, so that one which never reached its end (a dead
-# node) is counted at the start of the next. It also carries the number of the attempt, by which a
-# batch shell that was cut off from SLURM learns that it has been replaced.
+# An attempt makes progress when the newest step in `metrics.jsonl` or among the checkpoints is higher
+# than ever before. When more attempts in a row than the budget make none, the job ends. The account
+# is opened at the start of an attempt and closed at its end. An attempt that never reached its end
+# (a dead node) is counted at the start of the next one. The account also holds the attempt's number,
+# so that a batch shell that was cut off from SLURM can see that it has been replaced.
 #
-# Beside it the times and GPUs of all starts are kept, for `max_requeues` and `max_gpu_hours`. A start
-# that never reached its end lasted until the last sign of life in the run folder.
+# A second file records the time and GPUs of every start, for `max_requeues` and `max_gpu_hours`. A
+# start that never reached its end counts until the last heartbeat in the run folder.
 
-newest_step() { # the highest step that is logged or saved
+newest_step() { # the highest step that was logged or saved
   {
     echo 0
     tail -n 2 "$run/metrics.jsonl" | sed -n 's/.*"step": *\([0-9][0-9]*\).*/\1/p'
@@ -21,11 +21,11 @@ newest_step() { # the highest step that is logged or saved
 
 write_record() { printf '%s\n' "$*" >"$record.new" && mv "$record.new" "$record"; }
 
-open_account() { # fails when there is nothing left to try
+open_account() { # fails when the run may not start again
   local best_before fruitless_before state attempt
   best=$(newest_step)
   if [ "$chained" = no ] && [ -z "$SLURM_RESTART_COUNT" ]; then
-    rm -f "$record" "$usage" # a person submitted it again
+    rm -f "$record" "$usage" # a user submitted it again
   fi
   if [ -e "$record" ]; then
     read -r best_before fruitless_before state attempt <"$record"
@@ -55,7 +55,7 @@ close_account() {
   write_record "$best $fruitless closed $me"
 }
 
-open_usage() { # fails when the run has had all that it may have; sets $starts and $seconds_left
+open_usage() { # fails when the run's limits are reached; sets $starts and $seconds_left
   local used width=$((SLURM_NNODES * gpus))
   close_usage "$(stat -c %Y "$run"/attempts/*.json "$run/slurm.jsonl" 2>/dev/null | sort -n | tail -n 1)"
   touch "$usage"
@@ -73,7 +73,7 @@ open_usage() { # fails when the run has had all that it may have; sets $starts a
   echo "$(date +%s) $width" >>"$usage"
 }
 
-close_usage() { # TIME: when the last start ended, unless that is known
+close_usage() { # TIME: when the last start ended, unless that is recorded
   [ -e "$usage" ] || return
   awk -v end="$1" 'NF < 3 { $3 = end > $1 ? end : $1 } { print }' "$usage" >"$usage.new" &&
     mv "$usage.new" "$usage"
@@ -85,7 +85,7 @@ watch_gpu_hours() {
   timer=$!
 }
 
-superseded() { # a node cut off from SLURM may run on beside the requeued job: it must touch nothing
+superseded() { # a node cut off from SLURM may keep running beside the requeued job: it must not write
   local attempt
   read -r _ _ _ attempt <"$record"
   [ "$attempt" != "$me" ]

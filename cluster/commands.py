@@ -1,4 +1,4 @@
-"""The cluster's commands, one plain function each, for the command line to call."""
+"""One plain function per cluster command; `commands/` calls them."""
 
 from __future__ import annotations
 
@@ -32,19 +32,24 @@ def submit(
     dry_run: bool = False,
     batches: Sequence[int] = (),
 ) -> None:
-    """``tandem submit``: hand a job to SLURM, or with `dry_run` print what would be handed over.
+    """``tandem submit``: submit a job to SLURM, or with `dry_run` print its script.
 
-    `config` is the text of the resolved job config, `run` the run folder, `cluster` a name or file
-    of ``configs/cluster``, `options` the rest of the command line (``--nodes 4 --time 24:00:00``).
-    Each of the `seeds` gets a run of its own, NAME-seedSEED. `batches` are the sizes that all ranks
-    must have equal shares of. Raises LaunchError and ConfigError.
+    Args:
+        run: the run folder.
+        config: the text of the resolved job config.
+        cluster: a name or file of ``configs/cluster``.
+        options: the rest of the command line (``--nodes 4 --time 24:00:00``).
+        seeds: each gets a run of its own, NAME-seedSEED.
+        batches: global batch sizes; each must divide evenly over the ranks.
+
+    Raises LaunchError and ConfigError.
     """
     if chain < 1:
-        raise LaunchError(f"--chain {chain}: at least one job is needed")
+        raise LaunchError(f"--chain {chain}: must be 1 or more")
     if len(set(seeds)) < len(seeds):
-        raise LaunchError(f"--seeds {','.join(map(str, seeds))}: each seed can have one run")
+        raise LaunchError(f"--seeds {','.join(map(str, seeds))}: name each seed once")
     if seeds and chain > 1:
-        raise LaunchError("--chain and --seeds do not go together: submit one chain per seed")
+        raise LaunchError("--chain: cannot be combined with --seeds; submit one chain per seed")
     site = configs.load(cluster, ClusterConfig, "cluster") if cluster else ClusterConfig()
     site = with_options(site, options)
     refuse_unknown(site.sbatch)
@@ -56,52 +61,54 @@ def submit(
         return
     start = expected_start(build(job, site))
     ids = submit_job(job, site, config, chain)
-    print(f"Submitted {name} as job {', '.join(ids)}. See how it goes with: tandem status {run}")
+    print(f"Submitted {name} as job {', '.join(ids)}. To follow it: tandem status {run}")
     if start:
         print(f"SLURM expects it to start at {start.replace('T', ' ')}")
     logs = f"{job.run}-seedN/logs" if seeds else job.run / "logs"
-    print(f"Its log will be in {logs}, its script is {job.submission / 'job.sbatch'}")
+    print(f"Logs will be in {logs}; the script is {job.submission / 'job.sbatch'}")
 
 
 def _require_equal_shares(batches: Sequence[int], site: ClusterConfig) -> None:
-    """Said now, and not by a job that has waited in the queue, or was requeued on fewer nodes."""
+    """Check before submitting, so that a job does not fail after its wait in the queue."""
     for nodes in site.node_counts:
         for size in batches:
             if size % (nodes * site.ranks):
                 raise LaunchError(
-                    f"batch: {size} sequences cannot be dealt out to {nodes} x {site.ranks} ranks; "
-                    f"choose a multiple of {nodes * site.ranks}, or other nodes than {site.nodes}"
+                    f"batch: {size} sequences do not divide over {nodes} x {site.ranks} ranks; "
+                    f"choose a multiple of {nodes * site.ranks}, or change nodes ({site.nodes})"
                 )
 
 
 def cancel_waiting(run: Path) -> tuple[list[str], bool]:
-    """``tandem stop`` for what waits in SLURM's queue: the rest of a chain, or a requeued job.
+    """``tandem stop``, for jobs still in SLURM's queue: the rest of a chain, or a requeued job.
 
-    Returns what was done, in lines, and whether a job of the run has started, or may have: a queue
-    that cannot be read is one of the lines, and keeps nobody from stopping a live run. Raises
-    LaunchError where SLURM does not cancel.
+    Returns lines that say what was done, and whether a job of the run has or may have started.
+    An unreadable queue becomes one of the lines, so that a live run can still be stopped.
+    Raises LaunchError where SLURM refuses to cancel.
     """
     if not (run / "submissions").exists():
         return [], False
     try:
         jobs = of_run(queued_jobs() or [], run)
     except LaunchError as error:
-        return [f"{run}: what waits in SLURM's queue stays, which cannot be read: {error}"], True
+        return [
+            f"{run}: queued jobs are not cancelled, SLURM's queue cannot be read: {error}"
+        ], True
     waiting = [job.id for job in jobs if job.state == "PENDING"]
     started = [job.id for job in jobs if job.state != "PENDING"]
     lines = []
     if waiting:
         cancel(waiting)
-        lines = [f"{run}: cancelled what had not started: job {', '.join(waiting)}"]
+        lines = [f"{run}: cancelled before it started: job {', '.join(waiting)}"]
     if started and is_array(run):
-        lines += [f"{run}: job {', '.join(started)} runs on; stop each run: {run}-seedN"]
+        lines += [f"{run}: job {', '.join(started)} keeps running; stop each run: {run}-seedN"]
     return lines, bool(started) and not is_array(run)
 
 
 def status(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:
     """``tandem status``: one run (a folder, or a name under `root`), or all of them.
 
-    The name of an array of seeds stands for the runs of its seeds.
+    The name of a seed array selects the runs of all its seeds.
     """
     jobs, remark = None, ""
     try:

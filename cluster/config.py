@@ -16,7 +16,7 @@ from configs.rules import GIGABYTES, INDEX, Doc, Matches, Range, Unit, positive
 from configs.section import Refusal, Section
 from configs.typed import hints_of, options_of
 
-# Set for each rank, by SLURM or from what it sets; or read-only in bash.
+# Variables that SLURM or the launcher sets for each rank, or that are read-only in bash.
 LAUNCHERS = re.compile(
     rf"{'|'.join(EXPORTED)}|SLURM_(JOB|STEP|ARRAY|NTASKS|TASKS|NNODES|PROCID|LOCALID|NODEID|RESTART)"
     r"(_\w+)?|UID|EUID|PPID|BASHOPTS|SHELLOPTS|BASH_VERSINFO"
@@ -28,55 +28,58 @@ OptionName = Annotated[str, Matches(r"[a-z][a-z0-9-]+", "the long name of an opt
 
 @dataclass
 class ClusterConfig(Section):
-    """Everything about a cluster that a job's own config should not need to know."""
+    """Everything specific to one cluster, so that a job's config runs on any of them."""
 
     nodes: Annotated[
         str,
         Matches(r"[1-9]\d*(-[1-9]\d*)?", "a number, or a range such as 2-4"),
-        Doc("The number of nodes, or the least and the most."),
+        Doc("The number of nodes, or a range MIN-MAX."),
     ] = "1"
     gpus_per_node: Annotated[
         str,
         Matches(r"([A-Za-z][\w.-]*:)?\d+", "a number, or one of a kind such as a100:8"),
-        Doc("GPUs on each node; or say `sbatch.gres`."),
+        Doc("GPUs on each node; some sites need `sbatch.gres` instead."),
     ] = "0"
     ranks_per_node: Annotated[
-        int, Range(1, 2**20), Doc("Ranks where there are no GPUs; otherwise there is one per GPU.")
+        int, Range(1, 2**20), Doc("Ranks on each node without GPUs; with GPUs, one rank per GPU.")
     ] = 1
     sbatch: Annotated[
         dict[OptionName, str],
         Doc(
-            "Options of sbatch by their long names: true, or nothing in quotes, for one that takes "
-            "no value; false leaves out what a `base` has."
+            "Options of sbatch by their long names. An option without a value is `true` or an "
+            "empty string; `false` removes an option that a `base` sets."
         ),
     ] = field(default_factory=dict)
-    srun: Annotated[dict[OptionName, str], Doc("Options of srun, likewise.")] = field(
+    srun: Annotated[dict[OptionName, str], Doc("Options of srun, written as in `sbatch`.")] = field(
         default_factory=dict
     )
     warning_seconds: Annotated[
         int,
         Range(1, 10**9),
         Unit("s"),
-        Doc("How long before the time limit the ranks are told to save."),
+        Doc("How long before the time limit the ranks are signalled to save."),
     ] = 300
-    requeue: Annotated[bool, Doc("Queue the job again when it is cut off.")] = True
+    requeue: Annotated[bool, Doc("Requeue the job when it is interrupted.")] = True
     fruitless_requeues: Annotated[
         int,
         INDEX,
-        Doc("The job gives up after this many requeues in a row without a new step."),
+        Doc("The job fails after this many requeues in a row without a new step."),
     ] = 3
     max_requeues: Annotated[
-        int | None, INDEX, Doc("Requeues in all, whatever for; null: no limit.")
+        int | None, INDEX, Doc("The most requeues in total, for any reason; null: no limit.")
     ] = None
     max_gpu_hours: Annotated[
         float | None,
         positive(1e9),
         Unit("GPU hours"),
-        Doc("Of all starts together; when they are used up, the job saves and ends."),
+        Doc("The budget of all starts together; when it is spent, the job saves and ends."),
     ] = None
     preflight: Annotated[bool, Doc("Check every node before the ranks start.")] = True
     min_free_gb: Annotated[
-        float, GIGABYTES, Unit("GB"), Doc("Free space that the preflight asks of the run folder.")
+        float,
+        GIGABYTES,
+        Unit("GB"),
+        Doc("Free space that the preflight requires in the run folder."),
     ] = 10.0
     modules: Annotated[list[str], Doc("Environment modules to load.")] = field(default_factory=list)
     venv: Annotated[str, Doc("A virtual environment to activate.")] = ""
@@ -86,12 +89,15 @@ class ClusterConfig(Section):
     ] = field(default_factory=list)
     python: Annotated[
         str,
-        Doc("Empty: the submitter's own, or `python` where an environment is named."),
+        Doc(
+            "The ranks' Python interpreter. Empty: the one that submits, or `python` where `venv`, "
+            "`conda` or `container` is set."
+        ),
     ] = ""
     interface: Annotated[
         str,
         Matches(r"[\w.=^,:-]*", "the name of an interface, such as ib0"),
-        Doc("Over which NCCL and gloo talk, where a node has several."),
+        Doc("The network interface for NCCL and gloo, where a node has several."),
     ] = ""
     variables: Annotated[
         dict[Annotated[str, Matches(r"[A-Za-z_]\w*", "a variable's name")], str],
@@ -100,16 +106,16 @@ class ClusterConfig(Section):
     before: Annotated[
         list[str], Doc("Shell commands on the first node, before the ranks start.")
     ] = field(default_factory=list)
-    after: Annotated[list[str], Doc("Shell commands when the ranks have ended, at each start.")] = (
+    after: Annotated[list[str], Doc("Shell commands after the ranks end, in every attempt.")] = (
         field(default_factory=list)
     )
-    at_end: Annotated[list[str], Doc("Shell commands when the run has ended for good, once.")] = (
+    at_end: Annotated[list[str], Doc("Shell commands that run once, when the run has ended.")] = (
         field(default_factory=list)
     )
 
     def conflicts(self) -> Iterator[Refusal]:
         if not self.node_counts:
-            yield "nodes", f"{self.nodes} must be a range from its least to its most: 2-4"
+            yield "nodes", f"{self.nodes} must be a range MIN-MAX, such as 2-4"
         for name in filter(LAUNCHERS.fullmatch, self.variables):
             yield f"variables.{name}", "is set by the launcher; leave it out"
         for section, options in (("sbatch", self.sbatch), ("srun", self.srun)):
@@ -129,24 +135,24 @@ class ClusterConfig(Section):
         if self.asks_by_gres and self._gpus_by_count:
             yield (
                 "sbatch.gres",
-                "gpus_per_node asks for GPUs as well; leave one of the two out (--gpus-per-node 0)",
+                "gpus_per_node requests GPUs as well; set only one of them (--gpus-per-node 0)",
             )
         if self.max_gpu_hours is not None and not self.gpus:
             yield "max_gpu_hours", "needs gpus_per_node"
 
     @property
     def has_own_python(self) -> bool:
-        """Whether the ranks have another `python` than who submits."""
+        """Whether the ranks run another Python than the process that submits."""
         return bool(self.venv or self.conda or self.container or "container-image" in self.srun)
 
     @property
     def gpus(self) -> int:
-        """GPUs on each node, of whatever kind, whichever option asks for them."""
+        """GPUs on each node, of any type, from `gpus_per_node` or `sbatch.gres`."""
         return self._gpus_by_count or gpus_in_gres(self.sbatch.get("gres", ""))
 
     @property
     def asks_by_gres(self) -> bool:
-        """Whether ``sbatch.gres`` asks for GPUs, for sites that know no ``--gpus-per-node``."""
+        """Whether ``sbatch.gres`` requests the GPUs, for sites without ``--gpus-per-node``."""
         return gpus_in_gres(self.sbatch.get("gres", "")) > 0
 
     @property
@@ -155,7 +161,7 @@ class ClusterConfig(Section):
 
     @property
     def node_counts(self) -> range:
-        """The numbers of nodes that the job may get."""
+        """Every number of nodes that SLURM may allocate."""
         least, _, most = self.nodes.partition("-")
         return range(int(least), int(most or least) + 1)
 
@@ -168,10 +174,10 @@ class ClusterConfig(Section):
 def with_options(config: ClusterConfig, arguments: Sequence[str]) -> ClusterConfig:
     """Apply command-line options: ours by their key, any other to sbatch.
 
-    ``--nodes 4 --partition=debug --exclusive`` sets ``nodes`` and adds two sbatch options. Those of
-    NVIDIA's Pyxis, ``--container-image`` and its like, go to srun: the ranks run in the image, not
-    the script, which needs SLURM. Raises LaunchError for an argument that is no option, or for a
-    value that does not fit.
+    ``--nodes 4 --partition=debug --exclusive`` sets ``nodes`` and adds two sbatch options. The
+    ``--container-*`` options of NVIDIA's Pyxis go to srun: only the ranks run in the image, since
+    the script needs SLURM's commands. Raises LaunchError for an argument that is not an option, or
+    for an invalid value.
     """
     ours: dict[str, Any] = {}
     sbatch, srun = dict(config.sbatch), dict(config.srun)
@@ -208,7 +214,7 @@ def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _kinds() -> dict[str, type]:
-    """What the value of each key is that an option may set."""
+    """The type of each key that a command-line option may set."""
     hints = hints_of(typing.cast(Any, ClusterConfig))
     kinds = {name: options_of(hint)[0] for name, hint in hints.items()}
     return {name: kind for name, kind in kinds.items() if kind in (bool, str, int, float)}
@@ -218,9 +224,9 @@ def _converted(name: str, text: str, kind: type) -> str | int | float | bool:
     if kind is bool:
         words = {"true": True, "": True, "false": False}
         if text.lower() not in words:
-            raise LaunchError(f"--{name} {text}: true or false is expected")
+            raise LaunchError(f"--{name} {text}: must be true or false")
         return words[text.lower()]
     try:
         return kind(text)
     except ValueError:
-        raise LaunchError(f"--{name} {text}: a number is expected") from None
+        raise LaunchError(f"--{name} {text}: must be a number") from None

@@ -1,7 +1,7 @@
-"""The one exception of this package."""
+"""The exception of this package."""
 
 from __future__ import annotations
 
 
 class LaunchError(ValueError):
-    """Something about how a job is started that its user can fix; the message is one line."""
+    """A launch failed for a reason that the user can fix; the message is one line."""

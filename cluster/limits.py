@@ -1,7 +1,7 @@
-"""What a partition grants, compared with what a job asks for.
+"""Compare a job's request with its partition's limits, before it is submitted.
 
-SLURM takes a job that no partition will ever run, and lets it wait for good; so this is looked up
-before a job is handed over. A QOS may grant more than its partition: with one, SLURM decides.
+SLURM accepts a job that exceeds its partition's limits, and leaves it pending forever. A QOS may
+override its partition's limits: where the job names a QOS, SLURM decides.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Partition = dict[str, str]  # as scontrol shows it: PartitionName, MaxTime, MaxN
 
 
 def refuse_never_granted(cluster: ClusterConfig) -> None:
-    """Raise LaunchError for a time or a number of nodes that no partition asked for grants."""
+    """Raise LaunchError where the time or nodes exceed the limits of every requested partition."""
     partitions = _asked_for(cluster, _partitions())
     refusals = [_refusal(cluster, partition) for partition in partitions]
     if refusals and all(refusals):
@@ -28,9 +28,9 @@ def refuse_never_granted(cluster: ClusterConfig) -> None:
 
 
 def seconds(text: str) -> int | None:
-    """A time as sbatch takes it ("30", "2:00:00", "1-12"), in seconds; None for no limit.
+    """Parse a time as sbatch does ("30", "2:00:00", "1-12") into seconds; None for no limit.
 
-    Raises ValueError for what is none.
+    Raises ValueError for any other text.
     """
     if text.upper() in UNLIMITED:
         return None
@@ -49,12 +49,12 @@ def _partitions() -> list[Partition]:
     try:
         lines = slurm_command("scontrol", "-o", "show", "partition").splitlines()
     except LaunchError:
-        return []  # sbatch has the better words
+        return []  # sbatch reports this better
     return [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in lines]
 
 
 def _asked_for(cluster: ClusterConfig, partitions: Sequence[Partition]) -> list[Partition]:
-    """Those that the job may run in; sbatch lets its environment overrule the script."""
+    """The partitions that the job may run in; for sbatch, the environment overrides the script."""
     names = os.environ.get("SBATCH_PARTITION") or cluster.sbatch.get("partition")
     if names is None:
         return [one for one in partitions if one.get("Default") == "YES"]
@@ -62,20 +62,20 @@ def _asked_for(cluster: ClusterConfig, partitions: Sequence[Partition]) -> list[
 
 
 def _refusal(cluster: ClusterConfig, partition: Partition) -> str | None:
-    """Why the partition will never run such a job, if so."""
+    """Why the partition would never start this job; None where it may."""
     name = partition["PartitionName"]
     least, most = cluster.node_counts[0], cluster.node_counts[-1]
     there = int(partition["TotalNodes"])
     if least > there:
-        return f"nodes: {cluster.nodes} are asked for, but partition {name} has {there}"
+        return f"nodes: {cluster.nodes} requested, but partition {name} has {there}"
     if "qos" in cluster.sbatch or "SBATCH_QOS" in os.environ:
         return None
     if partition["MaxNodes"].isdigit() and least > int(partition["MaxNodes"]):
         granted = partition["MaxNodes"]
-        return f"nodes: {cluster.nodes}, but partition {name} grants a job at most {granted}"
+        return f"nodes: {cluster.nodes} requested, but partition {name} allows at most {granted}"
     if partition["MinNodes"].isdigit() and most < int(partition["MinNodes"]):
         granted = partition["MinNodes"]
-        return f"nodes: {cluster.nodes}, but partition {name} grants a job no fewer than {granted}"
+        return f"nodes: {cluster.nodes} requested, but partition {name} requires at least {granted}"
     return _time_refusal(cluster, partition)
 
 
@@ -86,8 +86,8 @@ def _time_refusal(cluster: ClusterConfig, partition: Partition) -> str | None:
     try:
         wanted, granted = seconds(asked), seconds(partition["MaxTime"])
     except ValueError:
-        return None  # sbatch has the better words
+        return None  # sbatch reports this better
     if granted is None or (wanted is not None and wanted <= granted):
         return None
     name, most = partition["PartitionName"], partition["MaxTime"]
-    return f"sbatch.time: {asked}, but partition {name} grants a job at most {most}"
+    return f"sbatch.time: {asked} requested, but partition {name} allows at most {most}"

@@ -1,9 +1,8 @@
 """One check per node before training: ``python -m cluster.preflight RUN GPUS MIN_FREE_GB``.
 
-Each node prints ``ok NODE``, ``bad NODE: REASON``, or ``wrong NODE: REASON`` for what no other node
-would cure; the batch script takes a node that says nothing for bad as well. A node first looks at
-itself (run folder, space, devices). Then the nodes meet, at the address where the ranks will meet,
-and add up one number over the network that they will use.
+Each node prints ``ok NODE``, ``bad NODE: REASON``, or ``wrong NODE: REASON`` for a fault that every
+node shares. The batch script treats a node without a line as bad. A node first checks itself: run
+folder, space, devices. Then all nodes rendezvous at the ranks' address and all-reduce one number.
 """
 
 from __future__ import annotations
@@ -22,42 +21,42 @@ import torch.distributed as dist
 
 from cluster.ranks import Ranks, derive
 
-MEETING = datetime.timedelta(seconds=60)
+RENDEZVOUS_TIMEOUT = datetime.timedelta(seconds=60)
 
 
 def main(run: Path, gpus: int, min_free_gb: float) -> int:
-    """Check this node and its connections; 0 when all is well, 1 when it is not."""
+    """Check this node and its connections; 0 when it passes, 1 when it does not."""
     node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
     own = folder_fault(run) or device_fault(gpus) or memory_fault(gpus)
     shared = build_fault(gpus) or space_fault(run, min_free_gb)
-    own = meeting_fault(derive(), gpus) or own  # every node comes, lest the others wait
+    own = rendezvous_fault(derive(), gpus) or own  # always, or the other nodes would wait
     word, fault = ("wrong", shared) if shared else ("bad", own)
     print(f"{word} {node}: {fault}" if fault else f"ok {node}", flush=True)
     return 1 if fault else 0
 
 
 def build_fault(gpus: int) -> str | None:
-    """Why this PyTorch can use no GPU anywhere, if so."""
+    """Why this PyTorch build cannot use any GPU; None where it can."""
     if not gpus or torch.version.cuda or torch.version.hip:
         return None
     return (
-        f"PyTorch {torch.__version__} of {sys.executable} is built without CUDA, but the job asks "
-        f"for {gpus} GPUs; install a build with CUDA, or name another environment (venv, conda, "
-        "container, python)"
+        f"PyTorch {torch.__version__} of {sys.executable} is built without CUDA, but the job "
+        f"requests {gpus} GPUs; install a build with CUDA, or name another environment (venv, "
+        "conda, container, python)"
     )
 
 
 def space_fault(run: Path, min_free_gb: float) -> str | None:
-    """Why the run folder, which all nodes share, has too little space, if so."""
+    """Why the run folder, which all nodes share, has too little space; None where it has enough."""
     try:
         free = shutil.disk_usage(run).free / 1e9
     except OSError:
-        return None  # the node's own fault, as `folder_fault` says
+        return None  # this node's fault, which `folder_fault` reports
     return f"{run}: {free:.1f} GB free of {min_free_gb:g} needed" if free < min_free_gb else None
 
 
 def folder_fault(run: Path) -> str | None:
-    """Why the run folder cannot be used from here, if so."""
+    """Why this node cannot write to the run folder; None where it can."""
     try:
         with tempfile.NamedTemporaryFile(dir=run, prefix=".preflight-"):
             return None
@@ -66,7 +65,7 @@ def folder_fault(run: Path) -> str | None:
 
 
 def device_fault(gpus: int) -> str | None:
-    """Why this node's GPUs cannot compute, if so."""
+    """Why this node's GPUs cannot compute; None where they can."""
     found = torch.cuda.device_count()
     if found < gpus:
         return f"{found} of {gpus} GPUs found"
@@ -77,12 +76,12 @@ def device_fault(gpus: int) -> str | None:
         except RuntimeError as error:
             return f"GPU {index}: {str(error).splitlines()[0]}"
         if total != 256.0**3:
-            return f"GPU {index} computes {total} where {256.0**3} is right"
+            return f"GPU {index} computes {total} instead of {256.0**3}"
     return None
 
 
 def memory_fault(gpus: int) -> str | None:
-    """Which GPU's memory has had errors that could not be corrected, if any; unknown is well."""
+    """Which GPU has uncorrected memory errors; None where there are none, or nothing is known."""
     query = "--query-gpu=index,ecc.errors.uncorrected.volatile.total"
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     if not gpus or not shutil.which(command[0]):
@@ -98,10 +97,10 @@ def memory_fault(gpus: int) -> str | None:
     return None
 
 
-def meeting_fault(ranks: Ranks, gpus: int) -> str | None:
-    """Why this node cannot work with the others, if so.
+def rendezvous_fault(ranks: Ranks, gpus: int) -> str | None:
+    """Why this node cannot communicate with the others; None where it can.
 
-    When another one stays away this node has no fault: it is the silent one that is bad.
+    Where another node does not answer, the fault is that node's, not this one's.
     """
     where = f"{ranks.master_addr}:{ranks.master_port}"
     try:
@@ -109,14 +108,14 @@ def meeting_fault(ranks: Ranks, gpus: int) -> str | None:
             ranks.master_addr,
             ranks.master_port,
             is_master=ranks.rank == 0,
-            timeout=MEETING,
+            timeout=RENDEZVOUS_TIMEOUT,
             wait_for_workers=False,
         )
         store.set(f"here/{ranks.rank}", "")
     except (RuntimeError, ConnectionError) as error:
         return f"cannot reach {where}: {str(error).splitlines()[0]}"
     try:
-        store.wait([f"here/{rank}" for rank in range(ranks.world_size)], MEETING)
+        store.wait([f"here/{rank}" for rank in range(ranks.world_size)], RENDEZVOUS_TIMEOUT)
     except RuntimeError:
         return None
     return _sum_fault(store, ranks, gpus)
@@ -130,7 +129,7 @@ def _sum_fault(store: dist.TCPStore, ranks: Ranks, gpus: int) -> str | None:
             store=store,
             rank=ranks.rank,
             world_size=ranks.world_size,
-            timeout=MEETING,
+            timeout=RENDEZVOUS_TIMEOUT,
         )
         one = torch.ones(1, device="cuda:0" if usable else "cpu")
         dist.all_reduce(one)

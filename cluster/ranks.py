@@ -1,7 +1,7 @@
-"""Who this process is among the processes of a job, derived once from the environment.
+"""This process's rank and the job's world size, derived once from the environment.
 
-Three launchers are understood: torchrun's variables (the local launcher sets the same ones),
-SLURM's under ``srun``, and nothing at all, which is a job of one process.
+Three cases: torchrun's variables, which the local launcher sets too; SLURM's under ``srun``; and
+neither, which is a job of one process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXPORTED = (*TORCHRUN, "GROUP_RANK")
 
 @dataclass(frozen=True)
 class Ranks:
-    """One process's place in the job, and where the processes meet."""
+    """One process's rank, globally and on its node, and the rendezvous address."""
 
     rank: int
     world_size: int
@@ -52,8 +52,8 @@ class Ranks:
 def derive(env: Mapping[str, str] = os.environ) -> Ranks:
     """This process's ranks from the environment.
 
-    Torchrun's variables win over SLURM's, since torchrun may itself run under ``srun``.
-    Raises LaunchError, one line, where the variables are incomplete or contradict each other.
+    Torchrun's variables take precedence over SLURM's, since torchrun may run under ``srun``.
+    Raises LaunchError where the variables are incomplete or contradict each other.
     """
     if "RANK" in env or "WORLD_SIZE" in env:
         return _from_torchrun(env)
@@ -63,7 +63,7 @@ def derive(env: Mapping[str, str] = os.environ) -> Ranks:
 
 
 def is_launched(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether some launcher started this process, so that it must not launch others itself."""
+    """Whether srun or torchrun started this process, so that it must not launch ranks itself."""
     return "RANK" in env or _in_slurm_step(env)
 
 
@@ -79,23 +79,23 @@ def export(ranks: Ranks, env: MutableMapping[str, str] = os.environ) -> None:
 
 
 def incarnation(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """SLURM's id of this job (empty without SLURM), and how often the launcher restarted it."""
+    """SLURM's job id (empty without SLURM), and how often the launcher restarted this job."""
     restarts = env.get("SLURM_RESTART_COUNT", env.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return env.get("SLURM_JOB_ID", ""), int(restarts)
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody has at this moment."""
+    """A TCP port of this machine that is free now; another process may take it at any time."""
     with reserved_port() as port:
         return port
 
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """A TCP port of this machine that no other start is given while the block lasts.
+    """A TCP port of this machine that no other launch is given while the block lasts.
 
-    A socket is bound to it and does not listen. Whoever sets SO_REUSEADDR and names the port may
-    listen on it, as the store of torch.distributed does.
+    A socket is bound to the port but does not listen. A process that sets SO_REUSEADDR can listen
+    on it, as the store of torch.distributed does.
     """
     with socket.socket() as holder:
         while True:
@@ -105,7 +105,7 @@ def reserved_port() -> Iterator[int]:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
-        # Not before: two holders that both set it could bind to one port.
+        # Only after the bind: two sockets that both set it before could bind to one port.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         yield int(holder.getsockname()[1])
 
@@ -119,7 +119,7 @@ def first_host(node_list: str) -> str:
 
 
 def tasks_on_node(tasks_per_node: str, node: int) -> int:
-    """How many tasks SLURM's compressed form gives node number `node`: ``4(x2),3`` is 4, 4, 3."""
+    """Tasks of node number `node` in SLURM's compressed form: ``4(x2),3`` means 4, 4, 3."""
     counts: list[int] = []
     for part in tasks_per_node.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -132,9 +132,9 @@ def tasks_on_node(tasks_per_node: str, node: int) -> int:
 
 
 def job_port(job_id: int, restarts: int) -> int:
-    """A port that differs between jobs on a node, and between the incarnations of one job.
+    """A port that differs between jobs on a node, and between restarts of one job.
 
-    A rank of the incarnation before, cut off but alive, thus cannot meet the new ranks.
+    So a rank of an earlier attempt that is still alive cannot join the new ranks.
     """
     return FIRST_PORT + (job_id * 101 + restarts) % PORTS
 
@@ -160,7 +160,7 @@ def _from_torchrun(env: Mapping[str, str]) -> Ranks:
 
 
 def _refuse_shadowed_slurm(ranks: Ranks, env: Mapping[str, str]) -> None:
-    """RANK exported once in a batch script would make every task of the step the same rank."""
+    """Refuse a RANK exported in a batch script: every task of the step would be the same rank."""
     same_job = _in_slurm_step(env) and env.get("SLURM_STEP_NUM_TASKS") == str(ranks.world_size)
     if same_job and ranks.world_size > 1 and env["SLURM_PROCID"] != str(ranks.rank):
         raise LaunchError(
@@ -169,7 +169,7 @@ def _refuse_shadowed_slurm(ranks: Ranks, env: Mapping[str, str]) -> None:
 
 
 def _in_slurm_step(env: Mapping[str, str]) -> bool:
-    """Whether ``srun`` started this: a batch shell has no step, a ``--pty`` shell no peers."""
+    """Whether ``srun`` started this process; a ``--pty`` shell is one task without peers."""
     return "SLURM_STEP_ID" in env and "SLURM_PROCID" in env and "SLURM_PTY_PORT" not in env
 
 

@@ -1,6 +1,6 @@
-"""What `tandem status` reads of a run folder, which a job may be writing meanwhile.
+"""What `tandem status` reads from a run folder while a job may be writing to it.
 
-Lines and files that are torn, or are none of ours, are left out: they must not hide the rest.
+Torn or foreign lines and files are left out, so that they do not hide the rest.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from typing import Any
 
 from configs.strict_json import parse_json
 
-TAIL_BYTES = 256 * 1024  # of metrics.jsonl: enough for hundreds of rows, whatever its length
+TAIL_BYTES = 256 * 1024  # read from the end of metrics.jsonl: hundreds of rows
 
 Row = dict[str, Any]
 
 
 def newest_rows(file: Path) -> list[Row]:
-    """The rows at the end of a ``metrics.jsonl``: numbers, among them a step."""
+    """The last rows of a ``metrics.jsonl``, oldest first; each has a step."""
     return [row for row in map(_numbers, _newest_lines(file)) if row]
 
 
 def damaged_files(run: Path) -> list[str]:
-    """A line for each file whose damage hides how the run went."""
+    """A line for each damaged file, saying what is missing from the status because of it."""
     results, metrics = run / "evaluation.json", run / "metrics.jsonl"
     found = []
     if results.exists() and not isinstance(json_object(results).get("step"), int):
-        found.append("evaluation.json is damaged; tandem train makes it again")
+        found.append("evaluation.json is damaged; tandem train writes it again")
     if not all(map(_numbers, _newest_lines(metrics))):
         found.append("metrics.jsonl is damaged; its other rows are shown")
     return found
 
 
 def events_of(run: Path) -> list[dict[str, Any]]:
-    """What the batch script noted, oldest first; each has an ``event`` and a ``reason``."""
+    """The batch script's events, oldest first; each has an ``event`` and a ``reason``."""
     return [{"reason": "", **one} for one in _objects(run / "slurm.jsonl") if "event" in one]
 
 
@@ -52,7 +52,7 @@ def slow_ranks(run: Path) -> list[str]:
 
 
 def json_object(file: Path) -> dict[str, Any]:
-    """What a file holds; nothing where it cannot be read."""
+    """The JSON object in a file; empty where it cannot be read."""
     try:
         return _object(file.read_bytes())
     except OSError:
@@ -60,7 +60,7 @@ def json_object(file: Path) -> dict[str, Any]:
 
 
 def newest_attempt(run: Path) -> tuple[dict[str, Any], float]:
-    """The newest attempt's record, and when it was touched last (seconds since 1970)."""
+    """The newest attempt's record, and when it was last touched (Unix time)."""
     records = sorted(run.glob("attempts/*.json"))
     return (json_object(records[-1]), records[-1].stat().st_mtime) if records else ({}, 0.0)
 
@@ -75,7 +75,7 @@ def newest_checkpoint(run: Path) -> tuple[int | None, float | None]:
 
 
 def newest_log(run: Path) -> str | None:
-    """The log that was written to last."""
+    """The log that was last written to."""
     logs = [*run.glob("logs/rank-000.log"), *run.glob("logs/slurm-*.log")]
     if not logs:
         return None
@@ -108,7 +108,7 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def _numbers(line: bytes) -> Row:
-    """A row, whose values may be the strings "NaN" and "Infinity"; nothing where it is none."""
+    """A row, whose values may be the strings "NaN" and "Infinity"; empty where it is not a row."""
     row = _object(line)
     try:
         numbers: Row = {key: float(value) for key, value in row.items()}

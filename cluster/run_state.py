@@ -1,4 +1,4 @@
-"""Which state a run is in, decided from what its folder, SLURM's queue and accounting say."""
+"""The state of a run, from its folder, SLURM's queue and SLURM's accounting."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from cluster.run_files import Row, newest_checkpoint
 from cluster.scheduler import NEVER_PASSES, QueuedJob, job_ids, of_run
 
-STALLED_AFTER = 300.0  # seconds without a row, or ten times the usual pause if that is longer
-FIRST_ROW_AFTER = 1800.0  # seconds, which a start and the steps before the first row may take
-SILENT_AFTER = 60.0  # seconds without a sign of life of a process on another machine
-USUAL_ROWS = 10  # over which speed and the usual pause are measured
+STALLED_AFTER = 300.0  # seconds without a row, or ten times the usual interval if that is longer
+FIRST_ROW_AFTER = 1800.0  # seconds that may pass before the first row
+SILENT_AFTER = 60.0  # seconds without a heartbeat from a process on another machine
+USUAL_ROWS = 10  # speed and the usual interval are averages over this many rows
 
 STOPPED = 75  # the exit code of a run that was stopped on request, after saving
 ON_REQUEST = "stopped on request"
@@ -38,13 +38,13 @@ class Evidence:
     rows: Sequence[Row]  # the newest of metrics.jsonl
     events: Sequence[dict[str, Any]]  # noted by the batch script in slurm.jsonl
     attempt: Mapping[str, Any]  # the newest attempt's record
-    heartbeat: float  # when that was touched last, in seconds since 1970
+    heartbeat: float  # when the record was last touched, Unix time
     jobs: Sequence[QueuedJob] | None  # SLURM's queue; None where it cannot be read
-    ends: Mapping[str, str]  # of jobs, by accounting
+    ends: Mapping[str, str]  # SLURM_JOB_ID -> final state, from accounting
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """What the batch script noted last; nothing where an attempt elsewhere began since."""
+        """The batch script's last event; empty where another attempt has begun since."""
         if not self.events:
             return {}
         last = self.events[-1]
@@ -54,12 +54,12 @@ class Evidence:
 
     @property
     def last_event(self) -> str:
-        """What happened last: start, done, final, ended, requeue, left; empty when nothing."""
+        """The last event: start, done, final, ended, requeue, left; empty where there is none."""
         return str(self.last.get("event", ""))
 
     @property
     def job(self) -> QueuedJob | None:
-        """The job of this run that SLURM has, the running one first."""
+        """This run's job in SLURM's queue; a running job comes before a pending one."""
         numbers = {event.get("job") for event in self.events}
         if not self.attempt.get("ended"):
             numbers.add(self.attempt.get("job") or None)
@@ -72,11 +72,11 @@ class Evidence:
     def last_job(self) -> str | None:
         """SLURM_JOB_ID of the last job that was submitted or seen."""
         seen = str(self.last["job"]) if "job" in self.last else None
-        return self.gone_unstarted or seen or next(reversed(job_ids(self.run)), None)
+        return self.left_unstarted or seen or next(reversed(job_ids(self.run)), None)
 
     @property
-    def gone_unstarted(self) -> str | None:
-        """The newest submission's job, where it left the queue before it began anything."""
+    def left_unstarted(self) -> str | None:
+        """The newest submission's job, where it left the queue without starting."""
         newest = max(self.run.glob("submissions/*/jobs"), default=None)
         if newest is None or self.jobs is None or self.job:
             return None
@@ -87,17 +87,17 @@ class Evidence:
 
     @property
     def end(self) -> str:
-        """How accounting says that the last job ended; empty where it does not."""
+        """The last job's final state in SLURM's accounting; empty where that is unknown."""
         return self.ends.get(self.last_job or "", "")
 
     def _has_ended(self, job: QueuedJob) -> bool:
-        """Whether it only has its nodes cleaned up: its script has said its last word."""
+        """Whether its script has ended and SLURM is only cleaning up its nodes."""
         over = job.state == "COMPLETING" and self.last_event in ("done", "final", "ended", "left")
         return over and job.number == str(self.last.get("job"))
 
 
 def state_of(known: Evidence, is_finished: bool) -> tuple[str, str]:
-    """The state of a run (see `RunStatus.state`) and the reason for it, in words."""
+    """The state of a run (see `RunStatus.state`) and the reason for it."""
     job = known.job
     if is_finished:
         return "finished", ""
@@ -105,7 +105,7 @@ def state_of(known: Evidence, is_finished: bool) -> tuple[str, str]:
         return "queued", _pending_reason(job)
     if known.jobs is None and known.last_event == "requeue":
         return "queued", "requeued when last seen; SLURM's queue cannot be read"
-    if job or _lives(known):
+    if job or _is_live(known):
         return _live_state(known)
     return _ended_state(known)
 
@@ -116,23 +116,23 @@ def _pending_reason(job: QueuedJob) -> str:
     if job.reason not in NEVER_PASSES:
         return job.reason
     words = NEVER_PASSES[job.reason]
-    return f"{job.reason}, which will not pass: {words}; scancel {job.array} and submit it again"
+    return f"{job.reason}: it will never start, {words}; scancel {job.array} and submit it again"
 
 
-def _lives(known: Evidence) -> bool:
-    """Whether a run that the queue does not name is at work all the same."""
+def _is_live(known: Evidence) -> bool:
+    """Whether a run without a job in the queue is running all the same."""
     if known.jobs is None and known.last_event == "start":
         return True
     of_slurm = known.attempt.get("job")
     if of_slurm and (known.jobs is not None or known.last_event not in ("", "start")):
-        return False  # its job is over, whenever its process was last heard of
-    return _process_lives(known)
+        return False  # its job has ended, however recent its last heartbeat
+    return _process_is_live(known)
 
 
-def _process_lives(known: Evidence) -> bool:
-    """Whether the newest attempt's first process is alive, as far as this machine can tell.
+def _process_is_live(known: Evidence) -> bool:
+    """Whether rank 0 of the newest attempt is alive, as far as this machine can tell.
 
-    One on another machine touches its record every few seconds.
+    A rank 0 on another machine touches its record every few seconds.
     """
     attempt = known.attempt
     if not {"host", "process", "time"} <= attempt.keys() or attempt.get("ended"):
@@ -154,21 +154,21 @@ def _live_state(known: Evidence) -> tuple[str, str]:
 
 
 def _ended_state(known: Evidence) -> tuple[str, str]:
-    if known.gone_unstarted:
+    if known.left_unstarted:
         return _never_started(known)
     event = known.last_event
     if event == "done":
-        words = "its ranks ended with code 0, but have not finished it; submit it again to resume"
+        words = "its ranks exited with code 0 before the last step; submit it again to resume"
         return "failed", words
     if event == "final":
         return _final_state(known)
     if event == "requeue":
-        return "stopped", f"{_reason(known)}; {_gone(known)} while it waited to start again"
+        return "stopped", f"{_reason(known)}; {_departure(known)} while it waited to start again"
     if event in ("ended", "left"):
         return "stopped", STOPPED_ENDS.get(known.end) or FAILED_ENDS.get(known.end, _reason(known))
     if not event and not known.rows and not known.attempt:
         return "new", ""
-    return _ended_without_a_word(known)
+    return _ended_without_reason(known)
 
 
 def _final_state(known: Evidence) -> tuple[str, str]:
@@ -183,7 +183,7 @@ def _reason(known: Evidence) -> str:
     return str(known.last.get("reason", ""))
 
 
-def _gone(known: Evidence) -> str:
+def _departure(known: Evidence) -> str:
     if known.end in STOPPED_ENDS:
         return f"job {known.last_job} was {STOPPED_ENDS[known.end]}"
     return f"job {known.last_job} left SLURM's queue"
@@ -192,36 +192,36 @@ def _gone(known: Evidence) -> str:
 def _never_started(known: Evidence) -> tuple[str, str]:
     if known.end in FAILED_ENDS:
         return "failed", f"before its script began, {FAILED_ENDS[known.end]}"
-    return "stopped", f"{_gone(known)} before it started"
+    return "stopped", f"{_departure(known)} before it started"
 
 
-def _ended_without_a_word(known: Evidence) -> tuple[str, str]:
-    """The batch script, or a run outside SLURM, was killed before it could say why."""
+def _ended_without_reason(known: Evidence) -> tuple[str, str]:
+    """The state where the batch script, or a run outside SLURM, was killed before it gave one."""
     if known.end in FAILED_ENDS:
         return "failed", FAILED_ENDS[known.end]
     if known.end in STOPPED_ENDS:
         return "stopped", STOPPED_ENDS[known.end]
     checkpoint, _ = newest_checkpoint(known.run)
     if not known.rows and known.last_event != "start":
-        return "failed", "it ended before its first row"
+        return "failed", "it ended before it logged a step; see its log"
     if checkpoint is not None and known.rows and checkpoint >= known.rows[-1]["step"]:
         return "stopped", ""
-    return "failed", "it ended without saving; started again it resumes from its last checkpoint"
+    return "failed", "it ended without saving; start it again to resume from its last checkpoint"
 
 
 def _quiet_too_long(known: Evidence) -> float | None:
-    """Seconds since the last sign of progress, where that is too long.
+    """Seconds since the last progress, where that is too long; None where it is not.
 
-    The attempt's record is no such sign: its heart beats on beside a rank that hangs.
+    A touched attempt record is not progress: rank 0 touches it even while another rank hangs.
     """
     signs = [known.run / name for name in ("metrics.jsonl", "config.yaml", "slurm.jsonl")]
     newest = max((file.stat().st_mtime for file in signs if file.exists()), default=time.time())
     quiet = time.time() - newest
-    return quiet if quiet > _patience(training_rows(known.rows)[-USUAL_ROWS:]) else None
+    return quiet if quiet > _stall_timeout(training_rows(known.rows)[-USUAL_ROWS:]) else None
 
 
-def _patience(recent: Sequence[Row]) -> float:
-    """Seconds without a row that are nothing unusual, after the `recent` ones."""
+def _stall_timeout(recent: Sequence[Row]) -> float:
+    """Seconds that may pass without a row after the `recent` ones."""
     if not recent:
         return FIRST_ROW_AFTER
     before = recent[0]["seconds"] if len(recent) > 1 else 0.0
@@ -230,5 +230,5 @@ def _patience(recent: Sequence[Row]) -> float:
 
 
 def training_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows of training steps, without those of held-out scores."""
+    """The rows of training steps; rows of held-out scores have no ``seconds``."""
     return [row for row in rows if "seconds" in row]

@@ -1,4 +1,4 @@
-"""Which options of sbatch and srun a site may set, and what follows from them."""
+"""Which options of sbatch and srun a cluster config may set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.errors import LaunchError
 
 _GPUS = dict.fromkeys(
     ("gpus", "gpus-per-socket", "gpus-per-task", "ntasks-per-gpu", "tres-per-task"),
-    "use gpus_per_node, from which the number of ranks follows",
+    "use gpus_per_node, which sets the number of ranks",
 )
 _TASKS = {
     "nodes": "use nodes",
@@ -21,33 +21,33 @@ _TASKS = {
     "gpus-per-node": "use gpus_per_node",
     **_GPUS,
 }
-# What the script itself needs, and what to do instead.
+# Options that the script sets itself, and what to use instead.
 OWN_SBATCH = {
     **_TASKS,
-    "job-name": "it is the job's name",
-    "output": "the log is in the run folder",
-    "error": "the log is in the run folder",
-    "open-mode": "the log is appended to",
-    "chdir": "the job starts where it was submitted",
+    "job-name": "the job config's name is used",
+    "output": "the log goes to the run folder",
+    "error": "the log goes to the run folder",
+    "open-mode": "the log is always appended to",
+    "chdir": "the job starts in the folder it was submitted from",
     "signal": "use warning_seconds",
     "requeue": "use requeue",
     "no-requeue": "use requeue",
     "array": "use --seeds",
     "test-only": "use --dry-run",
-    "wrap": "the script is what runs",
-    "wait": "the submission ends at once; `tandem status` says how the run goes",
-    "parsable": "programs read `tandem status --json`",
+    "wrap": "tandem submits its own script",
+    "wait": "tandem submit returns at once; use `tandem status`",
+    "parsable": "use `tandem status --json`",
     "clusters": "submit on the cluster that the job is to run on",
 }
 OWN_SRUN = {
     **_TASKS,
-    "chdir": "the job starts where it was submitted",
+    "chdir": "the job starts in the folder it was submitted from",
     "multi-prog": "every rank runs the same program",
     "pty": "a job has no terminal",
 }
 OWN = {"sbatch": OWN_SBATCH, "srun": OWN_SRUN}
 
-# Of every release since 20.11. The list only tells mistakes from what a site's plugins add.
+# Options of every release since 20.11. Others may be misspelt, or come from a site's plugins.
 _NAMES = """
     account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment
     constraint container container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu
@@ -66,9 +66,9 @@ SBATCH = frozenset(_NAMES.split())
 
 
 def without_own(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment for sbatch, which lets its variables go before the lines of a script.
+    """The environment without the ``SBATCH_*`` variables of options that the script sets itself.
 
-    Those of options that the script itself needs are left out.
+    For sbatch, such a variable would override the script's own line.
     """
     own = {f"SBATCH_{name.upper().replace('-', '_')}" for name in OWN_SBATCH}
     return {
@@ -77,9 +77,9 @@ def without_own(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def gpus_in_gres(gres: str) -> int:
-    """The GPUs of each node that ``--gres`` asks for: ``gpu:a100:4,lustre:1`` has 4.
+    """The GPUs per node in a ``--gres`` value: 4 in ``gpu:a100:4,lustre:1``.
 
-    Raises ValueError where it asks for GPUs in a form that SLURM does not know.
+    Raises ValueError where the GPUs are not in a form that SLURM accepts.
     """
     total = 0
     for part in gres.split(","):
@@ -88,16 +88,16 @@ def gpus_in_gres(gres: str) -> int:
             continue
         named = rest[1:] if rest and not rest[0].isdecimal() else rest
         if len(named) > 1 or not all(count.isdecimal() for count in named):
-            raise ValueError(f"{part!r} is no number of GPUs; write gpu:2, or gpu:a100:2 of a kind")
+            raise ValueError(f"{part!r} is not a number of GPUs; write gpu:2 or gpu:a100:2")
         total += int(named[0]) if named else 1
     return total
 
 
 def refuse_unknown(names: Iterable[str]) -> None:
-    """Raise LaunchError for a name that is no option of sbatch here.
+    """Raise LaunchError for a name that is not an option of this site's sbatch.
 
-    A site's plugins add options, which the sbatch of its login nodes lists. Elsewhere a name is
-    refused only where it resembles one that is known.
+    A site's plugins add options, which ``sbatch --help`` lists on its login nodes. Where there is
+    no sbatch, a name is refused only if it resembles a known one.
     """
     for name in names:
         if name in SBATCH:

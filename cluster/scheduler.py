@@ -1,4 +1,4 @@
-"""What SLURM says about jobs: its queue, its accounting, and when it would start one."""
+"""Questions to SLURM: its queue, its accounting, and when it would start a job."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pathlib import Path
 from cluster.errors import LaunchError
 from cluster.sbatch_options import without_own
 
-ACCOUNTING_SECONDS = 20.0  # its database may be slow or away, and is only asked for details
+ACCOUNTING_SECONDS = 20.0  # timeout: its database may be slow or down, and only adds details
 
-# Why a job may be pending for ever, and what it asks too much of.
+# Reasons for which a job stays pending forever, and the option at fault.
 NEVER_PASSES = {
-    "PartitionTimeLimit": "--time is more than its partition grants",
-    "PartitionNodeLimit": "--nodes is not a number that its partition grants",
-    "BadConstraints": "no node has what it asks for",
-    "QOSMaxWallDurationPerJobLimit": "--time is more than its QOS grants",
-    "QOSMaxNodePerJobLimit": "--nodes is more than its QOS grants",
-    "AssocMaxWallDurationPerJobLimit": "--time is more than its account grants",
-    "AssocMaxNodePerJobLimit": "--nodes is more than its account grants",
+    "PartitionTimeLimit": "--time is more than its partition allows",
+    "PartitionNodeLimit": "--nodes is not a number that its partition allows",
+    "BadConstraints": "no node meets its constraints",
+    "QOSMaxWallDurationPerJobLimit": "--time is more than its QOS allows",
+    "QOSMaxNodePerJobLimit": "--nodes is more than its QOS allows",
+    "AssocMaxWallDurationPerJobLimit": "--time is more than its account allows",
+    "AssocMaxNodePerJobLimit": "--nodes is more than its account allows",
     "InvalidAccount": "--account is not one of this user's",
     "InvalidQOS": "--qos is not one of this account's",
-    "DependencyNeverSatisfied": "the job that it waits for did not end as it should have",
+    "DependencyNeverSatisfied": "the job that it depends on did not end as required",
 }
 
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job that SLURM has not finished with."""
+    """A job in SLURM's queue."""
 
     id: str  # as scancel takes it; ID_INDEX for a task of an array
     number: str  # SLURM_JOB_ID, which is unique to a task of an array
@@ -44,12 +44,12 @@ class QueuedJob:
 
     @property
     def array(self) -> str:
-        """The id without the index of a task."""
+        """The id of the whole job array; for any other job, its id."""
         return self.id.partition("_")[0]
 
     @property
     def index(self) -> str:
-        """That of a task of an array; of those that wait, a list in brackets."""
+        """The index of an array task; for pending tasks, a list in brackets."""
         return self.id.partition("_")[2]
 
 
@@ -72,16 +72,15 @@ def queued_jobs() -> list[QueuedJob] | None:
 
 
 def of_run(jobs: Iterable[QueuedJob], run: Path) -> list[QueuedJob]:
-    """Those of the jobs that were submitted for this run."""
+    """The jobs that were submitted for this run."""
     ids, scripts = set(job_ids(run)), f"{run.resolve()}/submissions/"
     return [job for job in jobs if job.array in ids or job.script.startswith(scripts)]
 
 
 def recorded_ends(ids: Sequence[str]) -> dict[str, str]:
-    """How accounting says that jobs ended, by SLURM_JOB_ID: OUT_OF_MEMORY, NODE_FAIL, CANCELLED.
+    """Final states from SLURM's accounting, by SLURM_JOB_ID: OUT_OF_MEMORY, NODE_FAIL, CANCELLED.
 
-    A job one of whose steps ran out of memory has run out of memory. Empty where there is no
-    accounting.
+    A job counts as out of memory where any of its steps was. Empty without accounting.
     """
     if not ids or not shutil.which("sacct"):
         return {}
@@ -101,10 +100,9 @@ def recorded_ends(ids: Sequence[str]) -> dict[str, str]:
 
 
 def expected_start(script: str) -> str | None:
-    """When SLURM would start a script that was submitted now, such as 2026-05-01T12:00:00.
+    """When SLURM would start this script, such as 2026-05-01T12:00:00; None where it does not say.
 
-    None when it does not say, which a job that starts later may have in common with one that is
-    refused: nodes that are down for an hour are not available either.
+    None does not mean that the job would be refused: its nodes may only be down for an hour.
     """
     try:
         done = subprocess.run(
@@ -117,12 +115,12 @@ def expected_start(script: str) -> str | None:
 
 
 def cancel(ids: Sequence[str]) -> None:
-    """End jobs, or tasks of arrays. Raises LaunchError."""
+    """Cancel jobs, or tasks of arrays. Raises LaunchError."""
     slurm_command("scancel", *ids)
 
 
 def slurm_command(*argv: str, seconds: float | None = None) -> str:
-    """The output of a SLURM command. Raises LaunchError with its own words in one line."""
+    """The output of a SLURM command. Raises LaunchError with its error messages, on one line."""
     env = without_own(os.environ)
     try:
         result = subprocess.run(

@@ -1,7 +1,7 @@
-"""The sbatch script of a job, as one pure function of its description.
+"""The sbatch script of a job, a pure function of the job and the cluster config.
 
-The script stands alone: it needs SLURM, bash and the files beside it, nothing of the checkout it
-was submitted from, and a person can read it, change it and submit it again by hand.
+The script is self-contained: it needs SLURM, bash and the files beside it, but not the checkout it
+was submitted from. A user can read it, edit it and submit it by hand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cluster.config import ClusterConfig
 from cluster.errors import LaunchError
 from cluster.ranks import EXPORTED
 
-# The same in every script; the last one does the work, with functions of those before it.
+# The same in every script; the last part does the work, with functions of the parts before it.
 PARTS = [Path(__file__).with_name(name) for name in ("accounts.sh", "supervisor.sh")]
 BACKSLASH = "\\"
 SECRET = "WANDB_API_KEY"
@@ -25,36 +25,35 @@ LEFT_OUT = "false"
 
 @dataclass(frozen=True)
 class Job:
-    """What is submitted; every path is absolute and visible from every node."""
+    """One submission; every path is absolute and visible from every node."""
 
     name: str
     run: Path  # the run folder
     submission: Path  # holds this script, `config.yaml` and the code snapshot
     directory: Path  # where relative paths in the config start
     python: str
-    seeds: tuple[int, ...] = ()  # an array with a run of its own per seed
-    chained: bool = False  # another job of the same run follows, so this one is not requeued
+    seeds: tuple[int, ...] = ()  # a job array with one run per seed
+    chained: bool = False  # another job of the same run follows, so this one is never requeued
 
 
 def build(job: Job, cluster: ClusterConfig) -> str:
     """The text of the script.
 
-    Raises LaunchError for what sbatch's option lines have no way to quote: a line break or another
-    unprintable character anywhere, and a ``%`` or a backslash in the path of the log. Raises it as
-    well for a variable that the script has itself, and for a key of Weights & Biases, which must
-    not lie in a file that others read.
+    Raises LaunchError where a value cannot be quoted in an ``#SBATCH`` line: a line break or other
+    unprintable character, or a ``%`` or backslash in the log's path. Also raises it for a variable
+    that the script itself uses, and for a Weights & Biases key, which others could read.
     """
     _refuse_unprintable(job, cluster)
     if set(str(job.run)) & {"%", BACKSLASH}:
-        raise LaunchError(f"{job.run}: SLURM cannot log to a path with % or {BACKSLASH} in it")
+        raise LaunchError(f"{job.run}: SLURM cannot log to a path with % or {BACKSLASH}; rename it")
     work = _work(job, cluster)
     supervisor = "\n".join(part.read_text(encoding="utf-8") for part in PARTS)
     _refuse_own_names(cluster, work + supervisor)
     text = "\n".join([_options(job, cluster), work, _environment(cluster), supervisor])
     if f"{SECRET}=" in text:
         raise LaunchError(
-            f"{SECRET}: the script would hold it; run `wandb login` once, or export it in the "
-            "shell that submits, whose environment the job gets"
+            f"{SECRET}: the key would be readable in the script; run `wandb login` once, or export "
+            "it in the shell that submits"
         )
     return text
 
@@ -75,7 +74,7 @@ def _options(job: Job, cluster: ClusterConfig) -> str:
         **({"array": f"0-{len(job.seeds) - 1}"} if job.seeds else {}),
         **cluster.sbatch,
     }
-    # In these lines, unlike in a shell, a backslash escapes within single quotes as well.
+    # Unlike a shell, sbatch reads a backslash within single quotes as an escape.
     lines = [
         f"#SBATCH {_option(name, _quote(text.replace(BACKSLASH, BACKSLASH * 2)), text)}"
         for name, text in options.items()
@@ -95,10 +94,10 @@ def _gpus(cluster: ClusterConfig) -> dict[str, str]:
 
 
 def _tasks(cluster: ClusterConfig) -> dict[str, str]:
-    """Room for the ranks of a node.
+    """The option that reserves CPUs for the ranks of a node.
 
-    With a range of nodes it is asked for in CPUs: told in tasks, SLURM would fix the number of
-    nodes at the first start, and a requeued job could not go on with fewer.
+    With a range of nodes it states CPUs, not tasks: with tasks, SLURM would fix the number of nodes
+    at the first start, and a requeued job could not resume with fewer.
     """
     if "-" not in cluster.nodes:
         return {"ntasks-per-node": str(cluster.ranks)}
@@ -106,7 +105,7 @@ def _tasks(cluster: ClusterConfig) -> dict[str, str]:
 
 
 def _work(job: Job, cluster: ClusterConfig) -> str:
-    """The shell variables that say what runs."""
+    """The shell variables that describe the job."""
     python = job.python
     train = [python, f"{job.submission}/code/tandem.py", "train", f"{job.submission}/config.yaml"]
     lines = [
@@ -185,8 +184,8 @@ def _may_requeue(job: Job, cluster: ClusterConfig) -> bool:
 
 
 def _srun(cluster: ClusterConfig) -> dict[str, str]:
-    # A rank that fails takes the others with it by itself; this ends those that hang. Killing at
-    # the first bad exit instead would hide its code behind those of the killed.
+    # When one rank fails, the others fail with it; --wait ends those that hang. With
+    # --kill-on-bad-exit, the exit codes of the killed ranks would hide that of the first.
     options = {"wait": "300", **cluster.srun}
     return {name: text for name, text in options.items() if text.lower() != LEFT_OUT}
 
@@ -204,7 +203,7 @@ def _quote(text: str) -> str:
 
 
 def _number(value: float | None, unit: int = 1) -> str:
-    """Nothing for no cap."""
+    """The number as text; empty for no limit."""
     return "" if value is None else f"{value:g}" if unit == 1 else str(int(value * unit))
 
 
@@ -215,7 +214,7 @@ def _yes(value: bool) -> str:
 def _refuse_own_names(cluster: ClusterConfig, text: str) -> None:
     own = set(re.findall(r"(?:^|[ ;(])([a-z_]+)\+?=", text, re.MULTILINE))
     for name in own & cluster.variables.keys():
-        raise LaunchError(f"variables.{name}: the script has a variable of that name; take another")
+        raise LaunchError(f"variables.{name}: the script uses this name itself; choose another")
 
 
 def _refuse_unprintable(job: Job, cluster: ClusterConfig) -> None:
@@ -230,4 +229,6 @@ def _refuse_unprintable(job: Job, cluster: ClusterConfig) -> None:
     ]
     for key, text in values:
         if not text.isprintable():
-            raise LaunchError(f"{key}: {text!r} holds a line break or an unprintable character")
+            raise LaunchError(
+                f"{key}: {text!r} has a line break or unprintable character; remove it"
+            )

@@ -1,4 +1,4 @@
-"""The lines of shell that a site's config has, checked before they are in a script."""
+"""Syntax check of the shell commands in a cluster config, before they go into a script."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from cluster.errors import LaunchError
 
 
 def refuse_broken(cluster: ClusterConfig) -> None:
-    """Raise LaunchError for an entry of these keys that bash cannot read by itself."""
+    """Raise LaunchError for a command in `before`, `after` or `at_end` that bash cannot parse."""
     for key in ("before", "after", "at_end"):
         for number, line in enumerate(getattr(cluster, key), start=1):
             if words := _complaint(line):
-                raise LaunchError(f"{key}: line {number} ({line!r}): {words}")
+                raise LaunchError(f"{key}[{number - 1}]: {line!r}: {words}")
 
 
 def _complaint(line: str) -> str:
-    """What bash says of a line; nothing where it is sound, or where there is no bash to ask."""
+    """Bash's syntax error for a line; empty where there is none, or no bash."""
     if not shutil.which("bash"):
         return ""
     read = subprocess.run(["bash", "-n", "-c", line], capture_output=True, text=True, check=False)

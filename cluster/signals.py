@@ -1,4 +1,4 @@
-"""A request to stop, as a flag that the training loop polls between steps."""
+"""Stop requests by signal: a flag that the training loop polls between steps."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def hang_up_is_stop() -> bool:
-    """Whether SIGHUP is to be heeded: nohup has it ignored."""
+    """Whether SIGHUP counts as a stop request; under nohup it is ignored."""
     return signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
 class StopRequest:
-    """Remembers the first of SIGTERM, SIGINT, SIGUSR1; a second SIGINT interrupts at once.
+    """Remembers the first SIGTERM, SIGINT or SIGUSR1; a second SIGINT interrupts at once.
 
-    A terminal that is closed (SIGHUP) asks for a stop too, but not under nohup, which ignores it.
-    As a context manager it puts the previous handlers back. The local launcher starts its children
-    with these signals blocked, and installing unblocks them: one that came while the process was
-    still importing is not lost, and does not kill it.
+    SIGHUP, sent when the terminal closes, is a stop request too, except under nohup. As a context
+    manager it restores the previous handlers. The local launcher starts its ranks with these
+    signals blocked; the constructor unblocks them. So a signal that arrives during imports is
+    neither lost nor fatal.
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        """Whether a stop has been asked for."""
+        """Whether a stop has been requested."""
         return self.signal is not None
 
     def restore(self) -> None:
-        """Put back the handlers that were there before."""
+        """Restore the previous handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 

@@ -1,7 +1,7 @@
 """Submitting a job to SLURM.
 
-A submission is a folder in the run folder, made once and never changed: the script, the resolved
-config and a copy of the code. Editing the checkout or the YAML leaves a queued job as it was.
+A submission is a folder in the run folder, written once and never changed: the script, the resolved
+config and a copy of the code. Later edits of the checkout or the YAML do not affect a queued job.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from cluster.script import Job, build
 SOURCE = Path(__file__).parent.parent  # a checkout, or site-packages
 PACKAGES = ("cluster", "commands", "configs", "data_pipeline", "model", "trainer", "tandem.py")
 
-# After an answer of sbatch got lost, how often the queue is looked at, and the pause before each.
-LOOKS, PAUSE_SECONDS = 5, 3.0
+# When sbatch's answer is lost: how often the queue is read, and the pause before each read.
+QUEUE_READS, PAUSE_SECONDS = 5, 3.0
 
 
 class AnswerLost(LaunchError):
-    """Whether SLURM took a job cannot be found out: what was written for it stays."""
+    """It is unknown whether SLURM accepted a job, so its submission folder stays."""
 
 
 def plan_job(
@@ -39,7 +39,7 @@ def plan_job(
     seeds: Sequence[int] = (),
     chained: bool = False,
 ) -> Job:
-    """The job that submitting from this working directory would make; touches nothing."""
+    """The job that a submission from this working directory would create; writes nothing."""
     taken = [int(path.name) for path in run.glob("submissions/*") if path.name.isdigit()]
     return Job(
         name=name,
@@ -55,12 +55,11 @@ def plan_job(
 def submit(
     job: Job, cluster: ClusterConfig, config: str, length: int = 1, source: Path = SOURCE
 ) -> list[str]:
-    """Write the submission's folder, hand it to sbatch, and return the ids of the jobs.
+    """Write the submission's folder, pass it to sbatch, and return the ids of the jobs.
 
-    `config` is the text of the resolved job config. A chain has `length` jobs, each of which starts
-    when the one before has ended, however it ended. Raises LaunchError with SLURM's own words where
-    it refuses, what it will never grant, and where a job of this run is still queued; nothing is
-    left of what was refused.
+    `config` is the text of the resolved job config. A chain has `length` jobs; each starts when
+    the one before has ended, in whatever state. Raises LaunchError where SLURM refuses the job,
+    would never start it, or still has a job of this run in its queue; nothing is left behind then.
     """
     text = build(job, cluster)
     _refuse_second(job)
@@ -98,12 +97,12 @@ def _hand_over(job: Job, before: Sequence[str]) -> str:
 
 
 def _accepted_all_the_same(job: Job, script: str, before: Sequence[str], error: LaunchError) -> str:
-    """The id of a job whose acceptance got lost on the way. Raises `error` where there is none.
+    """Look in the queue for a job that SLURM accepted although sbatch timed out; returns its id.
 
-    The script's path, which nobody else's job has, tells it from others of its name.
+    The job is recognised by its script's path, which is unique. Raises `error` where there is none.
     """
     answered = False
-    for _ in range(LOOKS):
+    for _ in range(QUEUE_READS):
         time.sleep(PAUSE_SECONDS)
         try:
             queue = queued_jobs() or []
@@ -116,34 +115,36 @@ def _accepted_all_the_same(job: Job, script: str, before: Sequence[str], error: 
     if answered:
         raise error
     raise AnswerLost(
-        f"{error}; nor does the queue answer, so the job may have been accepted. Before you submit "
-        f"it again, look with: squeue --name {shlex.quote(job.name)}"
+        f"{error}; squeue does not answer either, so the job may have been accepted. Before you "
+        f"submit it again, check with: squeue --name {shlex.quote(job.name)}"
     ) from error
 
 
 def _refuse_endless_wait(ids: Sequence[str]) -> None:
-    """Raise for a job that was accepted, but that SLURM says will never start."""
+    """Raise LaunchError for a job that SLURM accepted but will never start."""
     for found in queued_jobs() or []:
         if found.array in ids and found.reason in NEVER_PASSES:
             raise LaunchError(
                 f"job {found.array} would never start: {NEVER_PASSES[found.reason]} "
-                f"({found.reason}); it was taken back"
+                f"({found.reason}); it was cancelled"
             )
 
 
 def _claim(job: Job) -> list[Path]:
-    """Make the submission's folder and that of the logs; returns what was made, innermost first.
+    """Create the submission's folder and the log folder; returns the new ones, innermost first.
 
-    Raises LaunchError where that cannot be done, or another submission was quicker.
+    Raises LaunchError where that fails, or where another submission has just taken the number.
     """
-    logs = job.run / "logs"  # SLURM does not make it
+    logs = job.run / "logs"  # SLURM does not create it
     folders = [job.submission, logs, *job.submission.parents]
     made = [folder for folder in folders if not folder.exists()]
     try:
         job.submission.mkdir(parents=True)
         logs.mkdir(exist_ok=True)
     except FileExistsError as error:
-        raise LaunchError(f"{job.submission}: made by another submission; try again") from error
+        raise LaunchError(
+            f"{job.submission}: another submission took this number; try again"
+        ) from error
     except OSError as error:
         raise _unwritable(job, error) from error
     return made
@@ -154,7 +155,7 @@ def _unwritable(job: Job, error: OSError) -> LaunchError:
 
 
 def _take_back(job: Job, ids: Sequence[str], made: Sequence[Path]) -> None:
-    """Undo a submission; of the folders that it made those stay in which something else lies."""
+    """Undo a submission: cancel its jobs, and remove the folders it made that are empty again."""
     if ids:
         cancel(ids)
     shutil.rmtree(job.submission, ignore_errors=True)
@@ -167,7 +168,7 @@ def _refuse_second(job: Job) -> None:
     for other in of_run(queued_jobs() or [], job.run):
         raise LaunchError(
             f"{job.name}: job {other.id} of this run is {other.state.lower()}; "
-            f"wait for it, or end it with: scancel {other.array}"
+            f"wait for it, or cancel it with: scancel {other.array}"
         )
 
 
@@ -191,7 +192,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _revision(source: Path) -> str:
-    """The git revision of the snapshot, or nothing where it is not a checkout."""
+    """The git revision of the snapshot; empty outside a checkout."""
     command = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40"]
     if not (source / ".git").exists() or not shutil.which("git"):
         return ""

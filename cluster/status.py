@@ -1,7 +1,7 @@
-"""What a run is doing, read from its folder and from SLURM; nothing is asked of the job.
+"""The status of a run, read from its folder and from SLURM, without contacting the job.
 
-The folder alone answers for a run that no scheduler started: the newest attempt's record names its
-first process, and the age of ``metrics.jsonl`` tells a live run from a stalled one.
+A run outside SLURM is judged by its folder alone: the newest attempt's record names rank 0's
+process, and the age of ``metrics.jsonl`` tells a live run from a stalled one.
 """
 
 from __future__ import annotations
@@ -33,70 +33,71 @@ from cluster.run_state import USUAL_ROWS, Evidence, state_of, training_rows
 from cluster.scheduler import QueuedJob, of_run, recorded_ends
 from configs.strict_json import strict_json
 
-BEGUN = ("config.yaml", "slurm.jsonl")  # a run that a job has begun has one of these
+BEGUN = ("config.yaml", "slurm.jsonl")  # a run that a job has started has one of these
 
-Ends = Mapping[str, str]  # how accounting says that jobs ended, by SLURM_JOB_ID
-Ask = Callable[[Sequence[str]], Ends]
+EndStates = Mapping[str, str]  # SLURM_JOB_ID -> final state, from SLURM's accounting
+ReadEndStates = Callable[[Sequence[str]], EndStates]
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run. What is not known is None."""
+    """The status of one run. Unknown values are None."""
 
     name: str
     state: str  # new, queued, running, stalled, stopped, failed, finished, unreadable
     reason: str = ""  # why it is in that state
     step: int = 0
     steps: int = 0
-    losses: dict[str, float] = field(default_factory=dict)  # of each learner, the newest
+    losses: dict[str, float] = field(default_factory=dict)  # learner -> newest loss
     tokens_per_second: float | None = None
     seconds_left: float | None = None
     checkpoint: int | None = None  # the newest one's step
     checkpoint_age: float | None = None  # seconds
     attempts: int = 0
-    restarts: list[str] = field(default_factory=list)  # why each attempt on SLURM was not the last
+    restarts: list[str] = field(default_factory=list)  # why each earlier SLURM attempt ended
     job: str | None = None  # SLURM's id, while it is queued or runs
     log: str | None = None  # the file to open
-    slow_ranks: list[str] = field(default_factory=list)  # a line for each that holds up the others
+    slow_ranks: list[str] = field(default_factory=list)  # a line for each straggler
     alerts: list[str] = field(default_factory=list)  # the newest ones
-    damaged: list[str] = field(default_factory=list)  # a line for each file that hides how it went
+    damaged: list[str] = field(default_factory=list)  # a line for each damaged file
 
 
 def read_runs(
-    root: Path, jobs: Sequence[QueuedJob] | None, ask: Ask = recorded_ends
+    root: Path, jobs: Sequence[QueuedJob] | None, read_ends: ReadEndStates = recorded_ends
 ) -> list[RunStatus]:
     """Every run below `root` (the ``runs`` folder), by name.
 
-    `jobs` are those in SLURM's queue, or None where it cannot be read; `ask` says how jobs ended
-    that are not there any more. A folder that cannot be read is a row that says so: it must not
-    hide the others.
+    `jobs` is SLURM's queue, or None where it cannot be read. `read_ends` returns the final states
+    of jobs that have left it. A folder that cannot be read becomes an ``unreadable`` row.
     """
     begun = {path.parent for name in BEGUN for path in root.glob(f"*/{name}")}
     waiting = {path.parents[2] for path in root.glob("*/submissions/*/config.yaml")} - begun
     shown = begun | {run for run in waiting if not is_array(run) or _seeds_to_come(run)}
-    return _rows([run for run in shown if not run.name.startswith(".")], jobs, ask)
+    return _rows([run for run in shown if not run.name.startswith(".")], jobs, read_ends)
 
 
 def read_array(
-    run: Path, jobs: Sequence[QueuedJob] | None, ask: Ask = recorded_ends
+    run: Path, jobs: Sequence[QueuedJob] | None, read_ends: ReadEndStates = recorded_ends
 ) -> list[RunStatus]:
-    """The runs of an array of seeds that was submitted as `run`, and what of it has not begun."""
+    """The runs of the seed array that was submitted as `run`, and the seeds that have not begun."""
     seeds = {path.parent for name in BEGUN for path in run.parent.glob(f"{run.name}-seed*/{name}")}
-    return _rows(seeds | {run} if _seeds_to_come(run) else seeds, jobs, ask)
+    return _rows(seeds | {run} if _seeds_to_come(run) else seeds, jobs, read_ends)
 
 
-def read_one(run: Path, jobs: Sequence[QueuedJob] | None, ask: Ask = recorded_ends) -> RunStatus:
+def read_one(
+    run: Path, jobs: Sequence[QueuedJob] | None, read_ends: ReadEndStates = recorded_ends
+) -> RunStatus:
     """The run in a folder. Raises LaunchError where there is no run."""
-    return read_run(run, jobs, ask(_unexplained([run], jobs)))
+    return read_run(run, jobs, read_ends(_unexplained([run], jobs)))
 
 
 def is_array(run: Path) -> bool:
-    """Whether `run` is only the name under which an array of seeds was submitted."""
+    """Whether `run` is only the name under which a seed array was submitted."""
     return not (run / "config.yaml").exists() and any(run.glob("submissions/*/seeds"))
 
 
 def _seeds_to_come(array: Path) -> dict[str, str]:
-    """Of the array that was submitted last, the seeds whose run has not begun, by their index."""
+    """Array index -> seed, for the seeds of the newest submission whose run has not begun."""
     newest = max(array.glob("submissions/*/seeds"))
     seeds = newest.read_text(encoding="utf-8").split()
     runs = [array.with_name(f"{array.name}-seed{seed}") for seed in seeds]
@@ -107,19 +108,23 @@ def _seeds_to_come(array: Path) -> dict[str, str]:
     }
 
 
-def _rows(runs: Collection[Path], jobs: Sequence[QueuedJob] | None, ask: Ask) -> list[RunStatus]:
-    ends = ask(_unexplained(runs, jobs))
+def _rows(
+    runs: Collection[Path], jobs: Sequence[QueuedJob] | None, read_ends: ReadEndStates
+) -> list[RunStatus]:
+    ends = read_ends(_unexplained(runs, jobs))
     return [_row(run, jobs, ends) for run in sorted(runs)]
 
 
-def _row(run: Path, jobs: Sequence[QueuedJob] | None, ends: Ends) -> RunStatus:
+def _row(run: Path, jobs: Sequence[QueuedJob] | None, ends: EndStates) -> RunStatus:
     try:
         return read_run(run, jobs, ends)
     except (LaunchError, OSError) as error:
         return RunStatus(run.name, "unreadable", " ".join(str(error).split()))
 
 
-def read_run(run: Path, jobs: Sequence[QueuedJob] | None, ends: Ends | None = None) -> RunStatus:
+def read_run(
+    run: Path, jobs: Sequence[QueuedJob] | None, ends: EndStates | None = None
+) -> RunStatus:
     """The run in a folder, given SLURM's queue (None where it cannot be read) and accounting.
 
     Raises LaunchError where there is no run.
@@ -150,7 +155,7 @@ def read_run(run: Path, jobs: Sequence[QueuedJob] | None, ends: Ends | None = No
     )
 
 
-def _evidence(run: Path, jobs: Sequence[QueuedJob] | None, ends: Ends) -> Evidence:
+def _evidence(run: Path, jobs: Sequence[QueuedJob] | None, ends: EndStates) -> Evidence:
     record, touched = newest_attempt(run)
     return Evidence(
         run,
@@ -164,12 +169,12 @@ def _evidence(run: Path, jobs: Sequence[QueuedJob] | None, ends: Ends) -> Eviden
 
 
 def _own_view(run: Path, jobs: Sequence[QueuedJob] | None) -> Sequence[QueuedJob] | None:
-    """The queue shows this user's jobs: of another's run it says nothing."""
+    """The queue, or None for another user's run: the queue lists only this user's jobs."""
     return jobs if run.exists() and run.stat().st_uid == os.getuid() else None
 
 
 def _jobs_to_come(array: Path, jobs: Sequence[QueuedJob] | None) -> list[QueuedJob] | None:
-    """Those of an array's jobs that are about to begin a run, or wait to."""
+    """The tasks of an array that are pending, or whose run has not begun."""
     indices = _seeds_to_come(array)
     own = of_run(jobs or [], array)
     coming = [job for job in own if job.state == "PENDING" or job.index in indices]
@@ -177,7 +182,7 @@ def _jobs_to_come(array: Path, jobs: Sequence[QueuedJob] | None) -> list[QueuedJ
 
 
 def _unexplained(runs: Iterable[Path], jobs: Sequence[QueuedJob] | None) -> list[str]:
-    """The last jobs of runs that neither have results nor a job in the queue."""
+    """The last job of each run without results and without a job in the queue."""
     silent = [_evidence(run, jobs, {}) for run in runs if not (run / "evaluation.json").exists()]
     return [known.last_job for known in silent if known.job is None and known.last_job]
 
@@ -188,13 +193,13 @@ def to_json(runs: Sequence[RunStatus]) -> str:
 
 
 def _budget(run: Path) -> tuple[int, float | None]:
-    """Steps and hours of the run's config, or of the one that was submitted last."""
+    """``steps`` and ``hours`` of the run's config, or of the config that was submitted last."""
     array = run.resolve().with_name(re.sub(r"-seed\d+$", "", run.resolve().name))
     submitted = [*run.glob("submissions/*/config.yaml"), *array.glob("submissions/*/config.yaml")]
     files = [run / "config.yaml", *sorted(submitted, reverse=True)]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
-        raise LaunchError(f"{run}: no run there (it has no config.yaml)")
+        raise LaunchError(f"{run}: not a run: it has no config.yaml")
     try:
         config = configs.plain(file.read_text(encoding="utf-8"), str(file))
     except UnicodeDecodeError as error:
@@ -202,12 +207,12 @@ def _budget(run: Path) -> tuple[int, float | None]:
     except configs.ConfigError as error:
         raise LaunchError(str(error)) from error
     if not isinstance(config.get("steps"), int):
-        raise LaunchError(f"{file}: not the config of a run, which has steps")
+        raise LaunchError(f"{file}: not the config of a run: it has no steps")
     return config["steps"], config.get("hours")
 
 
 def _restarts(events: Sequence[dict[str, Any]]) -> list[str]:
-    """Why each attempt but the last ended. One that left no word was taken away with its node."""
+    """Why each attempt but the last ended; without an event of its own, its node was lost."""
     reasons = [
         "its node failed, or SLURM requeued it" if before["event"] == "start" else before["reason"]
         for before, after in itertools.pairwise(events)
@@ -218,7 +223,7 @@ def _restarts(events: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _finished(run: Path, rows: Sequence[Row], steps: int, hours: float | None) -> bool:
-    """Whether there are results of its last step; with `hours` that may come before `steps`."""
+    """Whether the run has results of its last step, which `hours` may set before `steps`."""
     step = json_object(run / "evaluation.json").get("step")
     if not isinstance(step, int):
         return False
@@ -240,7 +245,7 @@ def _losses(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _seconds_left(rows: Sequence[Row], steps: int, hours: float | None) -> float | None:
-    """Until its steps or its hours of training are used up, whichever comes first."""
+    """Seconds until its steps or its hours of training are done, whichever comes first."""
     recent = training_rows(rows)[-USUAL_ROWS:]
     made = recent[-1]["step"] - recent[0]["step"] if recent else 0
     if made <= 0:

@@ -21,9 +21,9 @@ COLOURS = {
 
 
 def table(runs: Sequence[RunStatus]) -> RenderableType:
-    """One row per run, and below the table what needs a look."""
+    """One row per run, and below the table a line for everything that needs attention."""
     grid = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
-    # On a narrow terminal names are folded, steps and ages wrapped; numbers stay whole.
+    # On a narrow terminal, names are folded, steps and ages wrapped; other numbers stay whole.
     grid.add_column("run", overflow="fold", min_width=8)
     grid.add_column("state", no_wrap=True)
     grid.add_column("step", min_width=10)
@@ -81,7 +81,7 @@ def _remarks(run: RunStatus) -> list[str]:
 
 
 def _counted(reasons: Sequence[str]) -> str:
-    """Each reason once, with how often it came: "the time limit (8 times); preempted"."""
+    """Each reason once, with its count: "the time limit (8 times); preempted"."""
     counts = Counter(reason or "no reason given" for reason in reasons)
     return "; ".join(
         reason if count == 1 else f"{reason} ({count} times)" for reason, count in counts.items()

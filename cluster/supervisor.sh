@@ -1,43 +1,42 @@
 # shellcheck disable=SC2154,SC2034 # other parts of a script assign what is not assigned here, or use it
 # ---- The supervisor ------------------------------------------------------------------------------
-# It starts the ranks and decides what happens when they end.
+# It starts the ranks, and decides what happens when they end.
 #
-# It is bash, not Python, so that it works where Python exists only inside a container. What it does
-# is decided by what the run says of itself, by the ranks' exit code, and by the signals that the batch
-# shell was sent:
+# It is bash, not Python, so that it works where Python exists only inside a container. It decides
+# by the run's own records, the ranks' exit code, and the signals sent to the batch shell:
 #
-# - The run is finished when the record of this start's attempt says so, whatever else happened.
-# - 0 without that record means nothing: srun also returns it for ranks that it has lost, as when a
-#   node dies or a job is cancelled. It is counted as 70.
-# - SLURM's warning before the time limit (USR1) is passed on to the ranks, which save and exit 75;
-#   the job is then requeued.
-# - TERM means that SLURM itself ends the job: `scancel`, which is final; a preemption at once,
-#   after which SLURM requeues by itself; or the time limit, where the warning was too short to save.
-# - A preemption with a grace is told to the ranks alone, which save and exit 75; SLURM's own record
-#   of the job says so, and it is requeued before the grace is over.
+# - The run is finished when the record of this start's attempt says so, whatever the exit code.
+# - Exit code 0 without that record is counted as 70. srun also returns 0 for ranks that it has lost,
+#   for example when a node dies or a job is cancelled.
+# - Before the time limit SLURM sends USR1. The script forwards it to the ranks, which save and
+#   exit 75; then the script requeues the job.
+# - TERM means that SLURM itself ends the job. The cause is `scancel`, which is final; an immediate
+#   preemption, after which SLURM requeues by itself; or a time limit reached before the ranks saved.
+# - In a preemption with a grace time SLURM signals only the ranks, which save and exit 75. The
+#   script finds the preemption in SLURM's record of the job, and requeues it within the grace time.
 # - 2 is a wrong command line; 75 without a warning is a stop on request.
-# - A line of the set-up that fails is final: no rank is started in another environment.
-# - `tandem stop` leaves a file in the run folder, which is final whatever else happened meanwhile:
-#   a copy that SLURM has requeued by itself does not start.
-# - 1 says that a person must change something, unless the attempt made new steps or a node is bad.
-#   Steps do not count where another job is at work in the run, which is why this one was refused.
-# - Anything else (a killed rank, a crash, a hang that was noticed) is requeued.
-# - Where the starts or the GPU-hours of all starts together have a cap, reaching it is final. USR2,
-#   which this shell sends to itself, says that the GPU-hours are used up: the ranks save first.
-# - `at_end` is called once for a run: not at a requeue, nor between the jobs of a chain.
+# - A set-up command that fails is final: no rank starts in an incomplete environment.
+# - `tandem stop` leaves a file in the run folder. It is final, whatever else happens: a copy that
+#   SLURM requeues by itself does not start.
+# - 1 means that a user must change something, unless the attempt made new steps or a node is bad.
+#   New steps do not count where this job was refused because another job is running the run.
+# - Anything else (a killed rank, a crash, a detected hang) is requeued.
+# - Reaching the limit on starts or on GPU-hours is final. This shell sends itself USR2 when the
+#   GPU-hours are spent; the ranks save first.
+# - `at_end` is called once per run: not at a requeue, and not between the jobs of a chain.
 
 record=$submission/progress${seed:+-$seed} # "best fruitless open|closed attempt", or "final REASON"
-usage=$submission/usage${seed:+-$seed} # a line for each start: when, GPUs, and when it ended
+usage=$submission/usage${seed:+-$seed} # a line for each start: begin, GPUs, end
 me=$SLURM_JOB_ID/${SLURM_RESTART_COUNT:-0}
-# One task of an array has the array's own number, which for scontrol means them all.
+# One array task has the array's own number as its job id, which for scontrol means all tasks.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
 node=${SLURMD_NODENAME:-$HOSTNAME}
 log=$run/logs/slurm-$SLURM_JOB_ID.log # where this shell and the ranks write
 plural=$([ "$budget" = 1 ] || echo s)
-gave_up="gave up after $budget requeue$plural without a new step; mend it, then \`tandem submit\` again"
-gpu_hours_used="its $max_gpu_hours GPU-hours are used up"
-often_enough="it was started again $max_requeues times, as often as max_requeues allows"
+gave_up="gave up after $budget requeue$plural without a new step; fix the cause, then \`tandem submit\` again"
+gpu_hours_used="max_gpu_hours: its $max_gpu_hours GPU-hours are spent"
+often_enough="max_requeues: it has been requeued $max_requeues times, which is the limit"
 starts=0 seconds_left=0 timer='' capped=no announced=no
 verdict='' why='' code=0 step='' logged=0 bad='' shared=no best=0 fruitless=0
 signals=0 pending='' child='' warned=no ended=no rescued=no preempted=no
@@ -62,7 +61,7 @@ refused() { # another job began the newest attempt at this run
   [ -n "$newest" ] && ! grep -q "\"job\": \"$SLURM_JOB_ID\"" "$newest"
 }
 
-own_attempt() { # the record of the attempt that this start of the job has begun, if any
+own_attempt() { # the record of the attempt that this start of the job began, if any
   local newest
   newest=$(newest_attempt)
   grep -q "\"job\": \"$SLURM_JOB_ID\"" "$newest" 2>/dev/null &&
@@ -83,25 +82,25 @@ timed_out() { scontrol -o show job "$job" | grep -q ' Reason=TimeLimit '; }
 
 was_preempted() { scontrol -o show job "$job" | grep -q ' PreemptTime=[0-9]'; }
 
-requeues() { # by SLURM's own count, which has one more as soon as it has requeued this job
+requeues() { # SLURM's own count, which is one higher as soon as SLURM has requeued this job
   scontrol -o show job "$job" | sed -n 's/.* Restarts=\([0-9]*\) .*/\1/p'
 }
 
-ended_by_slurm() { # why it was, as far as can be told
+ended_by_slurm() { # the reason, as far as it is known
   case $(requeues)$may_requeue in
   "${SLURM_RESTART_COUNT:-0}yes") echo cancelled ;;
-  "$((${SLURM_RESTART_COUNT:-0} + 1))"*) echo 'preempted, or a node failed: SLURM starts it again' ;;
+  "$((${SLURM_RESTART_COUNT:-0} + 1))"*) echo 'preempted, or a node failed: SLURM requeues it' ;;
   *) echo 'ended by SLURM: cancelled, preempted, or a node failed' ;;
   esac
 }
 
-rescue() { # at the limit itself: this shell is killed when the ranks are, so it is now or never
+rescue() { # at the time limit SLURM kills this shell with the ranks, so it requeues at once
   [ "$may_requeue" = yes ] && timed_out && scontrol requeue "$job" || return
   rescued=yes
   note requeue 0 'the time limit, before the ranks had saved'
 }
 
-receive() { # SIGNAL: pass it on, at once or as soon as there is a child
+receive() { # SIGNAL: forward it, now or as soon as there is a child
   signals=$((signals + 1)) pending=$1
   [ -z "$child" ] || deliver
 }
@@ -109,7 +108,7 @@ trap 'warned=yes; receive USR1' USR1
 trap 'ended=yes; receive TERM; rescue' TERM
 trap 'capped=yes warned=yes; receive USR1' USR2
 
-supervise() { # COMMAND...: its exit code, whatever signals come meanwhile
+supervise() { # COMMAND...: run it and return its exit code, even if signals arrive meanwhile
   local code seen
   "$@" &
   child=$!
@@ -124,7 +123,7 @@ supervise() { # COMMAND...: its exit code, whatever signals come meanwhile
   return "$code"
 }
 
-check_nodes() { # sets $bad to the nodes that cannot train, or $shared where none of them can
+check_nodes() { # sets $bad to the nodes that cannot train, and $shared where the fault is common
   local out=$submission/preflight${seed:+-$seed}.txt all named silent words
   supervise timeout --kill-after=10 300 srun "${srun[@]}" --chdir="$submission/code" \
     --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --output=all --error=all \
@@ -142,12 +141,12 @@ check_nodes() { # sets $bad to the nodes that cannot train, or $shared where non
   words=$(grep -m 1 '^bad ' "$out" || grep -m 1 -v -e '^ok ' -e '^\[W' "$out" || echo no answer)
   why="bad node $(paste -s -d, <<<"$bad"): ${words#bad *: }"
   if [ "$bad" = "$all" ] && { [ "$bad" != "$named" ] || [ "$SLURM_NNODES" -gt 1 ]; }; then
-    shared=yes # not the fault of one node, so there is nothing to exclude
+    shared=yes # not the fault of one node, so no node is excluded
   fi
   bad=$(paste -s -d, <<<"$bad")
 }
 
-exclude_bad_nodes() { # works only while the requeued job is not running
+exclude_bad_nodes() { # SLURM accepts this only while the requeued job is not running
   local before
   before=$(scontrol -o show job "$job" | sed -n 's/.* ExcNodeList=\([^ (]*\).*/\1/p')
   scontrol update jobid="$job" ExcNodeList="${before:+$before,}$bad"
@@ -167,7 +166,7 @@ requeue() {
   [ -z "$bad" ] || [ "$shared" = yes ] || exclude_bad_nodes
 }
 
-find_module() { # a batch shell is no login shell, which would have defined `module`
+find_module() { # only a login shell defines `module`, and a batch shell is not one
   local file
   for file in /etc/profile.d/*mod*.sh "${MODULESHOME:-/usr/share/modules}/init/bash" \
     "${LMOD_PKG:-/usr/share/lmod/lmod}/init/bash"; do
@@ -177,16 +176,16 @@ find_module() { # a batch shell is no login shell, which would have defined `mod
   done
 }
 
-must() { # LINE: run it in this shell; the job ends where it fails
+must() { # LINE: run it in this shell; if it fails, the job ends
   step=$1
   eval "$1" || exit 1
 }
 
-may() { # LINE
+may() { # LINE: run it in this shell; if it fails, the job continues
   eval "$1" || say "$1 failed on $node"
 }
 
-leave_set_up() { # at an exit, whether `must` made it or the line itself
+leave_set_up() { # on exit during set-up, by `must` or by the line itself
   trap - EXIT
   code=1 verdict=final why="$step failed on $node"
   [ "$rescued" = no ] || exit "$code"
@@ -250,12 +249,12 @@ judge_failure() {
   [ "$preflight" = no ] || check_nodes
   verdict=requeue
   case $code in
-  2 | 126 | 127) verdict=final ;; # no such command, which another start would not find either
+  2 | 126 | 127) verdict=final ;; # no such command: another start would not find it either
   1) if [ -z "$bad" ] && { [ "$fruitless" -gt 0 ] || refused; }; then verdict=final; fi ;;
   esac
 }
 
-reason() { # why the ranks failed, as far as they or srun said so
+reason() { # why the ranks failed, from their records, srun's messages or the log
   local said place
   if [ "$code" = 70 ]; then
     echo 'srun lost the ranks: a node failed, or a rank did not end'
@@ -272,19 +271,19 @@ reason() { # why the ranks failed, as far as they or srun said so
 
 new_lines() { tail -c "+$((logged + 1))" "$log" 2>/dev/null; }
 
-killed_rank() { # of the ranks that a signal ended, what srun says of the first
+killed_rank() { # what srun says about the first rank that a signal ended
   local said where how
   said=$(new_lines | grep -v 'Exited with' | grep -m 1 '^srun: error: [^:]*: tasks* [0-9]') || return
   where=$(sed 's/^srun: error: \([^:]*\): task\(s*\) \([^:]*\): .*/rank\2 \3 on \1/' <<<"$said")
   how=${said##*: }
   case $how in
-  Killed*) echo "$where was killed; if out of memory, raise --mem" ;;
+  Killed*) echo "$where was killed; if it ran out of memory, raise --mem" ;;
   'Out Of Memory'*) echo "$where ran out of memory; raise --mem" ;;
   *) echo "$where: $how" ;;
   esac
 }
 
-first_failure() { # what the rank that failed first has left beside the attempt's record
+first_failure() { # the error that the first rank to fail wrote beside the attempt's record
   local own form='s/.*"rank": \([0-9]*\), "error": "\(\([^"\\]\|\\.\)*\)".*"host": "\([^"]*\)".*/'
   form+='rank \1 on \4 failed: \2/p'
   own=$(own_attempt) && sed -n "$form" "${own%.json}.failure" 2>/dev/null |
@@ -295,7 +294,7 @@ is_last() { # of a chain
   [ "$chained" = no ] || [ "$(tail -n 1 "$submission/jobs")" = "$SLURM_JOB_ID" ]
 }
 
-is_the_end() { # of the run, as far as SLURM and this script would go on with it
+is_the_end() { # neither SLURM nor this script will start the run again
   case $verdict in
   done | final) ;;
   left) is_last ;;
@@ -312,7 +311,7 @@ announce() {
   at_end
 }
 
-finish() { # say, note and do what was decided
+finish() { # print, record and carry out the verdict
   [ -z "$timer" ] || kill "$timer" 2>/dev/null
   close_usage "$(date +%s)"
   [ "$verdict" != requeue ] || requeue
@@ -337,7 +336,7 @@ watch_gpu_hours
 trap leave_set_up EXIT
 set_up
 trap - EXIT
-set +eu # which a line of the set-up may have set
+set +eu # a set-up command may have set them
 attempt
 [ "$rescued" = no ] || exit "$code"
 if superseded; then

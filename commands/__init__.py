@@ -1,1 +1,1 @@
-"""Parts of the command line. What is large is imported when a command needs it."""
+"""The commands. Each imports large packages only when it runs."""

@@ -1,4 +1,4 @@
-"""Commands of tokenizers and corpora."""
+"""Commands for tokenizers and corpora."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from commands.errors import FAILED
 from commands.job_configs import data_section
-from commands.options import PLACE, POSITIVE, slice_of
+from commands.options import PATH, POSITIVE, parse_pair
 
 
 @click.group()
@@ -18,10 +18,10 @@ def tokenizer() -> None:
 
 
 @tokenizer.command("train")
-@click.argument("text", type=PLACE, nargs=-1, required=True)
+@click.argument("text", type=PATH, nargs=-1, required=True)
 @click.option("--kind", type=click.Choice(["wordpiece", "bpe", "unigram"]), required=True)
 @click.option("--vocab-size", type=click.IntRange(min=1), required=True)
-@click.option("--out", type=PLACE, required=True)
+@click.option("--out", type=PATH, required=True)
 @click.option("--cased/--uncased", default=None, help="Default: wordpiece uncased, others cased.")
 def tokenizer_train(
     text: tuple[str, ...], kind: str, vocab_size: int, out: str, cased: bool | None
@@ -35,22 +35,22 @@ def tokenizer_train(
 
 @click.group()
 def data() -> None:
-    """Build corpora and look into them."""
+    """Build, check and inspect corpora."""
 
 
 @data.command("build")
-@click.argument("text", type=PLACE, nargs=-1, required=True)
+@click.argument("text", type=PATH, nargs=-1, required=True)
 @click.option(
-    "--tokenizer", "tokenizer_dir", type=PLACE, required=True, help="A tokenizer's folder."
+    "--tokenizer", "tokenizer_dir", type=PATH, required=True, help="A tokenizer's folder."
 )
-@click.option("--out", type=PLACE, required=True)
+@click.option("--out", type=PATH, required=True)
 @click.option("--shard-mb", type=POSITIVE, default=64.0, show_default=True)
 @click.option(
     "--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Processes."
 )
 @click.option("--val-fraction", type=float, default=0.01, show_default=True)
-@click.option("--task", metavar="I/N", help="Only slice I of N; join them with `data merge`.")
-@click.option("--separator", help="A line between documents; default: blank lines.")
+@click.option("--task", metavar="I/N", help="Build slice I of N; `data merge` joins them.")
+@click.option("--separator", help="The line between documents; default: blank lines.")
 @click.option(
     "--field", "text_field", default="text", show_default=True, help="JSON key or column."
 )
@@ -66,7 +66,7 @@ def data_build(
 ) -> None:
     """Turn TEXT (files, folders, globs, - for standard input) into WebDataset shards.
 
-    The same command goes on with a build that was ended.
+    Repeating the command resumes an interrupted build.
     """
     from rich.console import Console
 
@@ -77,7 +77,7 @@ def data_build(
         tree = build(
             text,
             tokenizer_dir,
-            task=None if task is None else slice_of(task, "/", "--task"),
+            task=None if task is None else parse_pair(task, "/", "--task"),
             drop_duplicates=not keep_duplicates,
             skip_problems=not strict,
             on_progress=show,
@@ -85,12 +85,12 @@ def data_build(
         )
     place = f"The corpus is in {options['out']}"
     if task is not None:
-        place = f"Slice {task} is ready; when all are, run `tandem data merge {options['out']}`"
+        place = f"Slice {task} is built; when all are, run `tandem data merge {options['out']}`"
     click.echo(f"{summary(tree)}\n{place}")
 
 
 @data.command("merge")
-@click.argument("folder", type=PLACE, metavar="DIR")
+@click.argument("folder", type=PATH, metavar="DIR")
 def data_merge(folder: str) -> None:
     """Join the slices that `data build --task` made in DIR."""
     from data_pipeline.building.merging import merge
@@ -100,7 +100,7 @@ def data_merge(folder: str) -> None:
 
 
 @data.command("check")
-@click.argument("folder", type=PLACE, metavar="DIR")
+@click.argument("folder", type=PATH, metavar="DIR")
 def data_check(folder: str) -> None:
     """Verify every file of the corpus in DIR."""
     from data_pipeline.building.checking import check
@@ -114,11 +114,11 @@ def data_check(folder: str) -> None:
 
 
 @data.command("show")
-@click.argument("config", type=PLACE)
+@click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True)
 def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
-    """Show the share of padding and a few masked, packed samples of the job or data CONFIG."""
+    """Show the padding and a few masked, packed samples of the job or data CONFIG."""
     from rich.console import Console
 
     from data_pipeline.reading.dumping import show
@@ -130,17 +130,17 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
 
 
 @data.command("dump")
-@click.argument("config", type=PLACE)
+@click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--steps", metavar="A:B", required=True, help="From step A up to step B.")
 @click.option("--world-size", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--split", type=click.Choice(["train", "val"]), default="train", show_default=True)
-@click.option("--out", type=PLACE, required=True, help="The .npz file to write.")
+@click.option("--out", type=PATH, required=True, help="The .npz file to write.")
 def data_dump(config: str, overrides: tuple[str, ...], steps: str, **options: Any) -> None:
     """Write exactly what a rank of the job CONFIG trains on."""
     from data_pipeline.reading.dumping import dump
 
     section, seed, batch_sizes = data_section(config, overrides)
-    rows = dump(section, seed, batch_sizes, slice_of(steps, ":", "--steps"), **options)
+    rows = dump(section, seed, batch_sizes, parse_pair(steps, ":", "--steps"), **options)
     click.echo(f"{rows} sequences are in {options['out']}")

@@ -1,4 +1,4 @@
-"""Errors on the command line."""
+"""User errors as one line; bugs as tracebacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 FAILED = 1
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
+NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
 USER_ERRORS = [
     ("configs", "ConfigError"),
     ("data_pipeline", "DataError"),
@@ -21,13 +21,13 @@ USER_ERRORS = [
 
 
 class OneLineErrors(click.Group):
-    """Turns what a user can fix into one line and exit code 1; anything else is a bug and shows."""
+    """Prints an error that the user can fix as one line, with exit code 1; bugs are re-raised."""
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command."""
         try:
             return super().invoke(context)
-        except EOFError as error:  # which click takes for the end of a person's input
+        except EOFError as error:  # click would take it for the end of terminal input
             raise RuntimeError("a file ended early") from error
         except Exception as error:
             message = one_line(error)
@@ -38,21 +38,21 @@ class OneLineErrors(click.Group):
 
 
 def one_line(error: Exception) -> str | None:
-    """The message for an error that is the user's to fix, None for a bug of ours."""
+    """The message of an error that the user can fix; None for a bug."""
     loaded = [pair for pair in USER_ERRORS if pair[0] in sys.modules]
     if isinstance(error, tuple(getattr(sys.modules[module], name) for module, name in loaded)):
         return " ".join(str(error).split())
     if isinstance(error, BrokenPipeError) and not error.filename:
-        return None  # whoever read our output has gone, which click knows
+        return None  # the reader of our output has gone; click handles it
     if isinstance(error, OSError):
-        return _of_the_system(error)
+        return _system_error(error)
     if isinstance(error, MemoryError):
         return f"out of memory: {str(error) or 'the machine has too little'}"
     return None
 
 
-def _of_the_system(error: OSError) -> str:
+def _system_error(error: OSError) -> str:
     names = [str(name) for name in (error.filename, error.filename2) if name]
     reason = error.strerror or str(error) or type(error).__name__
-    advice = "; make room or choose another folder" if error.errno in NO_ROOM else ""
+    advice = "; free some space, or choose another folder" if error.errno in NOT_WRITABLE else ""
     return " ".join(f"{' to '.join(names)}{': ' if names else ''}{reason}{advice}".split())

@@ -1,4 +1,4 @@
-"""The configs that commands are about: of a job, or of one section of it."""
+"""Loading the config that a command names: a job's, or one section of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def load_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
-    """The job of a name or file."""
+    """Load a job config by name or file."""
     import configs
     from trainer.config import JobConfig
 
@@ -20,7 +20,7 @@ def load_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
 
 
 def data_section(config: str, overrides: tuple[str, ...]) -> tuple[DataConfig, int, BatchSizes]:
-    """(data, seed, global batch sizes) of a job, or of a data config with a job's defaults."""
+    """(data, seed, global batch sizes) of a job; a data config gets a job's defaults."""
     import configs
     from data_pipeline import BatchSizes, DataConfig
 
@@ -33,7 +33,7 @@ def data_section(config: str, overrides: tuple[str, ...]) -> tuple[DataConfig, i
 
 
 def models(config: str) -> list[tuple[str, Any, int | None]]:
-    """Name, configuration and sequence length of each model in a model or job file."""
+    """(name, config, sequence length) of each model in a model or job file."""
     import configs
     from model import EncoderConfig
 
@@ -45,8 +45,8 @@ def models(config: str) -> list[tuple[str, Any, int | None]]:
     return [(name, one.architecture, job.data.sequence_length) for name, one in learners.items()]
 
 
-def warn_of_unreached(job: JobConfig) -> None:
-    """Say which keys of a job are about steps that it never makes."""
+def warn_about_unreached(job: JobConfig) -> None:
+    """Warn about keys that name a step after the job's last one."""
     from trainer.lifecycle import unreached
 
     if late := unreached.warning(job):
@@ -54,7 +54,7 @@ def warn_of_unreached(job: JobConfig) -> None:
 
 
 def _is_job(config: str, kind: str) -> bool:
-    """Whether a name means a job: `kind` has no such config, or its file has a job's keys."""
+    """Whether a name is a job's: `kind` has no such config, or the file has a job's keys."""
     import dataclasses
 
     import configs

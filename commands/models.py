@@ -1,4 +1,4 @@
-"""Commands about models: sizes, plans, and exchange with Hugging Face."""
+"""Commands for models: sizes, plans, and import from Hugging Face."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.job_configs import load_job, models, warn_of_unreached
-from commands.options import PLACE, POSITIVE, Number
+from commands.job_configs import load_job, models, warn_about_unreached
+from commands.options import PATH, POSITIVE, Number
 
 if TYPE_CHECKING:
     pass
 
 
 @click.command("model")
-@click.argument("config", type=PLACE)
-@click.option("--length", type=click.IntRange(min=1), help="Tokens of a sequence, for the FLOPs.")
+@click.argument("config", type=PATH)
+@click.option("--length", type=click.IntRange(min=1), help="Tokens per sequence, for the FLOPs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe_models(config: str, length: int | None, as_json: bool) -> None:
     """Count parameters, bytes and FLOPs of a model CONFIG, or of each model of a job."""
@@ -31,20 +31,20 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
         return
     for name, size in found.items():
         click.echo(
-            f"{name}: {size.parameters:,} parameters and {size.head_parameters:,} of its heads, "
+            f"{name}: {size.parameters:,} parameters and {size.head_parameters:,} in its heads, "
             f"{size.bytes / 2**20:,.0f} MiB in float32, {size.flops_per_token / 1e6:,.1f} MFLOPs "
             f"per token forward and backward at {size.sequence_length} tokens"
         )
 
 
 @click.command("plan")
-@click.argument("config", type=PLACE)
+@click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("--device", default="h100", show_default=True, help="A name or file, configs/device.")
 @click.option("--mfu", type=Number(0, 1, min_open=True), default=0.3, show_default=True)
-@click.option("--price", type=Number(0), help="Of an hour of one GPU.")
+@click.option("--price", type=Number(0), help="Price of a GPU hour, in any currency.")
 @click.option("--node-mtbf-hours", type=POSITIVE, default=6300.0, show_default=True)
 @click.option("--restart-seconds", type=Number(0, 1e9), default=600.0, show_default=True)
 @click.option("--store-gbs", type=POSITIVE, default=2.0, show_default=True, help="Storage, GB/s.")
@@ -52,7 +52,7 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
 def make_plan(
     config: str, overrides: tuple[str, ...], device: str, as_json: bool, **machine: Any
 ) -> None:
-    """Say what the job CONFIG needs and takes on a cluster: memory, time, cost, failures."""
+    """Estimate the memory, time, cost and failures of the job CONFIG on a cluster."""
     import configs
     from cluster.planning import JobFacts, LearnerFacts, Machine, describe, make_plan
     from configs.devices import DeviceConfig
@@ -60,18 +60,18 @@ def make_plan(
 
     on = Machine(configs.load(device, DeviceConfig, "device"), **machine)
     job = load_job(config, overrides)
-    warn_of_unreached(job)
+    warn_about_unreached(job)
     facts, learners = demands(job)
     plan = make_plan(JobFacts(**facts, learners=tuple(LearnerFacts(**one) for one in learners)), on)
     click.echo(plan.to_json() if as_json else describe(plan))
 
 
 @click.command("import")
-@click.argument("folder", type=PLACE)
-@click.option("--out", type=PLACE, required=True)
+@click.argument("folder", type=PATH)
+@click.option("--out", type=PATH, required=True)
 def import_model(folder: str, out: str) -> None:
-    """Turn the Hugging Face checkpoint in FOLDER into a teacher or student."""
+    """Convert the Hugging Face checkpoint in FOLDER into a teacher or student."""
     from model import describe, import_folder
 
     size = describe(import_folder(folder, out).config)
-    click.echo(f"{size.parameters:,} parameters are in {out}; name {out}/model.yaml in a job")
+    click.echo(f"{size.parameters:,} parameters are in {out}; a job can use {out}/model.yaml")

@@ -1,4 +1,4 @@
-"""Kinds of options that click does not have."""
+"""Option types that click lacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 class Number(click.FloatRange):
-    """A number in a range, of which click takes NaN for a part."""
+    """A number in a range; click's own range accepts NaN."""
 
     name = "number"
 
@@ -20,28 +20,28 @@ class Number(click.FloatRange):
         return number
 
 
-MOST_DIGITS = 18  # of a number that fits into 64 bits
+MAX_DIGITS = 18  # a number of this many digits fits into 64 bits
 
 
-class PlaceName(click.ParamType):
-    """A file, a folder, or the name of a run or config: any word but an empty one."""
+class PathOrName(click.ParamType):
+    """A file, a folder, or the name of a run or config: any text but an empty one."""
 
     name = "path"
 
     def convert(self, value: Any, *context: Any) -> str:
-        """The word as it is."""
+        """The text unchanged."""
         if not value:
             self.fail("must not be empty", *context)
         return str(value)
 
 
-PLACE = PlaceName()
+PATH = PathOrName()
 POSITIVE = Number(0, 1e9, min_open=True)
 
 
-def slice_of(text: str, separator: str, option: str) -> tuple[int, int]:
-    """Two numbers with a separator between them."""
+def parse_pair(text: str, separator: str, option: str) -> tuple[int, int]:
+    """Two numbers with a separator between them, such as 0:4."""
     first, _, last = text.partition(separator)
-    if not (first.isdecimal() and last.isdecimal() and max(len(first), len(last)) < MOST_DIGITS):
+    if not (first.isdecimal() and last.isdecimal() and max(len(first), len(last)) < MAX_DIGITS):
         raise click.UsageError(f"{option} {text}: must be two numbers, as in 0{separator}4")
     return int(first), int(last)

@@ -1,4 +1,4 @@
-"""The terminal of a job, which may vanish before the job ends."""
+"""Standard output of a job, whose terminal may close before the job ends."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import sys
 from typing import Any
 
 
-def drop_what_cannot_be_written() -> None:
-    """From here on a write to standard output or error never fails: what cannot be written is lost.
+def ignore_write_errors() -> None:
+    """Make standard output and error drop text that cannot be written.
 
-    A terminal that was closed, a reader that has gone or a full disk behind a redirection must not
-    end a job. Streams that are no files (those of a test) are left alone.
+    A closed terminal, a reader that has gone or a full disk must not end a job. Streams without a
+    file (those of a test) are left alone.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         try:
             number = stream.fileno()
-        except (AttributeError, OSError, ValueError):  # none, no file, or closed
+        except (AttributeError, OSError, ValueError):  # no stream, no file, or closed
             continue
         setattr(sys, name, _dropping(stream, number))
 
 
 def _dropping(stream: Any, number: int) -> io.TextIOWrapper:
-    """The same stream on a file that takes everything."""
+    """The same stream, on a file that drops what it cannot write."""
     file = io.BufferedWriter(_DroppingFile(number, "w", closefd=False))
     return io.TextIOWrapper(
         file,

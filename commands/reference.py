@@ -1,7 +1,7 @@
-"""Renew what is made from the configs' declarations: ``python -m commands.reference``.
+"""Regenerate the files made from the configs' declarations: ``python -m commands.reference``.
 
-That is the page of every key, ``docs/reference.md``, and the JSON schema of each kind of file in
-``configs/schema/``. `tests/configs/test_reference.py` says when they are stale.
+They are the page of every key, ``docs/reference.md``, and the JSON schema of each kind of file, in
+``configs/schema/``. `tests/configs/test_reference.py` fails when they are stale.
 """
 
 from __future__ import annotations

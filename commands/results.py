@@ -1,4 +1,4 @@
-"""Commands about what a run has come to: scores and exports."""
+"""Commands for a run's results: scores and exports."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from commands.options import PLACE
+from commands.options import PATH
 
 if TYPE_CHECKING:
     pass
 
 
 @click.command()
-@click.argument("run", type=PLACE)
-@click.option("--learner", help="Only this one: teacher, or a student's name.")
+@click.argument("run", type=PATH)
+@click.option("--learner", help="Only this learner: teacher, or a student's name.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(run: str, learner: str | None, as_json: bool) -> None:
-    """Score the learners of RUN on held-out text."""
+    """Score RUN's learners on held-out text."""
     from configs.strict_json import strict_json
     from trainer.evaluation.final_scores import evaluate_run
     from trainer.evaluation.finished import SavedLearners
@@ -30,16 +30,16 @@ def evaluate(run: str, learner: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("run", type=PLACE)
+@click.argument("run", type=PATH)
 @click.option("--learner", required=True, help="teacher, or a student's name.")
-@click.option("--out", type=PLACE, required=True)
+@click.option("--out", type=PATH, required=True)
 @click.option("--onnx", is_flag=True, help="Also write model.onnx.")
 def export(run: str, learner: str, out: str, onnx: bool) -> None:
     """Write a learner of RUN in Hugging Face format."""
     from model import require_free
 
     folder = Path(out)
-    require_free(folder)  # before what takes long to import
+    require_free(folder)  # before the slow imports
     from trainer.evaluation.export import export_learner
     from trainer.evaluation.finished import SavedLearners
     from trainer.run_folder.folder import RunFolder

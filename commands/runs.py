@@ -1,4 +1,4 @@
-"""Commands that act on a run: stop, checkpoint, fork, sync."""
+"""Commands that act on a run: stop, checkpoint, fork and sync."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from commands.options import PLACE, Number
+from commands.options import PATH, Number
 
 if TYPE_CHECKING:
     pass
 
 
 _WAIT = click.option(
-    "--wait", type=Number(), default=60.0, show_default=True, help="Seconds, for its answer."
+    "--wait", type=Number(), default=60.0, show_default=True, help="Seconds to wait for an answer."
 )
 
 
 @click.command()
-@click.argument("run", type=PLACE)
+@click.argument("run", type=PATH)
 @_WAIT
 def stop(run: str, wait: float) -> None:
-    """Have the job that is at work in RUN save and end, from any node, and its chain with it."""
+    """Make the job of RUN save and end, and cancel the rest of its chain; works from any node."""
     from cluster.commands import cancel_waiting
     from trainer.checkpoint import live_owner
     from trainer.run_folder.folder import RunFolder
@@ -35,10 +35,10 @@ def stop(run: str, wait: float) -> None:
 
 
 @click.command()
-@click.argument("run", type=PLACE)
+@click.argument("run", type=PATH)
 @_WAIT
 def checkpoint(run: str, wait: float) -> None:
-    """Have the job that is at work in RUN save now and go on."""
+    """Make the job of RUN save now, and continue."""
     _ask(run, "checkpoint", wait)
 
 
@@ -50,12 +50,12 @@ def _ask(run: str, kind: str, wait: float) -> None:
 
 
 @click.command("fork")
-@click.argument("run", type=PLACE)
+@click.argument("run", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--step", type=int, required=True, help="Of the checkpoint to begin with.")
-@click.option("--name", required=True, help="The new run's.")
+@click.option("--step", type=int, required=True, help="The step of the checkpoint to start from.")
+@click.option("--name", required=True, help="The new run's name.")
 def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None:
-    """Make a new run from a checkpoint of RUN; any key of its config may differ."""
+    """Create a new run from a checkpoint of RUN; any key of its config may change."""
     from trainer.lifecycle.forking import fork
     from trainer.run_folder.folder import RunFolder
 
@@ -63,14 +63,14 @@ def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None
     for line in made.changes:
         click.echo(line)
     for learner in made.begin_anew:
-        click.echo(f"{learner} stays behind; if the config names it, it begins anew")
-    click.echo(f"Go on with it: tandem train {made.folder.config}")
+        click.echo(f"{learner} is not copied; if the config names it, it starts anew")
+    click.echo(f"To train it: tandem train {made.folder.config}")
 
 
 @click.command()
-@click.argument("run", type=PLACE)
+@click.argument("run", type=PATH)
 def sync(run: str) -> None:
-    """Make Weights & Biases agree with RUN's metrics.jsonl; offline without a key."""
+    """Make Weights & Biases match RUN's metrics.jsonl; offline without a key."""
     from trainer.record.syncing import sync as sync_run
     from trainer.run_folder.folder import RunFolder
 

@@ -1,4 +1,4 @@
-"""Commands about SLURM: submit a job, and see how runs go."""
+"""Commands for SLURM: submit a job, and show the status of runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.job_configs import load_job, warn_of_unreached
-from commands.options import PLACE
+from commands.job_configs import load_job, warn_about_unreached
+from commands.options import PATH
 
 if TYPE_CHECKING:
     pass
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
 def _numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:
     numbers = text.split(",") if text else []
     if not all(number.isdecimal() for number in numbers):
-        raise click.BadParameter(f"{text}: must be numbers, as in 1,2,3")
+        raise click.BadParameter(f"{text}: must be numbers, such as 1,2,3")
     return [int(number) for number in numbers]
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("config", type=PLACE)
+@click.argument("config", type=PATH)
 @click.argument("rest", nargs=-1, metavar="[KEY=VALUE]... [--SBATCH-OPTION VALUE]...")
 @click.option("--cluster", help="A name or file of configs/cluster.")
-@click.option("--seeds", callback=_numbers, help="One run for each, as in 1,2,3.")
+@click.option("--seeds", callback=_numbers, help="One run per seed, such as 1,2,3.")
 @click.option("--chain", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Only print the script.")
-@click.option("--check/--no-check", default=True, help="Look for corpora and weights from here.")
+@click.option("--check/--no-check", default=True, help="Check corpora and weights from here.")
 def submit(config: str, rest: tuple[str, ...], check: bool, **options: Any) -> None:
-    """Hand the job CONFIG to SLURM; any option of sbatch may be given."""
+    """Submit the job CONFIG to SLURM, with any option of sbatch."""
     import configs
     from cluster.commands import submit as submit_job
     from trainer.job_data.fit import require_inputs
     from trainer.run_folder.folder import RunFolder
 
     if config.startswith("-"):
-        raise click.UsageError(f"{config}: CONFIG comes before the options of sbatch")
+        raise click.UsageError(f"{config}: put CONFIG before the options of sbatch")
     pairs = list(zip(rest, ("", *rest), strict=False))
     overrides = tuple(word for word, before in pairs if _is_override(word, before))
     sbatch = [word for word, before in pairs if not _is_override(word, before)]
     job = load_job(config, overrides)
     if check and not options["dry_run"]:
         require_inputs(job)
-    warn_of_unreached(job)
+    warn_about_unreached(job)
     run = RunFolder.of(job).path
     sizes = [job.batch.at(0).sequences, *(growth.size for growth in job.batch.growth)]
     batches = [size or job.batch.multiple for size in sizes]  # or stated in tokens
@@ -52,7 +52,7 @@ def submit(config: str, rest: tuple[str, ...], check: bool, **options: Any) -> N
 
 
 def _is_override(word: str, before: str) -> bool:
-    """Whether a word is key=value of a job, and not an option of sbatch or the value of one."""
+    """Whether a word is a job's key=value, rather than an sbatch option or its value."""
 
     from trainer.config import JobConfig
 
@@ -66,10 +66,10 @@ def _is_override(word: str, before: str) -> bool:
 
 
 @click.command()
-@click.argument("run", type=PLACE, required=False)
+@click.argument("run", type=PATH, required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(run: str | None, as_json: bool) -> None:
-    """Show how RUN goes, or every run in runs/."""
+    """Show the status of RUN, or of every run in runs/."""
     from cluster.commands import status as show_status
 
     show_status(run, as_json)

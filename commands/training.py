@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.job_configs import load_job
-from commands.options import PLACE
-from commands.output import drop_what_cannot_be_written
+from commands.options import PATH
+from commands.output import ignore_write_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("config", type=PLACE)
+@click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--nproc", type=click.IntRange(min=1), help="Processes on this machine.")
 def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
@@ -32,10 +32,12 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     from cluster.local import becoming, launch
     from cluster.ranks import is_launched
 
-    drop_what_cannot_be_written()
+    ignore_write_errors()
     if is_launched():
         if nproc is not None:
-            raise click.UsageError("--nproc: srun or torchrun has started the processes already")
+            raise click.UsageError(
+                "--nproc: leave it out under srun or torchrun, which set the ranks"
+            )
         sys.exit(_train_as_rank(lambda: load_job(config, overrides)))
     job = load_job(config, overrides)
     if _announce_if_finished(job):
@@ -44,7 +46,7 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     if gpus:
         rank = becoming([sys.executable, "-m", "tandem", "train", config, *overrides])
     else:
-        import trainer.run  # noqa: F401  once, for the ranks are forks of this process
+        import trainer.run  # noqa: F401  imported once: the ranks are forks of this process
         from trainer.measure.startup import Startup
 
         rank = partial(_train_as_fork, lambda: load_job(config, overrides), Startup())
@@ -89,7 +91,7 @@ def _announce(folder: Any, results: dict[str, Any]) -> None:
 
 
 def _announce_if_finished(job: JobConfig) -> bool:
-    """Say where the results are when there is nothing left to do but what is missing of them."""
+    """If the run is finished, complete its exports and report, and say where they are."""
     from trainer.run_folder.folder import RunFolder
     from trainer.run_folder.run_files import read_evaluation
 

@@ -86,7 +86,7 @@ ROOMS = {
         "errors signals sbatch_options ranks scheduler run_files config limits script slurm "
         "shell_lines local preflight run_state status status_table planning commands"
     ),
-    "cluster/planning": "facts duration failures memory choice plan words",
+    "cluster/planning": "facts duration failures memory choice plan text",
     "commands": (
         "errors options output job_configs data submission runs models results training reference"
     ),

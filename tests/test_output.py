@@ -9,8 +9,8 @@ from tests.conftest import command_environment
 PROGRAM = """
 import sys, click
 from rich.console import Console
-from commands.output import drop_what_cannot_be_written
-drop_what_cannot_be_written()
+from commands.output import ignore_write_errors
+ignore_write_errors()
 for _ in range(3):
     print("words" * 10_000, flush=True)
     click.echo("echo", err=True)

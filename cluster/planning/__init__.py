@@ -1,11 +1,11 @@
-"""What a job will need and take on a cluster, from plain numbers: `tandem plan`.
+"""The arithmetic of `tandem plan`: a job's memory, time and cost on a cluster, from plain numbers.
 
-The numbers of the job itself (parameters, FLOPs, activations) come from the trainer; the packages
-meet in the command line only.
+The job's own numbers (parameters, FLOPs, activations) come from the trainer, through the command
+line: neither package imports the other.
 """
 
 from cluster.planning.facts import JobFacts, LearnerFacts, Machine
 from cluster.planning.plan import Plan, make_plan
-from cluster.planning.words import describe
+from cluster.planning.text import describe
 
 __all__ = ["JobFacts", "LearnerFacts", "Machine", "Plan", "describe", "make_plan"]

@@ -1,4 +1,4 @@
-"""Which ZeRO stages and which micro-batch to take: the smallest stages that leave enough room."""
+"""Choosing ZeRO stages and a micro-batch: the lowest stages that leave enough memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cluster.planning.duration import StepTime, step_time
 from cluster.planning.facts import JobFacts, Machine
 from cluster.planning.memory import JobMemory, at_stages, job_memory, largest_micro_batch
 
-# Tokens of a micro-batch with which matrix products keep a device busy; more gains little.
+# Tokens per micro-batch that keep a device busy with matrix products; more gains little.
 ENOUGH_TOKENS = 8192
 
 
 @dataclass(frozen=True)
 class Option:
-    """One choice of stages, and the largest micro-batch that fits with it (None: none does)."""
+    """ZeRO stages, and the largest micro-batch that fits with them (None: none fits)."""
 
     teacher_stage: int
     student_stage: int
@@ -25,7 +25,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """The recommended option, and what it needs and takes."""
+    """The recommended option, its memory and its time."""
 
     option: Option
     memory: JobMemory
@@ -33,7 +33,7 @@ class Choice:
 
 
 def options(job: JobFacts, machine: Machine) -> list[Option]:
-    """Every choice of stages from the smallest on; students never at a larger one."""
+    """Every combination of stages, lowest first; students are never at a higher one."""
     sizes = list(micro_batches(job.rows // machine.ranks))
     return [
         Option(
@@ -47,11 +47,11 @@ def options(job: JobFacts, machine: Machine) -> list[Option]:
 
 
 def choose(job: JobFacts, machine: Machine) -> Choice | None:
-    """The smallest stages with room for a micro-batch that is large enough; None if none fits.
+    """The lowest stages with memory for a large enough micro-batch; None if nothing fits.
 
-    Larger stages buy nothing but memory, so they are taken only where smaller ones leave room for
-    less than `ENOUGH_TOKENS` (or the whole share of a rank); where none leaves that much, those
-    with the largest micro-batch are.
+    Higher stages only save memory. So the choice is the first option whose micro-batch has
+    `ENOUGH_TOKENS`, or holds all of a rank's sequences. Where no option does, it is the one with
+    the largest micro-batch.
     """
     enough = min(job.rows // machine.ranks, math.ceil(ENOUGH_TOKENS / job.length))
     fitting = [one for one in options(job, machine) if one.micro_batch]
@@ -67,5 +67,5 @@ def choose(job: JobFacts, machine: Machine) -> Choice | None:
 
 
 def micro_batches(rows: int) -> Iterator[int]:
-    """The sizes that cut `rows` sequences evenly, ascending."""
+    """The micro-batch sizes that divide `rows` sequences evenly, ascending."""
     yield from (size for size in range(1, rows + 1) if rows % size == 0)

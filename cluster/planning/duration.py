@@ -1,18 +1,19 @@
-"""How long a step takes: matrix products at a stated MFU, the update, and what is sent.
+"""How long a step takes: matrix products at a stated MFU, the update, and communication.
 
-Small models and small micro-batches are held up by the number of kernels instead.
+For small models and small micro-batches the number of kernel launches is the limit instead.
 
 Collectives, per step and learner, of float32 gradients and parameters (4 P bytes each):
 
-- stage 0: one all-reduce at the end of the last backward pass; nothing runs beside it.
-- stage 1: all-reduces bucket by bucket in the last backward pass (DeepSpeed reduces whole buckets
-  to all), then the updated parameters are gathered.
+- stage 0: one all-reduce after the last backward pass, not overlapped.
+- stage 1: one all-reduce per bucket during the last backward pass (DeepSpeed reduces whole buckets
+  on all ranks), then an all-gather of the updated parameters.
 - stage 2: the same, but gradients are reduced after every micro-batch.
-- stage 3: parameters are gathered for each forward and each backward pass, gradients scattered.
+- stage 3: an all-gather of parameters for each forward and each backward pass, and a reduce-scatter
+  of gradients.
 
-An all-reduce sends 2 (n - 1) / n of its bytes, a gather or scatter half of that. Within a node it
-goes over the links, between nodes over the network adapters of all GPUs of a node at once; the
-slower one counts (a pipelined ring). Each collective adds its latency, which grows with the
+An all-reduce sends 2 (n - 1) / n of its bytes, a gather or scatter half of that. Within a node the
+bytes go over the GPUs' links, and between nodes over all network adapters of a node at once. The
+slower of the two counts (a pipelined ring). Each collective adds a latency that grows with the
 logarithm of nodes and GPUs (trees).
 """
 
@@ -31,7 +32,9 @@ UPDATE_BYTES = 7 * FLOAT  # read: parameter, gradient, two moments; write: param
 class LearnerTime:
     """Seconds of one learner in one step on one rank.
 
-    hidden: how much of `communication` runs beside its backward pass. sent: bytes.
+    Attributes:
+        hidden: the part of `communication` that overlaps the backward pass.
+        sent: bytes.
     """
 
     forward: float
@@ -43,13 +46,13 @@ class LearnerTime:
 
     @property
     def total(self) -> float:
-        """What it adds to the step."""
+        """The learner's share of the step."""
         return self.forward + self.backward + self.update + self.communication - self.hidden
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step: every learner's, and their sum weighted by how long each takes part."""
+    """Seconds of a step: each learner's, and their sum weighted by `LearnerFacts.active`."""
 
     learners: dict[str, LearnerTime]
     seconds: float
@@ -58,12 +61,12 @@ class StepTime:
 
     @property
     def exposed(self) -> float:
-        """Seconds in which a rank only waits for others."""
+        """Seconds of communication that nothing overlaps."""
         return sum(one.communication - one.hidden for one in self.learners.values())
 
 
 def step_time(job: JobFacts, machine: Machine, micro_batch: int | None = None) -> StepTime:
-    """Of a step of `job` with its learners' own stages."""
+    """The time of one step of `job`, with each learner at its own stage."""
     rows = job.rows / machine.ranks
     passes = math.ceil(rows / min(micro_batch or job.micro_batch, rows))
     learners = {one.name: _learner_time(one, machine, rows, passes) for one in job.learners}
@@ -85,7 +88,7 @@ def _learner_time(learner: LearnerFacts, machine: Machine, rows: float, passes: 
     reduce, gather, reductions = _collectives(learner, machine, passes)
     beside = 0.0
     if machine.overlaps and learner.zero_stage and learner.trained:
-        # The first bucket is reduced once it is full, the last one after the backward pass.
+        # The last bucket is reduced after the backward pass; the others overlap it.
         buckets = math.ceil(learner.trained / learner.bucket)
         beside = min(reduce * (buckets - 1) / buckets, backward * min(1.0, reductions / passes))
         if learner.zero_stage == 3:
@@ -102,7 +105,7 @@ def _learner_time(learner: LearnerFacts, machine: Machine, rows: float, passes: 
 
 
 def _collectives(learner: LearnerFacts, machine: Machine, passes: int) -> tuple[float, float, int]:
-    """Seconds of reducing gradients and of gathering parameters, and how many passes reduce."""
+    """Seconds of reducing gradients, seconds of gathering parameters, and reductions per step."""
     if machine.ranks == 1:
         return 0.0, 0.0, 1
     size, stage = FLOAT * learner.trained, learner.zero_stage
@@ -117,7 +120,7 @@ def _collectives(learner: LearnerFacts, machine: Machine, passes: int) -> tuple[
 
 
 def collective(size: float, rounds: int, machine: Machine, calls: int = 1) -> float:
-    """Seconds of `calls` collectives of `size` bytes in all; `rounds`: 2 for an all-reduce."""
+    """Seconds of `calls` collectives of `size` bytes in total; `rounds`: 2 for an all-reduce."""
     device, nodes, gpus = machine.device, machine.nodes, machine.gpus_per_node
     ranks = machine.ranks
     link = rounds * size * (ranks - 1) / ranks / (device.link_bandwidth * 1e9)
@@ -128,7 +131,7 @@ def collective(size: float, rounds: int, machine: Machine, calls: int = 1) -> fl
 
 
 def _sent(learner: LearnerFacts, machine: Machine, passes: int) -> float:
-    """Bytes that a rank sends in a step."""
+    """Bytes that a rank sends per step."""
     size, ranks = FLOAT * learner.trained, machine.ranks
     whole = FLOAT * learner.parameters
     each = (ranks - 1) / ranks

@@ -1,4 +1,4 @@
-"""What a plan is made from: numbers of the job, and numbers of the machine with their defaults."""
+"""The inputs of a plan: numbers of the job, and numbers of the machine with their defaults."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from configs.devices import DeviceConfig
 
 # Meta's Llama 3 run: 419 unexpected interruptions in 54 days on 16,384 H100s (arXiv 2407.21783,
-# section 3.3.4), so one per GPU in 50,700 hours; with 8 GPUs a node fails every 6,300 hours.
+# section 3.3.4): one per GPU in 50,700 hours. A node with 8 GPUs fails every 6,300 hours.
 NODE_MTBF_HOURS = 6300.0
 
 
 @dataclass(frozen=True)
 class LearnerFacts:
-    """One learner. Bytes are of one rank; flops are matrix products of one sequence.
+    """One learner. Bytes are per rank; flops are those of the matrix products of one sequence.
 
     Attributes:
         trained: parameters with a gradient, all float32; 0 for a frozen teacher.
-        bucket: elements of DeepSpeed's reduction bucket.
-        kernels: launched in a micro-batch's forward and backward.
-        activations, captured: bytes that a micro-batch holds, as (fixed, for each sequence);
-            captured is what it leaves for the learners after it.
-        projection: elements of the vocabulary projection that students read; 0 when none does.
-        active: share of the job's steps in which it trains.
+        bucket: elements in DeepSpeed's reduction bucket.
+        kernels: kernel launches in the forward and backward pass of a micro-batch.
+        activations, captured: bytes of a micro-batch, as (fixed, per sequence); `captured` stays
+            for the learners after this one.
+        projection: elements of the vocabulary projection that students read; 0 if none reads it.
+        active: fraction of the job's steps in which the learner trains.
     """
 
     name: str
@@ -43,9 +43,9 @@ class LearnerFacts:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """A job: `rows` sequences of `length` tokens (on average) a step; the teacher comes first.
+    """A job: `rows` sequences of `length` tokens (on average) per step; the teacher comes first.
 
-    `assumed` says, a line each, what of the job these numbers simplify.
+    `assumed` has a line for each simplification of the job.
     """
 
     name: str
@@ -60,24 +60,24 @@ class JobFacts:
 
 @dataclass(frozen=True)
 class Machine:
-    """Nodes alike, and what is assumed of them.
+    """Identical nodes, and the assumptions about them.
 
     Attributes:
-        mfu: share of the peak rate that matrix products reach, over a whole step's computing.
-        launch: seconds that a device needs for the least of kernels.
-        busy_bandwidth: share of the links' peak that collectives reach.
-        latency: seconds for a collective's step from node to node (within one: a third).
-        reserved_gb: of each GPU's memory: context, libraries, NCCL's buffers.
-        fragmented: share of what is allocated that the caching allocator holds besides.
-        copy_gbs, store_gbs: a checkpoint's way from one GPU to its host, and from all to storage.
-        restart_seconds: from a failure to the next step: noticing it, requeueing, loading.
-        price: of an hour of one GPU, in any currency.
+        mfu: model FLOPs utilization of a step's forward and backward passes, 0 to 1.
+        launch: seconds that a device needs for the smallest kernel.
+        busy_bandwidth: fraction of the links' peak bandwidth that collectives reach.
+        latency: seconds per hop of a collective between nodes (within a node: a third).
+        reserved_gb: memory of each GPU for the context, libraries and NCCL's buffers.
+        fragmented: memory lost in the caching allocator, as a fraction of what is allocated.
+        copy_gbs, store_gbs: GB/s of a checkpoint, from one GPU to its host and from all to storage.
+        restart_seconds: from a failure to the next step: detection, requeue and loading.
+        price: per GPU hour, in any currency.
     """
 
     device: DeviceConfig
     nodes: int = 1
     gpus_per_node: int = 8
-    overlaps: bool = True  # reductions run beside the backward pass, with a second bucket
+    overlaps: bool = True  # reductions overlap the backward pass, with a second bucket
     mfu: float = 0.30
     launch: float = 4e-6
     busy_bandwidth: float = 0.8
@@ -92,5 +92,5 @@ class Machine:
 
     @property
     def ranks(self) -> int:
-        """One per GPU."""
+        """The world size: one rank per GPU."""
         return self.nodes * self.gpus_per_node

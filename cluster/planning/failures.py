@@ -1,18 +1,18 @@
-"""Failures, checkpoints and the time that is left for training.
+"""Failures, checkpoints, and the fraction of time that is left for training.
 
 The best interval between checkpoints is Daly's first-order one (Future Generation Computer Systems
-22, 2006; Young 1974 without the second term): ``sqrt(2 d M) - d`` for a checkpoint that costs d and
-a failure every M, on average. Checkpoints here are written while training goes on, so d is only
-how long training stands still, and an interval is at least the time of writing.
+22, 2006; Young 1974 without the second term): ``sqrt(2 d M) - d``, where a checkpoint costs d and
+a failure comes every M on average. Checkpoints are written in the background. So d is only the time
+that training stalls, and the interval is at least the time of writing.
 
-What is expected comes from simulating the run. Assumed: failures come at random at a constant rate
-per node and end the whole job; a spare node is there; every restart takes the same time, and
-failures in it start it again; what was made since the last checkpoint that had been written is
-lost; nothing else interrupts the job.
+The expected figures come from simulating the run, under these assumptions. Failures are random, at
+a constant rate per node, and end the whole job. A spare node is available. Every restart takes the
+same time; a failure during a restart begins it again. The steps since the last written checkpoint
+are lost. Nothing else interrupts the job.
 
-Where so many failures are to be expected that each run is like any other, the mean stands for the
-simulation: Daly's complete solution (equation 20), with restarts that may fail and checkpoints that
-count once they are written, ``M exp(R/M) (exp((t + d)/M) - 1) exp(w/M) W/t``.
+With very many failures all runs are alike, and the mean replaces the simulation. It is Daly's
+complete solution (equation 20), with restarts that may fail and checkpoints that count once they
+are written: ``M exp(R/M) (exp((t + d)/M) - 1) exp(w/M) W/t``.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from dataclasses import dataclass
 
 HOUR = 3600.0
 RUNS = 200
-MANY_FAILURES = 2000  # in a run
+MANY_FAILURES = 2000  # per run; above it the mean is used
 SEED = 1
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """What failures cost. Times in seconds, shares of the whole time."""
+    """The cost of failures. Times are in seconds."""
 
     mtbf: float  # of the whole job
-    stall: float  # that a checkpoint costs
-    write: float  # until it is safe
+    stall: float  # of training, for each checkpoint
+    write: float  # until a checkpoint is complete on storage
     best_interval: float
     failures: float  # expected in the run
-    effective: float  # share of the time that makes steps that stay
-    usual: float  # the least of it in 19 of 20 runs
+    effective: float  # fraction of the time spent on steps that are not lost
+    effective_p5: float  # its 5th percentile over runs
 
 
 def best_interval(stall: float, write: float, mtbf: float) -> float:
@@ -50,7 +50,7 @@ def best_interval(stall: float, write: float, mtbf: float) -> float:
 def expect(
     work: float, interval: float, stall: float, write: float, mtbf: float, restart: float
 ) -> Reliability:
-    """What becomes of `work` seconds of steps with a checkpoint every `interval` seconds of it."""
+    """Simulate runs of `work` seconds of steps, with a checkpoint every `interval` seconds."""
     attempts = (_exp((interval + stall) / mtbf) - 1) * _exp(write / mtbf) * work / interval
     starts = attempts * _exp(restart / mtbf)
     if starts > MANY_FAILURES:
@@ -71,12 +71,12 @@ def expect(
         best_interval=best_interval(stall, write, mtbf),
         failures=failures,
         effective=work / mean,
-        usual=work / longest,
+        effective_p5=work / longest,
     )
 
 
 def _exp(exponent: float) -> float:
-    """Infinity where the power is beyond all numbers."""
+    """`math.exp`, but infinity instead of an overflow."""
     return math.exp(exponent) if exponent < 700 else math.inf
 
 
@@ -89,7 +89,7 @@ def simulate(
     restart: float,
     generator: random.Random,
 ) -> tuple[float, int]:
-    """One run: the seconds it takes and its number of failures."""
+    """Simulate one run: its duration in seconds, and its number of failures."""
     done, clock, failures = 0.0, 0.0, 0
     cycle = interval + stall
     while True:
@@ -105,7 +105,7 @@ def simulate(
 
 
 def _restart(seconds: float, mtbf: float, generator: random.Random) -> float:
-    """How long until an attempt runs again, with restarts that fail."""
+    """Seconds until training runs again, including failed restarts."""
     spent = 0.0
     while (life := generator.expovariate(1 / mtbf)) < seconds:
         spent += life

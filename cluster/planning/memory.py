@@ -1,10 +1,10 @@
 """Bytes that one rank holds, by ZeRO stage: states, gradients, buckets, activations, captures.
 
-Parameters, master copies and moments are float32, whatever autocast computes in. DeepSpeed's
-stages 1 and 2 keep the parameters whole and partition a float32 master copy beside them; stage 3
-partitions parameters and gradients too, and holds them whole once more, in two copies while they
-are fetched, for a pass (its reuse distance is longer than these models). ``tests/cluster`` and
-``tests/trainer/test_footprint.py`` hold this against engines on two ranks.
+Parameters, master copies and moments are float32, whatever precision autocast computes in.
+DeepSpeed's stages 1 and 2 keep whole parameters and partition a float32 master copy. Stage 3
+partitions parameters and gradients too. During a pass it also holds the parameters whole, in two
+copies while they are fetched, since its reuse distance is longer than these models.
+``tests/cluster`` and ``tests/trainer/test_footprint.py`` compare this with engines on two ranks.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ LARGEST_GATHERED = 1_000_000_000  # elements: stage3_max_live_parameters
 class LearnerMemory:
     """Bytes of one learner on one rank.
 
-    parameters, optimizer: held from step to step. gradients: from a backward pass to the update.
-    buckets: what reduces gradients or gathers parameters while the learner is at work.
-    activations: of one micro-batch. waiting: what it holds while others are at work, besides
-    `states`. at_work: the most it needs besides `states`, be it in the middle of a backward pass,
-    in reducing, or in the update.
+    Attributes:
+        parameters, optimizer: held from step to step.
+        gradients: held from a backward pass to the update.
+        buckets: buffers that reduce gradients or gather parameters while the learner trains.
+        activations: of one micro-batch.
+        waiting: held besides `states` while other learners train.
+        at_work: the peak besides `states`, in the backward pass, the reduction or the update.
     """
 
     stage: int
@@ -43,24 +45,24 @@ class LearnerMemory:
 
     @property
     def states(self) -> float:
-        """What stays from step to step."""
+        """Bytes held from step to step."""
         return self.parameters + self.optimizer
 
 
 @dataclass(frozen=True)
 class JobMemory:
-    """Bytes of all learners on one rank, and the most that is held at once."""
+    """Bytes of all learners on one rank, and their peak."""
 
     learners: dict[str, LearnerMemory]
     captured: float
     peak: float  # of tensors
-    needed: float  # with what the allocator and the libraries take
+    needed: float  # the peak with allocator and library overhead
 
 
 def learner_memory(
     learner: LearnerFacts, ranks: int, micro_batch: int, accumulates: bool, overlaps: bool
 ) -> LearnerMemory:
-    """Of `learner` at its own stage; `accumulates`: a step has several micro-batches."""
+    """The memory of `learner` at its stage; `accumulates`: a step has several micro-batches."""
     stage, share = learner.zero_stage, 1 / ranks
     whole, trained = FLOAT * learner.parameters, FLOAT * learner.trained
     bucket = FLOAT * min(learner.bucket, learner.trained) if stage else 0.0
@@ -75,11 +77,11 @@ def learner_memory(
         buckets = 2 * FLOAT * min(learner.parameters, LARGEST_GATHERED)
     gradients = {0: trained, 1: trained, 2: trained * share, 3: 0.0}[stage]
     waiting = gradients
-    if stage == 1 and accumulates:  # its buckets are not given back between micro-batches
+    if stage == 1 and accumulates:  # its buckets are not freed between micro-batches
         waiting += buckets
     fixed, per_row = learner.activations
     activations = fixed + per_row * micro_batch
-    # In a first micro-batch gradients grow no faster than activations shrink.
+    # In the first micro-batch, gradients grow no faster than activations are freed.
     in_backward = activations + (max(waiting, gradients + buckets) if accumulates else buckets)
     update = _update(stage, trained, bucket, share, accumulates)
     return LearnerMemory(
@@ -95,7 +97,7 @@ def learner_memory(
 
 
 def _update(stage: int, trained: float, bucket: float, share: float, accumulates: bool) -> float:
-    """The most that reducing gradients and the optimizer's own step take, gradients included."""
+    """The peak while gradients are reduced and the optimizer steps, gradients included."""
     if stage == 0:  # the gradients, and a flat copy of them, or the optimizer's temporaries
         return trained + min(trained, FLOAT * STAGE_0_BUCKET)
     step = 4 * trained * share  # the partition, its flat copy, and two temporaries of the optimizer
@@ -107,7 +109,7 @@ def _update(stage: int, trained: float, bucket: float, share: float, accumulates
 
 
 def job_memory(job: JobFacts, machine: Machine, micro_batch: int | None = None) -> JobMemory:
-    """Of the whole job with its learners' own stages; students work one after another."""
+    """The memory of the whole job, with each learner at its stage; learners train in turn."""
     size = micro_batch or job.micro_batch
     rows = job.rows // machine.ranks
     accumulates = rows > size
@@ -141,7 +143,7 @@ def at_stages(job: JobFacts, teacher: int, students: int) -> JobFacts:
 
 
 def largest_micro_batch(job: JobFacts, machine: Machine, sizes: Sequence[int]) -> int | None:
-    """The largest of `sizes` that fits into a GPU's memory; None when not even the least does."""
+    """The largest of `sizes` that fits into a GPU's memory; None if none does."""
     room = machine.device.memory_gb * 1e9
     fitting = [size for size in sizes if job_memory(job, machine, size).needed <= room]
     return max(fitting, default=None)

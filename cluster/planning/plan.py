@@ -1,4 +1,4 @@
-"""The whole plan of a job on a machine."""
+"""The complete plan of a job on a machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cluster.planning.failures import HOUR, Reliability, expect
 from cluster.planning.memory import STAGES, JobMemory, LearnerMemory, job_memory, learner_memory
 from configs.strict_json import strict_json
 
-STORED_BYTES = 12  # of a checkpoint per trained parameter: weight and two moments, float32
-LARGEST_JOB = 4096  # GPUs up to which the plan says how the job scales
+STORED_BYTES = 12  # in a checkpoint, per trained parameter: weight and two moments, float32
+LARGEST_JOB = 4096  # GPUs in the largest row of the scaling table
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class Scaling:
     seconds_per_step: float
     days: float
     gpu_hours: float
-    waiting: float  # share of a step in which ranks only wait for each other
+    waiting: float  # fraction of a step that is exposed communication
     effective: float  # as in `Reliability`
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `tandem plan` says; bytes, seconds, and what they rest on."""
+    """The result of `tandem plan`, in bytes and seconds."""
 
     job: JobFacts
     machine: Machine
-    by_stage: dict[str, list[LearnerMemory]]  # learner -> one for each ZeRO stage
+    by_stage: dict[str, list[LearnerMemory]]  # learner -> its memory at ZeRO stages 0 to 3
     memory: JobMemory  # at the stages and the micro-batch of the config
     fits: bool
     time: StepTime
@@ -52,16 +52,16 @@ class Plan:
     scaling: list[Scaling]
 
     def to_json(self) -> str:
-        """The plan as JSON; what never ends is null."""
+        """The plan as JSON; infinite values are null."""
         return strict_json(dataclasses.asdict(self))
 
 
 def make_plan(job: JobFacts, machine: Machine) -> Plan:
-    """Raise LaunchError where the batch cannot be dealt out to the ranks."""
+    """Plan `job` on `machine`. Raises LaunchError where the batch does not divide over ranks."""
     if job.rows % machine.ranks:
         raise LaunchError(
-            f"batch.size: {job.rows} sequences cannot be dealt out to {machine.ranks} GPUs; "
-            f"choose a multiple of {machine.ranks}, or other --nodes and --gpus-per-node"
+            f"batch.size: {job.rows} sequences do not divide over {machine.ranks} GPUs; "
+            f"choose a multiple of {machine.ranks}, or change --nodes and --gpus-per-node"
         )
     memory, time = job_memory(job, machine), step_time(job, machine)
     work = time.seconds * job.steps
@@ -121,7 +121,7 @@ def _steps(interval: float, seconds: float, job: JobFacts) -> int:
 
 
 def _scaling(job: JobFacts, machine: Machine) -> list[Scaling]:
-    """On 1, 2, 4, ... nodes, as far as there are sequences for every GPU."""
+    """The job on 1, 2, 4, ... nodes, wherever the batch divides over the GPUs."""
     rows, nodes = [], 1
     while nodes * machine.gpus_per_node <= LARGEST_JOB:
         other = replace(machine, nodes=nodes)

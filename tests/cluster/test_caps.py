@@ -28,7 +28,7 @@ def test_after_so_many_requeues_the_run_ends(tmp_path):
     assert told(run) == []
     verdict, code, reason = run.end("step 3; exit 9", 2)
     assert (verdict, code) == ("final", 9)
-    assert reason.endswith("it was started again 2 times, as often as max_requeues allows")
+    assert reason.endswith("it has been requeued 2 times, which is the limit")
     assert told(run) == [f"failed|{reason}|run"]
 
 
@@ -40,7 +40,7 @@ def test_requeues_of_slurm_itself_count(tmp_path):
     usage.write_text(usage.read_text() + f"{int(time.time())} 0\n")  # the first requeue's
     verdict, code, reason = run.end("finish", 2)
     assert (verdict, code) == ("final", 75)
-    assert "as often as max_requeues allows" in reason
+    assert "which is the limit" in reason
     assert len(told(run)) == 1
 
 
@@ -59,8 +59,8 @@ def test_gpu_hours_of_all_starts_count(tmp_path):
     assert [int(line[2]) - int(line[0]) for line in lines[:2]] == [100, 50]
     assert [line[1] for line in lines] == ["8", "8", "8"]
     (tmp_path / USAGE).write_text(f"{now - 900} 8 {now - 700}\n")
-    assert run.end("finish", 3) == ("final", 75, "its 0.4 GPU-hours are used up")
-    assert told(run) == ["stopped|its 0.4 GPU-hours are used up|run"]
+    assert run.end("finish", 3) == ("final", 75, "max_gpu_hours: its 0.4 GPU-hours are spent")
+    assert told(run) == ["stopped|max_gpu_hours: its 0.4 GPU-hours are spent|run"]
 
 
 def test_when_the_gpu_hours_are_used_up_the_ranks_save(tmp_path):
@@ -68,7 +68,7 @@ def test_when_the_gpu_hours_are_used_up_the_ranks_save(tmp_path):
     train = "trap 'step 7; exit 75' USR1; touch up; for i in {1..100}; do sleep 0.1; done"
     verdict, code, reason = run.end(train)
     assert (verdict, code) == ("final", 75)
-    assert reason == "its 0.00111111 GPU-hours are used up"
+    assert reason == "max_gpu_hours: its 0.00111111 GPU-hours are spent"
     assert "7" in (tmp_path / "run/metrics.jsonl").read_text()
     assert run.requeued == 0
 
@@ -116,7 +116,7 @@ def test_caps_as_options():
         ("--max-requeues", "-1"): "max_requeues: must be at least 0",
         ("--max-gpu-hours", "0"): "max_gpu_hours: must be positive",
         ("--max-gpu-hours", "5", "--gpus-per-node", "0"): "needs gpus_per_node",
-        ("--max-requeues", "few"): "a number is expected",
+        ("--max-requeues", "few"): "must be a number",
     }.items():
         with pytest.raises(LaunchError, match=words):
             with_options(ClusterConfig(gpus_per_node="8"), arguments)

@@ -23,7 +23,7 @@ def test_run_folder(tmp_path):
 @pytest.mark.parametrize(
     ("cuda", "hip", "gpus", "words"),
     [
-        (None, None, 8, r"^PyTorch \S+ of \S+ is built without CUDA, but the job asks for 8 GPUs"),
+        (None, None, 8, r"^PyTorch \S+ of \S+ is built without CUDA, but the job requests 8 GPUs"),
         (None, None, 0, None),
         ("13.0", None, 8, None),
         (None, "6.4", 8, None),
@@ -39,7 +39,7 @@ def test_a_pytorch_without_cuda_is_no_fault_of_a_node(monkeypatch, cuda, hip, gp
 def test_what_no_other_node_would_cure_is_told_apart(tmp_path, capsys, monkeypatch):
     """Too little space in the run folder, which all nodes share; and a node that sees no GPU."""
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    monkeypatch.setattr(preflight, "meeting_fault", lambda *_: None)
+    monkeypatch.setattr(preflight, "rendezvous_fault", lambda *_: None)
     assert preflight.main(tmp_path, 0, 1e6) == 1
     assert re.fullmatch(r"wrong n1: .*GB free of 1e\+06 needed.*\n", capsys.readouterr().out)
     monkeypatch.setattr(preflight.torch.version, "cuda", "13.0")
@@ -80,14 +80,14 @@ def test_ranks_that_meet(tmp_path, capfd, monkeypatch):
 
 def test_another_one_stays_away(monkeypatch):
     """Then this node is not to blame: the silent one is."""
-    monkeypatch.setattr(preflight, "MEETING", datetime.timedelta(seconds=0.5))
-    assert preflight.meeting_fault(Ranks(0, 2, 0, 1, 0, "127.0.0.1", free_port()), 0) is None
+    monkeypatch.setattr(preflight, "RENDEZVOUS_TIMEOUT", datetime.timedelta(seconds=0.5))
+    assert preflight.rendezvous_fault(Ranks(0, 2, 0, 1, 0, "127.0.0.1", free_port()), 0) is None
 
 
 def test_the_first_node_cannot_be_reached(monkeypatch):
-    monkeypatch.setattr(preflight, "MEETING", datetime.timedelta(seconds=0.5))
+    monkeypatch.setattr(preflight, "RENDEZVOUS_TIMEOUT", datetime.timedelta(seconds=0.5))
     port = free_port()
-    fault = preflight.meeting_fault(Ranks(1, 2, 0, 1, 1, "127.0.0.1", port), 0)
+    fault = preflight.rendezvous_fault(Ranks(1, 2, 0, 1, 1, "127.0.0.1", port), 0)
     assert str(fault).startswith(f"cannot reach 127.0.0.1:{port}")
     assert "\n" not in str(fault)
 

@@ -58,7 +58,7 @@ def test_what_was_done_elsewhere_since_counts_more_than_the_last_job(run):
         # A chain that was stopped: the jobs that follow find nothing left to do.
         ([("final", 75, ON_REQUEST), ("final", 1, ON_REQUEST)], "", "stopped", ON_REQUEST),
         # srun's 0 is not the run's.
-        ([("done", 0, "finished")], "", "failed", "code 0, but have not finished it"),
+        ([("done", 0, "finished")], "", "failed", "exited with code 0 before the last step"),
         ([("final", 1, "code 137")], "OUT_OF_MEMORY", "failed", "code 137: it ran out of memory"),
         ([("ended", 75, "ended by SLURM")], "CANCELLED", "stopped", "cancelled"),
         ([("ended", 75, "ended by SLURM")], "", "stopped", "ended by SLURM"),
@@ -116,7 +116,7 @@ def test_a_reason_to_wait_that_will_not_pass(run):
     run.submit("7")
     job = QueuedJob("7", "7", "PENDING", "PartitionTimeLimit", "", "1:00")
     said = read_run(run.path, [job]).reason
-    assert "will not pass: --time is more than its partition grants; scancel 7" in said
+    assert "will never start, --time is more than its partition allows; scancel 7" in said
     held = dataclasses.replace(job, reason="JobHeldUser")
     assert "scontrol release 7" in read_run(run.path, [held]).reason
 

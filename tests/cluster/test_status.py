@@ -236,7 +236,7 @@ def test_a_damaged_file_that_hides_how_a_run_went_is_said(run, capsys):
         file.write('\n{"step": 8}\n')
     commands.status(str(run.path), False)
     said = capsys.readouterr().out
-    assert "demo: evaluation.json is damaged; tandem train makes it again" in said
+    assert "demo: evaluation.json is damaged; tandem train writes it again" in said
     assert "demo: metrics.jsonl is damaged; its other rows are shown" in said
 
 
@@ -306,7 +306,7 @@ def test_numbers_stay_whole_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):
 
 
 def test_unknown_run_is_one_line(tmp_path):
-    with pytest.raises(LaunchError, match="no run there"):
+    with pytest.raises(LaunchError, match="not a run"):
         commands.status("nope", False, tmp_path)
 
 

@@ -46,7 +46,7 @@ def test_a_chain_ends_as_a_whole(tmp_path, queue):
     queue.write_text("\n".join([*lines, "9|9|PENDING|Dependency||1:00|x", "10|10|PENDING|||1|x"]))
     code, said, cancelled = stop(tmp_path)
     assert cancelled == ["8", "9"]
-    assert "runs/demo: cancelled what had not started: job 8, 9\n" in said
+    assert "runs/demo: cancelled before it started: job 8, 9\n" in said
     assert code == 1, "the rank of the first job did not answer: there is none here"
 
 
@@ -55,7 +55,9 @@ def test_a_queue_that_cannot_be_read_keeps_no_run_from_being_stopped(tmp_path, q
     chain(tmp_path)
     code, said, cancelled = stop(tmp_path)
     assert (code, cancelled) == (1, [])
-    assert "runs/demo: what waits in SLURM's queue stays, which cannot be read: squeue: no" in said
+    assert (
+        "runs/demo: queued jobs are not cancelled, SLURM's queue cannot be read: squeue: no" in said
+    )
     assert "no job is at work in it" in said
     (tmp_path / "runs/local").mkdir()
     (tmp_path / "runs/local/config.yaml").write_text("steps: 10\n")
@@ -67,7 +69,7 @@ def test_a_job_that_waits_to_start_again_is_cancelled(tmp_path, queue):
     queue.write_text("7|7|PENDING|BeginTime||1:00|x\n")
     code, said, cancelled = stop(tmp_path)
     assert (code, cancelled) == (0, ["7"])
-    assert said == "runs/demo: cancelled what had not started: job 7\n"
+    assert said == "runs/demo: cancelled before it started: job 7\n"
 
 
 def test_a_run_that_never_began_can_be_stopped(tmp_path, queue):
@@ -84,7 +86,7 @@ def test_of_an_array_what_waits(tmp_path, queue):
     queue.write_text("7_0|70|RUNNING|None|n1|1:00|x\n7_[1]|7|PENDING|Resources||1:00|x\n")
     code, said, cancelled = stop(tmp_path, "sweep")
     assert (code, cancelled) == (0, ["7_[1]"])
-    assert "job 7_0 runs on; stop each run: runs/sweep-seedN" in said
+    assert "job 7_0 keeps running; stop each run: runs/sweep-seedN" in said
 
 
 def test_nothing_to_stop_is_one_line(tmp_path, queue):

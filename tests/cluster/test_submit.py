@@ -83,7 +83,7 @@ def test_words_of_the_job_and_words_of_sbatch(capsys):
     for option in ("export=A=1", "exclusive", "time=1:00:00", "comment=a=b"):
         assert f"#SBATCH --{option}\n" in said.output
     uneven = CliRunner().invoke(tandem.main, ["submit", "demo", "--nodes", "3", "--dry-run"])
-    assert "16 sequences cannot be dealt out to 3 x 1 ranks" in uneven.output
+    assert "16 sequences do not divide over 3 x 1 ranks" in uneven.output
     wrong = CliRunner().invoke(tandem.main, ["submit", "demo", "--nodes", "2", "stpes=10"])
     assert (wrong.exit_code, wrong.output.count("\n")) == (1, 1)
     assert "did you mean steps" in wrong.output
@@ -106,7 +106,7 @@ def test_installed_nowhere(monkeypatch, tmp_path):
     ("arguments", "words"),
     [
         ({"chain": 0}, "--chain 0"),
-        ({"chain": 2, "seeds": [1]}, "do not go together"),
+        ({"chain": 2, "seeds": [1]}, "cannot be combined with --seeds"),
         ({"seeds": [1, 2, 1]}, "--seeds 1,2,1: each seed"),
         ({"batches": [64, 96], "options": ["--nodes=2-4"]}, "64 sequences .* 3 x 1 ranks; .* 2-4"),
         ({"options": ["--nodes=4-2"]}, "nodes: 4-2"),
@@ -183,7 +183,7 @@ def test_where_the_queue_does_not_answer_either_nothing_is_forgotten(tmp_path):
 def test_two_submissions_at_once_do_not_harm_each_other(tmp_path):
     job = slurm.plan_job("demo", Path("runs/demo"), ClusterConfig())
     slurm.submit(job, ClusterConfig(), "steps: 3\n")
-    with pytest.raises(LaunchError, match="made by another submission"):
+    with pytest.raises(LaunchError, match="another submission took this number"):
         slurm.submit(job, ClusterConfig(), "steps: 4\n")
     assert (job.submission / "config.yaml").read_text() == "steps: 3\n"
 
@@ -197,16 +197,19 @@ END"""
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--nodes 3", "nodes: 3, but partition short grants a job at most 2"),
-        ("--nodes 3-4", "nodes: 3-4, but partition short grants a job at most 2"),
+        ("--nodes 3", "nodes: 3 requested, but partition short allows at most 2"),
+        ("--nodes 3-4", "nodes: 3-4 requested, but partition short allows at most 2"),
         ("--nodes 2-4", ""),
         ("--nodes 3 --qos large", ""),
-        ("--nodes 17 --qos large", "nodes: 17 are asked for, but partition short has 16"),
-        ("--nodes 2 --partition wide", "partition wide grants a job no fewer than 4"),
+        ("--nodes 17 --qos large", "nodes: 17 requested, but partition short has 16"),
+        ("--nodes 2 --partition wide", "partition wide requires at least 4"),
         ("--nodes 4 --partition short,wide --time 7-0", ""),
-        ("--time 1-00:00:01", "sbatch.time: 1-00:00:01, but partition short grants a job at most"),
+        (
+            "--time 1-00:00:01",
+            "sbatch.time: 1-00:00:01 requested, but partition short allows at most",
+        ),
         ("--time 24:00:00", ""),
-        ("--time infinite", "sbatch.time: infinite, but partition short grants"),
+        ("--time infinite", "sbatch.time: infinite requested, but partition short allows"),
         ("--time 48:00:00 --time-min 12:00:00", ""),
         ("--partition nowhere --nodes 99", ""),
     ],

@@ -128,7 +128,7 @@ def test_fruitless_attempts_end_the_job(tmp_path):
     assert outcomes == ["requeue", "requeue", "requeue", "final"]
     event, code, why = run.end("step 5; kill -9 $$", 4)
     assert (event, code) == ("final", 1)
-    again = "gave up after 2 requeues without a new step; mend it, then `tandem submit` again"
+    again = "gave up after 2 requeues without a new step; fix the cause, then `tandem submit` again"
     assert why == again
     assert run.requeued == 3
 
@@ -222,7 +222,7 @@ KILLED = "srun: error: n2: task 1: Killed"
             f"attempt; {FAILURE}; echo 'srun: error: n1: task 0: Exited with exit code 1'; "
             f"echo '{KILLED}'",
             137,
-            "rank 1 on n2 was killed; if out of memory, raise --mem",
+            "rank 1 on n2 was killed; if it ran out of memory, raise --mem",
         ),
         ("echo 'srun: error: n1: tasks 0-1: Out Of Memory'", 137, "ranks 0-1 on n1 ran out of"),
         ("echo 'srun: error: n1: task 0: Segmentation fault'", 139, "rank 0 on n1: Segmentation"),

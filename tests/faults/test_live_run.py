@@ -127,7 +127,7 @@ def test_a_fork_goes_on_from_its_step_as_another_run(stopped, corpus):
     folder.config.write_text(text)
     assert forked.exit_code == 0, forked.output
     assert "seed: 1 -> 5" in forked.output
-    assert "students/tinybert stays behind" in forked.output
+    assert "students/tinybert is not copied" in forked.output
     new = RunFolder(folder.path.with_name("branch"))
     more = [f"steps={step + 4}", "evaluation.every=2", "log.every=1"]
     done = tandem("train", new.config, *more, "--nproc", 1)

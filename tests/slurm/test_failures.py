@@ -103,7 +103,11 @@ def test_module_is_found_as_a_login_shell_finds_it(slurm: RealSlurm, source: Pat
     ("config", "code", "words"),
     [
         ({"fail_at": 2}, "1:0", "the ranks failed: data.path: no such corpus: gone"),
-        ({"killed_at": 2}, "137:0", "rank 1 on n1 was killed; if out of memory, raise --mem"),
+        (
+            {"killed_at": 2},
+            "137:0",
+            "rank 1 on n1 was killed; if it ran out of memory, raise --mem",
+        ),
     ],
 )
 def test_the_reason_is_what_the_rank_said(

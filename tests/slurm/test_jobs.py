@@ -172,7 +172,7 @@ def test_what_waits_of_a_chain_is_cancelled(slurm: RealSlurm, source: Path) -> N
     job.reach(2)
     lines, has_started = commands.cancel_waiting(job.run)
     assert (lines, has_started) == (
-        [f"{job.run}: cancelled what had not started: job {', '.join(job.ids[1:])}"],
+        [f"{job.run}: cancelled before it started: job {', '.join(job.ids[1:])}"],
         True,
     )
     for one in job.ids[1:]:
@@ -198,7 +198,7 @@ def test_the_end_is_told_of_a_job_that_is_cancelled_not_of_one_that_is_requeued(
     until(told.exists, "the word of the end")
     assert told.read_text() == "stopped: cancelled\n"
     lost = [reason for event, reason in job.events if event in ("ended", "requeue")]
-    assert lost == ["preempted, or a node failed: SLURM starts it again", "cancelled"]
+    assert lost == ["preempted, or a node failed: SLURM requeues it", "cancelled"]
 
 
 @pytest.mark.slow
@@ -302,8 +302,12 @@ def test_status_of_a_job_that_was_cancelled_while_it_waited(slurm: RealSlurm, so
     ("limit", "cluster", "words"),
     [
         ("MaxTime=30", {"sbatch": {"time": "1:00:00"}}, "sbatch.time: 1:00:00, but partition main"),
-        ("MaxNodes=1", {"nodes": "2-3"}, "nodes: 2-3, but partition main grants a job at most 1"),
-        ("State=UP", {"nodes": "9"}, "nodes: 9 are asked for, but partition main has 3"),
+        (
+            "MaxNodes=1",
+            {"nodes": "2-3"},
+            "nodes: 2-3 requested, but partition main allows at most 1",
+        ),
+        ("State=UP", {"nodes": "9"}, "nodes: 9 requested, but partition main has 3"),
         ("State=DRAIN", {}, "Required partition not available"),
     ],
 )

@@ -17,7 +17,7 @@ WIDTH = 100
 
 
 def describe(plan: Plan) -> str:
-    """Everything in `plan`, in the order in which one asks."""
+    """The whole plan as text."""
     parts = [
         _head(plan),
         _memory(plan),
@@ -60,13 +60,13 @@ def _memory(plan: Plan) -> str:
         "activations",
     )
     room = plan.machine.device.memory_gb
-    verdict = "which fits" if plan.fits else "which does NOT fit"
+    verdict = "it fits" if plan.fits else "it does NOT fit"
     return (
         f"{_table(headings, rows)}\n"
-        f"* the config's stage. What the teacher leaves for its students takes "
+        f"* the config's stage. The tensors captured for students take "
         f"{_gb(plan.memory.captured)} GB.\n"
-        f"At once at most {_gb(plan.memory.peak)} GB of tensors; with the allocator's and the "
-        f"libraries' share {_gb(plan.memory.needed)} of {room:g} GB, {verdict}."
+        f"Peak: {_gb(plan.memory.peak)} GB of tensors; with allocator and library overhead "
+        f"{_gb(plan.memory.needed)} of {room:g} GB: {verdict}."
     )
 
 
@@ -101,21 +101,21 @@ def _time(plan: Plan) -> str:
         for name, time in plan.time.learners.items()
     ]  # fmt: skip
     headings = (
-        "ms of a step",
+        "ms per step",
         "forward",
         "backward",
         "update",
-        "sending",
-        "of it hidden",
-        "in all",
+        "communication",
+        "overlapped",
+        "total",
     )
     cost = "" if plan.cost is None else f", costing {plan.cost:,.0f}"
     return (
         f"{_table(headings, rows)}\n"
         f"A step takes {plan.time.seconds:.3g} s, {_share(_waiting(plan.time))} of it waiting for "
         f"other ranks; {plan.time.tokens_per_second:,.0f} tokens/s.\n"
-        f"The run takes {_duration(plan.days)}, {plan.gpu_hours:,.0f} GPU-hours{cost}, when "
-        "nothing fails."
+        f"Without failures the run takes {_duration(plan.days)}: "
+        f"{plan.gpu_hours:,.0f} GPU-hours{cost}."
     )
 
 
@@ -126,12 +126,12 @@ def _failures(plan: Plan) -> str:
     often = f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
     count = f"{now.failures:,.1f} in the run" if now.effective else "so that the run never ends"
     return (
-        f"A failure every {often} hours is to be expected, {count}; a checkpoint costs "
-        f"{now.stall:.2g} s and is safe after {now.write:.2g} s.\n"
-        f"checkpoint.every={plan.job.checkpoint_every}: {_share(now.effective)} of the time "
-        f"trains, in 19 of 20 runs {_share(now.usual)} or more.\n"
-        f"Best is checkpoint.every={every}, every {minutes:.3g} minutes: {_share(best.effective)}, "
-        f"{_share(best.usual)}."
+        f"Expect a failure every {often} hours, {count}. A checkpoint stalls training for "
+        f"{now.stall:.2g} s and is on storage after {now.write:.2g} s.\n"
+        f"With checkpoint.every={plan.job.checkpoint_every}, {_share(now.effective)} of the time "
+        f"is spent on training; in 19 of 20 runs, at least {_share(now.effective_p5)}.\n"
+        f"Best: checkpoint.every={every}, or {minutes:.3g} minutes: {_share(best.effective)}; in "
+        f"19 of 20 runs, at least {_share(best.effective_p5)}."
     )
 
 
@@ -149,7 +149,7 @@ def _scaling(plan: Plan) -> str:
         for one in plan.scaling
     ]
     headings = ("nodes", "GPUs", "s per step", "days", "GPU-hours", "waiting", "training")
-    return f"{_table(headings, rows)}\nWith failures, and checkpoints at the best interval."
+    return f"{_table(headings, rows)}\nIncluding failures, with checkpoints at the best interval."
 
 
 def _assumptions(plan: Plan) -> str:
@@ -157,35 +157,35 @@ def _assumptions(plan: Plan) -> str:
 
 
 def assumptions(job: JobFacts, machine: Machine) -> Iterator[str]:
-    """What the numbers rest on, a line each."""
+    """The assumptions behind the numbers, one line each."""
     device = machine.device
     rates = ", ".join(f"{name} {rate:g}" for name, rate in device.tflops.items())
     yield (
         f"GPU: {device.memory_gb:g} GB, {rates} TFLOP/s dense; MFU {machine.mfu:.0%} in forward "
-        f"and backward, but at least {machine.launch * 1e6:g} us a kernel"
+        f"and backward, but at least {machine.launch * 1e6:g} us per kernel"
     )
     yield (
         f"network: {device.link_bandwidth:g} GB/s within a node, {device.network_bandwidth:g} GB/s "
         f"per GPU between nodes, {machine.busy_bandwidth:.0%} reached, "
-        f"{machine.latency * 1e6:.0f} us a hop"
+        f"{machine.latency * 1e6:.0f} us per hop"
     )
     yield (
         f"memory: {machine.reserved_gb:g} GB for the context and libraries, "
-        f"{machine.fragmented:.0%} lost in the allocator; no padding, the longest sequences"
+        f"{machine.fragmented:.0%} lost in the allocator; all sequences at the maximum length"
     )
     yield (
-        f"failures: at random, one per node every {machine.node_mtbf_hours:,.0f} hours (Llama 3's "
-        f"rate), {machine.restart_seconds / 60:.0f} minutes to run again, a spare node at hand"
+        f"failures: random, one per node every {machine.node_mtbf_hours:,.0f} hours (Llama 3's "
+        f"rate), {machine.restart_seconds / 60:.0f} minutes to restart, a spare node available"
     )
     yield (
-        f"checkpoints: {machine.copy_gbs:g} GB/s from a GPU to its host while training stands "
-        f"still, {machine.store_gbs:g} GB/s to storage while it goes on"
+        f"checkpoints: {machine.copy_gbs:g} GB/s from a GPU to its host while training stalls, "
+        f"{machine.store_gbs:g} GB/s to storage in the background"
     )
     partly = any(one.active < 1 for one in job.learners)
-    students = "students train from their start.step on, as long as their budget lasts"
+    students = "students train from their start.step until their budget is spent"
     yield students if partly else "every learner trains in every step"
     yield from job.assumed
-    yield "the input never makes a step wait; held-out evaluation is not counted"
+    yield "data loading never delays a step; held-out evaluation is not counted"
 
 
 def _waiting(time: StepTime) -> float:
