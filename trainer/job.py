@@ -45,7 +45,7 @@ from trainer.step import StepResult
 from trainer.tracking import tracking
 from trainer.watch.first_failure import on_rank_0
 from trainer.watch.replicas import verify
-from trainer.watch.rollback import checkpoint_to_resume, done_with, way_out
+from trainer.watch.rollback import applied_state, checkpoint_to_resume, recovery_advice
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -198,7 +198,7 @@ class Job:
             wait=wait,
             then=self.context.request_box.answer_after_save(self.state.step),
             carried=self.learners.finished,
-            metrics=self.recorder.kept_by_a_checkpoint(),
+            metrics=self.recorder.rows_for_checkpoint(),
             evaluations=self._evaluations,
         )
         self._saved_at = self.state.step
@@ -260,7 +260,9 @@ class Job:
             newest = self._writer.last_published or 0
             sound = newest_sound(self.folder.checkpoints, before=newest + 1)
             back_to = sound.step if sound else None
-            advice = way_out(self.config.rollback, newest, back_to, range(step - in_a_row, step))
+            advice = recovery_advice(
+                self.config.rollback, newest, back_to, range(step - in_a_row, step)
+            )
             raise TrainingError(
                 f"{learner.name} skipped {in_a_row} steps in a row ({learner.skipped} at step "
                 f"{step}); {advice}"
@@ -276,7 +278,7 @@ class Job:
             state = JobState.from_json(checkpoint.trainer_state)
         state.config = configs.dump(self.config)
         state.corpora = corpora
-        state.rolled_back = done_with(self.config.rollback)
+        state.rolled_back = applied_state(self.config.rollback)
         return state
 
 

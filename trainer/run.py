@@ -23,7 +23,7 @@ from trainer.loop import Outcome, train
 from trainer.measure.startup import Startup
 from trainer.run_folder.folder import RunFolder
 from trainer.watch.first_failure import FAILED, explained, on_rank_0
-from trainer.watch.rank_zero import SendHeartbeat, let_rank_0_work
+from trainer.watch.rank_zero import SendHeartbeat, run_on_rank_zero
 
 _log = logging.getLogger(__name__)
 Announce = Callable[[RunFolder, dict[str, Any]], None]
@@ -66,7 +66,7 @@ def run_job(
         # The whole of it for the rank's log; the command line shows that of one rank only.
         _log.info("ended by an error: %s", error, exc_info=True)
         if not context.first_failure.claim(error):
-            context.first_failure.let_it_speak()
+            context.first_failure.wait_for_first()
             raise SystemExit(FAILED) from None
         raise explained(error) from error
     dist.destroy_process_group()
@@ -89,7 +89,7 @@ def _train_and_finalize(
             heartbeat()
             job.recorder.finish(completed=outcome is Outcome.FINISHED)
 
-        let_rank_0_work(give_results, watch)
+        run_on_rank_zero(give_results, watch)
     return outcome
 
 

@@ -207,7 +207,7 @@ def test_a_container_image_is_for_the_ranks():
         (["partition"], "'partition' is not an option"),
         (["--nodes", "many"], "nodes: must be a number, or a range such as 2-4, not 'many'"),
         (["--gpus-per-node", "x"], "gpus_per_node: must be a number, or one of a kind"),
-        (["--warning-seconds", "x"], "--warning-seconds x: a number"),
+        (["--warning-seconds", "x"], "--warning-seconds x: must be a number"),
         (["--cpus-per-task", "x"], "sbatch.cpus-per-task: must be a number, not 'x'"),
         (["--output", "x"], "sbatch.output: cannot be set: the log goes to the run folder"),
         (["--gpus", "8"], "sbatch.gpus: cannot be set: use gpus_per_node"),

@@ -107,8 +107,11 @@ def test_installed_nowhere(monkeypatch, tmp_path):
     [
         ({"chain": 0}, "--chain 0"),
         ({"chain": 2, "seeds": [1]}, "cannot be combined with --seeds"),
-        ({"seeds": [1, 2, 1]}, "--seeds 1,2,1: each seed"),
-        ({"batches": [64, 96], "options": ["--nodes=2-4"]}, "64 sequences .* 3 x 1 ranks; .* 2-4"),
+        ({"seeds": [1, 2, 1]}, "--seeds 1,2,1: name each seed"),
+        (
+            {"batches": [64, 96], "options": ["--nodes=2-4"]},
+            r"64 sequences .* 3 x 1 ranks; .* \(2-4\)",
+        ),
         ({"options": ["--nodes=4-2"]}, "nodes: 4-2"),
     ],
 )
@@ -308,7 +311,7 @@ def test_a_line_that_breaks_the_script_is_named(tmp_path, key, line, words):
     site.write_text(json.dumps({key: ["echo fine", line]}))
     with pytest.raises(LaunchError, match=words) as error:
         commands.submit("demo", Path("runs/demo"), "", str(site), dry_run=True)
-    assert str(error.value).startswith(f"{key}: line 2 ({line!r}): ")
+    assert str(error.value).startswith(f"{key}[1]: {line!r}: ")
     assert "\n" not in str(error.value)
 
 

@@ -21,8 +21,8 @@ def test_a_flipped_bit_is_found_before_the_next_checkpoint(corpus, tmp_path):
     host = socket.gethostname()
     assert errors == (
         f"tandem: step 4: students/tinybert: the weights of ranks 0 on {host} and 1 on {host} "
-        "differ, where they must be the same: memory or a device there is faulty; start again, "
-        "without it, to go on from the newest checkpoint\n"
+        "differ, although they must be equal: memory or a device there is faulty; start again, "
+        "without that machine, to resume from the newest checkpoint\n"
     )
     assert all_steps(tmp_path / "tiny" / "checkpoints") == [2]
 

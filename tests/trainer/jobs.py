@@ -25,7 +25,7 @@ from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.watch.first_failure import on_rank_0
 from trainer.watch.hang_watch import HangWatch
-from trainer.watch.rank_zero import let_rank_0_work
+from trainer.watch.rank_zero import run_on_rank_zero
 
 
 def tiny_job(corpus: Path, runs: Path, *overrides: str) -> JobConfig:
@@ -67,7 +67,7 @@ def finish(folder: RunFolder) -> int:
     """Scores, exports and report, on rank 0; how often this rank's watch beat. Collective."""
     evaluation.SPEED_SECONDS = 0.0
     watch = CountingWatch(folder.rank_log(dist.get_rank()), seconds=600.0)
-    let_rank_0_work(partial(finalize, folder), watch)
+    run_on_rank_zero(partial(finalize, folder), watch)
     return watch.beats
 
 

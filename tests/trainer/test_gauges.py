@@ -77,12 +77,12 @@ def test_parts_bytes_and_a_slow_rank_on_two_ranks(tmp_path):
 def test_a_slow_rank_is_named_once_and_forgotten_when_it_recovers(tmp_path):
     file = tmp_path / "slow_ranks.json"
     ranks = SlowRanks(["a", "b", "c"], file)
-    said = [ranks.look(step, [1.0, 1.0, 2.0]) for step in range(5)]
+    said = [ranks.update(step, [1.0, 1.0, 2.0]) for step in range(5)]
     assert said == [[], [], ["rank 2 on c is slow: it computes 2.0 times as long"], [], []]
     assert json.loads(file.read_text())[0]["step"] == 2
-    assert ranks.look(5, [1.0, 1.1, 1.0]) == []
+    assert ranks.update(5, [1.0, 1.1, 1.0]) == []
     assert not file.exists()
-    assert [ranks.look(step, [1.0, 1.0, 2.5]) for step in range(6, 12)] == [[]] * 6
+    assert [ranks.update(step, [1.0, 1.0, 2.5]) for step in range(6, 12)] == [[]] * 6
     assert "2.5 times" in file.read_text(), "shown while it is slow, but said once"
 
 

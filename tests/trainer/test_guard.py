@@ -25,11 +25,11 @@ def test_a_spike_stands_out_from_the_losses_that_were_learnt_from():
     guard = Guard()
     for loss in (2.0, 1.0, 2.0, 1.0, 2.0):  # the first leaves the window: mean 1.5, sigma 0.5
         assert guard.judge(WAVES, loss, "mlm") is None
-        guard.took(WAVES, loss)
+        guard.record_step(WAVES, loss)
     assert guard.losses == [1.0, 2.0, 1.0, 2.0]
     assert guard.judge(WAVES, 2.99, "mlm") is None
     assert guard.judge(WAVES, 3.01, "mlm") == SPIKE
-    guard.missed(SPIKE)
+    guard.record_skip(SPIKE)
     assert guard.judge(WAVES, 3.01, "mlm") == SPIKE  # it has not become usual by having happened
     assert guard.judge(WAVES, math.nan, "mlm") == LOSS
     assert guard.judge(dataclasses.replace(WAVES, sigmas=None), 99.0, "mlm") is None
@@ -40,16 +40,16 @@ def test_a_spike_stands_out_from_the_losses_that_were_learnt_from():
 def test_a_window_that_is_not_full_says_nothing():
     guard = Guard()
     for loss in (1.0, 1.0, 1.0):
-        guard.took(WAVES, loss)
+        guard.record_step(WAVES, loss)
     assert guard.judge(WAVES, 100.0, "") is None
 
 
 def test_runs_of_bad_steps_are_counted_by_reason():
     guard = Guard()
     for reason in (SPIKE, SPIKE, GRADIENT):
-        guard.missed(reason)
+        guard.record_skip(reason)
     assert guard.in_a_row == 3
-    guard.took(WAVES, 1.0)
+    guard.record_step(WAVES, 1.0)
     assert (guard.in_a_row, guard.skipped) == (0, {SPIKE: 2, GRADIENT: 1})
 
 

@@ -116,7 +116,7 @@ def whole_log(path):
             file.append({"step": step, "teacher/loss": 1 / step})
             if step % 4 == 0:
                 file.append({"step": step, "val/data/teacher/loss": 2 / step})
-        kept = file.kept_by_a_checkpoint()
+        kept = file.rows_for_checkpoint()
         file.append({"step": 41})
         return kept(), 50
 
@@ -143,8 +143,8 @@ def test_rows_that_the_disk_lost_are_said_and_come_back_from_the_checkpoint(tmp_
     assert path.read_bytes() == whole
     assert (resumed.rows, resumed.lost) == (50, 0)
     assert str(resumed) == (
-        f"metrics.jsonl lacked {resumed.restored} of 50 rows: {resumed.restored} are restored from "
-        f"the checkpoint, 0 are lost"
+        f"metrics.jsonl lacked {resumed.restored} of 50 rows: {resumed.restored} restored from "
+        f"the checkpoint, 0 lost"
     )
     assert 5 < resumed.restored <= 50
 
@@ -175,7 +175,7 @@ def test_rows_that_find_no_room_wait_and_are_written_once(tmp_path):
             for step in (2, 3, 4):
                 file.append({"step": step})
             assert file.error
-            kept = file.kept_by_a_checkpoint()()
+            kept = file.rows_for_checkpoint()()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert metrics.read(path) == [{"step": 1}]

@@ -117,8 +117,6 @@ def test_what_cannot_be_done_is_one_line(launched):
     for _, (nowhere, later, gone), forgotten in launched[1]:
         assert "no checkpoint of step 3; there are: 2, 4, 6" in nowhere
         assert "no checkpoint of step 12; there are: 2, 4, 5, 6, 8" in later
-        assert (
-            "rollback: the run has carried out [{checkpoint: 2, skip: [3, 5]}]; leave" in forgotten
-        )
+        assert "rollback: the run has applied [{checkpoint: 2, skip: [3, 5]}]; keep" in forgotten
         assert "nowhere" in gone
         assert "\n" not in nowhere + later + forgotten + gone

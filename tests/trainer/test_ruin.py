@@ -13,7 +13,7 @@ from trainer.checkpoint import Checkpoint, published
 from trainer.errors import TrainingError
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
-from trainer.watch.rollback import RollbackConfig, way_out
+from trainer.watch.rollback import RollbackConfig, recovery_advice
 
 JOB = (
     *("name=ruined", "students=null", "steps=14", "checkpoint.every=2", "checkpoint.keep=2"),
@@ -65,11 +65,14 @@ def test_what_is_advised_leads_to_a_run_that_trains(launched):
 def test_the_ways_out():
     done = [RollbackConfig(2, [3, 5])]
     here = "start again with a lower learning_rate, or without these batches: "
-    assert way_out([], 6, 6, range(7, 9)) == f"{here}'rollback=[{{checkpoint: 6, skip: [7, 9]}}]'"
-    assert way_out([], 0, None, range(7, 9)).startswith(here), "nothing has been saved yet"
-    assert way_out([], 6, None, range(7, 9)).endswith("'name=NEW'")
-    back = way_out(done, 6, 4, range(7, 9))
-    assert "the checkpoint of step 6 is suspect, its weights were ruined before" in back
+    assert (
+        recovery_advice([], 6, 6, range(7, 9))
+        == f"{here}'rollback=[{{checkpoint: 6, skip: [7, 9]}}]'"
+    )
+    assert recovery_advice([], 0, None, range(7, 9)).startswith(here), "nothing has been saved yet"
+    assert recovery_advice([], 6, None, range(7, 9)).endswith("'name=NEW'")
+    back = recovery_advice(done, 6, 4, range(7, 9))
+    assert "the checkpoint of step 6 is suspect: its weights were ruined before" in back
     assert back.endswith(
         "'rollback=[{checkpoint: 2, skip: [3, 5]}, {checkpoint: 4, skip: [6, 11]}]'"
     )

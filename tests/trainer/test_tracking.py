@@ -16,7 +16,7 @@ from tests.wandb_server import WandbServer
 from trainer.run_folder.metrics_log import MetricsLog, resume
 from trainer.tracking import tracking
 from trainer.tracking.tracking import current_id
-from trainer.tracking.wandb_follower import Alerts, agrees, by_step
+from trainer.tracking.wandb_follower import Alerts, by_step, is_prefix
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -249,16 +249,16 @@ def test_alerts_of_a_stall_and_a_spike(run):
     now = 0.0
     alerts = Alerts(fake, run, stalled_after=300.0, clock=lambda: now)
     now = 400.0  # a slow start
-    alerts.look()
-    alerts.saw({"step": 1})
-    alerts.look()
-    alerts.saw({"step": 2, "rollbacks": 1})
-    alerts.saw({"step": 3, "rollbacks": 1})
+    alerts.check_stall()
+    alerts.add_row({"step": 1})
+    alerts.check_stall()
+    alerts.add_row({"step": 2, "rollbacks": 1})
+    alerts.add_row({"step": 3, "rollbacks": 1})
     now += 5000.0
-    alerts.look()
-    alerts.look()
+    alerts.check_stall()
+    alerts.check_stall()
     assert alerted(run) == ["spike", "stalled"]
-    assert fake.alerts[0] == ("spike", "demo: rolled back after a spike; going on from 2")
+    assert fake.alerts[0] == ("spike", "demo: rolled back after a spike; resumed at step 2")
 
 
 def test_an_alert_of_a_crash_loop_is_recorded_offline(run):
@@ -267,7 +267,7 @@ def test_an_alert_of_a_crash_loop_is_recorded_offline(run):
     (run / "wandb").mkdir()
     fake = FakeRun()
     for expected in ([5, 0], [5, 1], [5, 2]):
-        Alerts(fake, run, stalled_after=300.0).notice_crash_loop(5)
+        Alerts(fake, run, stalled_after=300.0).check_crash_loop(5)
         assert json.loads((run / "wandb/attempts.json").read_text()) == expected
     assert not fake.alerts
     assert start(run).finish(completed=False, seconds=300)
@@ -317,10 +317,10 @@ def test_what_agrees_with_the_file():
         return [{"_step": step, "step": step, "loss": loss} for step in steps]
 
     ours = by_step({"step": step} | more for step in (3, 1, 2) for more in ({}, {"loss": 0.5}))
-    assert agrees(theirs(1, 2), ours)
-    assert agrees([], ours)
+    assert is_prefix(theirs(1, 2), ours)
+    assert is_prefix([], ours)
     for steps in ([1, 3], [1, 2, 2], [1, 2, 3, 4], [2]):
-        assert not agrees(theirs(*steps), ours)
-    assert not agrees(theirs(1, loss=0.25), ours)
-    assert not agrees([{"_step": 1, "step": 1}], ours)
-    assert agrees([{"_step": 1, "step": 1, "a": "NaN"}], [{"step": 1, "a": math.nan}])
+        assert not is_prefix(theirs(*steps), ours)
+    assert not is_prefix(theirs(1, loss=0.25), ours)
+    assert not is_prefix([{"_step": 1, "step": 1}], ours)
+    assert is_prefix([{"_step": 1, "step": 1, "a": "NaN"}], [{"step": 1, "a": math.nan}])

@@ -308,7 +308,7 @@ class Learner:
         """What became of a step: it was taken, or float16 overflowed, or it was skipped."""
         counters, scale = self.counters, self.loss_scale
         if self._may_step():
-            counters.guard.took(self.config.guard, loss)
+            counters.guard.record_step(self.config.guard, loss)
             if self.config.precision == "fp16":
                 counters.loss_scale = scale.after_step(self.config.loss_scale.growth_interval)
         elif self.skipped is None and scale.can_shrink:
@@ -316,4 +316,4 @@ class Learner:
             counters.loss_scale = scale.after_overflow()
         else:
             self.skipped = self.skipped or GRADIENT
-            counters.guard.missed(self.skipped)
+            counters.guard.record_skip(self.skipped)

@@ -75,7 +75,7 @@ class Gauges:
         seconds, memory = ranks.tolist()
         row["memory"] = int(max(memory))
         row["slowest_rank"] = max(seconds) / (statistics.median_low(seconds) or 1.0)
-        return self._slow.look(step, seconds) if self._slow is not None else []
+        return self._slow.update(step, seconds) if self._slow is not None else []
 
 
 def _busy(row: dict[str, float]) -> float:

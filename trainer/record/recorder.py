@@ -135,9 +135,9 @@ class Recorder:
         """How many rows there are so far; None on ranks that do not write them."""
         return self._log.rows if self._speaks else None
 
-    def kept_by_a_checkpoint(self) -> Callable[[], bytes] | None:
+    def rows_for_checkpoint(self) -> Callable[[], bytes] | None:
         """What a checkpoint is to have of the rows so far; None on ranks that do not write them."""
-        return self._log.kept_by_a_checkpoint() if self._speaks else None
+        return self._log.rows_for_checkpoint() if self._speaks else None
 
     def finish(self, *, completed: bool) -> None:
         """Let Weights & Biases catch up; `completed` is whether the job reached its last step."""

@@ -1,1 +1,1 @@
-"""The files in the folder of a run: where they lie, and how they are read."""
+"""The files in a run folder: their paths, and how they are read and written."""

@@ -1,4 +1,4 @@
-"""Where everything of a run lives on disk."""
+"""The paths of a run's files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import configs
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 
-# How the first line of config.yaml begins, a comment.
+# The first line of config.yaml is a comment that begins like this.
 REVISION = "# git revision: "
-# What every export has, the last one last.
+# The files of every export, in the order in which they are written.
 EXPORTED = ("config.json", "model.safetensors", "model.yaml")
 
 
@@ -23,20 +23,20 @@ class RunFolder:
 
     @classmethod
     def of(cls, config: JobConfig) -> RunFolder:
-        """The folder of a job; it need not exist yet."""
+        """The run folder of a job; it need not exist yet."""
         return cls(Path(config.output_dir) / config.name)
 
     @classmethod
     def existing(cls, run: str) -> RunFolder:
-        """A run given by its folder, or by its name under ``runs/``. TrainingError if neither."""
+        """A run by its folder, or by its name under ``runs/``. Raises TrainingError if not found."""
         for path in (Path(run), Path("runs") / run):
             if (path / "config.yaml").is_file():
                 return cls(path)
-        raise TrainingError(f"{run}: no run there (no config.yaml in it, nor in runs/{run})")
+        raise TrainingError(f"{run}: not a run: no config.yaml in {run} or runs/{run}")
 
     @classmethod
     def submitted(cls, run: str) -> RunFolder:
-        """As `existing`, also for a run that waits in a queue to begin."""
+        """As `existing`, but also a run that is still queued."""
         for path in (Path(run), Path("runs") / run):
             if (path / "submissions").is_dir():
                 return cls(path)
@@ -59,17 +59,17 @@ class RunFolder:
 
     @property
     def origin(self) -> Path:
-        """Where a run that was forked comes from."""
+        """The run and step that a forked run comes from."""
         return self.path / "origin.json"
 
     @property
     def requests(self) -> Path:
-        """What people ask of the run while it is live."""
+        """Requests of users to a live run."""
         return self.path / "requests"
 
     @property
     def attempts(self) -> Path:
-        """One record per incarnation of the run."""
+        """One record per attempt."""
         return self.path / "attempts"
 
     @property
@@ -78,12 +78,12 @@ class RunFolder:
         return self.path / "logs"
 
     def rank_log(self, rank: int) -> Path:
-        """What a rank has to say in full."""
+        """The complete log of a rank."""
         return self.logs / f"rank-{rank:03d}.log"
 
     @property
     def evaluation(self) -> Path:
-        """The final results of every learner; a finished run has it."""
+        """The final results of every learner; only a finished run has it."""
         return self.path / "evaluation.json"
 
     @property
@@ -93,19 +93,19 @@ class RunFolder:
 
     @property
     def report(self) -> Path:
-        """The page that shows the run."""
+        """The HTML report."""
         return self.path / "report.html"
 
     def export(self, learner: str) -> Path:
-        """Where the export of a learner, given by its full name, lies in the end."""
+        """The export folder of a learner, given by its full name (``students/NAME``)."""
         return self.exports / learner.removeprefix("students/")
 
     def has_export(self, learner: str) -> bool:
-        """Whether that is whole; the last of its files is written last."""
+        """Whether a learner's export is complete."""
         return all((self.export(learner) / name).is_file() for name in EXPORTED)
 
     def has_final_report(self) -> bool:
-        """Whether the report was written after the results, and not while the run went on."""
+        """Whether the report was written after the final results."""
         try:
             return self.report.stat().st_mtime_ns >= self.evaluation.stat().st_mtime_ns
         except FileNotFoundError:
@@ -113,14 +113,14 @@ class RunFolder:
 
     @property
     def slow_ranks(self) -> Path:
-        """The ranks that hold up the others; there is no such file when there are none."""
+        """The stragglers; the file exists only while there are any."""
         return self.path / "slow_ranks.json"
 
     def revision(self) -> str:
-        """The git revision that the run was last started from; empty if no line says it."""
+        """The git revision that the run was last started from; empty if unknown."""
         first = self.config.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         return first.removeprefix(REVISION) if first.startswith(REVISION) else ""
 
     def load_config(self) -> JobConfig:
-        """The config this run was started with."""
+        """Load the config that this run was started with."""
         return configs.load(str(self.config), JobConfig, "job")

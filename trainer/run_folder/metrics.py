@@ -1,32 +1,32 @@
-"""The record of a run: ``metrics.jsonl``, one line per logged step.
+"""The metrics of a run: ``metrics.jsonl``, one line per logged step.
 
-Everything that shows a run (the report, Weights & Biases, ``tandem status``) is computed from this
-file, so it is written first (see `metrics_log`) and read back exactly: a float is the shortest text
-with the same bits.
-JSON has no NaN or infinity: they are the strings "NaN", "Infinity" and "-Infinity", which
-`read` turns back into floats, and any strict JSON parser can read the file.
+The report, Weights & Biases and ``tandem status`` are all computed from this file, so it is written
+before them (see `metrics_log`). Floats round-trip exactly: each is the shortest text with the same
+bits. JSON has no NaN or infinity: they are the strings "NaN", "Infinity" and "-Infinity", which
+`read` converts back. So any strict JSON parser can read the file.
 
 Keys, all optional but ``step``:
 
 ====================================  ==============================================================
 ``step``, ``tokens``                  optimizer steps done; tokens read since step 0
 ``seconds``                           training time since step 0, over all restarts
-``padding``                           share of the step's positions that hold no token
-``unreadable``                        sequences that could not be read so far, where there are any
-``LEARNER/loss``, ``LEARNER/TERM``    mean over the global batch; TERM is one part of the objective
+``padding``                           fraction of the step's positions that are padding
+``unreadable``                        sequences that could not be read so far, if any
+``LEARNER/loss``, ``LEARNER/TERM``    mean over the global batch; TERM is a term of the objective
 ``LEARNER/lr``, ``LEARNER/grad_norm``
-``LEARNER/skipped_steps``             how many so far
-``LEARNER/seconds_PART``              of the logged step on rank 0: forward, backward, step, and the
-                                      communication in them
-``LEARNER/bytes_communication``       handed to collectives in that step, by rank 0
-``LEARNER/bytes_peak``                allocated at most while it was at work; on GPUs
+``LEARNER/skipped_steps``             total so far
+``LEARNER/seconds_PART``              time of the logged step on rank 0; PART is forward, backward,
+                                      step, or communication (which the others include)
+``LEARNER/bytes_communication``       bytes that rank 0 passed to collectives in that step
+``LEARNER/bytes_peak``                peak of allocated memory while the learner trained; on GPUs
 ``tokens_per_second``, ``mfu``        the whole job's, since the last logged step
-``data_wait``                         share of the time that rank 0 waited for batches, since then
-``memory``                            bytes, the most so far and the largest over ranks
-``checkpoint_stall``                  seconds that training stood still, since the last logged step
-``slowest_rank``                      how long the slowest rank computes, over the median
-``rollbacks``                         entries of `rollback` that were carried out
-``restarts``                          how often the run was started again, so far
+``data_wait``                         fraction of that time in which rank 0 waited for batches
+``memory``                            peak bytes so far, the maximum over ranks
+``checkpoint_stall``                  seconds that checkpoints stalled training, since the last
+                                      logged step
+``slowest_rank``                      busy time of the slowest rank, divided by the median
+``rollbacks``                         entries of `rollback` that have been applied
+``restarts``                          how often the run has been restarted so far
 ``val/CORPUS/LEARNER/loss``,            on the held-out split of a corpus; also ``accuracy`` and,
                                       where there are pairs, ``pair_accuracy``
 ====================================  ==============================================================
@@ -47,7 +47,7 @@ from trainer.errors import TrainingError
 
 Row = dict[str, float]
 
-# What depends on the machine and the hour, and differs between two equal runs.
+# Measurements, which differ between two equal runs.
 MEASURED = (
     "seconds",
     "tokens_per_second",
@@ -61,12 +61,12 @@ MEASURED = (
 
 
 def encode(row: Mapping[str, float]) -> str:
-    """One row as a line of strict JSON, without the line end."""
+    """A row as strict JSON, without the newline."""
     return json.dumps({key: _to_json(value) for key, value in row.items()}, allow_nan=False)
 
 
 def decode(line: str | bytes) -> Row:
-    """The inverse of `encode`. Raises ValueError when the line is not a row."""
+    """The inverse of `encode`. Raises ValueError if the line is not a row."""
     row = parse_json(line)
     if not isinstance(row, dict) or "step" not in row:
         raise ValueError("not a metrics row")
@@ -74,21 +74,21 @@ def decode(line: str | bytes) -> Row:
 
 
 def read(path: Path) -> list[Row]:
-    """All rows in file order; none when there is no file. A torn last line is left out.
+    """All rows in file order; none if there is no file. A torn last line is ignored.
 
-    Raises TrainingError, naming file and line, when any other line is not a row.
+    Raises TrainingError, naming file and line, if any other line is not a row.
     """
     return list(_rows(path))
 
 
 def series(rows: list[Row], key: str, against: str = "step") -> tuple[list[float], list[float]]:
-    """The column `key` as (x, y): only rows that have both keys, x from the column `against`."""
+    """(x, y) of the rows that have both columns: x is the column `against`, y the column `key`."""
     points = [(row[against], row[key]) for row in rows if key in row and against in row]
     return [x for x, _ in points], [y for _, y in points]
 
 
 def is_measured(key: str) -> bool:
-    """Whether a column is a measurement, which equal runs need not agree on."""
+    """Whether a column is a measurement, which may differ between equal runs."""
     return key in MEASURED or "/seconds_" in key or "/bytes_" in key
 
 
@@ -106,7 +106,7 @@ def split_held_out(key: str) -> tuple[str, str, str] | None:
 
 
 def held_out(row: Row, learner: str, column: str) -> float | None:
-    """A learner's score in a row, the mean over its corpora; None where the row has none."""
+    """A learner's held-out score in a row, the mean over its corpora; None if it has none."""
     scores = [
         value
         for key, value in row.items()
@@ -116,7 +116,7 @@ def held_out(row: Row, learner: str, column: str) -> float | None:
 
 
 def learners(rows: list[Row]) -> list[str]:
-    """The learners that have a loss in `rows`: the teacher, then students as they appear."""
+    """The learners with a loss in `rows`: the teacher, then students in order of appearance."""
     names: dict[str, None] = {}
     for row in rows:
         for key in row:
@@ -139,7 +139,7 @@ def _rows(path: Path) -> Iterator[Row]:
                 yield decode(line)
             except ValueError as error:
                 raise TrainingError(
-                    f"{path}: line {number} is not a row of metrics; repair or remove the line"
+                    f"{path}: line {number} is not a row of metrics; repair or delete the line"
                 ) from error
 
 

@@ -1,8 +1,8 @@
-"""Writing ``metrics.jsonl``, and making it whole again when a run resumes.
+"""Writing ``metrics.jsonl``, and restoring it when a run resumes.
 
-What a disk does to a file that is appended to (a full disk, a power loss) must neither end a run
-nor go unnoticed: rows that cannot be written wait in memory, and every checkpoint comes after the
-rows before it are on the disk, knows how many there are, and has a copy of the newest.
+A full disk or a power loss can damage the file. It must neither end the run nor go unnoticed. Rows
+that cannot be written wait in memory. A checkpoint is written only after the rows before it are on
+disk; it stores their number and a copy of the newest.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from types import TracebackType
 from trainer.durable import atomic_write
 from trainer.run_folder.metrics import Row, decode, encode
 
-# Of the newest rows, that a checkpoint keeps: thousands of them.
+# The size of a checkpoint's copy of the newest rows: thousands of them.
 KEPT_BYTES = 4 * 2**20
 
 _log = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """Appends rows to a ``metrics.jsonl`` whose last line is whole.
+    """Appends rows to a ``metrics.jsonl`` whose last line is complete.
 
-    Every row is in the file when `append` returns, unless there is an `error`: it is written with
-    the next one then, or when the log is closed.
+    A row is in the file when `append` returns. If there is an `error`, the row is written with the
+    next one, or when the log is closed.
     """
 
     def __init__(self, path: Path, rows: int = 0) -> None:
-        """`rows` is how many the file has already."""
+        """`rows` is the number of rows in the file so far."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path, self.rows = path, rows
         self._file = path.open("a+b", buffering=0)
         self._unwritten = b""
-        self.error = ""  # why rows are not in the file yet
+        self.error = ""  # why rows could not be written; empty when all are
 
     def append(self, row: Mapping[str, float]) -> None:
-        """Write one row; `row` must have ``step``. Values are Python or NumPy numbers."""
+        """Write a row, which must have ``step``. Values are Python or NumPy numbers."""
         assert "step" in row, f"a metrics row without a step: {row}"
         self._unwritten += encode(row).encode() + b"\n"
         self.rows += 1
         self._write()
 
-    def kept_by_a_checkpoint(self) -> Callable[[], bytes]:
-        """What puts the rows so far on the disk itself and returns the newest of them.
+    def rows_for_checkpoint(self) -> Callable[[], bytes]:
+        """A function that fsyncs the rows so far and returns the newest, for a checkpoint.
 
-        It may be called from any thread, while rows are appended; it raises OSError.
+        It may be called from any thread while rows are appended; it raises OSError.
         """
         size, unwritten = os.fstat(self._file.fileno()).st_size, self._unwritten
 
@@ -61,7 +61,7 @@ class MetricsLog:
         return newest
 
     def close(self) -> None:
-        """Put the rows on the disk itself, not only in the system's cache, and close."""
+        """Write and fsync all rows, and close the file."""
         self._write()
         try:
             os.fsync(self._file.fileno())
@@ -94,32 +94,36 @@ class MetricsLog:
 
 @dataclass(frozen=True)
 class Resumed:
-    """What `resume` made of a file."""
+    """The result of `resume`, in rows."""
 
-    rows: int  # that it has now
-    restored: int  # of them, that only the checkpoint had
-    lost: int  # that were there when the checkpoint was written, and are no more
+    rows: int  # in the file now
+    restored: int  # of these, the ones that only the checkpoint had
+    lost: int  # in the file when the checkpoint was written, but in neither now
 
     def __str__(self) -> str:
-        """For a person; empty where nothing was missing."""
+        """A message for the user; empty if nothing was missing."""
         if not self.restored and not self.lost:
             return ""
         missing, all_rows = self.restored + self.lost, self.rows + self.lost
         return (
-            f"metrics.jsonl lacked {missing} of {all_rows} rows: {self.restored} are restored from "
-            f"the checkpoint, {self.lost} are lost"
+            f"metrics.jsonl lacked {missing} of {all_rows} rows: {self.restored} restored from "
+            f"the checkpoint, {self.lost} lost"
         )
 
 
 def resume(path: Path, step: int, kept: bytes = b"", expected: int | None = None) -> Resumed:
-    """Make the file what it was after `step`: without later rows, with those that are missing.
+    """Restore the file to its state after `step`: drop later rows, add missing ones.
 
-    A resumed run does the steps after its checkpoint again, and logs them again. `kept` is what
-    the checkpoint has of the rows, `expected` how many there were; None where that is not known.
-    Lines that are no rows (torn, or NULs after a power loss) are dropped. The file is always a new
-    one afterwards: an older attempt that still runs, cut off, goes on writing to the old one.
+    A resumed run repeats the steps after its checkpoint, and logs them again. Lines that are not
+    rows (torn lines, or NULs after a power loss) are dropped. The result is always a new file: an
+    older attempt that is still running keeps writing to the old one.
 
-    Raises OSError with the path in it; the file is as it was then.
+    Args:
+        step: the checkpoint's step.
+        kept: the checkpoint's copy of the newest rows.
+        expected: the number of rows when the checkpoint was written; None if unknown.
+
+    Raises OSError, with the path; the file is unchanged then.
     """
     there = [line for row, line in _salvaged(path) if row["step"] <= step]
     newest = [line for _, line in _salvage(kept)]
@@ -133,7 +137,7 @@ def resume(path: Path, step: int, kept: bytes = b"", expected: int | None = None
 
 
 def _before(there: list[bytes], newest: list[bytes]) -> list[bytes]:
-    """The lines that come before the `newest`: several rows may have their first one's step."""
+    """The lines before the `newest` ones; several rows may share the first one's step."""
     if not newest:
         return there
     first, known = decode(newest[0])["step"], set(newest)
@@ -145,7 +149,7 @@ def _salvaged(path: Path) -> Iterator[tuple[Row, bytes]]:
 
 
 def _salvage(content: bytes) -> Iterator[tuple[Row, bytes]]:
-    """Every row in it, with its line; a last line that does not end is none."""
+    """Every row with its line; an incomplete last line is left out."""
     for line in content.split(b"\n")[:-1]:
         line = line.lstrip(b"\0")
         try:

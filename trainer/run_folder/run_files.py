@@ -1,4 +1,4 @@
-"""The files of a run folder, read by whoever reports on the run."""
+"""Reading a run folder for reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 
 def read_evaluation(file: Path) -> dict[str, Any] | None:
-    """A run's final results; None where there are none, or where the file is damaged."""
+    """A run's final results; None if there are none, or the file is damaged."""
     try:
         results = parse_json(file.read_bytes())
         whole = isinstance(results["step"], int) and bool(results["learners"])
@@ -40,7 +40,7 @@ def primary_of(evaluation: Mapping[str, Any]) -> Column:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What is known of a run; `evaluation` is None until it is finished, or when it goes on."""
+    """The contents of a run folder; `evaluation` is None unless the run is finished."""
 
     name: str
     config: dict[str, Any]
@@ -50,19 +50,19 @@ class RunFiles:
 
     @classmethod
     def read(cls, folder: Path) -> RunFiles:
-        """Everything in `folder`, which must have a ``config.yaml``."""
+        """Read `folder`, which must have a ``config.yaml``."""
         path = folder / "config.yaml"
         text = path.read_text(encoding="utf-8")
         config = configs.plain(text, str(path))
         evaluation = read_evaluation(folder / "evaluation.json")
         rows = metrics.read(folder / "metrics.jsonl")
         if evaluation and any(row["step"] > evaluation["step"] for row in rows[-1:]):
-            evaluation = None  # the run was given more steps since
+            evaluation = None  # the run has been extended since
         return cls(folder.resolve().name, config, text, rows, evaluation)
 
     @property
     def learners(self) -> list[str]:
-        """All of the config, the teacher first."""
+        """All learners of the config, the teacher first."""
         return ["teacher", *(f"students/{name}" for name in self.config["students"])]
 
     @property
@@ -74,7 +74,7 @@ class RunFiles:
         return newest
 
     def curve(self, column: str) -> tuple[Floats, Floats]:
-        """The steps [N] and values [N] of a column, of the rows that have it."""
+        """The steps [N] and values [N] of a column, from the rows that have it."""
         steps, values = metrics.series(self.rows, column)
         return np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
 
@@ -90,14 +90,14 @@ class RunFiles:
         return {parts[2] for parts in found if parts}
 
     def columns_of(self, learner: str) -> list[str]:
-        """The columns of a learner, without its name, in the order of the file."""
+        """The columns of a learner, without its name, in file order."""
         found: dict[str, None] = {}
         for row in self.rows:
             found.update(dict.fromkeys(key for key in row if key.startswith(f"{learner}/")))
         return [key.removeprefix(f"{learner}/") for key in found]
 
     def clock(self, column: str) -> tuple[Floats, Floats]:
-        """How `column` (tokens, seconds) grows with the step, from zero on; see `curve`."""
+        """The `curve` of a cumulative column (tokens, seconds), starting at step 0 with value 0."""
         steps, values = self.curve(column)
         return np.concatenate([[0.0], steps]), np.concatenate([[0.0], values])
 
@@ -114,7 +114,7 @@ class RunFiles:
         return [(int(count), float(step)) for count, step, earlier in changes if count > earlier]
 
     def joined(self) -> dict[str, float]:
-        """The learners that started after the run did, with the first logged step of each."""
+        """The learners that started after the others, with the first logged step of each."""
         starts = {name: self.curve(f"{name}/loss")[0] for name in self.learners}
         began = {name: float(steps[0]) for name, steps in starts.items() if len(steps)}
         first = min(began.values(), default=0.0)

@@ -1,11 +1,12 @@
-"""Weights & Biases, kept away from training: a process of its own follows ``metrics.jsonl``.
+"""Weights & Biases tracking, isolated from training: a separate process follows ``metrics.jsonl``.
 
-The trainer starts the follower (`trainer/tracking/wandb_follower.py`) on rank 0 and has nothing
-more to do with it until the end: no call per step, no network, no W&B thread in the training
-process. An unreachable server, a full disk in W&B's own folder or a crash of the client therefore
-cannot slow or stop training. Because the follower reads the file from its first row, a resumed run
-has no gap, and because it skips the steps W&B already has, no step twice. When the trainer is
-killed, its end of the pipe closes, and the follower still sends what is in the file.
+Rank 0 starts the follower (`trainer/tracking/wandb_follower.py`), and does not contact it again
+until the end. The training process has no call per step, no network and no W&B thread. So an
+unreachable server, a full disk in W&B's folder or a crash of the client cannot slow or stop it.
+
+The follower reads the file from its first row, so a resumed run has no gap. It skips the steps that
+W&B has already, so no step is logged twice. When the trainer is killed, its end of the pipe closes,
+and the follower sends the rest of the file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MODES = ("auto", "offline", "disabled")
 
 _log = logging.getLogger(__name__)
 _FOLLOWER = Path(__file__).with_name("wandb_follower.py")
-# Run by path, so that it does not import torch and DeepSpeed with the rest of this package.
+# Run by path, so that it does not import torch and DeepSpeed through this package.
 _PROGRAM = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
 
@@ -36,10 +37,10 @@ class Tracking:
         self._follower = follower
 
     def finish(self, *, completed: bool, seconds: float = 30.0) -> bool:
-        """Let the follower send the rest and end; True when it did so within `seconds`.
+        """Wait until the follower has sent the rest and ended; False if that takes too long.
 
-        `completed` is whether the run reached its last step (else it will be resumed). A follower
-        that takes longer is ended: metrics.jsonl has everything that it did not send.
+        `completed`: whether the run reached its last step (else it will be resumed). After
+        `seconds` the follower is ended; metrics.jsonl has everything that it did not send.
         """
         try:
             self._follower.communicate(b"completed\n" if completed else b"stopped\n", seconds)
@@ -47,19 +48,19 @@ class Tracking:
             self._follower.terminate()
             _log.warning("Weights & Biases did not answer in time; metrics.jsonl has every row")
             return False
-        except OSError:  # it ended before, as its log says
+        except OSError:  # it ended before; its log says why
             return False
         return self._follower.returncode == 0
 
 
 def first_id(run_folder: Path) -> str:
-    """The id of a run at W&B, from its first instant on: a hash of its first attempt's record."""
+    """The run's first id at W&B: a hash of its first attempt's record, 8 hexadecimal digits."""
     first = min((run_folder / "attempts").glob("*.json"))
     return f"{derive(first.read_text(encoding='utf-8', errors='replace')) % 16**8:08x}"
 
 
 def current_id(run_folder: Path, first: str) -> str:
-    """The id that a run which began as `first` has now: `tandem sync` may have renewed it."""
+    """The run's current id at W&B; `tandem sync` may have replaced `first`."""
     renewed = run_folder / "wandb" / "id"
     return renewed.read_text() if renewed.exists() else first
 
@@ -73,14 +74,18 @@ def start(
     models: Sequence[Mapping[str, Any]] = (),
     verify: bool = False,
 ) -> Tracking | None:
-    """Follow ``run_folder/metrics.jsonl`` as the W&B run `run_id`; on rank 0 only. Never raises.
+    """Start a follower of ``run_folder/metrics.jsonl``, on rank 0 only. Never raises.
 
-    `mode` is ``auto`` (online with a key, else offline), ``offline`` (no socket to any host) or
-    ``disabled`` (None is returned). The run is named after the folder, its config is
-    ``config.yaml``, and its table of students ``evaluation.json``. W&B's files go to ``wandb/``,
-    what the client says to ``logs/wandb.log``. The key stays where W&B keeps it, in the
-    environment or in ~/.netrc. `models` becomes a table. With `verify` a server's copy that has
-    other steps than the file is written anew.
+    The W&B run is named after the folder. Its config is ``config.yaml``, and its table of students
+    is ``evaluation.json``. W&B's files go to ``wandb/``, and the client's output to
+    ``logs/wandb.log``. The key is read where W&B keeps it, in the environment or in ~/.netrc.
+
+    Args:
+        mode: ``auto`` (online with a key, else offline), ``offline`` (no socket to any host) or
+            ``disabled`` (returns None).
+        run_id: see `first_id` and `current_id`.
+        models: rows of a table, one per learner.
+        verify: replace W&B's copy if its steps differ from the file's.
     """
     assert mode in MODES, mode
     if mode == "disabled" or os.environ.get("WANDB_MODE") == "disabled":

@@ -1,11 +1,11 @@
-"""The process that copies a run's files to Weights & Biases; see `trainer.tracking.tracking`.
+"""The process that copies a run's files to Weights & Biases (`trainer.tracking.tracking`).
 
-Takes one argument, a JSON object (`Options`). Ends when standard input does: after the line
-"completed" or "stopped", or, without either, because the trainer is gone.
+It takes one argument, a JSON object (`Options`). It ends at the end of standard input: after the
+line "completed" or "stopped", or without either when the trainer was killed.
 
-W&B cannot resume an offline run, so every start writes the whole file into a new offline folder and
-removes the older, shorter ones of the same run: there is one folder to upload, and it is complete.
-Online, a start sends what W&B has not yet.
+W&B cannot resume an offline run. So every offline start writes the whole file into a new folder,
+and removes the older, shorter folders of the same run: the one to upload is complete. Online, a
+start sends only what W&B does not have yet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Before wandb is imported: no crash reports to a third party.
+# Before wandb is imported: it must not send crash reports to a third party.
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 import wandb
@@ -32,9 +32,9 @@ from configs.strict_json import parse_json
 
 POLL_SECONDS = 1.0
 INIT_SECONDS = 60.0
-USUAL_ROWS = 10  # over which the usual pause between rows is measured
-BEFORE_FIRST_ROW = 6  # times as long as usual may pass while a run starts
-FRUITLESS = 3  # attempts in a row that make a crash loop
+USUAL_ROWS = 10  # the usual interval is the mean over this many rows
+BEFORE_FIRST_ROW = 6  # while a run starts, `stalled_after` is this many times longer
+CRASH_LOOP = 3  # attempts in a row without a new step
 REVISION = "# git revision: "
 
 Row = dict[str, float]
@@ -42,11 +42,9 @@ Row = dict[str, float]
 
 @dataclass(frozen=True)
 class Options:
-    """What to follow: a run's `folder`, as the run `id` of a `project`.
+    """What to follow, and as which W&B run; `tracking.start` describes the fields.
 
-    `mode` is auto (online with a key) or offline. `models` has a row for each learner, for a table.
-    A run that logs nothing for `stalled_after` seconds, and ten usual pauses, has stalled. With
-    `verify` W&B's own copy is read first.
+    A run has stalled when it logs nothing for `stalled_after` seconds and for ten usual intervals.
     """
 
     folder: str
@@ -59,9 +57,9 @@ class Options:
 
 
 class Tail:
-    """The rows of a ``metrics.jsonl`` that grows, each once and only when its line is whole.
+    """Reads a growing ``metrics.jsonl``: each row once, when its line is complete.
 
-    A file that was replaced (cut back) is read again from its beginning.
+    A file that was replaced, when a resumed run truncated it, is read again from the beginning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,7 +87,7 @@ class Tail:
 
 
 class Alerts:
-    """What somebody should know at once: a line in ``alerts.jsonl``, and W&B's own alert."""
+    """Sends alerts: a line in ``alerts.jsonl``, and an alert of W&B."""
 
     def __init__(
         self,
@@ -99,46 +97,47 @@ class Alerts:
         rollbacks: float = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`rollbacks` are known already. `clock` returns seconds."""
+        """`rollbacks`: how many have been reported already. `clock` returns seconds."""
         self._run, self._folder, self._stalled_after = run, folder, stalled_after
-        self._pauses: list[float] = []
+        self._intervals: list[float] = []
         self._clock, self._last = clock, clock()
         self._is_stalled = False
         self._rollbacks = rollbacks
 
-    def raise_one(self, title: str, text: str) -> None:
-        """Record an alert and have W&B send it."""
+    def send(self, title: str, text: str) -> None:
+        """Record an alert, and let W&B send it."""
         with (self._folder / "alerts.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"time": time.time(), "title": title, "text": text}) + "\n")
         self._run.alert(title=title, text=f"{self._folder.name}: {text}", level="WARN")
 
-    def saw(self, row: Row) -> None:
-        """A row was logged now."""
+    def add_row(self, row: Row) -> None:
+        """Take note of a row that has just been logged."""
         now = self._clock()
-        self._pauses = [*self._pauses[-USUAL_ROWS + 1 :], now - self._last]
+        self._intervals = [*self._intervals[-USUAL_ROWS + 1 :], now - self._last]
         self._last, self._is_stalled = now, False
         if row.get("rollbacks", 0.0) > self._rollbacks:
             self._rollbacks = row["rollbacks"]
-            self.raise_one("spike", f"rolled back after a spike; going on from {row['step']:,.0f}")
+            self.send("spike", f"rolled back after a spike; resumed at step {row['step']:,.0f}")
 
-    def look(self) -> None:
-        """Notice when nothing has been logged for too long."""
-        usual = sum(self._pauses) / max(1, len(self._pauses))
-        patience = max(self._stalled_after * (1 if self._pauses else BEFORE_FIRST_ROW), 10 * usual)
+    def check_stall(self) -> None:
+        """Send an alert, once, when nothing has been logged for too long."""
+        usual = sum(self._intervals) / max(1, len(self._intervals))
+        starting = 1 if self._intervals else BEFORE_FIRST_ROW
+        timeout = max(self._stalled_after * starting, 10 * usual)
         quiet = self._clock() - self._last
-        if not self._is_stalled and quiet > patience:
+        if not self._is_stalled and quiet > timeout:
             self._is_stalled = True
-            self.raise_one("stalled", f"no step was logged for {quiet / 60:.0f} minutes")
+            self.send("stalled", f"no step was logged for {quiet / 60:.0f} minutes")
 
-    def notice_crash_loop(self, newest_step: float) -> None:
-        """Count this attempt as fruitless unless some attempt before it made new steps."""
+    def check_crash_loop(self, newest_step: float) -> None:
+        """Count starts in a row without a new step; send an alert at `CRASH_LOOP` of them."""
         file = self._folder / "wandb" / "attempts.json"
-        best, fruitless = json.loads(file.read_text()) if file.exists() else (-1.0, 0)
-        fruitless = 0 if newest_step > best else fruitless + 1
-        file.write_text(json.dumps([max(best, newest_step), fruitless]))
-        if fruitless == FRUITLESS:
-            self.raise_one(
-                "crash loop", f"{fruitless} attempts in a row made no step beyond {best:,.0f}"
+        best, unproductive = json.loads(file.read_text()) if file.exists() else (-1.0, 0)
+        unproductive = 0 if newest_step > best else unproductive + 1
+        file.write_text(json.dumps([max(best, newest_step), unproductive]))
+        if unproductive == CRASH_LOOP:
+            self.send(
+                "crash loop", f"{unproductive} attempts in a row made no step beyond {best:,.0f}"
             )
 
 
@@ -149,9 +148,9 @@ def follow(
     alerts: Alerts,
     first: dict[str, Any],
 ) -> int:
-    """Log `rows` until `ended`, each at its step, without those that W&B already has.
+    """Log `rows` until `ended`, each at its step; rows that W&B already has are left out.
 
-    `first` goes with the first of them. Returns the last step that W&B has.
+    `first` is logged with the first row. Returns the last step that W&B has.
     """
     newest = run.starting_step - 1
     last_look = False
@@ -159,17 +158,17 @@ def follow(
         last_look = ended.wait(POLL_SECONDS)
         for row in rows():
             step = int(row["step"])
-            alerts.saw(row)
+            alerts.add_row(row)
             if step >= max(newest, run.starting_step):
                 run.log({**row, **first}, step=step)
                 newest, first = step, {}
         if not last_look:
-            alerts.look()
+            alerts.check_stall()
     return newest
 
 
 def open_run(options: Options) -> Any:
-    """The W&B run, online where that is wanted and possible, else offline."""
+    """Open the W&B run: online if `mode` and the connection allow it, else offline."""
     folder = Path(options.folder)
     known: dict[str, Any] = {
         "dir": folder,
@@ -184,7 +183,7 @@ def open_run(options: Options) -> Any:
                 run = wandb.init(resume="allow", settings=_settings(), **known)
                 return _rewritten(run, known) if options.verify else run
         except (wandb.Error, ValueError) as error:
-            print(f"Weights & Biases cannot be used, going on offline: {error}", flush=True)
+            print(f"Weights & Biases cannot be reached, continuing offline: {error}", flush=True)
             wandb.teardown()
     run = wandb.init(mode="offline", settings=_settings(), **known)
     for older in (folder / "wandb").glob(f"offline-run-*-{options.id}"):
@@ -193,8 +192,8 @@ def open_run(options: Options) -> Any:
     return run
 
 
-def agrees(theirs: Sequence[Row], ours: Sequence[Row]) -> bool:
-    """Whether W&B's rows are ours as far as they go: none left out, none twice, no other values."""
+def is_prefix(theirs: Sequence[Row], ours: Sequence[Row]) -> bool:
+    """Whether W&B's rows are the first of our rows: none missing, none twice, no other values."""
     return len(theirs) <= len(ours) and all(
         row["_step"] == step["step"] and all(_same(row.get(key), step[key]) for key in step)
         for row, step in zip(theirs, ours, strict=False)
@@ -206,7 +205,7 @@ def _same(theirs: float | str | None, ours: float) -> bool:
 
 
 def by_step(rows: Iterable[Row]) -> list[Row]:
-    """Rows that share a step as one, which is how W&B has them; ascending."""
+    """Merge the rows of each step into one, as W&B does; ascending."""
     steps: dict[float, Row] = {}
     for row in rows:
         steps.setdefault(row["step"], {}).update(row)
@@ -214,16 +213,16 @@ def by_step(rows: Iterable[Row]) -> list[Row]:
 
 
 def _rewritten(run: Any, known: dict[str, Any]) -> Any:
-    """The run itself, or, when W&B's copy has gaps or other rows, a new one in its place.
+    """The run itself, or a new one in its place if W&B's copy has gaps or other rows.
 
-    W&B takes no step that lies before its last one, so a copy that is wrong cannot be mended.
-    ``wandb/id`` remembers the new id, under which the run goes on.
+    W&B accepts no step before its last one, so a wrong copy cannot be repaired. ``wandb/id`` stores
+    the new id, which the run uses from then on.
     """
     if not run.resumed:
         return run
     folder = known["dir"]
     theirs = list(wandb.Api().run(run.path).scan_history(use_cache=False))
-    if agrees(theirs, by_step(Tail(folder / "metrics.jsonl").rows())):
+    if is_prefix(theirs, by_step(Tail(folder / "metrics.jsonl").rows())):
         return run
     base, _, number = known["id"].partition("-")
     newer = f"{base}-{int(number or 1) + 1}"
@@ -235,7 +234,7 @@ def _rewritten(run: Any, known: dict[str, Any]) -> Any:
 
 
 def define_axes(run: Any) -> None:
-    """Steps along x; tokens for what is measured on held-out text. Every row has both."""
+    """Use steps as the x axis, and tokens for held-out metrics. Every row has both."""
     run.define_metric("step")
     run.define_metric("tokens")
     run.define_metric("*", step_metric="step")
@@ -243,7 +242,7 @@ def define_axes(run: Any) -> None:
 
 
 def models_table(models: list[dict[str, Any]]) -> dict[str, Any]:
-    """The table of the learners' models, if there are any."""
+    """The table of the learners' models; empty if there are none."""
     if not models:
         return {}
     table = wandb.Table(columns=list(models[0]))
@@ -253,14 +252,14 @@ def models_table(models: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def log_results(run: Any, folder: Path, step: int) -> None:
-    """The held-out results as a table and as summary values, and the report with its pictures.
+    """Log the held-out results, as a table and as summary values, and the report.
 
-    They join the row of the last `step`, or, where W&B had that before, the summary alone.
+    They are added to the row of the last `step`, or, if W&B had that row before, to the summary.
     """
     try:
         results = parse_json((folder / "evaluation.json").read_bytes())
         learners, scores = results["learners"], [one["name"] for one in results["columns"]]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or a damaged file
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # no file, or a damaged one
         return
     columns = ["parameters", *scores, "retention", "tokens_per_second"]
     table = wandb.Table(columns=["learner", *columns])
@@ -296,7 +295,7 @@ def main(options: Options) -> None:
     rollbacks = max((row.get("rollbacks", 0.0) for row in known), default=0.0)
     alerts = Alerts(run, folder, options.stalled_after, rollbacks)
     if not options.verify:
-        alerts.notice_crash_loop(max((row["step"] for row in known), default=0.0))
+        alerts.check_crash_loop(max((row["step"] for row in known), default=0.0))
     step = follow(run, tail.rows, ended, alerts, models_table(options.models))
     if last_words == ["completed"]:
         log_results(run, folder, step)

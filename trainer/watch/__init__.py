@@ -1,1 +1,1 @@
-"""What can go wrong in a run, and what is then done."""
+"""Detecting failures in a run: bad losses, hangs, slow ranks, diverged replicas; and rollbacks."""

@@ -1,8 +1,8 @@
-"""Which rank failed first: its error is shown, the others' are echoes of it.
+"""Which rank failed first: only its error is shown, since the others' errors follow from it.
 
-When a rank ends, the others lose their connection to it and fail as well, and under ``srun`` or
-torchrun every one of them can write to the terminal. So the first to fail says so in the run
-folder, by exclusive creation of ``attempts/000002.failure``, and only it speaks.
+When one rank ends, the others lose their connection to it and fail too. Under ``srun`` and torchrun
+every rank can write to the terminal. So the first rank to fail creates ``attempts/000002.failure``
+exclusively, and only that rank prints its error.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from trainer.errors import TrainingError
 
 T = TypeVar("T")
 FAILED = 1
-SPEAK_SECONDS = 3.0
-# What gloo says in a plain RuntimeError when the process at the other end is gone.
+FIRST_EXIT_SECONDS = 3.0
+# What gloo says in a RuntimeError when the process at the other end is gone.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
 class FirstFailure:
-    """The place where the ranks of one attempt note who failed first."""
+    """The record, shared by the ranks of one attempt, of the rank that failed first."""
 
     def __init__(self, attempt: Attempt, rank: int) -> None:
         self._path = attempt.record.with_suffix(".failure")
@@ -34,7 +34,7 @@ class FirstFailure:
         self._own = False
 
     def claim(self, error: BaseException) -> bool:
-        """Whether this rank, which ends with `error`, is the first to fail."""
+        """Record `error` as the first failure; False if another rank has failed before."""
         content = {"rank": self._rank, "error": str(error), **Owner.here().record()}
         try:
             with open(self._path, "x", encoding="utf-8") as file:
@@ -42,29 +42,29 @@ class FirstFailure:
         except FileExistsError:
             return False
         except OSError:
-            pass  # a full disk, which may be the error itself: better said twice than never
+            pass  # a full disk, which may be the error itself: better shown twice than never
         self._own = True
         return True
 
-    def let_it_speak(self) -> None:
-        """Wait a moment for the rank that failed first, if it is on this machine, to end.
+    def wait_for_first(self) -> None:
+        """Wait a moment for the first rank that failed, if it is on this machine, to exit.
 
-        A launcher here that shows the words of the first rank to end thus shows the right ones.
+        A launcher that shows the error of the first rank to exit then shows the right one.
         """
-        end = time.monotonic() + SPEAK_SECONDS
+        end = time.monotonic() + FIRST_EXIT_SECONDS
         first = Owner.of(self._path)
         while first and first.is_on_this_machine and first.has_process and time.monotonic() < end:
             time.sleep(0.05)
 
     def is_elsewhere(self) -> bool:
-        """Whether another rank has failed."""
+        """Whether another rank failed first."""
         return not self._own and self._path.exists()
 
 
 def on_rank_0(action: Callable[[], T]) -> T:
-    """Let rank 0 alone do something, and give its result to every rank. Collective.
+    """Run `action` on rank 0, and return its result on every rank. Collective.
 
-    What it raises is raised on rank 0; the others end without a word.
+    An exception is raised on rank 0 only; the other ranks exit without a message.
     """
     outcome: list[Any] = [False, None]
     failure: Exception | None = None
@@ -82,7 +82,7 @@ def on_rank_0(action: Callable[[], T]) -> T:
 
 
 def explained(error: Exception) -> Exception:
-    """The error itself, or, where it only says that another rank is gone, one that says so."""
+    """The error itself, or a TrainingError if it only means that another rank has gone."""
     is_loss = isinstance(error, dist.DistBackendError | dist.DistNetworkError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in LOST)
     )
@@ -90,5 +90,5 @@ def explained(error: Exception) -> Exception:
         return error
     return TrainingError(
         f"rank {os.environ['RANK']} lost the connection to another rank, which was killed or whose "
-        "machine failed; start the job again to go on from its newest checkpoint"
+        "machine failed; start the job again to resume from its newest checkpoint"
     )

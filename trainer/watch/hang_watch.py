@@ -1,10 +1,9 @@
-"""A rank that makes no progress is ended, with the stack of each of its threads in its log.
+"""End a rank that makes no progress, with the stack of each of its threads in its log.
 
-The alarm is the kernel's (`setitimer`), and the handler, of `faulthandler`, is C: it needs neither
-the interpreter's lock nor a thread that runs, so that it works wherever the rank is stuck. After
-the stacks are written the signal takes its ordinary effect, which is to end the process (a code
-other than 0 and 1, so that the scheduler starts the job again). All ranks move in step, so one that
-hangs makes all of them late, and the stack of each is in its own log.
+The timer is the kernel's (`setitimer`), and the handler is `faulthandler`'s, in C. It needs neither
+the GIL nor a running thread, so it works wherever the rank is stuck. After it has written the
+stacks, the signal ends the process, with an exit code other than 0 and 1: the scheduler starts the
+job again. Ranks run in lockstep, so one hang stops them all, and each log has its rank's stacks.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from typing import Any
 
 
 class HangWatch:
-    """While it is open, at most `seconds` may pass between two calls of `heartbeat`."""
+    """While it is open, ends the process if `seconds` pass between two calls of `heartbeat`."""
 
     def __init__(self, log: Path, seconds: float) -> None:
-        """The stacks go to the end of `log`. One watch at a time; on the main thread."""
+        """`log` is the file to append the stacks to. One watch at a time, on the main thread."""
         self._path, self._seconds = log, seconds
         self._log: TextIOWrapper | None = None
 
     def heartbeat(self) -> None:
-        """There was progress. A system call, about a microsecond."""
+        """Report progress. One system call, about a microsecond."""
         if self._log is not None:
             signal.setitimer(signal.ITIMER_REAL, self._seconds)
 

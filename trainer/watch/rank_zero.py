@@ -1,4 +1,4 @@
-"""While rank 0 works alone, the other ranks wait for it, as long as it shows that it gets on."""
+"""Work that rank 0 does alone: the other ranks wait as long as rank 0 keeps sending heartbeats."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from trainer.watch.hang_watch import HangWatch
 SendHeartbeat = Callable[[], None]
 
 
-def let_rank_0_work(work: Callable[[SendHeartbeat], object], watch: HangWatch) -> None:
-    """Call ``work(heartbeat)`` on rank 0 and return on all ranks when it is done. Collective.
+def run_on_rank_zero(work: Callable[[SendHeartbeat], object], watch: HangWatch) -> None:
+    """Call ``work(heartbeat)`` on rank 0, and return on all ranks when it is done. Collective.
 
-    Each call of `heartbeat` is one of every rank's `watch`: rank 0 may take as long as it
-    likes over all of its work, but if it hangs between two heartbeats, every rank's watch goes off,
-    its own and those of the ranks that wait (rank 0 may be on a machine that is gone).
+    Each call of `heartbeat` resets the `watch` of every rank. The whole work may take any time.
+    If rank 0 hangs between two heartbeats, or its machine is gone, the watch of every rank fires.
     """
-    # Launchers take a rank that ends early for one that died, so all wait; how long is the watch's
-    # affair, not the collective's.
+    # All ranks wait, since a launcher takes a rank that exits early for one that died. The watch,
+    # not the collective's timeout, limits the wait.
     group = dist.new_group(backend="gloo", timeout=timedelta(days=7))
-    goes_on = torch.ones(1, dtype=torch.int64)
+    working = torch.ones(1, dtype=torch.int64)
 
     def heartbeat() -> None:
         watch.heartbeat()
-        dist.broadcast(goes_on, 0, group)
+        dist.broadcast(working, 0, group)
 
     if dist.get_rank() == 0:
         work(heartbeat)
-        goes_on.zero_()
+        working.zero_()
         heartbeat()
     else:
-        while goes_on:
+        while working:
             heartbeat()
     dist.barrier(group)

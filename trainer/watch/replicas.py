@@ -1,10 +1,10 @@
-"""Whether all ranks still hold the same numbers where they should.
+"""Check that replicated tensors are equal on all ranks.
 
-A flipped bit or a faulty device changes one copy of what every rank computes alike, without any
-error: from there on that rank trains another model. Each rank adds up the bits of what it holds
-whole (at ZeRO stage 0 weights and moments; at stages 1 and 2 the weights, whose moments have no
-copy; at stage 3 the small weights that are never cut up), and the sums are compared. One number per
-learner and kind crosses the network; a change of a single bit always changes its sum.
+A flipped bit or a faulty device changes one rank's replica without an error, and from then on that
+rank trains another model. So each rank computes a checksum of its replicated tensors, and the ranks
+compare them. At ZeRO stage 0 these are weights and moments; at stages 1 and 2 the weights; at stage
+3 the small weights that are never partitioned. Each rank sends one number per learner and kind. A
+change of a single bit always changes the checksum.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 KINDS = ("weights", "optimizer state")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_FACTOR = 0x9E3779B97F4A7C15 - 2**64  # odd: tensors that change places change the sum
+_FACTOR = 0x9E3779B97F4A7C15 - 2**64  # odd, so that swapped tensors change the sum
 
 
 class DivergenceError(TrainingError):
-    """The ranks' copies of a learner differ: the computation of one of them went wrong."""
+    """The ranks' replicas of a learner differ: one rank computed or stored a wrong value."""
 
 
 def verify(engines: Mapping[str, DeepSpeedEngine], step: int) -> None:
-    """Compare what the ranks hold in common, after `step` steps. Collective.
+    """Compare the replicated tensors of all ranks after `step` steps. Collective.
 
     Raises:
-        DivergenceError: on every rank; names the ranks that differ from most, and the learner.
+        DivergenceError: on every rank; names the learner and the ranks in the minority.
     """
     if dist.get_world_size() == 1:
         return
@@ -54,12 +54,12 @@ def verify(engines: Mapping[str, DeepSpeedEngine], step: int) -> None:
 
 @torch.no_grad()
 def checksums(engine: DeepSpeedEngine) -> tuple[Tensor, Tensor]:
-    """The sums, int64 scalars on the engine's device, over weights and over optimizer states."""
+    """Checksums of weights and of optimizer states: int64 scalars on the engine's device."""
     return _sum(_weights(engine), engine.device), _sum(_states(engine), engine.device)
 
 
 def minority(sums: Sequence[int]) -> list[int]:
-    """The ranks whose sum is not that of most; all of them where no sum is most ranks'."""
+    """The ranks whose sum differs from the majority's; every rank where there is no majority."""
     (common, votes), *others = Counter(sums).most_common()
     if not others:
         return []
@@ -78,13 +78,13 @@ def _message(learner: str, what: str, ranks: Sequence[int], step: int) -> str:
         else f"the {what} of ranks {named} differ"
     )
     return (
-        f"step {step}: {learner}: {subject}, where they must be the same: memory or a device there "
-        "is faulty; start again, without it, to go on from the newest checkpoint"
+        f"step {step}: {learner}: {subject}, although they must be equal: memory or a device there "
+        "is faulty; start again without that machine, to resume from the newest checkpoint"
     )
 
 
 def _weights(engine: DeepSpeedEngine) -> Iterator[Tensor]:
-    """Parameters and buffers that are whole on every rank, and replicated fp32 masters of them."""
+    """Unpartitioned parameters and buffers, and their replicated fp32 master weights."""
     for parameter in engine.module.parameters():
         if not hasattr(parameter, "ds_persist") or parameter.ds_persist:
             yield parameter.data

@@ -1,7 +1,7 @@
-"""Going back once to a checkpoint, and passing over some batches: `rollback` in the config.
+"""Rolling back to a checkpoint and skipping batches: `rollback` in the config.
 
-Which batch a step reads is a pure function of the step and of the config. What has been carried out
-is part of the trainer's state, so that a later start does not go back again.
+The batch that a step reads is a pure function of the step and the config. The trainer's state
+records the entries that have been applied, so that a later start does not roll back again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from trainer.errors import TrainingError
 
 @dataclass
 class RollbackConfig(Section):
-    """Back to a checkpoint, once, and past some batches.
+    """Roll back once to a checkpoint, and skip some batches.
 
-    Batches are counted as in ``tandem data dump``: the step's number as long as none was skipped.
+    Batches are numbered as in ``tandem data dump``. Until a batch is skipped, its number is the
+    step's.
     """
 
     checkpoint: Annotated[int, INDEX, Unit("steps"), Doc("The step of the checkpoint.")]
@@ -29,17 +30,17 @@ class RollbackConfig(Section):
         INDEX,
         Length(2),
         Ascending(),
-        Doc("The first batch that is passed over, and the one after the last; null: only go back."),
+        Doc("The first batch to skip, and the one after the last; null: skip none."),
     ] = None
 
     def __str__(self) -> str:
-        """As in the YAML."""
+        """The entry in YAML."""
         skip = "null" if self.skip is None else self.skip
         return f"{{checkpoint: {self.checkpoint}, skip: {skip}}}"
 
 
 def batch_number(step: int, rollbacks: Sequence[RollbackConfig]) -> int:
-    """The number of the batch that a 0-based step of the job reads."""
+    """The number of the batch that a 0-based step reads."""
     number = step
     for begin, end in sorted(tuple(one.skip) for one in rollbacks if one.skip):
         if number >= begin:
@@ -48,7 +49,7 @@ def batch_number(step: int, rollbacks: Sequence[RollbackConfig]) -> int:
 
 
 def conflicts_in_order(rollbacks: Sequence[RollbackConfig]) -> Iterator[Refusal]:
-    """The entries that pass over batches which their checkpoint, or an earlier entry, has seen."""
+    """The entries that skip a batch which their checkpoint, or an earlier entry, has covered."""
     for number, one in enumerate(rollbacks):
         if one.skip is None:
             continue
@@ -56,18 +57,19 @@ def conflicts_in_order(rollbacks: Sequence[RollbackConfig]) -> Iterator[Refusal]
         if one.skip[0] < batch_number(one.checkpoint, before):
             yield (
                 key,
-                f"the checkpoint of step {one.checkpoint} has seen batch {one.skip[0]} already",
+                f"the checkpoint of step {one.checkpoint} has trained on batch {one.skip[0]} "
+                "already; skip later batches, or name an earlier checkpoint",
             )
         if any(e.skip and e.skip[0] < one.skip[1] and one.skip[0] < e.skip[1] for e in before):
-            yield key, "overlaps an entry before it"
+            yield key, "must not overlap an entry before it"
 
 
 def proposal(rollbacks: Sequence[RollbackConfig], checkpoint: int, steps: range) -> str:
-    """The override that goes back to a checkpoint and passes over what these steps have read.
+    """The override that rolls back to `checkpoint` and skips the batches that `steps` have read.
 
-    Of these, those that the checkpoint has not seen: somebody may have asked for it among them.
+    Steps before the checkpoint are left out: it has trained on their batches already.
     """
-    skips: list[list[int]] = []  # several, where batches between them are passed over already
+    skips: list[list[int]] = []  # several ranges, where batches between them are skipped already
     for number in (batch_number(step, rollbacks) for step in steps if step >= checkpoint):
         if skips and skips[-1][1] == number:
             skips[-1][1] += 1
@@ -77,59 +79,59 @@ def proposal(rollbacks: Sequence[RollbackConfig], checkpoint: int, steps: range)
     return f"rollback={_as_yaml(everything)}"
 
 
-def way_out(
+def recovery_advice(
     rollbacks: Sequence[RollbackConfig], newest: int, sound: int | None, steps: range
 ) -> str:
-    """What a user can do about a learner that skipped `steps`, in words that end with an override.
+    """What a user can do after a learner has skipped `steps`; ends with an override.
 
     `newest` is the step of the newest checkpoint, `sound` that of the newest which is not suspect.
-    Where they differ, everything since `sound` is passed over: what ruined the weights is in it.
+    Where they differ, the override skips every batch since `sound`: one of them ruined the weights.
     """
     if newest and sound is None:
         return (
-            f"no checkpoint is sound (the newest is that of step {newest}): begin another run, "
-            f"with a lower learning_rate: 'name=NEW'"
+            f"no checkpoint is sound (the newest is that of step {newest}): start a new run with "
+            f"a lower learning_rate: 'name=NEW'"
         )
     if newest and sound != newest:
         back = proposal(rollbacks, sound or 0, range(sound or 0, steps.stop))
         return (
-            f"the checkpoint of step {newest} is suspect, its weights were ruined before: go back "
-            f"to that of step {sound}, with a lower learning_rate if it is high: '{back}'"
+            f"the checkpoint of step {newest} is suspect: its weights were ruined before. Roll "
+            f"back to that of step {sound}, with a lower learning_rate if it is high: '{back}'"
         )
     back = proposal(rollbacks, newest, steps)
     return f"start again with a lower learning_rate, or without these batches: '{back}'"
 
 
 def _as_yaml(rollbacks: Iterable[RollbackConfig]) -> str:
-    """As one line that the command line and a YAML file take."""
+    """One line that the command line and a YAML file accept."""
     return f"[{', '.join(map(str, rollbacks))}]"
 
 
-def done_with(rollbacks: Sequence[RollbackConfig]) -> list[dict[str, Any]]:
-    """What the trainer's state says once these have been carried out."""
+def applied_state(rollbacks: Sequence[RollbackConfig]) -> list[dict[str, Any]]:
+    """The record of these applied entries, for the trainer's state."""
     return [asdict(one) for one in rollbacks]
 
 
 def checkpoint_to_resume(
     newest: Checkpoint | None, rollbacks: Sequence[RollbackConfig]
 ) -> Checkpoint | None:
-    """The `newest` intact, or an earlier one that a new entry names.
+    """The `newest` intact checkpoint, or an earlier one that a new entry names.
 
-    Raises TrainingError where an entry that was carried out has gone or has changed,
-    and CheckpointError where the checkpoint to go back to is missing or damaged.
+    Raises TrainingError where an applied entry was removed or changed, and CheckpointError where
+    the checkpoint to roll back to is missing or damaged.
     """
     if newest is None:
         return None
     done = newest.trainer_state["rolled_back"]
-    if done_with(rollbacks)[: len(done)] != done:
-        carried_out = _as_yaml(RollbackConfig(**one) for one in done)
+    if applied_state(rollbacks)[: len(done)] != done:
+        applied = _as_yaml(RollbackConfig(**one) for one in done)
         raise TrainingError(
-            f"rollback: the run has carried out {carried_out}; leave that in place, and add to it"
+            f"rollback: the run has applied {applied}; keep these entries, and add new ones after"
         )
     target = min((one.checkpoint for one in rollbacks[len(done) :]), default=newest.step)
     folder = newest.path.parent
     if target == newest.step or (target > newest.step and target in published(folder)):
-        return newest  # the one that is named is damaged
+        return newest  # the named checkpoint is damaged
     checkpoint = Checkpoint(folder, target)
     checkpoint.verify()
     return checkpoint
