@@ -28,7 +28,7 @@ class RunFolder:
 
     @classmethod
     def existing(cls, run: str) -> RunFolder:
-        """A run by its folder, or by its name under ``runs/``. Raises TrainingError if not found."""
+        """A run by its folder, or its name under ``runs/``. Raises TrainingError if not found."""
         for path in (Path(run), Path("runs") / run):
             if (path / "config.yaml").is_file():
                 return cls(path)
