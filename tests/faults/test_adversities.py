@@ -82,7 +82,7 @@ def test_a_disk_without_room_for_a_checkpoint_costs_checkpoints_only(calm, corpu
         errors = finish(process)
         assert "Traceback" not in errors
         assert re.search(
-            r"checkpoint of step \d+ not written: .* GB free, the checkpoint needs", errors
+            r"checkpoint of step \d+ was not written: .* GB free, the checkpoint needs", errors
         )
         assert all_steps(tmp_path / "tiny" / "checkpoints")[-1] == STEPS
         assert losses(tmp_path / "tiny") == calm

@@ -93,7 +93,7 @@ def test_a_stop_is_final(slurm: RealSlurm, corpus: Path) -> None:
     training.reach(13)
     second = tandem("train", training.run / "config.yaml", f"output_dir={training.run.parent}")
     assert second.returncode == 1
-    assert f"this run is at work already (SLURM job {training.id}, process " in second.stderr
+    assert f"this run is already running (SLURM job {training.id}, process " in second.stderr
     answer = CliRunner().invoke(main, ["stop", str(training.run)])
     assert answer.exit_code == 0, answer.output
     slurm.wait_job(training.id, timeout=100)

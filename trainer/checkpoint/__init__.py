@@ -1,17 +1,17 @@
 """Elastic, asynchronous, atomic checkpoints of several DeepSpeed engines.
 
-Weights and optimizer states are stored per parameter, not per rank: what was saved on any number of
-ranks at any ZeRO stage resumes on any other::
+Weights and optimizer states are stored per parameter, not per rank. So a checkpoint saved on any
+number of ranks, at any ZeRO stage, resumes on any other::
 
     checkpoints/step-000001000/
-        manifest.json                        what lies where, checksums, and how sound it is
+        manifest.json                        the index of all tensors, checksums, and health
         trainer.json                         step, attempt, metric, the trainer's own state
-        metrics.jsonl                        the newest rows of the run's
+        metrics.jsonl                        the newest rows of the run's metrics
         teacher/rank-00000.safetensors       fragments named "parameter|state|first element"
         students/NAME/rank-00000.safetensors
 
-A checkpoint appears by one rename after every file is on the disk; a crash at any instant leaves
-the one before. At the start of a job::
+A checkpoint becomes visible by one rename, after every file is on disk. A crash at any instant
+leaves the previous checkpoint intact. At the start of a job::
 
     attempt = Attempt.begin(run)                       # rank 0, then broadcast
     checkpoint = newest_intact(run / "checkpoints", log, group)

@@ -1,12 +1,12 @@
-"""Fencing: each incarnation of a run has a number, and an older one can change nothing any more.
+"""Fencing: each attempt at a run has a number, and an older attempt can no longer change the run.
 
 A node that is cut off from the scheduler keeps running for a while beside the requeued copy of its
-job. Every incarnation therefore takes the next number by *exclusive creation* of
-``RUN/attempts/000002.json`` before it looks for a checkpoint, and writes there which checkpoints it
-found. Whatever an older attempt publishes after that is in nobody's list, and readers ignore it.
+job. So every attempt first takes the next number, by *exclusive creation* of
+``RUN/attempts/000002.json``. It lists there the checkpoints that it finds. A checkpoint that an
+older attempt publishes afterwards is in no newer list, and readers ignore it.
 
-The same record says who owns the run (see `Owner`): a second job, started by mistake, is refused as
-long as the first one lives.
+The same record names the owner of the run (see `Owner`). While the owner is alive, a second job of
+the same run is refused.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ _FOLDER, _CHECKPOINTS = "attempts", "checkpoints"
 
 @dataclass(frozen=True)
 class Attempt:
-    """One incarnation of a run. A small value: rank 0 begins it and sends it to the others."""
+    """One attempt at a run. A small value: rank 0 begins it and broadcasts it."""
 
     run_folder: Path
     number: int
 
     @classmethod
     def begin(cls, run_folder: Path, owner: Owner | None = None) -> Attempt:
-        """Take the next number, fence the older attempts off and clear away what they left.
+        """Take the next number, fence off older attempts, and remove their unfinished files.
 
-        On one process of the job only, `owner` (this one by default). ``run_folder`` must exist.
+        Call in one process of the job, the `owner` (by default this one). ``run_folder`` must
+        exist.
 
         Raises:
-            CheckpointError: the run folder cannot be written, or another job is at work in it.
+            CheckpointError: the run folder cannot be written, or another job is running in it.
         """
         owner = owner or Owner.here()
         try:
@@ -52,17 +53,17 @@ class Attempt:
         return attempt
 
     def finish(self) -> None:
-        """Note that the run is finished: a scheduler's word for how its processes ended is not."""
+        """Record that the run is finished; the scheduler's exit codes do not prove it."""
         _write(self.record, {**_content(self.record), "finished": True})
 
     def end(self) -> None:
-        """Note that this attempt has ended in good order: nobody need wonder whether it lives."""
+        """Record that this attempt ended normally, so that no heartbeat is waited for."""
         _write(self.record, {**_content(self.record), "ended": True})
 
     def disown_after(self, step: int) -> None:
-        """Let later checkpoints count no more: they stay on the disk until others take their place.
+        """Disown the earlier attempts' checkpoints after `step`, when a run rolls back.
 
-        What this attempt publishes counts.
+        They stay on disk until new ones replace them. Checkpoints of this attempt are not affected.
         """
         content = _content(self.record)
         found = _found(content) or all_steps(self.run_folder / _CHECKPOINTS)
@@ -71,14 +72,14 @@ class Attempt:
 
     @property
     def record(self) -> Path:
-        """The file that made this attempt, and its heart."""
+        """This attempt's record; its modification time is the heartbeat."""
         return self.run_folder / _FOLDER / f"{self.number:06d}.json"
 
     def check(self) -> None:
-        """Return while this is the newest attempt.
+        """Do nothing while this is the newest attempt.
 
         Raises:
-            StaleAttempt: a newer attempt has begun, or the run folder is not this run's any more.
+            StaleAttempt: a newer attempt has begun, or the run folder was removed.
         """
         newest = max(_numbers(self.run_folder / _FOLDER), default=0)
         if newest == self.number:
@@ -91,25 +92,25 @@ class Attempt:
 
 
 def live_owner(run_folder: Path) -> Owner | None:
-    """Who is at work in a run folder; None when nobody is. May take half a minute to find out."""
+    """The live owner of a run; None if there is none. May take 30 s to find out."""
     newest = max(_numbers(run_folder / _FOLDER), default=0)
     record = Attempt(run_folder, newest).record
     owner = Owner.of(record) if newest else None
-    return owner if owner and owner.lives(record) else None
+    return owner if owner and owner.is_alive(record) else None
 
 
 def published(folder: Path) -> list[int]:
-    """Steps of the checkpoints that count, oldest first.
+    """Steps of the valid checkpoints, oldest first.
 
-    Left out is what an attempt published after a newer one had begun. ``folder`` is
-    ``RUN/checkpoints``; without attempts beside it every checkpoint counts.
+    A checkpoint that an attempt published after a newer one had begun is left out. ``folder`` is
+    ``RUN/checkpoints``; without attempts beside it, every checkpoint is valid.
     """
     inherited = _inherited(folder.parent / _FOLDER)
-    return [step for step in all_steps(folder) if not _came_too_late(folder, step, inherited)]
+    return [step for step in all_steps(folder) if not _is_stale(folder, step, inherited)]
 
 
-def _came_too_late(folder: Path, step: int, inherited: dict[int, set[int]]) -> bool:
-    """Whether an attempt that did not find this checkpoint is newer than the one that wrote it."""
+def _is_stale(folder: Path, step: int, inherited: dict[int, set[int]]) -> bool:
+    """Whether an attempt newer than this checkpoint's writer did not find it when it began."""
     not_found_by = [number for number, steps in inherited.items() if step not in steps]
     if not not_found_by:
         return False
@@ -118,9 +119,9 @@ def _came_too_late(folder: Path, step: int, inherited: dict[int, set[int]]) -> b
 
 
 def _claim(run_folder: Path, owner: Owner) -> int:
-    """Take the number after the newest attempt, when nobody lives who holds that.
+    """Take the number after the newest attempt's, unless that attempt's owner is alive.
 
-    Of several that begin at once, one gets the number; the others find it alive.
+    If several attempts begin at once, one gets the number; the others then find it alive.
     """
     folder = run_folder / _FOLDER
     folder.mkdir(exist_ok=True)
@@ -128,9 +129,9 @@ def _claim(run_folder: Path, owner: Owner) -> int:
         newest = max(_numbers(folder), default=0)
         before = Attempt(run_folder, newest).record
         holder = Owner.of(before) if newest else None
-        if holder and not owner.succeeds(holder) and holder.lives(before):
+        if holder and not owner.succeeds(holder) and holder.is_alive(before):
             raise CheckpointError(
-                f"{run_folder}: this run is at work already ({holder}); let it be, end it with "
+                f"{run_folder}: this run is already running ({holder}); wait for it, end it with "
                 f"`tandem stop {run_folder}`, or give this job another name"
             )
         try:
@@ -151,7 +152,7 @@ def _write(record: Path, content: dict[str, Any]) -> None:
 
 
 def _content(record: Path) -> dict[str, Any]:
-    """What a record says; nothing where it was cut off or damaged."""
+    """A record's content; empty if it is torn or damaged."""
     try:
         content = parse_json(record.read_bytes())
     except ValueError:
@@ -164,12 +165,12 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def _found(content: Mapping[str, Any]) -> list[int] | None:
-    """Which checkpoints an attempt found, by its record; None where that does not say."""
+    """The checkpoints that an attempt found; None if its record does not say."""
     steps = content.get("checkpoints")
     return steps if isinstance(steps, list) else None
 
 
 def _inherited(folder: Path) -> dict[int, set[int]]:
-    """For each attempt, the steps it found. One that died while beginning has no say."""
+    """For each attempt, the steps that it found. One that died while beginning is left out."""
     found = {number: _found(_content(folder / f"{number:06d}.json")) for number in _numbers(folder)}
     return {number: set(steps) for number, steps in found.items() if steps is not None}

@@ -1,4 +1,4 @@
-"""A checkpoint of one run as the first one of another."""
+"""Forking: a checkpoint of one run becomes the first checkpoint of another."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from trainer.durable import sync_folder
 def branch(
     source: Path, step: int, target: Path, learners: Collection[str], state: Mapping[str, Any]
 ) -> None:
-    """Write the checkpoint ``source/step-…`` into ``target``, a new folder, with other state.
+    """Write the checkpoint ``source/step-…`` into ``target``, a new folder, with another state.
 
-    The tensors are shared on the disk (hard links) where the file system can, else copied.
+    Tensors are shared by hard links where the file system allows it, else copied.
 
     Args:
         source: ``RUN/checkpoints`` of the run to branch from.
-        step: the checkpoint, known to be intact.
+        step: the checkpoint's step; the caller has verified it.
         target: ``RUN/checkpoints`` of the new run.
-        learners: whom of the checkpoint to take along.
-        state: the trainer's own state, as ``trainer.json`` is to have it.
+        learners: the learners to take from the checkpoint.
+        state: the trainer's own state for the new ``trainer.json``.
     """
     old, new = source / step_name(step), target / step_name(step)
     manifest = read_manifest(old)

@@ -1,4 +1,4 @@
-"""Learners that have finished: their files go from one checkpoint into the next, unread."""
+"""Finished learners: their files are copied from one checkpoint to the next, without loading."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.checkpoint.storage import StoredFile, copy_durably
 
 @dataclass(frozen=True)
 class Carried:
-    """Learners of an earlier checkpoint. Copies and not links: damage to one file stays in one."""
+    """Learners of an earlier checkpoint. Copied, not linked: damage affects one checkpoint only."""
 
     source: Path = Path()
     files: list[StoredFile] = field(default_factory=list)
@@ -21,7 +21,7 @@ class Carried:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, names: Collection[str]) -> Carried:
-        """These learners of `checkpoint`, which must have them."""
+        """The learners `names` of `checkpoint`, which must have them."""
         learners: dict[str, LearnerRecord] = {}
         files: list[StoredFile] = []
         for name in names:
@@ -33,27 +33,27 @@ class Carried:
 
     @property
     def bytes(self) -> int:
-        """What all ranks together copy."""
+        """Bytes that all ranks copy together."""
         return sum(file.bytes for file in self.files)
 
     def copy(self, folder: Path, rank: int, ranks: int) -> None:
-        """Copy this rank's share into the checkpoint in `folder`, durably, and check it.
+        """Copy this rank's share into the checkpoint in `folder`, durably, and verify it.
 
         Raises:
-            CheckpointError: a file is not what was once written.
+            CheckpointError: a file does not match its checksum.
         """
         for file in self.files[rank::ranks]:
             copy_durably(self.source / file.path, folder / file.path)
             check_file(folder, file)
 
     def records(self, first_file: int) -> dict[str, LearnerRecord]:
-        """The learners where `files` come after so many others."""
+        """The learners' records when `files` start at index `first_file` of the manifest."""
         places = {number: first_file + number for number in range(len(self.files))}
         return {name: _renumbered(record, places) for name, record in self.learners.items()}
 
 
 def _renumbered(record: LearnerRecord, places: Mapping[int, int]) -> LearnerRecord:
-    """The same learner in files with other indices."""
+    """The same record with other file indices."""
 
     def moved(tensor: TensorRecord) -> TensorRecord:
         cuts = [(start, numel, places[file]) for start, numel, file in tensor.fragments]

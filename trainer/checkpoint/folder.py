@@ -1,8 +1,8 @@
-"""The checkpoint folder: names, what is in it, and what an interrupted writer left behind.
+"""The checkpoint folder: names, contents, and leftovers of an interrupted writer.
 
-``step-000001000`` is a published checkpoint. Beside it, only for a moment or after a crash, and
-each marked with the attempt that made it: ``….writing-N`` (unfinished), ``….replaced-N`` (moved
-aside while its successor takes the name) and ``….deleted-N`` (being removed).
+``step-000001000`` is a published checkpoint. Other names exist only for a moment or after a crash;
+N is the attempt that made them: ``….writing-N`` (unfinished), ``….replaced-N`` (moved aside while
+its successor takes the name) and ``….deleted-N`` (being removed).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from configs.strict_json import parse_json
 
 MANIFEST = "manifest.json"
 TRAINER = "trainer.json"
-METRICS = "metrics.jsonl"  # the newest rows of the run's
+METRICS = "metrics.jsonl"  # the newest rows of the run's metrics
 _PUBLISHED = re.compile(r"step-(\d{9,})")
-_PASSING = re.compile(r"(step-\d{9,})\.(writing|replaced|deleted)-(\d+)")
+_TEMPORARY = re.compile(r"(step-\d{9,})\.(writing|replaced|deleted)-(\d+)")
 
 
 def step_name(step: int) -> str:
@@ -30,7 +30,7 @@ def step_name(step: int) -> str:
 
 
 def all_steps(folder: Path) -> list[int]:
-    """Steps of every published checkpoint, oldest first, whoever wrote it."""
+    """Steps of every published checkpoint, oldest first, valid or not."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
@@ -40,9 +40,9 @@ def all_steps(folder: Path) -> list[int]:
 
 
 def read_trainer_file(folder: Path, step: int) -> dict[str, Any]:
-    """The small file beside the manifest: step, attempt, metric and the trainer's own state.
+    """``trainer.json``: step, attempt, metric and the trainer's own state.
 
-    Empty where it is missing or not JSON: whoever verifies the checkpoint names the damage.
+    Empty if it is missing or not JSON: the verification of the checkpoint reports the damage.
     """
     try:
         return dict(parse_json((folder / step_name(step) / TRAINER).read_text()))
@@ -51,21 +51,21 @@ def read_trainer_file(folder: Path, step: int) -> dict[str, Any]:
 
 
 def remove(path: Path, attempt: int) -> None:
-    """Delete a folder so that it looks deleted from the first instant on.
+    """Delete a folder, by a rename first: it disappears in one step.
 
-    Renaming first also takes the place from under a stale writer that still works inside it.
+    The rename also removes the path that a stale writer may still be writing to.
     """
-    grave = path.with_name(f"{path.name.split('.')[0]}.deleted-{attempt}")
-    if path != grave:
-        shutil.rmtree(grave, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError):  # somebody else removed it
-            os.rename(path, grave)
-    shutil.rmtree(grave, ignore_errors=True)
+    trash = path.with_name(f"{path.name.split('.')[0]}.deleted-{attempt}")
+    if path != trash:
+        shutil.rmtree(trash, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another process removed it
+            os.rename(path, trash)
+    shutil.rmtree(trash, ignore_errors=True)
 
 
 def tidy(folder: Path, attempt: int) -> None:
-    """Clear away what attempts up to this one left unfinished, and undo half a replacement."""
-    for path, final, state, owner in list(_passing(folder)):
+    """Remove what attempts up to this one left unfinished, and undo an interrupted replacement."""
+    for path, final, state, owner in list(_temporary(folder)):
         if owner > attempt:
             continue
         if state == "replaced" and not final.exists():
@@ -74,7 +74,7 @@ def tidy(folder: Path, attempt: int) -> None:
             remove(path, attempt)
 
 
-def _passing(folder: Path) -> Iterator[tuple[Path, Path, str, int]]:
+def _temporary(folder: Path) -> Iterator[tuple[Path, Path, str, int]]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if match := _PASSING.fullmatch(path.name):
+        if match := _TEMPORARY.fullmatch(path.name):
             yield path, folder / match[1], match[2], int(match[3])

@@ -1,7 +1,7 @@
-"""Nothing that is being copied may change: optimizers wait for the copy, training does not.
+"""While a checkpoint is copied, optimizer steps wait; forward and backward passes do not.
 
-Weights and moments change in the optimizer's step alone. A copy that begins after one step and is
-done before the next costs no time at all if a forward and backward pass take longer.
+Only the optimizer's step changes weights and moments. So training does not wait if the copy is
+faster than the next forward and backward pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 
 class Gate:
-    """Closed while a copy is made; whoever steps an optimizer meanwhile waits for it to open."""
+    """Closed while a copy is made; an optimizer's step waits until it opens."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -23,7 +23,7 @@ class Gate:
         self._guarded: WeakSet[Optimizer] = WeakSet()
 
     def close(self, optimizers: Iterable[Optimizer]) -> None:
-        """Hold these optimizers back from now on, until `open`."""
+        """Make the steps of these optimizers wait until `open`."""
         self._open.clear()
         for optimizer in optimizers:
             if optimizer not in self._guarded:
@@ -31,11 +31,11 @@ class Gate:
                 optimizer.register_step_pre_hook(self._wait)
 
     def open(self) -> None:
-        """The copy is made, or given up."""
+        """Let the optimizers step: the copy is complete, or has failed."""
         self._open.set()
 
     def wait(self) -> None:
-        """Return when everything has been copied."""
+        """Return when the gate is open."""
         self._open.wait()
 
     def _wait(self, *step: Any) -> None:

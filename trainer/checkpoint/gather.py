@@ -1,4 +1,4 @@
-"""The whole of a live engine's weights."""
+"""Gathering a live engine's weights."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def full_state_dict(engine: DeepSpeedEngine) -> dict[str, Tensor]:
-    """The master weights and persistent buffers of an engine, whole, on every rank; collective.
+    """The full master weights and persistent buffers of an engine, on every rank; collective.
 
-    Floating point tensors come as fp32 on the CPU, copies, at any ZeRO stage and precision.
+    The tensors are copies on the CPU; floating point tensors are fp32, at any stage and precision.
     """
     return {piece.name: _gather(piece, engine.device) for piece in layout(engine)}
 

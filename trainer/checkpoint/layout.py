@@ -1,9 +1,9 @@
-"""Which part of which parameter this rank holds, for every kind of engine DeepSpeed makes.
+"""Which part of which parameter this rank holds, for every engine type of DeepSpeed.
 
-ZeRO flattens a parameter group into one tensor and cuts that among the ranks; what a rank optimises
-is its *holder*: the flat fp32 master partition, which is also the key of the optimizer's state. A
-:class:`Piece` says where in a holder a range of a named parameter lies. Everything else (saving,
-loading, gathering) is written in terms of pieces and knows nothing of ZeRO.
+ZeRO flattens a parameter group into one tensor and partitions it over the ranks. A rank optimizes
+its *holder*: the flat fp32 master partition, which is also the key of the optimizer's state. A
+:class:`Piece` is a range of a named parameter, with its place in a holder. Saving, loading and
+gathering use pieces, and do not depend on the ZeRO stage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
 FROZEN = -1  # the group of a tensor that no optimizer owns: a frozen parameter or a buffer
-_COMPILED = "_orig_mod."  # what torch.compile adds to names
+_COMPILED = "_orig_mod."  # torch.compile adds it to names
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class Piece:
     holder: Tensor  # the tensor that holds the values; a key of optimizer.state unless FROZEN
     offset: int  # where the range begins in holder.view(-1)
     start: int
-    numel: int  # 0: nothing of this tensor is here
+    numel: int  # 0: this rank holds nothing of the tensor
     replicated: bool  # True: every rank holds the whole
 
     @property
     def total(self) -> int:
-        """Elements of the whole tensor."""
+        """Elements in the whole tensor."""
         return prod(self.shape)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """This piece's elements [numel] of the holder, or of a state tensor shaped like it."""
+        """This piece's elements [numel] of the holder, or of a state tensor of the same shape."""
         return tensor.detach().view(-1).narrow(0, self.offset, self.numel)
 
 
@@ -51,7 +51,7 @@ def layout(engine: DeepSpeedEngine) -> list[Piece]:
     """One piece for every parameter and persistent buffer of the engine's module, in a fixed order.
 
     Raises:
-        NotImplementedError: for an optimizer wrapper or placement that is not known here.
+        NotImplementedError: for an unsupported optimizer wrapper or placement.
     """
     named = {_plain(name): parameter for name, parameter in engine.module.named_parameters()}
     names = {parameter: name for name, parameter in named.items()}
@@ -63,10 +63,10 @@ def layout(engine: DeepSpeedEngine) -> list[Piece]:
 
 
 def share(pieces: Iterable[Piece], rank: int, world_size: int) -> list[Piece]:
-    """What this rank stores: its own partitions, and its equal share of all that is replicated.
+    """The pieces that this rank stores: its partitions, and its share of the replicated tensors.
 
-    Replicated tensors are laid end to end and cut into ``world_size`` equal runs of elements, so
-    that every element is written exactly once.
+    Replicated tensors are concatenated and cut into ``world_size`` equal ranges, so that every
+    element is written exactly once.
     """
     pieces = list(pieces)
     total = sum(piece.total for piece in pieces if piece.replicated)
@@ -84,14 +84,14 @@ def share(pieces: Iterable[Piece], rank: int, world_size: int) -> list[Piece]:
 
 
 def torch_optimizer(engine: DeepSpeedEngine) -> torch.optim.Optimizer | None:
-    """The torch optimizer inside DeepSpeed's wrapper; None for an engine that is not trained."""
+    """The torch optimizer inside DeepSpeed's wrapper; None for an engine without training."""
     if engine.optimizer is None or _kind(engine.optimizer) == "DeepSpeedZeRoOffload":
         return None
     return getattr(engine.optimizer, "optimizer", engine.optimizer)
 
 
 def refresh(engine: DeepSpeedEngine) -> None:
-    """Make everything DeepSpeed derives from the masters follow them; collective under ZeRO."""
+    """Update all tensors that DeepSpeed derives from the master weights; collective under ZeRO."""
     wrapper = engine.optimizer
     kind = _kind(wrapper)
     if kind == "DeepSpeedZeroOptimizer_Stage3":
@@ -101,8 +101,8 @@ def refresh(engine: DeepSpeedEngine) -> None:
         for low, master in flats:  # the parameters' partitions are views of `low`
             low.data.copy_(master.data)
         wrapper.invalidate_secondary_tensor()
-        wrapper.checkpoint_event_prologue()  # drops gathered parameters, which are stale now
-        wrapper.checkpoint_event_epilogue()  # gathers the small, persistent ones again
+        wrapper.checkpoint_event_prologue()  # drops the gathered parameters, which are stale
+        wrapper.checkpoint_event_epilogue()  # gathers the small, persistent parameters again
     elif kind == "DeepSpeedZeRoOffload":
         wrapper.partition_all_parameters()
         if wrapper.persistent_parameters:
@@ -123,7 +123,7 @@ def _optimized(wrapper: Any, names: _Names) -> Iterator[Piece]:
     if isinstance(wrapper, torch.optim.Optimizer):
         return _plain_torch(wrapper, names)
     if _kind(wrapper) not in _WRAPPERS:
-        raise NotImplementedError(f"checkpoints do not know DeepSpeed's {_kind(wrapper)}")
+        raise NotImplementedError(f"checkpoints do not support DeepSpeed's {_kind(wrapper)}")
     return _WRAPPERS[_kind(wrapper)](wrapper, names)
 
 
@@ -158,8 +158,8 @@ def _stage_0_fused(wrapper: Any, names: _Names) -> Iterator[Piece]:
 
 
 def _stage_1_and_2(wrapper: Any, names: _Names) -> Iterator[Piece]:
-    # round_robin_* is the order in the flat tensor whatever `round_robin_gradients` says;
-    # DeepSpeed's own `_hp_mapping` is wrong when it is on.
+    # round_robin_* is the order in the flat tensor, with or without `round_robin_gradients`;
+    # DeepSpeed's own `_hp_mapping` is wrong with it.
     for group, flat in enumerate(wrapper.single_partition_of_fp32_groups):
         low = dist.get_rank(wrapper.real_dp_process_group[group]) * flat.numel()
         order = wrapper.round_robin_bit16_groups[group]
@@ -180,7 +180,7 @@ def _stage_3(wrapper: Any, names: _Names) -> Iterator[Piece]:
     subgroups = zip(wrapper.fp32_partitioned_groups_flat, wrapper.fp16_groups, strict=True)
     for number, (flat, parameters) in enumerate(subgroups):
         if wrapper._swappable_optimizer_subgroup(number):
-            raise NotImplementedError("checkpoints do not cover optimizer states on NVMe")
+            raise NotImplementedError("checkpoints do not support optimizer states on NVMe")
         group = wrapper.sub_group_to_group_id[number]
         for p in parameters:
             _, offset, size = wrapper.grad_position[wrapper.get_param_id(p)]
@@ -213,9 +213,9 @@ def _whole(name: str, group: int, holder: Tensor, shape: Sequence[int]) -> Piece
 
 
 def _cut(name: str, p: Tensor, group: int, flat: Tensor, at: int, low: int) -> Piece:
-    """The part of a parameter at ``[at, at + numel)`` of its group that this rank's flat has.
+    """The part of a parameter, at ``[at, at + numel)`` of its group, that is in this rank's flat.
 
-    ``flat`` is the group's range ``[low, low + flat.numel())``.
+    ``flat`` holds the range ``[low, low + flat.numel())`` of the group.
     """
     first, last = max(at, low), min(at + p.numel(), low + flat.numel())
     if last <= first:
@@ -242,7 +242,7 @@ def _frozen(name: str, parameter: Any) -> Piece:
 
 
 def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that belong to a state dict, by name."""
+    """The persistent buffers, which a state dict contains, by name."""
     transient = {
         f"{prefix}.{key}".lstrip(".")
         for prefix, child in module.named_modules()

@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint contains, where each range of each tensor lies, and checksums."""
+"""The manifest: the index of a checkpoint's tensors and files, with checksums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """One stored tensor: every state of it is cut at the same places."""
+    """One stored tensor; all its states are cut into the same fragments."""
 
     shape: list[int]
     group: int
@@ -40,26 +40,26 @@ class LearnerRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything about a checkpoint but the numbers themselves."""
+    """Everything about a checkpoint except the tensors' values."""
 
     step: int
     world_size: int
     files: list[StoredFile]
     learners: dict[str, LearnerRecord]
-    health: dict[str, Health] = field(default_factory=dict)  # of each learner; empty in old ones
-    suspect: str = ""  # why no run should go back to it; empty where it is sound
+    health: dict[str, Health] = field(default_factory=dict)  # by learner; empty in old manifests
+    suspect: str = ""  # why no run should roll back to it; empty if it is sound
 
     def encode(self) -> dict[str, Any]:
-        """As JSON, with a checksum of itself."""
+        """The manifest as JSON, with its own checksum."""
         content = {"format": FORMAT, **asdict(self)}
         return {"content": content, "sha256": _digest(content)}
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest of a checkpoint folder.
+    """Read and verify the manifest of a checkpoint folder.
 
     Raises:
-        CheckpointError: it is missing, damaged, or of another format.
+        CheckpointError: it is missing, damaged, or has another format.
     """
     path = folder / MANIFEST
     try:
@@ -79,10 +79,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_file(folder: Path, file: StoredFile) -> None:
-    """Compare a stored file with its size and checksum.
+    """Verify a stored file's size and checksum.
 
     Raises:
-        CheckpointError: naming the file, when it is missing, truncated or changed.
+        CheckpointError: the file is missing, truncated or changed; names it.
     """
     path = folder / file.path
     try:
@@ -96,10 +96,10 @@ def check_file(folder: Path, file: StoredFile) -> None:
 
 
 def merge_learner(snapshots: Sequence[Snapshot], files: Sequence[int]) -> LearnerRecord:
-    """One learner from what its ranks stored (``data`` is not looked at).
+    """One learner's record, from the snapshots of all ranks (``data`` is not read).
 
     Args:
-        snapshots: one for each rank.
+        snapshots: one per rank.
         files: for each rank, the index of its file in the manifest.
     """
     head = snapshots[0]
@@ -129,7 +129,7 @@ def _agreed_scalars(name: str, about: Sequence[Mapping[str, Any]]) -> dict[str, 
 def _cuts(
     name: str, fragments: Sequence[tuple[Fragment, int]], total: int
 ) -> tuple[dict[str, str], list[tuple[int, int, int]]]:
-    """The states (with dtype) and the places where all of them are cut; proves they are gapless."""
+    """The states (with dtype), and the fragments they share; asserts that there are no gaps."""
     states: dict[str, str] = {}
     places: dict[str, list[tuple[int, int, int]]] = {}
     for fragment, file in fragments:

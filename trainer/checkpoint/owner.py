@@ -1,9 +1,9 @@
-"""Who runs an attempt, and whether that process is still alive, on this machine or another.
+"""The process that owns an attempt, and whether it is still alive, on this machine or another.
 
-On the machine (kernel, process namespace) where the owner runs, the process table answers at once,
-and a number that was given to another process since is not mistaken for it. From elsewhere its
-heartbeat answers: the owner touches its attempt's record every few seconds, and the age of that is
-measured by the file system's own clock, or, where it is in doubt, by waiting for the next beat.
+On the owner's machine (kernel, process namespace) the process table answers at once; a process id
+that was reused since is recognised. On other machines the heartbeat answers: the owner touches its
+attempt's record every few seconds. Its age is measured by the file system's clock. If that is not
+conclusive, the check waits for the next heartbeat.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from configs.strict_json import parse_json
 
 HEARTBEAT_SECONDS = 5.0
-SILENT_SECONDS = 30.0  # without a beat: dead, or cut off
+SILENT_SECONDS = 30.0  # without a heartbeat, after which the owner is dead or cut off
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Owner:
 
     host: str
     process: int
-    machine: str  # within which `process` has a meaning; empty where that cannot be known
-    started: int  # the process, in clock ticks since the machine was
-    time: float  # seconds since 1970, for people
-    job: str = ""  # SLURM's id
-    restart: int = 0  # how often the scheduler has started that job before
-    ended: bool = False  # in good order
+    machine: str  # the boot and process namespace of `process`; empty if unknown
+    started: int  # when the process started, in clock ticks since boot
+    time: float  # Unix time of the attempt's start, for messages
+    job: str = ""  # SLURM's job id
+    restart: int = 0  # how often the scheduler has restarted that job
+    ended: bool = False  # normally
 
     @classmethod
     def here(cls, job: str = "", restart: int = 0) -> Owner:
@@ -46,40 +46,41 @@ class Owner:
 
     @classmethod
     def of(cls, record: Path) -> Owner | None:
-        """Who wrote an attempt's record; None where that cannot be read: it died while writing."""
-        for patience in (0.2, 0.2, 0.0):
+        """The owner in an attempt's record; None if its writer died before it was complete."""
+        for retry_seconds in (0.2, 0.2, 0.0):
             try:
                 content = parse_json(record.read_text())
                 known = {field.name for field in fields(cls)} & content.keys()
                 return cls(**{name: content[name] for name in known})
             except (ValueError, TypeError, AttributeError, FileNotFoundError):
-                time.sleep(patience)
+                time.sleep(retry_seconds)
         return None
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """The owner as JSON."""
         return asdict(self)
 
-    def lives(self, record: Path) -> bool:
-        """Whether this process is alive, of which `record` is the heart; may take half a minute."""
+    def is_alive(self, record: Path) -> bool:
+        """Whether this process is alive; `record` has its heartbeat. May take 30 s."""
         if self.ended or self.is_on_this_machine:
             return not self.ended and self.has_process
-        return _beats(record)
+        return _has_heartbeat(record)
 
     @property
     def is_on_this_machine(self) -> bool:
-        """Whether the process table here is the one that it is in, or was."""
+        """Whether the process runs, or ran, on this machine."""
         return bool(self.machine) and self.machine == _machine()
 
     @property
     def has_process(self) -> bool:
-        """Whether it is in the process table of this machine."""
+        """Whether the process is in the process table of this machine."""
         return self.started != 0 and _started(self.process) == self.started
 
     def succeeds(self, other: Owner) -> bool:
-        """Whether this is `other`, or a later start of its job by the scheduler.
+        """Whether this is `other`, or a later start of the same job by the scheduler.
 
-        That one cannot be waited for: cut off from the scheduler it may run on. It is fenced off.
+        A later start must not wait for `other`, which may keep running when it is cut off from the
+        scheduler. It fences `other` off instead.
         """
         if (self.machine, self.process, self.started) == (
             other.machine,
@@ -90,19 +91,19 @@ class Owner:
         return bool(self.job) and self.job == other.job and self.restart > other.restart
 
     def __str__(self) -> str:
-        """For a person: where it runs and since when."""
+        """For messages: where the process runs, and since when."""
         job = f"SLURM job {self.job}, " if self.job else ""
         since = datetime.fromtimestamp(self.time).strftime("%Y-%m-%d %H:%M:%S")
         return f"{job}process {self.process} on {self.host}, since {since}"
 
 
 def send_heartbeat(record: Path) -> None:
-    """Tell others that the owner of `record` lives."""
+    """Show that the owner of `record` is alive."""
     os.utime(record)
 
 
-def _beats(record: Path) -> bool:
-    """Whether a heart beats, judged from any machine by the clock of the file system."""
+def _has_heartbeat(record: Path) -> bool:
+    """Whether the owner sends heartbeats, judged on any machine by the file system's clock."""
     last = _modified(record)
     if last is None or _file_system_time(record.parent) - last > SILENT_SECONDS:
         return False
@@ -115,7 +116,7 @@ def _beats(record: Path) -> bool:
 
 
 def _modified(record: Path) -> float | None:
-    """Opened, since a network file system may answer a mere stat from its cache."""
+    """Read from an open file, since a network file system may answer a stat from its cache."""
     try:
         with open(record, "rb") as file:
             return os.fstat(file.fileno()).st_mtime
@@ -129,7 +130,7 @@ def _file_system_time(folder: Path) -> float:
 
 
 def _machine() -> str:
-    """This boot of this kernel and this process namespace; a container has its own."""
+    """The id of this boot and this process namespace; a container has its own."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -138,7 +139,7 @@ def _machine() -> str:
 
 
 def _started(process: int) -> int:
-    """When a process began, in clock ticks since boot; 0 when it has ended (proc(5): stat)."""
+    """When a process started, in clock ticks since boot; 0 if it has ended (proc(5): stat)."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

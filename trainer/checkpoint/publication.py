@@ -1,4 +1,4 @@
-"""From copies in memory to a published checkpoint: beside its name, synced, then one rename."""
+"""Publishing a checkpoint: write it beside its final name, fsync it, then rename it once."""
 
 from __future__ import annotations
 
@@ -46,29 +46,29 @@ from trainer.checkpoint.storage import (
 from trainer.durable import sync_folder
 
 T = TypeVar("T")
-_SPARE = 64 * 2**20  # bytes that must remain free: manifest, logs, metrics
+_RESERVE = 64 * 2**20  # bytes that must remain free: manifest, logs, metrics
 
 
 @dataclass(frozen=True)
-class Unit:
-    """All that one save writes: of `learners` what this rank has, of `carried` its share."""
+class Save:
+    """The content of one save on this rank."""
 
     step: int
     learners: Mapping[str, Snapshot]  # by "teacher", "students/NAME"
     trainer: Mapping[str, Any]  # the content of trainer.json
-    carried: Carried = field(default_factory=Carried)  # the same on all ranks
-    metrics: Callable[[], bytes] | None = None  # rank 0's, called when they are to be stored
+    carried: Carried = field(default_factory=Carried)  # the same on all ranks; each copies a share
+    metrics: Callable[[], bytes] | None = None  # on rank 0; called when they are stored
     evaluations: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # step, loss
 
     @property
     def bytes(self) -> int:
-        """What this rank has."""
+        """Bytes that this rank writes, without `carried`."""
         return sum(snapshot.data.numel() for snapshot in self.learners.values())
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """Where a run's checkpoints stand and the rules for it."""
+class Store:
+    """A run's checkpoint folder, and the rules for it."""
 
     folder: Path
     retention: Retention
@@ -90,19 +90,19 @@ class Shelf:
         return self.folder / f"{step_name(step)}.writing-{self.number}"
 
 
-def publish(unit: Unit, shelf: Shelf, ranks: Ranks) -> str:
+def publish(save: Save, store: Store, ranks: Ranks) -> str:
     """Write a checkpoint and make it visible; collective. Returns, on rank 0, why it is suspect.
 
     Raises:
-        StaleAttempt, CheckpointError: on every rank; nothing was published then.
+        StaleAttempt, CheckpointError: on every rank; nothing has been published.
     """
-    staging, first = shelf.staging(unit.step), ranks.rank == 0
-    needed = sum(ranks.collect(unit.bytes)) + unit.carried.bytes
+    staging, first = store.staging(save.step), ranks.rank == 0
+    needed = sum(ranks.collect(save.bytes)) + save.carried.bytes
     try:
-        _together(ranks, shelf, lambda: _begin(unit, shelf, staging, needed) if first else None)
-        parts = ranks.collect(_together(ranks, shelf, lambda: _write(unit, staging, ranks)))
+        _together(ranks, store, lambda: _begin(save, store, staging, needed) if first else None)
+        parts = ranks.collect(_together(ranks, store, lambda: _write(save, staging, ranks)))
         return _together(
-            ranks, shelf, lambda: _commit(unit, shelf, staging, parts) if first else ""
+            ranks, store, lambda: _commit(save, store, staging, parts) if first else ""
         )
     except Exception:
         if first:
@@ -110,90 +110,93 @@ def publish(unit: Unit, shelf: Shelf, ranks: Ranks) -> str:
         raise
 
 
-def _together(ranks: Ranks, shelf: Shelf, action: Callable[[], T]) -> T:
-    """Every rank's action, or none. What fails a stale attempt is that the newer one cleared it."""
+def _together(ranks: Ranks, store: Store, action: Callable[[], T]) -> T:
+    """Run `action` on every rank; if one fails, all fail. A stale attempt raises StaleAttempt.
+
+    A newer attempt removes the staging folder of a stale one, whose writes then fail.
+    """
 
     def guarded() -> T:
         try:
             return action()
         except OSError:
-            shelf.check_attempt()
+            store.check_attempt()
             raise
 
     return ranks.agree(guarded)
 
 
-def _begin(unit: Unit, shelf: Shelf, staging: Path, needed: int) -> None:
-    """Rank 0's first act: permission, room, and empty folders."""
-    shelf.check_attempt()
-    free = shutil.disk_usage(shelf.folder).free
-    if free < needed + _SPARE:
+def _begin(save: Save, store: Store, staging: Path, needed: int) -> None:
+    """On rank 0, first: check the attempt and the free space, and make empty folders."""
+    store.check_attempt()
+    free = shutil.disk_usage(store.folder).free
+    if free < needed + _RESERVE:
         raise CheckpointError(
-            f"{shelf.folder}: {free / 1e9:.2f} GB free, the checkpoint needs "
-            f"{(needed + _SPARE) / 1e9:.2f} GB; free some space or keep fewer checkpoints"
+            f"{store.folder}: {free / 1e9:.2f} GB free, the checkpoint needs "
+            f"{(needed + _RESERVE) / 1e9:.2f} GB; free some space or keep fewer checkpoints"
         )
     shutil.rmtree(staging, ignore_errors=True)  # of a save of this step that failed
     staging.mkdir()
-    for name in (*unit.learners, *unit.carried.learners):
+    for name in (*save.learners, *save.carried.learners):
         (staging / name).mkdir(parents=True)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What one rank has stored of a learner; `head` is without the data."""
+    """One rank's part of a learner; `head` is the snapshot without the data."""
 
     head: Snapshot
     file: StoredFile
     portion: Portion
 
 
-def _write(unit: Unit, staging: Path, ranks: Ranks) -> dict[str, _Part]:
-    """Write this rank's file of every learner, and copy its share of the carried ones."""
+def _write(save: Save, staging: Path, ranks: Ranks) -> dict[str, _Part]:
+    """Write this rank's file of every learner, and copy its share of the carried learners."""
     parts = {}
-    for name, snapshot in unit.learners.items():
+    for name, snapshot in save.learners.items():
         header = safetensors_header({f.key: (f.dtype, f.numel) for f in snapshot.fragments})
         path = f"{name}/rank-{ranks.rank:05d}.safetensors"
         stored = write_durably(staging, path, safetensors_chunks(header, snapshot.data))
         parts[name] = _Part(_without_data(snapshot), stored, measure(snapshot))
-    unit.carried.copy(staging, ranks.rank, ranks.size)
+    save.carried.copy(staging, ranks.rank, ranks.size)
     return parts
 
 
-def _commit(unit: Unit, shelf: Shelf, staging: Path, parts: list[dict[str, _Part]]) -> str:
-    """Rank 0's last act: manifest, rename, then retention. Returns why it is suspect."""
-    trainer = write_json(staging, TRAINER, {**unit.trainer, "attempt": shelf.number})
+def _commit(save: Save, store: Store, staging: Path, parts: list[dict[str, _Part]]) -> str:
+    """On rank 0, last: manifest, rename, then retention. Returns why the checkpoint is suspect."""
+    trainer = write_json(staging, TRAINER, {**save.trainer, "attempt": store.number})
     files, learners = [trainer], {}
-    if unit.metrics is not None:
-        files.append(write_durably(staging, METRICS, [unit.metrics()]))
-    for name in unit.learners:
+    if save.metrics is not None:
+        files.append(write_durably(staging, METRICS, [save.metrics()]))
+    for name in save.learners:
         learners[name] = _merge(name, parts, first_file=len(files))
         files += [part[name].file for part in parts]
-    learners |= unit.carried.records(first_file=len(files))
-    files += unit.carried.files
-    healths, suspect = _judge(unit, shelf, parts)
-    manifest = Manifest(unit.step, len(parts), files, learners, healths, suspect)
+    learners |= save.carried.records(first_file=len(files))
+    files += save.carried.files
+    healths, suspect = _judge(save, store, parts)
+    manifest = Manifest(save.step, len(parts), files, learners, healths, suspect)
     write_json(staging, MANIFEST, manifest.encode())
     for folder, _, _ in os.walk(staging):
         sync_folder(Path(folder))
-    shelf.check_attempt()
-    _rename_into_place(staging, shelf.folder / step_name(unit.step), shelf.number)
-    _expire(shelf, unit.step)
+    store.check_attempt()
+    _rename_into_place(staging, store.folder / step_name(save.step), store.number)
+    _expire(store, save.step)
     return suspect
 
 
 def _judge(
-    unit: Unit, shelf: Shelf, parts: list[dict[str, _Part]]
+    save: Save, store: Store, parts: list[dict[str, _Part]]
 ) -> tuple[dict[str, Health], str]:
     """The health of every learner, and why the checkpoint is suspect, if it is."""
-    sound = newest_sound(shelf.folder, before=unit.step)
+    sound = newest_sound(store.folder, before=save.step)
     before = sound.health if sound else {}
     measured = {
-        name: health([part[name].portion for part in parts], unit.evaluations.get(name))
-        for name in unit.learners
+        name: health([part[name].portion for part in parts], save.evaluations.get(name))
+        for name in save.learners
     }
     now = with_older_evaluations(measured, before)
-    carried = {name: before[name] for name in unit.carried.learners if name in before}
-    return {**now, **carried}, suspicions(unit.step, now, before)
+    carried = {name: before[name] for name in save.carried.learners if name in before}
+    return {**now, **carried}, suspicions(save.step, now, before)
 
 
 def _merge(name: str, parts: list[dict[str, _Part]], first_file: int) -> LearnerRecord:
@@ -202,7 +205,7 @@ def _merge(name: str, parts: list[dict[str, _Part]], first_file: int) -> Learner
 
 
 def _rename_into_place(staging: Path, final: Path, number: int) -> None:
-    """One rename. A checkpoint that has the name (resumed from an earlier one) steps aside."""
+    """Publish by one rename. A checkpoint that already has the name is moved aside first."""
     aside = final.with_name(f"{final.name}.replaced-{number}")
     if final.exists():
         os.rename(final, aside)
@@ -212,34 +215,34 @@ def _rename_into_place(staging: Path, final: Path, number: int) -> None:
         remove(aside, number)
 
 
-def _expire(shelf: Shelf, newest: int) -> None:
-    """Delete what need not be kept. Later steps than ours are damaged: they do not count."""
-    passed_over = _passed_over(shelf, newest)
+def _expire(store: Store, newest: int) -> None:
+    """Delete the checkpoints that the retention does not keep. Steps after `newest` are damaged."""
+    superseded = _superseded(store, newest)
     metrics = {
-        step: read_trainer_file(shelf.folder, step).get("metric")
-        for step in published(shelf.folder)
-        if step <= newest and step not in passed_over
+        step: read_trainer_file(store.folder, step).get("metric")
+        for step in published(store.folder)
+        if step <= newest and step not in superseded
     }
-    suspect = [step for step in metrics if _is_suspect(shelf.folder / step_name(step))]
-    expired = shelf.retention.expired(metrics, shelf.pinned | {newest}, suspect)
-    for step in [*passed_over, *expired]:
-        shelf.check_attempt()  # a newer one may train on from this checkpoint
-        remove(shelf.folder / step_name(step), shelf.number)
+    suspect = [step for step in metrics if _is_suspect(store.folder / step_name(step))]
+    expired = store.retention.expired(metrics, store.pinned | {newest}, suspect)
+    for step in [*superseded, *expired]:
+        store.check_attempt()  # a newer attempt may have resumed from this checkpoint
+        remove(store.folder / step_name(step), store.number)
 
 
-def _passed_over(shelf: Shelf, newest: int) -> list[int]:
-    """Those between the one that this attempt went on from and its newest that are not its own.
+def _superseded(store: Store, newest: int) -> list[int]:
+    """Other attempts' checkpoints between the one that this attempt resumed from and `newest`.
 
-    They were damaged or disowned when it began, or came too late.
+    They were damaged or disowned when this attempt began, or published after that.
     """
-    since = max(shelf.pinned, default=newest)
-    between = [step for step in all_steps(shelf.folder) if since < step < newest]
-    writers = {step: read_trainer_file(shelf.folder, step).get("attempt") for step in between}
-    return [step for step in between if writers[step] not in (None, shelf.number)]
+    since = max(store.pinned, default=newest)
+    between = [step for step in all_steps(store.folder) if since < step < newest]
+    writers = {step: read_trainer_file(store.folder, step).get("attempt") for step in between}
+    return [step for step in between if writers[step] not in (None, store.number)]
 
 
 def _is_suspect(checkpoint: Path) -> bool:
-    """Whether no run should go back to it; nothing of a damaged one is known."""
+    """Whether no run should roll back to a checkpoint; a damaged one counts as suspect."""
     try:
         return bool(read_manifest(checkpoint).suspect)
     except CheckpointError:

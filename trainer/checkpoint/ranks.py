@@ -1,4 +1,4 @@
-"""The ranks of a job, seen by the thread that writes: they go on together or fail together."""
+"""Collectives of the writing thread: all ranks succeed, or all fail."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import torch.distributed as dist
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 
 T = TypeVar("T")
-_PATIENCE = timedelta(hours=1)  # for the slowest rank's disk; a rank that dies is noticed at once
+_TIMEOUT = timedelta(hours=1)  # for the slowest rank's disk; a dead rank is noticed at once
 
 
 class Ranks:
-    """All ranks, over a gloo group of their own. Creating it is collective.
+    """All ranks, over a separate gloo group. Creating it is collective.
 
-    The group is not shared with training: two threads that use one group at a time hang it.
+    Training does not use this group: two threads that use one group at the same time deadlock.
     """
 
     def __init__(self) -> None:
-        self.group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self.group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 
     def agree(self, action: Callable[[], T]) -> T:
-        """Run ``action`` on every rank and return its own result; collective.
+        """Run ``action`` on every rank and return this rank's result; collective.
 
         Raises:
-            StaleAttempt: on every rank, when one rank's action raised it.
-            CheckpointError: on every rank, when an action failed somewhere; says where and why.
+            StaleAttempt: on every rank, if any rank's action raised it.
+            CheckpointError: on every rank, if any rank's action failed; says where and why.
         """
         failure: Exception | None = None
         try:
@@ -45,14 +45,14 @@ class Ranks:
         return result
 
     def collect(self, value: T) -> list[T]:
-        """Every rank's value on rank 0, nothing elsewhere; collective."""
+        """Every rank's value on rank 0; an empty list elsewhere; collective."""
         values: list[T] | None = [value] * self.size if self.rank == 0 else None
         dist.gather_object(value, values, dst=0, group=self.group)
         return values or []
 
 
 def _portable(error: Exception, rank: int) -> Exception:
-    """The error in a form that pickles and that reads as one line on any rank."""
+    """The error in a form that can be pickled, with a one-line message that names the rank."""
     if isinstance(error, StaleAttempt):
         return StaleAttempt(str(error))
     if isinstance(error, OSError):

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 def missing(folder: Path, step: int, there: Sequence[int]) -> CheckpointError:
-    """That there is no checkpoint of a step in ``RUN/checkpoints``, where these steps are."""
+    """The error for a step without a checkpoint in ``RUN/checkpoints``; `there` are its steps."""
     if step in there:  # it was published, or removed, a moment ago
-        return CheckpointError(f"{folder}: the checkpoint of step {step} was not there; try again")
+        return CheckpointError(f"{folder}: the checkpoint of step {step} is not there; try again")
     if step in all_steps(folder):
         return CheckpointError(
-            f"{folder}: the checkpoint of step {step} counts no more, since the run went back to "
-            f"one before it; there are: {_listed(there)}"
+            f"{folder}: the checkpoint of step {step} is no longer valid, since the run rolled "
+            f"back to one before it; there are: {_listed(there)}"
         )
     return CheckpointError(f"{folder}: no checkpoint of step {step}; there are: {_listed(there)}")
 
@@ -55,7 +55,7 @@ class Checkpoint:
         """Open ``folder/step-…``.
 
         Raises:
-            CheckpointError: there is none of this step, or its manifest is damaged.
+            CheckpointError: there is no checkpoint of this step, or its manifest is damaged.
         """
         self.step = step
         self.path = folder / step_name(step)
@@ -66,44 +66,44 @@ class Checkpoint:
 
     @property
     def learners(self) -> list[str]:
-        """The learners in it: "teacher", "students/NAME"."""
+        """The learners in the checkpoint: "teacher", "students/NAME"."""
         return list(self._manifest.learners)
 
     def verify(self, part: int = 0, parts: int = 1) -> None:
         """Read every ``parts``-th file and compare its checksum.
 
         Raises:
-            CheckpointError: naming the first file that is missing, truncated or changed.
+            CheckpointError: names the first file that is missing, truncated or changed.
         """
         for file in self._manifest.files[part::parts]:
             check_file(self.path, file)
 
     def verify_state(self) -> None:
-        """The same for the trainer's own state alone."""
+        """Verify the file of the trainer's own state only."""
         for file in self._manifest.files:
             if file.path == TRAINER:
                 check_file(self.path, file)
 
     @property
     def suspect(self) -> str:
-        """Why no run should go back to it; empty where it is sound."""
+        """Why no run should roll back to this checkpoint; empty if it is sound."""
         return self._manifest.suspect
 
     @property
     def metrics(self) -> bytes:
-        """The newest rows of the run's metrics when it was written; empty in an old one."""
+        """The newest rows of the run's metrics when it was saved; empty in old checkpoints."""
         file = self.path / METRICS
         return file.read_bytes() if file.exists() else b""
 
     def load(self, learner: str, engine: DeepSpeedEngine) -> None:
-        """Put a learner's weights, optimizer state and counters into a fresh engine; collective.
+        """Load a learner's weights, optimizer state and counters into a fresh engine; collective.
 
-        The engine may have any number of ranks, any ZeRO stage and any precision. What its
-        parameter groups are and their settings (weight decay, betas, …) are its own: they are
-        configuration, not state. An engine without an optimizer takes the weights alone.
+        The engine may have any number of ranks, any ZeRO stage and any precision. It keeps its own
+        parameter groups and their settings (weight decay, betas), which are configuration. An
+        engine without an optimizer loads only the weights.
 
         Raises:
-            CheckpointError: the parameters differ, before anything is overwritten.
+            CheckpointError: the parameters differ; nothing has been overwritten.
         """
         try:
             restore(engine, self._record(learner), self._fragments())
@@ -111,9 +111,9 @@ class Checkpoint:
             raise CheckpointError(f"{self.path}: {learner}: {error}") from None
 
     def master_weights(self, learner: str) -> dict[str, Tensor]:
-        """A learner's parameters and persistent buffers, whole, on the CPU, without an engine.
+        """A learner's parameters and persistent buffers, by the module's names, on the CPU.
 
-        Floating point tensors are fp32 masters; others keep their type. Names are the module's.
+        Floating point tensors are the fp32 master weights; other tensors keep their dtype.
         """
         fragments = self._fragments()
         return {
@@ -122,7 +122,7 @@ class Checkpoint:
         }
 
     def stored(self, learner: str) -> tuple[LearnerRecord, dict[int, StoredFile]]:
-        """How a learner is stored: its record, and the files that this names by their indices."""
+        """A learner's record, and the files that it refers to, by index."""
         record = self._record(learner)
         used = {file for one in record.tensors.values() for _, _, file in one.fragments}
         return record, {index: self._manifest.files[index] for index in sorted(used)}
@@ -141,13 +141,13 @@ class Checkpoint:
 def newest_intact(
     folder: Path, report: Callable[[str], None], group: dist.ProcessGroup | None = None
 ) -> Checkpoint | None:
-    """The newest checkpoint whose every file matches its checksum; None where there is none at all.
+    """The newest checkpoint in which every file matches its checksum; None if there is none.
 
-    A damaged one is reported by file name, and the one before it is tried. With a process group
-    this is collective: the ranks share the reading, and rank 0 reports.
+    If a checkpoint is damaged, the damaged file is reported and the checkpoint before it is tried.
+    With a process group this is collective: the ranks share the reading, and rank 0 reports.
 
     Raises:
-        CheckpointError: all are damaged. A run that began anew would lose what can be restored.
+        CheckpointError: all checkpoints are damaged. The user decides whether to restore one.
     """
     rank, size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
     steps: list[Any] = [published(folder)]
@@ -162,21 +162,21 @@ def newest_intact(
         if not found:
             return Checkpoint(folder, step)
         if group is None and not (folder / step_name(step)).exists():
-            return newest_intact(folder, report)  # a live run has deleted it meanwhile
+            return newest_intact(folder, report)  # a live run has just deleted it
         if step == steps[0][0]:
             raise CheckpointError(
                 f"{found[0]}, and there is no intact checkpoint before it: restore one, or remove "
-                f"{folder} to begin anew"
+                f"{folder} to start from step 0"
             )
         if rank == 0:
-            report(f"{found[0]}: the checkpoint before step {step} is used")
+            report(f"{found[0]}: using the checkpoint before step {step}")
     return None
 
 
 def newest_sound(folder: Path, before: float = math.inf) -> Manifest | None:
-    """The manifest of the newest checkpoint of a step `before` which is not suspect; None without.
+    """The newest manifest, of a step below `before`, that is not suspect; None if there is none.
 
-    No file but the manifests is looked at; those that are damaged are passed over.
+    Only manifests are read; damaged ones are ignored.
     """
     for step in reversed(published(folder)):
         if step < before:
@@ -188,9 +188,9 @@ def newest_sound(folder: Path, before: float = math.inf) -> Manifest | None:
 
 
 def newest_state(folder: Path) -> dict[str, Any] | None:
-    """The trainer's own state in the newest checkpoint in which that is intact; None without one.
+    """The newest intact trainer state in any checkpoint; None if there is none.
 
-    The tensors are not looked at.
+    Tensors are not read.
     """
     for step in reversed(published(folder)):
         try:
@@ -211,7 +211,7 @@ def _damage(folder: Path, step: int, part: int, parts: int) -> str | None:
 
 
 class _Fragments:
-    """Reads ranges of tensors from wherever they were cut."""
+    """Reads any range of a tensor from the stored fragments."""
 
     def __init__(self, folder: Path, files: Sequence[StoredFile]) -> None:
         self._folder = folder
@@ -231,7 +231,7 @@ class _Fragments:
         assert copied == out.numel(), f"{name} {state}: {copied} of {out.numel()} elements"
 
     def whole(self, name: str, record: TensorRecord) -> Tensor:
-        """The weights of one tensor, flat; fp32 where they are floating point."""
+        """The values of one tensor, flat; floating point tensors are fp32."""
         stored = getattr(torch, record.states[MASTER])
         dtype = torch.float32 if stored.is_floating_point else stored
         out = torch.empty(prod(record.shape), dtype=dtype)
@@ -245,6 +245,6 @@ class _Fragments:
                 self._open[index] = safe_open(path, "pt")
             except FileNotFoundError:
                 raise CheckpointError(
-                    f"{path} is gone: the run keeps newer checkpoints only; try again"
+                    f"{path}: the run has deleted this checkpoint; try again with a newer one"
                 ) from None
         return self._open[index]

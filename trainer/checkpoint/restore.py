@@ -1,4 +1,4 @@
-"""Putting a stored learner into an engine, whatever its cut."""
+"""Loading a stored learner into an engine with any partitioning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """Where the stored numbers are read from."""
+    """Reads stored values."""
 
     def fill(self, name: str, record: TensorRecord, state: str, start: int, out: Tensor) -> None:
         """Copy the elements ``[start, start + out.numel())`` of one state into ``out`` [numel]."""
@@ -30,7 +30,7 @@ def restore(engine: DeepSpeedEngine, saved: LearnerRecord, source: Source) -> No
     """Overwrite a freshly initialised engine with a stored learner; collective.
 
     Raises:
-        CheckpointError: the engine's parameters differ, before anything is overwritten.
+        CheckpointError: the engine's parameters differ; nothing has been overwritten.
     """
     pieces = layout(engine)
     optimizer = torch_optimizer(engine)
@@ -49,7 +49,7 @@ def restore(engine: DeepSpeedEngine, saved: LearnerRecord, source: Source) -> No
 
 
 def _by_holder(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """The optimized pieces, those of one flat tensor together."""
+    """The optimized pieces, grouped by flat tensor."""
     holders: dict[int, list[Piece]] = {}
     for piece in pieces:
         if piece.group != FROZEN:
@@ -70,18 +70,18 @@ def _check_same_parameters(pieces: Sequence[Piece], saved: Mapping[str, TensorRe
                 f"{name} has shape {list(piece.shape)} in the model and {record.shape} stored"
             )
         if record.group == FROZEN != piece.group:
-            raise CheckpointError(f"{name} is trained, in the checkpoint it is frozen")
+            raise CheckpointError(f"{name} is trained, but frozen in the checkpoint")
 
 
 def _check_same_scalars(held: Sequence[Piece], saved: Mapping[str, TensorRecord]) -> None:
-    """What one flat tensor shares (its step) must be the same for all parameters in it."""
+    """The scalars of a flat tensor's state (its step) must be equal for all parameters in it."""
     first = saved[held[0].name]
     for piece in held:
         record = saved[piece.name]
         if record.scalars != first.scalars or record.states.keys() != first.states.keys():
             raise CheckpointError(
-                f"{piece.name} and {held[0].name} have made different numbers of optimizer steps: "
-                "they cannot share a ZeRO partition; resume at stage 0"
+                f"{piece.name} and {held[0].name} have made different numbers of optimizer steps, "
+                "so they cannot share a ZeRO partition; resume with zero_stage: 0"
             )
 
 
@@ -93,10 +93,10 @@ def _restore_holder(
 ) -> None:
     assert optimizer is not None
     holder, first = held[0].holder, saved[held[0].name]
-    # Padding may be uninitialised memory (stage 3), which would spoil norms over the whole.
+    # Padding may be uninitialised memory (stage 3), which would corrupt norms.
     holder.data.zero_()
     device = _scalar_device(optimizer.param_groups[held[0].group], holder)
-    # Fresh scalars for every holder: torch increments `step` in place.
+    # Every holder needs its own scalars: torch increments `step` in place.
     state = {key: decode_scalar(value, device) for key, value in first.scalars.items()}
     for key, dtype in first.states.items():
         if key != MASTER:
@@ -114,6 +114,6 @@ def _fill(
 
 
 def _scalar_device(settings: Mapping[str, Any], holder: Tensor) -> torch.device:
-    """Where torch wants `step`: beside the parameter for fused and capturable, else on the CPU."""
-    beside = settings.get("fused") or settings.get("capturable")
-    return holder.device if beside else torch.device("cpu")
+    """Where torch expects `step`: beside the parameter if fused or capturable, else the CPU."""
+    on_device = settings.get("fused") or settings.get("capturable")
+    return holder.device if on_device else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Which checkpoints to keep."""
+"""The retention policy: which checkpoints to keep."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from configs.section import Section
 
 @dataclass(frozen=True)
 class Retention(Section):
-    """The last ``last`` checkpoints, every one at a multiple of ``every`` steps, the ``best`` ones.
+    """Keeps the ``last`` checkpoints, those at multiples of ``every`` steps, and the ``best`` ones.
 
-    ``best`` counts by the metric passed to ``save``; ``highest`` says which way is better. Suspect
-    checkpoints are never among the best, and push out none that are sound.
+    ``best`` ranks by the metric passed to ``save``; ``highest`` says which end is better. Suspect
+    checkpoints are never among the best, and never replace sound ones among the last.
     """
 
     last: Annotated[int, COUNT] = 3
@@ -32,9 +32,9 @@ class Retention(Section):
         """Steps to delete, oldest first.
 
         Args:
-            metrics: for every checkpoint, by step, its metric (None where none was measured).
-            pinned: steps never to delete (the one this run was resumed from).
-            suspect: steps of checkpoints that no run should go back to.
+            metrics: step -> metric of every checkpoint (None if not measured).
+            pinned: steps never to delete, such as the one that this run resumed from.
+            suspect: steps of suspect checkpoints.
         """
         steps = sorted(metrics)
         sound = [step for step in steps if step not in suspect]

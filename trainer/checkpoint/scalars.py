@@ -1,4 +1,4 @@
-"""The single numbers of a learner: optimizer scalars, engine counters, the fp16 loss scale."""
+"""A learner's scalars: those of the optimizer, the engine's counters, the fp16 loss scale."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 def encode_scalar(value: Any) -> dict[str, Any]:
-    """A plain value or a one-element tensor, as JSON that says which it was."""
+    """Encode a plain value or a one-element tensor as JSON, with the tensor's dtype."""
     if torch.is_tensor(value):
         return {"value": value.item(), "dtype": str(value.dtype).removeprefix("torch.")}
     return {"value": value}
 
 
 def decode_scalar(encoded: dict[str, Any], device: torch.device) -> Any:
-    """The inverse of :func:`encode_scalar`; a tensor is fresh and lies on ``device``."""
+    """The inverse of :func:`encode_scalar`; a tensor is new, on ``device``."""
     if "dtype" in encoded:
         dtype = getattr(torch, encoded["dtype"])
         return torch.tensor(encoded["value"], dtype=dtype, device=device)
@@ -29,19 +29,19 @@ def decode_scalar(encoded: dict[str, Any], device: torch.device) -> Any:
 
 
 def engine_counters(engine: DeepSpeedEngine) -> dict[str, int]:
-    """DeepSpeed's own counts of steps and samples."""
+    """DeepSpeed's counters of steps and samples."""
     return {name: getattr(engine, name) for name in _COUNTERS}
 
 
 def restore_counters(engine: DeepSpeedEngine, saved: dict[str, Any]) -> None:
-    """Put the counts back. Micro-steps follow the accumulation that is configured now."""
+    """Restore the counters. Micro-steps follow the current accumulation."""
     for name in _COUNTERS:
         setattr(engine, name, saved[name])
     engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
 
 
 def loss_scale_state(engine: DeepSpeedEngine) -> dict[str, Any]:
-    """The loss scaler's numbers, empty where nothing is scaled."""
+    """The loss scaler's state; empty without loss scaling."""
     grad_scaler = engine.torch_autocast_z0_gradscaler
     if grad_scaler is not None:
         return dict(grad_scaler.state_dict())
@@ -50,7 +50,7 @@ def loss_scale_state(engine: DeepSpeedEngine) -> dict[str, Any]:
 
 
 def restore_loss_scale(engine: DeepSpeedEngine, saved: dict[str, Any]) -> None:
-    """Put the scaler's numbers back; those that another stage's scaler does not have are left."""
+    """Restore the scaler's state; values that this stage's scaler lacks are ignored."""
     grad_scaler = engine.torch_autocast_z0_gradscaler
     if grad_scaler is not None:
         grad_scaler.load_state_dict({**grad_scaler.state_dict(), **saved})
@@ -62,6 +62,6 @@ def restore_loss_scale(engine: DeepSpeedEngine, saved: dict[str, Any]) -> None:
 
 
 def _scaler(engine: DeepSpeedEngine) -> Any:
-    """ZeRO's scaler object, or stage 0's record of the scale; None without either."""
+    """ZeRO's scaler object, or stage 0's scale record; None if there is neither."""
     wrapper = engine.optimizer
     return getattr(wrapper, "loss_scaler", getattr(wrapper, "loss_scale_config", None))

@@ -1,4 +1,4 @@
-"""A learner's state, copied off the engine: the only part of a save that training waits for."""
+"""Copying a learner's state from the engine: the only part of a save that training waits for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MASTER = "master"  # the name of the weights themselves among a parameter's stat
 
 @dataclass(frozen=True)
 class Fragment:
-    """A run of elements of one state of one tensor, as it lies in a file."""
+    """A contiguous range of one state of one tensor, as stored in a file."""
 
     name: str
     state: str
@@ -31,18 +31,18 @@ class Fragment:
 
     @property
     def key(self) -> str:
-        """Its name inside the safetensors file."""
+        """The fragment's name in the safetensors file."""
         return fragment_key(self.name, self.state, self.start)
 
 
 def fragment_key(name: str, state: str, start: int) -> str:
-    """How a fragment is called inside its file."""
+    """The name of a fragment in its file."""
     return f"{name}|{state}|{start}"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What this rank stores of one learner, in host memory, and what all of it means."""
+    """This rank's part of one learner, in host memory, with its description."""
 
     fragments: list[Fragment]  # in the order of `data`
     data: Tensor  # uint8 [bytes], the fragments back to back
@@ -52,29 +52,29 @@ class Snapshot:
 
 @dataclass
 class HostBuffer:
-    """Host memory that is allocated once and reused by every save of a learner."""
+    """Host memory, allocated once and reused by every save of a learner."""
 
     memory: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
     def take(self, size: int, pinned: bool) -> Tensor:
-        """uint8 [size]; its content is whatever was there before."""
+        """uint8 [size], uninitialised."""
         if self.memory.numel() < size:
             self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         return self.memory[:size]
 
 
 @dataclass(frozen=True)
-class Sketch:
-    """Everything that a snapshot will be, but for the copying of the large tensors."""
+class PendingSnapshot:
+    """A snapshot whose tensors have not been copied yet."""
 
-    sources: list[tuple[Fragment, Tensor]]  # each with the tensor [numel] it is copied from
+    sources: list[tuple[Fragment, Tensor]]  # each with its source tensor [numel]
     tensors: dict[str, dict[str, Any]]
     engine: dict[str, Any]
-    ready: torch.cuda.Event | None  # after which the sources on a GPU hold what is to be saved
+    ready: torch.cuda.Event | None  # after it, sources on a GPU hold the values to save
 
     @torch.no_grad()
     def copy(self, buffer: HostBuffer) -> Snapshot:
-        """Copy the sources, which must not have changed, into ``buffer``. In any thread."""
+        """Copy the sources, which must not have changed, into ``buffer``. Works in any thread."""
         fragments = [fragment for fragment, _ in self.sources]
         return Snapshot(fragments, self._copied(buffer), self.tensors, self.engine)
 
@@ -98,8 +98,8 @@ class Sketch:
         return data
 
 
-def sketch(engine: DeepSpeedEngine, rank: int, world_size: int) -> Sketch:
-    """What this rank is to store of a learner. Call between optimizer steps."""
+def prepare_snapshot(engine: DeepSpeedEngine, rank: int, world_size: int) -> PendingSnapshot:
+    """Prepare this rank's snapshot of a learner. Call between optimizer steps."""
     pieces = layout(engine)
     optimizer = torch_optimizer(engine)
     sources = _sources(share(pieces, rank, world_size), optimizer)
@@ -109,7 +109,7 @@ def sketch(engine: DeepSpeedEngine, rank: int, world_size: int) -> Sketch:
     if any(tensor.is_cuda for _, tensor in sources):
         ready = torch.cuda.Event()
         ready.record()
-    return Sketch(
+    return PendingSnapshot(
         sources=sources,
         tensors={piece.name: _describe(piece, optimizer) for piece in pieces},
         engine={**engine_counters(engine), "loss_scale": loss_scale_state(engine)},
@@ -118,7 +118,7 @@ def sketch(engine: DeepSpeedEngine, rank: int, world_size: int) -> Sketch:
 
 
 def elementwise(key: str, value: Any, holder: Tensor) -> bool:
-    """Whether an optimizer's state has one number for each of the holder's."""
+    """Whether an optimizer state has one value per element of the holder."""
     return key != "step" and torch.is_tensor(value) and value.shape == holder.shape
 
 
@@ -131,7 +131,7 @@ def _state(piece: Piece, optimizer: torch.optim.Optimizer | None) -> dict[str, A
 def _sources(
     pieces: Iterable[Piece], optimizer: torch.optim.Optimizer | None
 ) -> list[tuple[Fragment, Tensor]]:
-    """Every fragment to store, with the tensor [numel] it is copied from."""
+    """Every fragment to store, with its source tensor [numel]."""
     sources = []
     for piece in pieces:
         states = {
@@ -153,7 +153,7 @@ def _describe(piece: Piece, optimizer: torch.optim.Optimizer | None) -> dict[str
         if torch.is_tensor(value) and value.numel() != 1:
             raise CheckpointError(
                 f"{piece.name}: the optimizer's state {key!r} has shape {list(value.shape)}, "
-                "neither that of the parameter nor one number: it cannot be stored"
+                "neither that of the parameter nor a single number: it cannot be stored"
             )
         scalars[key] = encode_scalar(value)
     return {"shape": list(piece.shape), "group": piece.group, "scalars": scalars}

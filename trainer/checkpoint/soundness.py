@@ -1,16 +1,16 @@
-"""Whether a learner's weights can still be trained on, judged when they are saved.
+"""Whether a learner's weights are still sound, judged when they are saved.
 
-A step can ruin weights while every loss so far was finite; a checkpoint of them is written like any
-other, and what comes after it is NaN. So a checkpoint records of each learner the norm of its
-weights, whether all of its numbers are finite, and its newest held-out loss, and is *suspect* if
+A step can ruin weights although every loss so far was finite. Training from such a checkpoint gives
+NaN. So a checkpoint records for each learner the norm of its weights, whether all values are
+finite, and its newest held-out loss. It is *suspect* if, for any learner,
 
-- a weight or a number of the optimizer's state is not finite, or the held-out loss is not;
-- the held-out loss is more than `LOSS_JUMP` nats above that of the sound checkpoint before;
-- the norm per weight is more than `NORM_JUMP` times that of the sound checkpoint before, or less
-  than one `NORM_JUMP`-th of it, unless the learner was evaluated at the very step of the checkpoint
-  and its loss has not jumped: norms may double early in training.
+- a weight, a value of the optimizer's state or the held-out loss is not finite;
+- the held-out loss is more than `LOSS_JUMP` nats above that of the last sound checkpoint;
+- the norm per weight has changed by more than a factor of `NORM_JUMP` since the last sound
+  checkpoint. This does not count if the learner was evaluated at this very step and its loss has
+  not jumped, since norms may double early in training.
 
-It is all computed from the copy in host memory, in the thread that writes.
+Everything is computed from the copy in host memory, in the writing thread.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from torch import Tensor
 from trainer.checkpoint.snapshot import MASTER, Snapshot
 
 LOSS_JUMP = 0.5  # nats
-NORM_JUMP = 2.0  # times, per weight: a model that grows has more of them
-_CHUNK = 2**18  # numbers that are squared at a time
+NORM_JUMP = 2.0  # factor of the norm per weight, since a growing model has more weights
+_CHUNK = 2**18  # values that are squared at a time
 
 
 @dataclass(frozen=True)
 class Portion:
-    """What one rank stores of a learner: the sum of its squared weights, and how many there are."""
+    """Statistics of one rank's part of a learner."""
 
-    squares: float
-    weights: int
+    squares: float  # sum of the squared weights
+    weights: int  # number of weights
     finite: bool  # weights and optimizer states
 
 
 @dataclass(frozen=True)
 class Health:
-    """A learner in a checkpoint. What is not finite is None."""
+    """The health of a learner in a checkpoint. Non-finite values are None."""
 
     finite: bool  # weights and optimizer states
     norm: float | None  # L2, over the weights on all ranks
@@ -50,7 +50,7 @@ class Health:
 
 
 def measure(snapshot: Snapshot) -> Portion:
-    """What this rank stores of a learner."""
+    """Compute the statistics of this rank's part of a learner."""
     squares, weights, finite = 0.0, 0, True
     for state, values in _numbers(snapshot):
         finite &= all(math.isfinite(end) for end in values.aminmax())
@@ -76,7 +76,7 @@ def _numbers(snapshot: Snapshot) -> Iterator[tuple[str, Tensor]]:
 
 
 def health(portions: Sequence[Portion], evaluation: tuple[int, float] | None) -> Health:
-    """A learner's, from what each rank stores and from (step, loss) of its newest evaluation."""
+    """A learner's health, from every rank's part and (step, loss) of its newest evaluation."""
     norm = math.sqrt(math.fsum(portion.squares for portion in portions))
     found = Health(
         finite=all(portion.finite for portion in portions),
@@ -90,9 +90,9 @@ def health(portions: Sequence[Portion], evaluation: tuple[int, float] | None) ->
 
 
 def suspicion(step: int, now: Health, before: Health | None) -> str:
-    """Why a learner at `step` is suspect; empty where it is not.
+    """Why a learner at `step` is suspect; empty if it is sound.
 
-    `before` is the same learner in the newest sound checkpoint before, if it is in it.
+    `before` is its health in the last sound checkpoint, if the learner is in it.
     """
     if not now.finite or now.norm is None:
         return "its weights or optimizer states are not finite"
@@ -108,7 +108,7 @@ def suspicion(step: int, now: Health, before: Health | None) -> str:
     times = _per_weight(now) / (_per_weight(before) or math.inf)
     if 1 / NORM_JUMP <= times <= NORM_JUMP:
         return ""
-    return f"the norm of its weights is {times:.3g} times that of the sound checkpoint before"
+    return f"the norm of its weights is {times:.3g} times that in the last sound checkpoint"
 
 
 def _per_weight(one: Health) -> float:
@@ -118,7 +118,7 @@ def _per_weight(one: Health) -> float:
 def with_older_evaluations(
     now: Mapping[str, Health], before: Mapping[str, Health]
 ) -> dict[str, Health]:
-    """Learners that were not evaluated since a resume have the evaluation from before it."""
+    """Give learners that have not been evaluated since a resume their evaluation from before."""
     return {
         name: one
         if one.evaluated_at is not None or name not in before
@@ -128,6 +128,6 @@ def with_older_evaluations(
 
 
 def suspicions(step: int, now: Mapping[str, Health], before: Mapping[str, Health]) -> str:
-    """Why a checkpoint is suspect, a reason for each learner that is; empty where it is sound."""
+    """Why a checkpoint is suspect, with a reason per suspect learner; empty if it is sound."""
     found = {name: suspicion(step, one, before.get(name)) for name, one in now.items()}
     return "; ".join(f"{name}: {reason}" for name, reason in found.items() if reason)

@@ -1,4 +1,4 @@
-"""Durable files: written once, hashed on the way, on the disk before anybody is told."""
+"""Durable files: written once, hashed while written, fsynced before use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK = 16 * 2**20  # bytes handed to the hash and the file at a time; both let other threads run
+_CHUNK = 16 * 2**20  # bytes hashed and written at a time; both release the GIL
 _SAFETENSORS = {  # the format's names of dtypes
     torch.float64: "F64",
     torch.float32: "F32",
@@ -43,7 +43,7 @@ def write_durably(folder: Path, path: str, chunks: Iterable[bytes | memoryview])
     """Write ``chunks`` to a new file ``folder/path`` and fsync it.
 
     Raises:
-        OSError: with the path in it, whichever call failed.
+        OSError: with the path, whichever call failed.
     """
     digest, size = hashlib.sha256(), 0
     try:
@@ -58,7 +58,7 @@ def write_durably(folder: Path, path: str, chunks: Iterable[bytes | memoryview])
 
 
 def _write_all(file: FileIO, data: memoryview) -> int:
-    """Write bytes to an unbuffered file, which may take only a part at a time."""
+    """Write all bytes to an unbuffered file, whose `write` may take only a part."""
     rest = data
     while rest.nbytes:
         rest = rest[file.write(rest) :]
@@ -78,7 +78,7 @@ def write_json(folder: Path, path: str, content: Any) -> StoredFile:
 
 
 def safetensors_chunks(header: bytes, data: Tensor) -> Iterable[bytes | memoryview]:
-    """A safetensors file of a header and its data (uint8 [bytes]), in pieces fit to be written."""
+    """A safetensors file, from its header and data (uint8 [bytes]), as `write_durably` takes it."""
     yield header
     view = data.numpy()
     for at in range(0, len(view), _CHUNK):

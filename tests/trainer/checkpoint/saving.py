@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from trainer.checkpoint import Attempt, Checkpoint, Retention, newest_intact
-from trainer.checkpoint.publication import Shelf, Unit, publish
-from trainer.checkpoint.snapshot import HostBuffer, sketch
+from trainer.checkpoint.publication import Save, Store, publish
+from trainer.checkpoint.snapshot import HostBuffer, prepare_snapshot
 
 T = TypeVar("T")
 LEARNERS = ("teacher", "students/small")
@@ -49,12 +49,13 @@ def plain_engine(value: float, size: int = 5) -> Any:
     )
 
 
-def unit(step: int, size: int = 5) -> Unit:
+def content(step: int, size: int = 5) -> Save:
     """A checkpoint whose weights are all its step."""
     learners = {
-        name: sketch(plain_engine(float(step), size), 0, 1).copy(HostBuffer()) for name in LEARNERS
+        name: prepare_snapshot(plain_engine(float(step), size), 0, 1).copy(HostBuffer())
+        for name in LEARNERS
     }
-    return Unit(step, learners, {"step": step, "metric": None, "state": {"step": step}})
+    return Save(step, learners, {"step": step, "metric": None, "state": {"step": step}})
 
 
 def save(
@@ -67,9 +68,9 @@ def save(
 ) -> None:
     """Publish a checkpoint of ``run`` from this process alone."""
     pinned = frozenset() if resumed_from is None else frozenset([resumed_from])
-    shelf = Shelf(run / "checkpoints", Retention(last=keep), attempt, pinned)
-    shelf.folder.mkdir(exist_ok=True)
-    publish(unit(step, size), shelf, Alone())  # type: ignore[arg-type]
+    store = Store(run / "checkpoints", Retention(last=keep), attempt, pinned)
+    store.folder.mkdir(exist_ok=True)
+    publish(content(step, size), store, Alone())  # type: ignore[arg-type]
 
 
 def is_whole(checkpoint: Checkpoint) -> bool:

@@ -25,7 +25,7 @@ STAGES = {"teacher": 0, "students/one": 1, "students/two": 2, "students/three": 
 
 
 def save_unit(folder: Path) -> dict[str, Any]:
-    """Train four learners of four stages, save them in one unit, and train on meanwhile.
+    """Train four learners of four stages, save them in one save, and train on meanwhile.
 
     Then others go on from there, on the same ranks at the same stages.
     """

@@ -168,7 +168,7 @@ def test_a_damaged_file_is_named_and_the_one_before_is_used(
     assert is_whole(checkpoint)
     assert len(lines) == 1
     assert lines[0].startswith(f"{path} is damaged")
-    assert lines[0].endswith("the checkpoint before step 3 is used")
+    assert lines[0].endswith("using the checkpoint before step 3")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_checkpoint_that_a_live_run_deletes_while_it_is_read(
 
     monkeypatch.setattr(reader, "check_file", meanwhile)
     assert newest(folder).step == 5
-    with pytest.raises(CheckpointError, match="is gone: the run keeps newer checkpoints only"):
+    with pytest.raises(CheckpointError, match="the run has deleted this checkpoint"):
         opened.master_weights("teacher")
 
 
@@ -289,7 +289,7 @@ def test_a_disk_that_fills_up_leaves_the_old_checkpoint(
 ) -> None:
     with pytest.raises(CheckpointError, match="free some space"):
         save(small_disk, 1, None)
-    monkeypatch.setattr(publication, "_SPARE", -(10**9))  # the check sees room, the disk has none
+    monkeypatch.setattr(publication, "_RESERVE", -(10**9))  # the check sees room, the disk has none
     save(small_disk, 1, None, size=100)
     with pytest.raises(OSError, match=r"No space left.*safetensors") as caught:
         save(small_disk, 2, None, size=400)
@@ -404,6 +404,7 @@ def test_a_failure_on_one_rank_is_reported_once_and_counted_on_all(
     assert silent == []
     file = "step-000000002.writing-0/teacher/rank-00001.safetensors"
     assert lines[0] == (
-        f"checkpoint of step 2 not written: {folder}/{file}: No space left on device (rank 1)"
+        f"the checkpoint of step 2 was not written: {folder}/{file}: "
+        "No space left on device (rank 1)"
     )
     assert len(lines) == 5

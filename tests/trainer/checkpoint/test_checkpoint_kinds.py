@@ -1,4 +1,4 @@
-"""Every kind of engine DeepSpeed makes is saved and restored, in one unit, to the last bit."""
+"""Every kind of engine DeepSpeed makes is saved and restored, in one save, to the last bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.checkpoint import (
     full_state_dict,
 )
 from trainer.checkpoint.manifest import read_manifest
-from trainer.checkpoint.snapshot import sketch
+from trainer.checkpoint.snapshot import prepare_snapshot
 
 KINDS = {
     # Stage 3 first: its first engine replaces torch's linear in the whole process.
@@ -181,7 +181,7 @@ def test_a_state_that_is_not_elementwise_is_refused() -> None:
     engine.module(torch.ones(5)).sum().backward()
     engine.optimizer.step()
     with pytest.raises(CheckpointError, match="weight: the optimizer's state 'row_var'"):
-        sketch(engine, rank=0, world_size=1)
+        prepare_snapshot(engine, rank=0, world_size=1)
 
 
 def test_another_kind_gets_the_same_masters(result: dict[str, Any]) -> None:

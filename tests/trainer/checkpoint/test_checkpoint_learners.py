@@ -87,7 +87,7 @@ def outcome(learner: Learner) -> dict[str, Any]:
 
 
 def save(folder: Path, placed: Sequence[Placed]) -> dict[Placed, Any]:
-    """Train them, save them in one unit, and go on."""
+    """Train them, save them in one save, and go on."""
     learners = {(way, stage): start(way, stage, tiny.SEED) for way, stage in placed}
     for learner in learners.values():
         train(learner, 0, SAVED_AT)

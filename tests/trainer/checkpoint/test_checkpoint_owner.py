@@ -82,7 +82,7 @@ def test_on_another_machine_its_heart_decides(record, tmp_path):
     thread.start()
     try:
         assert live_owner(tmp_path) == someone
-        with pytest.raises(CheckpointError, match=r"at work already \(process \d+ on n9, since"):
+        with pytest.raises(CheckpointError, match=r"already running \(process \d+ on n9, since"):
             Attempt.begin(tmp_path)
     finally:
         over.set()

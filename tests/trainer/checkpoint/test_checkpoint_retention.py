@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.checkpoint.saving import Alone, unit
+from tests.trainer.checkpoint.saving import Alone, content
 from trainer.checkpoint import Attempt, Retention, published
-from trainer.checkpoint.publication import Shelf, Unit, publish
+from trainer.checkpoint.publication import Save, Store, publish
 
 METRICS = {100: 5.0, 200: 2.0, 300: None, 400: 3.0, 500: 2.0, 600: 4.0}
 
@@ -57,15 +57,15 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_a_run_keeps_the_last_the_best_and_the_one_it_resumed_from(tmp_path: Path) -> None:
-    shelf = Shelf(
+    store = Store(
         tmp_path / "checkpoints",
         Retention(last=2, best=1),
         Attempt.begin(tmp_path),
         pinned=frozenset([1]),
     )
-    shelf.folder.mkdir()
+    store.folder.mkdir()
     for step, loss in enumerate([9.0, 3.0, 8.0, 7.0, 6.0, 5.0], start=1):
-        made = unit(step)
+        made = content(step)
         metric = {**made.trainer, "metric": loss}
-        publish(Unit(step, made.learners, metric), shelf, Alone())  # type: ignore[arg-type]
-    assert published(shelf.folder) == [1, 2, 5, 6]
+        publish(Save(step, made.learners, metric), store, Alone())  # type: ignore[arg-type]
+    assert published(store.folder) == [1, 2, 5, 6]

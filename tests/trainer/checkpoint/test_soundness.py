@@ -12,8 +12,8 @@ from tests.trainer.checkpoint.saving import Alone, plain_engine
 from trainer.checkpoint import Retention, newest_sound, published
 from trainer.checkpoint.folder import step_name
 from trainer.checkpoint.manifest import read_manifest
-from trainer.checkpoint.publication import Shelf, Unit, publish
-from trainer.checkpoint.snapshot import HostBuffer, sketch
+from trainer.checkpoint.publication import Save, Store, publish
+from trainer.checkpoint.snapshot import HostBuffer, prepare_snapshot
 from trainer.checkpoint.soundness import LOSS_JUMP, NORM_JUMP, Health, measure, suspicion
 
 BEFORE = Health(finite=True, norm=10.0, weights=100, evaluated_at=8, held_out=3.0)
@@ -51,11 +51,11 @@ def test_without_a_sound_checkpoint_before_only_numbers_that_are_none_are_suspec
     assert suspicion(10, now(finite=False), None)
 
 
-def unit(step: int, engine: SimpleNamespace, loss: float | None = None) -> Unit:
+def content(step: int, engine: SimpleNamespace, loss: float | None = None) -> Save:
     evaluations = {} if loss is None else {"teacher": (step, loss)}
     trainer = {"step": step, "metric": loss, "state": {}}
-    learners = {"teacher": sketch(engine, 0, 1).copy(HostBuffer())}
-    return Unit(step, learners, trainer, evaluations=evaluations)
+    learners = {"teacher": prepare_snapshot(engine, 0, 1).copy(HostBuffer())}
+    return Save(step, learners, trainer, evaluations=evaluations)
 
 
 def test_measured_are_all_weights_and_every_number_of_the_optimizer():
@@ -63,20 +63,20 @@ def test_measured_are_all_weights_and_every_number_of_the_optimizer():
     for parameter in engine.module.parameters():
         parameter.grad = torch.ones_like(parameter)
     engine.optimizer.step()
-    portion = measure(unit(1, engine).learners["teacher"])
+    portion = measure(content(1, engine).learners["teacher"])
     weights = [p.detach().double() for p in engine.module.parameters()]
     assert portion.squares == pytest.approx(sum(float((w * w).sum()) for w in weights), rel=1e-12)
     assert (portion.weights, portion.finite) == (2000 * 2001, True)
     next(iter(engine.optimizer.state.values()))["exp_avg_sq"].view(-1)[-1] = math.inf
-    assert not measure(unit(1, engine).learners["teacher"]).finite
+    assert not measure(content(1, engine).learners["teacher"]).finite
 
 
 def test_a_suspect_checkpoint_is_kept_and_pushes_out_none_that_is_sound(tmp_path):
-    shelf = Shelf(tmp_path / "checkpoints", Retention(last=2, best=1), None, frozenset())
-    shelf.folder.mkdir()
+    store = Store(tmp_path / "checkpoints", Retention(last=2, best=1), None, frozenset())
+    store.folder.mkdir()
 
     def save(step: int, value: float, loss: float | None = None) -> str:
-        return publish(unit(step, plain_engine(value), loss), shelf, Alone())
+        return publish(content(step, plain_engine(value), loss), store, Alone())
 
     assert [save(step, 1.0, loss) for step, loss in ((1, 4.0), (2, 3.0), (3, 3.1))] == [""] * 3
     ruined = [save(4, 500.0), save(5, 500.0), save(6, 500.0, 2.0), save(7, 500.0)]
@@ -85,20 +85,20 @@ def test_a_suspect_checkpoint_is_kept_and_pushes_out_none_that_is_sound(tmp_path
         "6 is known to be good"
     )
     assert save(8, math.nan)
-    assert published(shelf.folder) == [6, 7, 8]
+    assert published(store.folder) == [6, 7, 8]
     for step in (9, 10, 11):
         assert "not finite" in save(step, math.nan, 1.0)
-    assert published(shelf.folder) == [6, 7, 10, 11]
-    assert newest_sound(shelf.folder).step == 7
-    assert newest_sound(shelf.folder, before=7).step == 6
-    manifest = read_manifest(shelf.folder / step_name(11))
+    assert published(store.folder) == [6, 7, 10, 11]
+    assert newest_sound(store.folder).step == 7
+    assert newest_sound(store.folder, before=7).step == 6
+    manifest = read_manifest(store.folder / step_name(11))
     assert manifest.suspect == "teacher: its weights or optimizer states are not finite"
     assert manifest.health["teacher"] == Health(False, None, 30, 11, 1.0)
 
 
 def test_a_whole_history_of_ruin_leaves_the_checkpoints_before_it(tmp_path):
-    shelf = Shelf(tmp_path / "checkpoints", Retention(last=2), None, frozenset())
-    shelf.folder.mkdir()
+    store = Store(tmp_path / "checkpoints", Retention(last=2), None, frozenset())
+    store.folder.mkdir()
     for step in range(1, 9):
-        publish(unit(step, plain_engine(1.0 if step < 5 else 99.0)), shelf, Alone())
-    assert published(shelf.folder) == [3, 4, 7, 8]
+        publish(content(step, plain_engine(1.0 if step < 5 else 99.0)), store, Alone())
+    assert published(store.folder) == [3, 4, 7, 8]
