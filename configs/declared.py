@@ -1,4 +1,4 @@
-"""The keys that a dataclass declares, as its reference page and its JSON schema list them."""
+"""The keys that a dataclass declares, for the reference page and the JSON schema."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from configs.typed import options_of
 
 @dataclass(frozen=True)
 class Declared:
-    """One key: its type with all that is said about it, and its default."""
+    """One key: its annotated type, and its default."""
 
     name: str
     hint: Any
@@ -28,12 +28,12 @@ class Declared:
 
     @property
     def doc(self) -> str:
-        """What the key means; empty where the field does not say."""
+        """The meaning of the key; empty if the field has no `Doc`."""
         return next((one.text for one in notes_within(self.hint) if isinstance(one, Doc)), "")
 
     @property
     def unit(self) -> str:
-        """The unit of its numbers; empty where they have none."""
+        """The unit of its numbers; empty if the field has no `Unit`."""
         return next((one.name for one in notes_within(self.hint) if isinstance(one, Unit)), "")
 
 
@@ -45,7 +45,7 @@ def declared(schema: Any) -> list[Declared]:
 
 
 def explanation(schema: Any) -> list[str]:
-    """What a dataclass is for: the paragraphs of its docstring, each on one line."""
+    """The paragraphs of a dataclass's docstring, each on one line."""
     text = (schema.__doc__ or "").strip()
     if not text or text.startswith(f"{schema.__name__}("):  # made by `dataclass`
         return []
@@ -53,12 +53,12 @@ def explanation(schema: Any) -> list[str]:
 
 
 def purpose(schema: Any) -> str:
-    """What a dataclass is for, in the first paragraph of its docstring."""
+    """The first paragraph of a dataclass's docstring."""
     return next(iter(explanation(schema)), "")
 
 
 def notes_within(hint: Any) -> Iterator[Any]:
-    """What `Annotated` says about a type, then about its parts."""
+    """The `Annotated` metadata of a type, then those of its parts."""
     kind, notes = split(hint)
     yield from notes
     for part in typing.get_args(kind):
@@ -66,7 +66,7 @@ def notes_within(hint: Any) -> Iterator[Any]:
 
 
 def sections_within(hint: Any) -> list[tuple[str, Any]]:
-    """The dataclasses of a key, each with what stands for it in a dotted key: "", "[]", ".NAME"."""
+    """The dataclasses of a key, each with its suffix in a dotted key: "", "[]" or ".NAME"."""
     found = []
     for option in options_of(split(hint)[0]):
         kind = split(option)[0]

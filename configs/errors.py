@@ -1,5 +1,5 @@
-"""The one exception of this package."""
+"""The exception of this package."""
 
 
 class ConfigError(ValueError):
-    """Something in a configuration that its author can fix; the message is one line."""
+    """A mistake in a config that the user can fix; the message is one line."""

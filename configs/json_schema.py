@@ -1,7 +1,7 @@
-"""JSON schemas (draft 2020-12) of configs, with which editors complete and check a YAML file.
+"""JSON schemas (draft 2020-12) of configs, so that editors complete and check YAML files.
 
-They take what the reader of `configs.typed` takes, and refuse what the fields' own rules refuse.
-What keys forbid each other (`Section.conflicts`) is left to the reader.
+They accept the same types as `configs.typed`, and check the rules of single fields. Rules across
+fields (`Section.conflicts`) are only checked when a command reads the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from configs.section import rules_in, split
 from configs.typed import options_of
 
 Schema = dict[str, Any]
-# A number, true and false will do for a text.
+# A number or a boolean is accepted as a string.
 _SCALARS: dict[Any, Schema] = {
     int: {"type": "integer"},
     float: {"type": "number"},
@@ -32,7 +32,7 @@ _PATH: Schema = {"type": "string", "pattern": "[./]", "description": "A YAML fil
 def json_schema(kind: str, root: Any, names: Mapping[str, Collection[str]]) -> Schema:
     """The schema of a kind of file, whose dataclass is `root`.
 
-    `names` are those of the shipped files by kind: what a section or a ``base`` may be named.
+    `names` has the names of the shipped files by kind, which a section or a ``base`` may use.
     """
     definitions = _Definitions(names)
     whole = definitions.section(root, kind)
@@ -53,7 +53,7 @@ class _Definitions:
         self.made: dict[str, Schema] = {}
 
     def section(self, schema: Any, kind: str) -> Schema:
-        """A mapping with the keys of a dataclass; those without a default unless it has a base."""
+        """The schema of a dataclass; keys without a default are required unless there is a base."""
         keys = declared(schema)
         properties = {key.name: self._property(key) for key in keys}
         required = [key.name for key in keys if key.is_required]
@@ -77,7 +77,7 @@ class _Definitions:
         return made
 
     def _value(self, hint: Any, each: tuple[Rule, ...], kind: str) -> Schema:
-        """What a value of this type may be; `each` are rules for the numbers and texts in it."""
+        """The schema of a type; `each` are the rules for the scalars in it."""
         inner, notes = split(hint)
         each = (*each, *rules_in(notes, whole=False))
         options = options_of(inner)
@@ -104,12 +104,12 @@ class _Definitions:
         if key not in self._keys:
             same = sum(schema.__name__ == one.__name__ for one, _ in self._keys)
             self._keys[key] = name = schema.__name__ + (str(same + 1) if same else "")
-            self.made[name] = {}  # keeps its place before what is in it
+            self.made[name] = {}  # reserves its place before its own sections
             self.made[name] = self.section(schema, kind)
         return {"$ref": f"#/$defs/{self._keys[key]}"}
 
     def _file(self, kind: str) -> Schema:
-        """The name of a shipped file of a kind, or the path of any."""
+        """The name of a shipped file of a kind, or the path of any file."""
         names = sorted(self._names.get(kind, ()))
         return {"anyOf": [{"enum": names}, _PATH]} if names else dict(_PATH)
 
@@ -119,7 +119,7 @@ def _keywords(rules: Collection[Rule]) -> Schema:
 
 
 def _names_of(hint: Any) -> Schema:
-    """What the keys of a mapping may be; in JSON they are texts."""
+    """The schema of a mapping's keys, which are strings in JSON."""
     kind, notes = split(hint)
     if kind is int:
         return {"propertyNames": {"pattern": "^-?[0-9]+$"}}

@@ -12,7 +12,7 @@ import yaml
 
 from configs.errors import ConfigError
 from configs.typed import build, convert, hints_of, inside, nearest, options_of, shown
-from configs.yaml_text import DEEPEST, parse
+from configs.yaml_text import MAX_DEPTH, parse
 
 SHIPPED = Path(__file__).parent
 
@@ -22,13 +22,13 @@ T = TypeVar("T")
 def find(name: str, kind: str) -> Path:
     """The YAML file called `name`: a path, or the stem of a shipped file of that kind.
 
-    A name with a folder or an ending in it is a path. One that begins with ``configs/`` is found in
-    the shipped files from any working directory. Raises ConfigError when there is no such file.
+    A name with a folder or a suffix is a path. A path that begins with ``configs/`` is found in the
+    shipped files too, from any working directory. Raises ConfigError if there is no such file.
     """
     given = Path(name)
     shipped = SHIPPED / kind / f"{name}.yaml"
     if not name:
-        raise ConfigError(f"an empty name; give that of a {kind} config, or a path")
+        raise ConfigError(f"the name is empty; give the name of a {kind} config, or a path")
     if len(given.parts) == 1 and not given.suffix:
         if _is_file(shipped):
             return shipped
@@ -37,7 +37,7 @@ def find(name: str, kind: str) -> Path:
     if given.parts[:1] == ("configs",) and not given.exists():
         given = SHIPPED.joinpath(*given.parts[1:])
     if given.is_dir():
-        raise ConfigError(f"{name}: is a folder; give a YAML file in it")
+        raise ConfigError(f"{name}: is a folder; name a YAML file in it")
     if not _is_file(given):
         names = sorted(path.name for path in given.parent.glob("*.yaml"))
         raise ConfigError(f"{name}: no such file{nearest(given.name, names)}")
@@ -47,20 +47,20 @@ def find(name: str, kind: str) -> Path:
 def load(name: str, schema: type[T], kind: str, overrides: Sequence[str] = ()) -> T:
     """Read the config `name` (see `find`), apply ``key=value`` overrides, check against `schema`.
 
-    Overrides apply from left to right. Raises ConfigError, one line naming the file and the key,
-    for anything that does not fit.
+    Overrides apply from left to right. Raises ConfigError, one line that names the file and the
+    key, for anything invalid.
     """
     path = find(name, kind)
     return _overridden(_read(path), schema, kind, overrides, _Origin(str(path), (path,)))
 
 
 def load_text(text: str, schema: type[T], kind: str, overrides: Sequence[str], source: str) -> T:
-    """The same for a config that was kept as text; `source` names its origin in messages."""
+    """As `load`, for a config given as text; `source` names its origin in messages."""
     return _overridden(_tree(text, source), schema, kind, overrides, _Origin(source))
 
 
 def validate(tree: Mapping[str, Any], schema: type[T], source: str) -> T:
-    """Turn a plain mapping into `schema`; `source` names its origin in messages."""
+    """Convert a plain mapping to `schema`; `source` names its origin in messages."""
     try:
         return build(tree, schema)
     except ConfigError as error:
@@ -68,7 +68,7 @@ def validate(tree: Mapping[str, Any], schema: type[T], source: str) -> T:
 
 
 def plain(text: str, source: str) -> dict[str, Any]:
-    """What a config says, without a schema: numbers, true and false are what looks like them.
+    """Parse a config without a schema: numbers and booleans are recognised by their form.
 
     Raises ConfigError, which begins with `source`.
     """
@@ -76,13 +76,13 @@ def plain(text: str, source: str) -> dict[str, Any]:
 
 
 def dump(config: Any) -> str:
-    """The YAML text that `load` reads back into an equal dataclass."""
+    """A config as YAML text, which `load` reads back into an equal dataclass."""
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Origin:
-    """Where a tree comes from: its file, by name, and the files that led to it through ``base``."""
+    """The source of a tree: its file's name, and the files that lead to it through ``base``."""
 
     source: str
     above: tuple[Path, ...] = ()
@@ -104,7 +104,7 @@ def _overridden(
 def _prepare(
     prepare: Callable[[Mapping[str, Any]], None], tree: dict[str, Any], source: str
 ) -> None:
-    """Let a schema (by its class method ``prepare``) find keys that the config itself names."""
+    """Let a schema add the keys that the config itself names, by its class method ``prepare``."""
     try:
         prepare(tree)
     except ConfigError as error:
@@ -114,15 +114,15 @@ def _prepare(
 def _expand(
     tree: Mapping[str, Any], schema: Any, kind: str, key: str, origin: _Origin
 ) -> dict[str, Any]:
-    """Replace names and ``base`` keys by the contents of the files they mean, depth first.
+    """Replace names and ``base`` keys by the contents of their files, depth first.
 
-    `key` is the section's own, in full.
+    `key` is the section's full key.
     """
     tree = dict(tree)
     if isinstance(tree.get("base"), str) and "base" not in hints_of(schema):
         path = _find_base(tree.pop("base"), schema, kind, key, origin)
         if path in origin.above:
-            raise ConfigError(f"{path}: is its own base")
+            raise ConfigError(f"{path}: base: must not lead back to this file")
         below = _expand(_read(path), schema, kind, key, _Origin(str(path), (*origin.above, path)))
         tree = _merge(below, tree)
     for name, section in _sections(schema).items():
@@ -151,7 +151,7 @@ def _expand_section(value: Any, section: _Section, kind: str, key: str, origin: 
 
 
 def _find_base(name: str, schema: Any, kind: str, key: str, origin: _Origin) -> Path:
-    """The file of a ``base``, or of a section that is given as a name."""
+    """The file of a ``base``, or of a section given as a name."""
     try:
         return find(name, kind)
     except ConfigError as error:
@@ -165,7 +165,7 @@ def _find_base(name: str, schema: Any, kind: str, key: str, origin: _Origin) -> 
 
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`changes` over `base`; a section that names a ``base`` of its own starts from nothing."""
+    """Merge `changes` over `base`; a section with its own ``base`` replaces the old section."""
     merged = dict(base)
     for key, value in changes.items():
         below = merged.get(key)
@@ -183,8 +183,8 @@ def _parse(override: str) -> dict[str, Any]:
     names = key.split(".")
     if not equals or not all(names):
         raise ConfigError(f"{shown(override)} is not an override; write key=value")
-    if len(names) > DEEPEST:
-        raise ConfigError(f"{shown(key)}: no key is that deep")
+    if len(names) > MAX_DEPTH:
+        raise ConfigError(f"{shown(key)}: no key has this many levels")
     tree = parse(value, shown(override)[:60])
     for name in reversed(names):
         tree = {name: tree}
@@ -197,7 +197,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     if not tree:
-        raise ConfigError(f"{path}: is empty; a file that changes nothing has {{base: NAME}}")
+        raise ConfigError(f"{path}: is empty; to change nothing, write {{base: NAME}}")
     return tree
 
 

@@ -33,7 +33,7 @@ def reference(kinds: Mapping[str, Any]) -> str:
 
 
 class _Page:
-    """What is on the page: each dataclass once, with a link from wherever it is used."""
+    """The page: each dataclass once, with a link wherever it is used."""
 
     def __init__(self, kinds: Mapping[str, Any]) -> None:
         self._kinds = kinds
@@ -41,7 +41,7 @@ class _Page:
         self._places: dict[Any, list[str]] = {}  # of a dataclass, as dotted keys
 
     def kind(self, kind: str) -> Iterator[str]:
-        """A kind of file, and the sections of it that are not kinds of files themselves."""
+        """A kind of file, and its sections that are not kinds of files themselves."""
         root = self._kinds[kind]
         found = list(self._walk(root, ""))
         for path, schema in found:
@@ -59,7 +59,7 @@ class _Page:
             yield from self._table(schema)
 
     def _walk(self, schema: Any, path: str) -> Iterator[tuple[str, Any]]:
-        """The sections below one, each by its dotted key, before what is in it."""
+        """The sections below a section, each by its dotted key, in depth-first order."""
         for key in declared(schema):
             for mark, inner in sections_within(key.hint):
                 own = f"{path}.{key.name}{mark}".removeprefix(".")
@@ -110,5 +110,5 @@ def _default(key: Declared) -> str:
 
 
 def _anchor(title: str) -> str:
-    """The link to a heading, as GitHub makes it."""
+    """The anchor of a heading, as GitHub generates it."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")

@@ -1,11 +1,11 @@
-"""What stands beside the type of a config's field: its bounds or choices, its unit, its meaning.
+"""The declarations beside the type of a config's field: bounds or choices, unit, and meaning.
 
     every: Annotated[int, COUNT, Unit("steps"), Doc("Between two evaluations.")] = 500
 
-A rule holds for a number or a text, for each item of a list, and for each value of a mapping; a
-rule with `whole` holds for the list itself. A rule inside of a type holds for that part of it:
-``dict[Annotated[str, NAME], float]`` is about the keys. None is always allowed where the type has
-it. `configs.section` checks the rules, `configs.reference` and `configs.json_schema` print them.
+A rule applies to a scalar, to each item of a list, and to each value of a mapping. A rule with
+`whole` applies to the container itself. A rule inside a type applies to that part:
+``dict[Annotated[str, NAME], float]`` is about the keys. None is allowed wherever the type allows
+it. `configs.section` checks the rules; `configs.reference` and `configs.json_schema` print them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from configs.typed import shown
 
 @dataclass(frozen=True)
 class Doc:
-    """What a key means, in one line or two."""
+    """The meaning of a key, in one or two sentences."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a number counts or measures: steps, sequences, GB."""
+    """The unit of a number: steps, sequences, GB."""
 
     name: str
 
 
 class Rule(ABC):
-    """What a value must be. `words` follow "must be" in a message."""
+    """A constraint on a value. In a message, `words` follow "must be"."""
 
     whole: ClassVar[bool] = False
 
@@ -46,11 +46,11 @@ class Rule(ABC):
 
     @abstractmethod
     def allows(self, value: Any) -> bool:
-        """Whether a value, of whatever type, is one of them."""
+        """Whether a value, of any type, is allowed."""
 
     @abstractmethod
     def json_schema(self) -> dict[str, Any]:
-        """The keywords of a JSON schema that say the same, as far as there are any."""
+        """The equivalent JSON schema keywords, as far as there are any."""
 
     def refusal(self, value: Any) -> str:
         """Why a value that is not allowed is refused."""
@@ -59,7 +59,7 @@ class Rule(ABC):
 
 @dataclass(frozen=True)
 class Range(Rule):
-    """Numbers from `least` to `most`; either end may be left out."""
+    """Numbers from `least` to `most`; either end may be exclusive."""
 
     least: float
     most: float
@@ -92,7 +92,7 @@ class Range(Rule):
 
 @dataclass(frozen=True)
 class PowerOfTwo(Range):
-    """Whole powers of two from `least` to `most`."""
+    """Powers of two from `least` to `most`."""
 
     @property
     def words(self) -> str:
@@ -104,7 +104,7 @@ class PowerOfTwo(Range):
 
 @dataclass(frozen=True, init=False)
 class OneOf(Rule):
-    """One of the `choices`, texts or numbers."""
+    """One of the `choices`, strings or numbers."""
 
     choices: tuple[Any, ...]
 
@@ -124,7 +124,7 @@ class OneOf(Rule):
 
 @dataclass(frozen=True)
 class Matches(Rule):
-    """Texts that the whole of a regular expression matches, which `words` describe."""
+    """Strings that match a whole regular expression; `description` says what they are."""
 
     pattern: str
     description: str
@@ -142,7 +142,7 @@ class Matches(Rule):
 
 @dataclass(frozen=True)
 class NotEmpty(Rule):
-    """Texts of at least one character."""
+    """Strings of at least one character."""
 
     @property
     def words(self) -> str:
@@ -170,7 +170,7 @@ class Filled(NotEmpty):
 
 @dataclass(frozen=True)
 class Length(Rule):
-    """Lists of so many items."""
+    """Lists with this many items."""
 
     whole: ClassVar[bool] = True
     items: int
@@ -188,7 +188,7 @@ class Length(Rule):
 
 @dataclass(frozen=True)
 class Ascending(Rule):
-    """Lists in ascending order, nothing twice: of numbers, or of sections `by` a key."""
+    """Lists in strictly ascending order: of numbers, or of sections `by` a key."""
 
     whole: ClassVar[bool] = True
     by: str = ""
@@ -208,21 +208,21 @@ class Ascending(Rule):
         return {"uniqueItems": True}
 
 
-_LARGEST = 2**53  # larger whole numbers have no float of their own
+_LARGEST = 2**53  # larger integers are not exact as floats
 
 
 def positive(most: float) -> Range:
-    """Above 0, and no more than this."""
+    """Numbers above 0, up to and including `most`."""
     return Range(0, most, with_least=False)
 
 
 COUNT = Range(1, _LARGEST)
 INDEX = Range(0, _LARGEST)
-ROWS = Range(1, 2**31)  # of a batch
-SECONDS = positive(1e9)  # more overflow the timers of the system
-HOURS = positive(1e6)  # a century
+ROWS = Range(1, 2**31)  # in a batch
+SECONDS = positive(1e9)  # larger values overflow the system's timers
+HOURS = positive(1e6)  # about a century
 WEIGHT = Range(0, 1e6)
 GIGABYTES = Range(0, 1e9)
 FRACTION = Range(0, 1)
-PROBABILITY = Range(0, 1, with_most=False)  # of dropping something: never of everything
+PROBABILITY = Range(0, 1, with_most=False)  # of a dropout, which must keep something
 NOT_EMPTY = NotEmpty()

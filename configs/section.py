@@ -1,4 +1,4 @@
-"""Sections of a config: dataclasses whose fields say what they may be, and are checked."""
+"""Sections of a config: dataclasses whose fields declare what is allowed, and are checked."""
 
 from __future__ import annotations
 
@@ -12,31 +12,30 @@ from typing import Annotated, Any
 from configs.rules import Rule
 from configs.typed import has_form, hints_of, inside, options_of
 
-Refusal = tuple[str, str]  # the key, from this section on, and why its value is refused
+Refusal = tuple[str, str]  # the key, relative to this section, and why its value is refused
 
 
 class Section:
     """The base of every dataclass that a YAML file is read into.
 
-    However it is made, from a file, by a call or by `dataclasses.replace`: its values keep the
-    rules of their fields (`configs.rules`), and then go together (`conflicts`). Otherwise the first
-    `Refusal` is a ValueError, ``key: why``.
+    The constructor checks the rules of each field (`configs.rules`), then the rules across fields
+    (`conflicts`). The first `Refusal` is raised as a ValueError, ``key: why``.
     """
 
     def __post_init__(self) -> None:
-        """Refuse what the fields forbid one by one, then what they forbid each other."""
+        """Check the rules of each field, then the rules across fields."""
         for key, why in chain(_broken_rules(self), self.conflicts()):
             raise ValueError(f"{key}: {why}")
 
     def conflicts(self) -> Iterator[Refusal]:
-        """What the values of several keys forbid each other; each of them is allowed by itself."""
+        """Refusals by rules across fields; every value is valid by itself."""
         yield from ()
 
 
 def declare_fields(schema: type[Section], kinds: Mapping[str, Any]) -> None:
-    """Give a dataclass exactly these fields, each None unless set, as if its body named them.
+    """Give a dataclass exactly these fields, each None by default, as if its body declared them.
 
-    For a section whose keys are found when the program runs.
+    For a section whose keys are only known at run time.
     """
     for made in ("__init__", "__repr__", "__eq__", "__match_args__"):
         if made in vars(schema):
@@ -50,19 +49,19 @@ def declare_fields(schema: type[Section], kinds: Mapping[str, Any]) -> None:
 
 
 def within(section: str, refusals: Iterator[Refusal]) -> Iterator[Refusal]:
-    """Refusals of a section, as those of what it is in; an empty key means the section itself."""
+    """Prefix the keys of a section's refusals with its name; an empty key is the section itself."""
     for key, why in refusals:
         yield f"{section}.{key}" if key else section, why
 
 
 @functools.cache
 def annotated_hints(schema: Any) -> dict[str, Any]:
-    """The types of a dataclass's fields, by name, with what is said about them."""
+    """The types of a dataclass's fields, by name, with their annotations."""
     return typing.get_type_hints(schema, include_extras=True)
 
 
 def split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type, and what `Annotated` says about it as a whole."""
+    """A type, and its outermost `Annotated` metadata."""
     if typing.get_origin(hint) is not Annotated:
         return hint, ()
     kind, *notes = typing.get_args(hint)
@@ -70,7 +69,7 @@ def split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def rules_in(notes: tuple[Any, ...], whole: bool) -> tuple[Rule, ...]:
-    """The rules about a list itself, or those about each value."""
+    """The rules for the container as a whole, or the rules for each value in it."""
     return tuple(note for note in notes if isinstance(note, Rule) and note.whole == whole)
 
 
@@ -81,7 +80,7 @@ def _broken_rules(section: Section) -> Iterator[Refusal]:
 
 
 def _broken(value: Any, hint: Any, each: tuple[Rule, ...], key: str) -> Iterator[Refusal]:
-    """The rules that a value breaks, itself and in what is in it; `each` come from around it."""
+    """The rules that a value or its contents break; `each` are inherited from its container."""
     if value is None or dataclasses.is_dataclass(value):
         return
     kind, notes = split(hint)
@@ -110,6 +109,6 @@ def _broken_inside(
 
 
 def _option(value: Any, kind: Any) -> Any:
-    """The member of a union that has the value's form."""
+    """The member of a union that has the value's form (mapping, list or scalar)."""
     options = [one for one in options_of(kind) if one is not type(None)]
     return next((one for one in options if has_form(value, split(one)[0])), options[0])

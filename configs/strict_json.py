@@ -1,4 +1,4 @@
-"""JSON that every parser takes, and a parser that any text may be given."""
+"""Writing JSON that every parser accepts, and parsing JSON safely."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def strict_json(tree: Any) -> str:
-    """Plain data as indented JSON that every parser takes: a number that is not finite is null."""
+    """Plain data as indented, strict JSON: non-finite numbers become null."""
     return json.dumps(_finite(tree), indent=2, allow_nan=False)
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a JSON text says. Raises ValueError for any other, also one of endless brackets."""
+    """Parse JSON. Raises ValueError if the text is not JSON, or is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:

@@ -1,4 +1,4 @@
-"""Studies: one question asked of several jobs, each run with several seeds."""
+"""Studies: several jobs that answer one question, each run with several seeds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ KIND = "study"
 
 @dataclass
 class ArmConfig(Section):
-    """One arm of a study: a job, and the learners of it that the table shows."""
+    """One arm of a study: a job, and its learners that the table shows."""
 
     job: Annotated[
         dict[str, Any],
-        Doc("Keys of a job over those that all arms share; `$seed` and `$runs` are filled in."),
+        Doc("Job keys that override those shared by all arms; `$seed` and `$runs` are replaced."),
     ] = field(default_factory=dict)
     learners: Annotated[
         list[str], Doc("The learners with a row in the table: `teacher`, or a student's name.")
@@ -26,13 +26,13 @@ class ArmConfig(Section):
 
 @dataclass
 class StudyConfig(Section):
-    """A question, the job that all arms share, and the scores of the table."""
+    """A question, the job shared by all arms, and the scores in the table."""
 
-    question: Annotated[str, Doc("What the study asks; printed above its table.")]
-    job: Annotated[dict[str, Any], Doc("Keys of a job that all arms share.")]
+    question: Annotated[str, Doc("The question, printed above the table.")]
+    job: Annotated[dict[str, Any], Doc("Job keys shared by all arms.")]
     arms: Annotated[dict[str, ArmConfig], Doc("The arms by name; the first is the reference.")]
-    seeds: Annotated[list[int], Doc("Every arm runs once with each of these as its `seed`.")]
+    seeds: Annotated[list[int], Doc("Every arm runs once with each of these seeds.")]
     scores: Annotated[
         list[str],
-        Doc("Columns of the table, as in `evaluation.json`; differences are of the first."),
+        Doc("Columns of the table, named as in `evaluation.json`; differences use the first."),
     ] = field(default_factory=lambda: ["accuracy", "loss"])

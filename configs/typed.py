@@ -1,11 +1,9 @@
-"""A plain tree of texts, numbers, lists and mappings as a dataclass, strictly.
+"""Strict conversion of a plain tree (strings, numbers, lists, mappings) into a dataclass.
 
-What is what:
-
-- A number is written without quotes, and is finite; a whole number fits into 64 bits. A whole
-  number will do for any number, and true and false for none.
-- True and false are also yes and no, on and off, as in YAML 1.1; no number is either.
-- A text is what is written, with or without quotes: ``007`` stays ``007``.
+- A number has no quotes and is finite; an integer fits into 64 bits. An integer is accepted where a
+  float is expected; a boolean never is.
+- A boolean is true or false, yes or no, on or off, as in YAML 1.1; a number never is one.
+- A string is taken as written, with or without quotes: ``007`` stays ``007``.
 - An empty section, list or mapping may be null.
 """
 
@@ -28,21 +26,21 @@ from configs.yaml_text import Plain
 
 T = TypeVar("T")
 
-UNSET = "???"  # how some files mark what their reader must set
+UNSET = "???"  # marks a value that the user of a file must set
 _WHOLE = re.compile(r"[-+]?(?:\d+(?:_\d+)*|0x[0-9a-fA-F]+)", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 _NOT_FINITE = re.compile(r"[-+]?\.?(?:inf|nan)", re.IGNORECASE)
 _TRUTHS = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
-_MOST_DIGITS = 400  # of a number; float's largest has 309
+_MAX_DIGITS = 400  # of a number; the largest float has 309
 
 _shown = reprlib.Repr()
 _shown.maxlevel, _shown.maxother, _shown.maxstring = 2, 60, 60
 
 
 def build(tree: Any, schema: type[T], path: str = "") -> T:
-    """The dataclass that a mapping describes; `path` is its full key.
+    """Convert a mapping into a dataclass; `path` is its full key.
 
-    Raises ConfigError, which begins with the full key of what does not fit.
+    Raises ConfigError, which begins with the full key of the invalid value.
     """
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{path}: expected keys and values, not {shown(tree)}")
@@ -64,10 +62,10 @@ def build(tree: Any, schema: type[T], path: str = "") -> T:
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:
-    """A value of the tree as what its field's type `hint` says."""
+    """Convert a value of the tree to the type `hint` of its field."""
     options = [one for one in options_of(hint) if one is not type(None)]
     if value == UNSET and isinstance(value, str):
-        raise ConfigError(f"{path}: must be set; {UNSET} stands for a value")
+        raise ConfigError(f"{path}: must be set; {UNSET} is a placeholder")
     if value is None:
         return _nothing(hint, options, path)
     option = next((one for one in options if has_form(value, one)), options[0])
@@ -89,11 +87,11 @@ def _nothing(hint: Any, options: list[Any], path: str) -> Any:
         return typing.get_origin(options[0])()
     if dataclasses.is_dataclass(options[0]):
         return build({}, typing.cast(type[Any], options[0]), path)
-    raise ConfigError(f"{path}: must be set, and not to null")
+    raise ConfigError(f"{path}: must not be null")
 
 
 def has_form(value: Any, option: Any) -> bool:
-    """Whether a value has the outer form of an option: keys and values, a list, or neither."""
+    """Whether a value has the outer form of an option: mapping, list or scalar."""
     origin = typing.get_origin(option)
     if isinstance(value, Mapping):
         return origin is dict or dataclasses.is_dataclass(option)
@@ -114,13 +112,13 @@ def _mapping(value: Any, of_keys: Any, inner: Any, path: str) -> dict[Any, Any]:
         word = Plain(key) if isinstance(key, str) else key
         own = convert(word, of_keys, f"{path}: key {shown(word)}")
         if own in converted:
-            raise ConfigError(f"{path}: {own} is there twice")
+            raise ConfigError(f"{path}: {own} appears twice")
         converted[own] = convert(one, inner, inside(path, key))
     return converted
 
 
 def _whole(value: Any, path: str) -> int:
-    if isinstance(value, Plain) and _WHOLE.fullmatch(value) and len(value) < _MOST_DIGITS:
+    if isinstance(value, Plain) and _WHOLE.fullmatch(value) and len(value) < _MAX_DIGITS:
         value = int(value, 16 if "x" in value else 10)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{path}: must be a whole number, not {shown(value)}")
@@ -132,7 +130,7 @@ def _whole(value: Any, path: str) -> int:
 def _number(value: Any, path: str) -> float:
     if isinstance(value, Plain) and _NOT_FINITE.fullmatch(value):
         value = math.inf
-    elif isinstance(value, Plain) and _NUMBER.fullmatch(value) and len(value) < _MOST_DIGITS:
+    elif isinstance(value, Plain) and _NUMBER.fullmatch(value) and len(value) < _MAX_DIGITS:
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{path}: must be a number, not {shown(value)}")
@@ -158,12 +156,12 @@ def _text(value: Any, path: str) -> str:
 
 
 def _is_control(character: str) -> bool:
-    """Whether neither files nor terminals take it; a surrogate alone is no character."""
+    """Whether a character is a control character or a lone surrogate."""
     return unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t"
 
 
 def _anything(value: Any, path: str) -> Any:
-    """A part that another schema will read: numbers, true, false and texts, as they look."""
+    """A subtree for another schema: numbers, booleans and strings are recognised by their form."""
     if isinstance(value, Mapping):
         return {str(key): _anything(one, path) for key, one in value.items()}
     if isinstance(value, list):
@@ -199,13 +197,13 @@ def options_of(hint: Any) -> tuple[Any, ...]:
 
 
 def inside(path: str, key: Any) -> str:
-    """The full key of `key` in the section at `path`; or a section's complaint with its path."""
+    """The full key of `key` in the section at `path`; a key that has this prefix stays as it is."""
     key = str(key)
     return f"{path}.{key}" if path and not key.startswith(f"{path}.") else key
 
 
 def nearest(name: str, candidates: Sequence[str]) -> str:
-    """A word about which of the `candidates` may have been meant."""
+    """A suggestion for a message: the nearest of the `candidates`, or all of them."""
     match = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
     if match:
         return f"; did you mean {match[0]}?"
@@ -213,7 +211,7 @@ def nearest(name: str, candidates: Sequence[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value for a message, cut short whatever it is."""
+    """A value for a message, shortened."""
     return _shown.repr(value)
 
 

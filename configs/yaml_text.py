@@ -1,7 +1,7 @@
-"""YAML text as plain data, safe for any text.
+"""Parsing YAML into plain data, safely for any input.
 
-A scalar without quotes stays as it was written (`Plain`): the schema says whether ``007``,
-``1e-4``, ``24:00:00`` or ``no`` is a number, a truth value or a text.
+A scalar without quotes stays as it was written (`Plain`). The schema decides whether ``007``,
+``1e-4``, ``24:00:00`` or ``no`` is a number, a boolean or a string.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ import yaml
 
 from configs.errors import ConfigError
 
-DEEPEST = 40  # levels of brackets and indentation
-MOST_VALUES = 100_000  # an alias counts as often as it is used
+MAX_DEPTH = 40  # levels of brackets and indentation
+MAX_VALUES = 100_000  # an alias counts each time it is used
 
 
 class Plain(str):
-    """A scalar without quotes, which may be a text, a number, or true or false."""
+    """A scalar without quotes: a string, a number or a boolean."""
 
     def __repr__(self) -> str:
-        """As it was written."""
+        """The scalar as written."""
         return str(self)
 
 
 class _Loader(yaml.SafeLoader):
-    """Texts, nulls, lists and mappings; refuses other tags, duplicate keys, and deep nesting."""
+    """Loads strings, nulls, lists and mappings; refuses other tags, duplicate keys and depth."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - the base class's own kind
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """One node with what is in it."""
+        """Compose a node and its children."""
         self.depth += 1
-        if self.depth > DEEPEST:
-            raise yaml.YAMLError(f"more than {DEEPEST} levels deep")
+        if self.depth > MAX_DEPTH:
+            raise yaml.YAMLError(f"more than {MAX_DEPTH} levels deep")
         try:
             return super().compose_node(parent, index)
         finally:
             self.depth -= 1
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """A dict; keys are texts."""
+        """A dict with string keys."""
         own = [key for key, _ in node.value if key.tag != _MERGE]
         self.flatten_mapping(node)
         seen = set()
@@ -51,7 +51,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode) or key.tag == _NULL:
                 raise yaml.YAMLError(f"a key must be a word{_line(key)}")
             if key.value in seen:
-                raise yaml.YAMLError(f"{key.value} is there twice{_line(key)}")
+                raise yaml.YAMLError(f"{key.value} appears twice{_line(key)}")
             seen.add(key.value)
         return super().construct_mapping(node, deep=True)
 
@@ -78,10 +78,10 @@ _Loader.yaml_constructors = {
 
 
 def parse(text: str, source: str) -> Any:
-    """What a YAML text says: None, a text, or lists and mappings of these; keys are texts.
+    """Parse YAML into None, a string, or lists and mappings of these; keys are strings.
 
-    Raises ConfigError, which names the `source`, for what is not YAML, and for a text that is
-    built to fill the memory or the stack.
+    Raises ConfigError, which names the `source`, if the text is not YAML, or is so large or deep
+    that it would exhaust the memory or the stack.
     """
     try:
         tree = yaml.load(text, _Loader)
@@ -92,13 +92,13 @@ def parse(text: str, source: str) -> Any:
 
 
 def _require_small(tree: Any) -> None:
-    """Raise YAMLError for more values than any config has, also where aliases make them."""
+    """Raise YAMLError for too many values, also if aliases repeat them."""
     pending, count = [tree], 0
     while pending:
         value = pending.pop()
         count += 1
-        if count > MOST_VALUES:
-            raise yaml.YAMLError(f"more than {MOST_VALUES:,} values, or an alias inside of itself")
+        if count > MAX_VALUES:
+            raise yaml.YAMLError(f"more than {MAX_VALUES:,} values, or an alias inside of itself")
         if isinstance(value, Mapping):
             pending += value.values()
         elif isinstance(value, list):

@@ -230,22 +230,22 @@ def test_an_override_that_is_not_yaml():
         ("teacher.model=smal", "teacher.model: smal: no such model config; did you mean small?"),
         ("students.tiny=smal", "students.tiny: expected keys and values (model, optimizer, layer"),
         ("teacher.model=no/such.yaml", "teacher.model: no/such.yaml: no such file"),
-        ("teacher.model=''", "teacher.model: an empty name"),
+        ("teacher.model=''", "teacher.model: the name is empty"),
         ("steps=many", "steps: must be a whole number, not many"),
         ("steps=2.5", "steps: must be a whole number, not 2.5"),
         ("steps=true", "steps: must be a whole number, not true"),
         ("steps='5'", "steps: must be a whole number, not '5'"),
         ("steps=10000000000000000000", "steps: 10000000000000000000 does not fit into 64 bits"),
         ("steps=" + "9" * 5000, "steps: must be a whole number, not 999"),
-        ("steps=???", "steps: must be set; ??? stands for a value"),
+        ("steps=???", "steps: must be set; ??? is a placeholder"),
         ("steps=!!int abc", "not valid YAML: could not determine a constructor for the tag"),
         ("steps=${", "steps: must be a whole number, not ${"),
         ("steps={null: 1}", "not valid YAML: a key must be a word, in line 1"),
         ("steps={[1]: 1}", "not valid YAML: a key must be a word, in line 1"),
-        ("steps={a: 1, a: 2}", "not valid YAML: a is there twice, in line 1"),
+        ("steps={a: 1, a: 2}", "not valid YAML: a appears twice, in line 1"),
         ("steps=" + "[" * 100_000, "not valid YAML: more than 40 levels deep"),
         ("steps=&a [*a]", "not valid YAML: "),
-        (".".join("a" * 100_000) + "=1", "no key is that deep"),
+        (".".join("a" * 100_000) + "=1", "no key has this many levels"),
         ("students.tiny.model.dropout=x", "students.tiny.model.dropout: must be a number, not x"),
         ("students.tiny.model.dropout=true", "model.dropout: must be a number, not true"),
         ("students.tiny.model.kind=[a]", "students.tiny.model.kind: must be a text, not [a]"),
@@ -255,7 +255,7 @@ def test_an_override_that_is_not_yaml():
         ("teacher.optimizer.betas=3", "teacher.optimizer.betas: expected a list, not 3"),
         ("teacher.optimizer.fused=7x", "teacher.optimizer.fused: must be true or false, not 7x"),
         ("teacher.optimizer.fused=1", "teacher.optimizer.fused: must be true or false, not 1"),
-        ("steps=null", "steps: must be set, and not to null"),
+        ("steps=null", "steps: must not be null"),
         ("steps=0", "demo.yaml: steps must be at least 1"),
         ("teacher.model.layers=0", "demo.yaml: teacher.model.layers must be at least 1"),
         ("students.tiny.swap.layers=0", "students.tiny.swap.layers must be at least 1"),
@@ -301,7 +301,7 @@ def test_a_file_that_is_not_a_config(text, reason):
 def test_a_binary_file_a_folder_and_a_missing_file(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
     assert "cannot be read" in message(str(tmp_path / "binary.yaml"))
-    assert message(str(tmp_path / "here")).endswith("here: is a folder; give a YAML file in it")
+    assert message(str(tmp_path / "here")).endswith("here: is a folder; name a YAML file in it")
     assert message("configs/job").startswith("configs/job: is a folder")
     assert message("dmo") == "dmo: no such job config; did you mean demo?"
     assert message("configs/job/dmo.yaml") == (
@@ -317,7 +317,7 @@ def test_an_unreadable_file():
 
 
 def test_a_file_that_is_its_own_base_is_refused():
-    assert message("loop", schema=Model, kind="model").endswith("loop.yaml: is its own base")
+    assert message("loop", schema=Model, kind="model").endswith("loop.yaml: base: must not lead back to this file")
 
 
 @pytest.mark.parametrize("number", ["nan", ".nan", "inf", "-.inf", "1e999"])
