@@ -16,10 +16,10 @@ _INTRODUCTION = """\
 
 <!-- Made by `python -m commands.reference` from the declarations in the code: do not edit. -->
 
-A key that is not here is refused, and so is a value of another type or outside of what is allowed;
-the message begins with the file and the key. A section may be written as the name of a file of its
-kind (`model: bert_base`) or as a path; `base: NAME` in a file or a section starts from that file.
-`key=value` on the command line, dotted, changes any key.
+Every other key is refused. So is a value of another type, or a value that is not allowed; the message
+begins with the file and the key. A section may be the name of a file of its kind (`model: bert_base`)
+or a path. A file or a section with `base: NAME` starts from that file. On the command line,
+`key=value` with a dotted key changes any key.
 
 An editor that knows JSON schemas completes and checks these files. With the
 [YAML language server](https://github.com/redhat-developer/yaml-language-server) (VS Code's YAML
@@ -30,14 +30,14 @@ or by a URL; the shipped files have it:
 # yaml-language-server: $schema=../schema/job.json
 ```
 
-The schema knows the keys, types, bounds and choices, except those of a job's own `plugins`. What
-keys forbid each other is known only when a command reads the file. In an installed package the
-schemas are in `configs/schema/` too, beside `configs/job/`.
+The schema checks keys, types, bounds and choices, except those of a job's own `plugins`. Rules across
+keys are checked only when a command reads the file. An installed package has the schemas too, in
+`configs/schema/`, beside `configs/job/`.
 """
 
 
 def kinds() -> dict[str, Any]:
-    """The kinds of YAML files, in the order of the page, and the dataclass that each is read as."""
+    """The kinds of YAML files, in the order of the page, and the dataclass of each."""
     from cluster.config import ClusterConfig
     from configs.devices import DeviceConfig
     from configs.studies import StudyConfig
@@ -56,7 +56,7 @@ def kinds() -> dict[str, Any]:
 
 
 def made_files() -> dict[Path, str]:
-    """Every file that is made from the declarations, and what belongs in it."""
+    """Every generated file, and its content."""
     from configs.json_schema import json_schema
     from configs.loading import SHIPPED
     from configs.reference import reference
@@ -72,7 +72,7 @@ def made_files() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write the files that are not what they should be, and name them."""
+    """Write the files that are stale, and print their names."""
     for path, text in made_files().items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.parent.mkdir(exist_ok=True)

@@ -178,7 +178,7 @@ def test_a_job_whose_acceptance_got_lost_is_found_in_the_queue(tmp_path, capsys)
 def test_where_the_queue_does_not_answer_either_nothing_is_forgotten(tmp_path):
     script = tmp_path / "runs/demo/submissions/001/job.sbatch"
     install(tmp_path, sbatch=LOST, squeue=f"[ ! -e {script} ]")
-    with pytest.raises(LaunchError, match=r"Socket timed out; nor .* squeue --name demo"):
+    with pytest.raises(LaunchError, match=r"Socket timed out; squeue .* squeue --name demo"):
         commands.submit("demo", Path("runs/demo"), "steps: 3\n")
     assert script.is_file()
 
