@@ -16,10 +16,10 @@ _INTRODUCTION = """\
 
 <!-- Made by `python -m commands.reference` from the declarations in the code: do not edit. -->
 
-Every other key is refused. So is a value of another type, or a value that is not allowed; the message
-begins with the file and the key. A section may be the name of a file of its kind (`model: bert_base`)
-or a path. A file or a section with `base: NAME` starts from that file. On the command line,
-`key=value` with a dotted key changes any key.
+Every other key is refused. So is a value of another type, or a value that is not allowed. The
+message begins with the file and the key. A section may be the name of a file of its kind
+(`model: bert_base`), or a path. A file or a section with `base: NAME` starts from that file. On the
+command line, `key=value` with a dotted key changes any key.
 
 An editor that knows JSON schemas completes and checks these files. With the
 [YAML language server](https://github.com/redhat-developer/yaml-language-server) (VS Code's YAML

@@ -74,7 +74,7 @@ def test_a_torn_last_line_is_ignored_and_dropped_when_the_run_resumes(tmp_path):
 def test_a_damaged_line_in_the_middle_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step"\n{"step": 3}\n')
-    with pytest.raises(TrainingError, match=r"metrics\.jsonl: line 2 .*; repair or remove"):
+    with pytest.raises(TrainingError, match=r"metrics\.jsonl: line 2 .*; repair or delete"):
         metrics.read(path)
 
 

@@ -49,9 +49,12 @@ def test_the_way_out_is_what_the_command_line_takes(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("entries", "reason"),
     [
-        ("[{checkpoint: 4, skip: [3, 5]}]", "rollback[0].skip: the checkpoint of step 4 has seen"),
+        (
+            "[{checkpoint: 4, skip: [3, 5]}]",
+            "rollback[0].skip: the checkpoint of step 4 has trained on",
+        ),
         ("[{checkpoint: 2, skip: [5, 3]}]", "rollback[0].skip: must be in ascending order"),
-        ("[{checkpoint: 2, skip: [5, 8]}, {checkpoint: 2, skip: [7, 9]}]", "overlaps"),
+        ("[{checkpoint: 2, skip: [5, 8]}, {checkpoint: 2, skip: [7, 9]}]", "must not overlap"),
     ],
 )
 def test_entries_that_cannot_be_are_refused(corpus, tmp_path, entries, reason):
