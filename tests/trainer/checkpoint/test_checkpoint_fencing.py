@@ -186,5 +186,5 @@ def test_of_a_checkpoint_that_is_not_there_no_contradiction_is_told(run: Path) -
     there = published(folder)
     assert there == [1, 2]
     assert str(missing(folder, 4, there)) == (f"{folder}: no checkpoint of step 4; there are: 1, 2")
-    assert "of step 3 no longer valid" in str(missing(folder, 3, there))
+    assert "of step 3 is no longer valid" in str(missing(folder, 3, there))
     assert str(missing(folder, 2, there)).endswith("is not there; try again")
