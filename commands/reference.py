@@ -30,9 +30,9 @@ or by a URL; the shipped files have it:
 # yaml-language-server: $schema=../schema/job.json
 ```
 
-The schema checks keys, types, bounds and choices, except those of a job's own `plugins`. Rules across
-keys are checked only when a command reads the file. An installed package has the schemas too, in
-`configs/schema/`, beside `configs/job/`.
+The schema checks keys, types, bounds and choices, except those of a job's own `plugins`. Rules
+across keys are checked only when a command reads the file. An installed package has the schemas
+too, in `configs/schema/`, beside `configs/job/`.
 """
 
 
