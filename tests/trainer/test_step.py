@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
+from data_pipeline import Batch
 from tests.distributed import run_distributed
 from tests.trainer import tiny
-from trainer.learner_names import TEACHER
+from trainer.learner_names import TEACHER, student_key
+from trainer.learners.learner import Learner, StepShape
 from trainer.step import train_step
 
 RANKS, ACCUMULATION = 2, 2
@@ -94,3 +98,27 @@ def test_dropout_is_drawn_for_each_learner_by_itself(results):
     alone, accompanied = results[0][2]
     assert alone == accompanied
     assert len(set(alone)) == 3
+
+
+def views_trained() -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """The teacher's terms where it reads its own view, and where that is all there is."""
+    config = tiny.learner_configs((0, 0, 0))
+    steps = [(tiny.random_batch(step), tiny.random_batch(step + 9, rows=8)) for step in range(2)]
+
+    def terms(view: str, batches: list[Batch]) -> list[dict[str, float]]:
+        shape = StepShape(tiny.STEPS, tiny.SEED, 4, 2)
+        model = config[TEACHER].model
+        teacher = Learner(TEACHER, config[TEACHER], model, shape, view=view)
+        name = student_key("tinybert")
+        students = [Learner(name, config[name], model, shape)] if view == "wide" else []
+        found = [train_step(teacher, students, one, step) for step, one in enumerate(batches)]
+        return [one.terms[TEACHER] for one in found]
+
+    both = [dataclasses.replace(narrow, views={"wide": wide}) for narrow, wide in steps]
+    return terms("wide", both), terms("default", [wide for _, wide in steps])
+
+
+def test_a_teacher_may_read_another_view_of_the_examples() -> None:
+    """It learns as from that view alone, whatever its students read, to the last bit."""
+    (found,) = run_distributed(views_trained, 1)
+    assert found[0] == found[1]
