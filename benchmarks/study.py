@@ -90,7 +90,7 @@ def job_files(
 
 
 def train(job: Path, overrides: Sequence[str]) -> None:
-    """Run the job, or go on with it; one that has finished only says so."""
+    """Run the job, or resume it; one that has finished only says so."""
     print(f"== {job.stem}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "tandem", "train", str(job), *overrides]
     code = subprocess.run(command, stdout=sys.stderr).returncode

@@ -1,4 +1,4 @@
-"""Small files that change at once, and are on the disk before anybody relies on them."""
+"""Atomic, fsynced writes of small files."""
 
 from __future__ import annotations
 

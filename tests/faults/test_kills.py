@@ -122,7 +122,7 @@ def test_disturbed_again_and_again_it_is_the_same_run(finished, corpus, tmp_path
     last = run([*torchrun, "-m", "tandem", *killer.job])
     printed, errors = last.communicate(timeout=LIMIT)
     assert last.returncode == 0, errors
-    assert "going on from step" in printed
+    assert "resuming from step" in printed
     assert len(list((tmp_path / "tiny" / "logs").glob("rank-*.log"))) == 2
     assert losses(tmp_path / "tiny") == losses(finished[0])
 

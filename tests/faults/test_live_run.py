@@ -132,7 +132,7 @@ def test_a_fork_goes_on_from_its_step_as_another_run(stopped, corpus):
     more = [f"steps={step + 4}", "evaluation.every=2", "log.every=1"]
     done = tandem("train", new.config, *more, "--nproc", 1)
     assert done.returncode == 0, done.stderr
-    assert f"going on from step {step:,}" in done.stdout
+    assert f"resuming from step {step:,}" in done.stdout
     change = f"changed since the newest checkpoint: steps: 1000000 -> {step + 4}"
     assert change in done.stdout
     assert change in (new.logs / "rank-000.log").read_text()

@@ -18,7 +18,7 @@ from trainer.watch.hang_watch import HangWatch
 
 @dataclass(frozen=True)
 class RunContext:
-    """Of one rank."""
+    """One rank's run-time services."""
 
     attempt: Attempt
     stop_requested: Callable[[], bool]  # whether this process was told to stop

@@ -52,7 +52,7 @@ def schedule_steps(budget: BudgetConfig, counters: LearnerState, step: int, last
 
 
 def time_used(budget: BudgetConfig, counters: LearnerState, seconds: float, last: float) -> float:
-    """The share of its time that a learner has used after so many seconds of the job.
+    """The share of its time that a learner has used after this many seconds of the job.
 
     `last` is where the job ends, in seconds; both may be unlimited, and 0 is used then.
     """

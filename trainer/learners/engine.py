@@ -62,7 +62,7 @@ def start_engine(
 def deepspeed_config(
     config: LearnerConfig, parameters: int, micro_batch_size: int, accumulation_steps: int
 ) -> dict[str, Any]:
-    """The DeepSpeed JSON of a learner with so many parameters.
+    """The DeepSpeed JSON of a learner with this many parameters.
 
     Precision is not in it: parameters and optimizer states stay float32, and bf16 and fp16 are
     autocast in the learner's forward pass, which is right at every stage (DeepSpeed's `bf16` is not
@@ -90,7 +90,7 @@ def deepspeed_config(
 
 
 def bucket_size(parameters: int) -> int:
-    """Elements of the reduction bucket of a learner with so many parameters."""
+    """Elements of the reduction bucket of a learner with this many parameters."""
     return min(LARGEST_BUCKET, parameters + parameters % 2)  # DeepSpeed wants an even number
 
 

@@ -186,10 +186,10 @@ class Learner:
         return shares
 
     def update(self, step: int, loss: float, length: int, seconds: float) -> None:
-        """The optimizer step of the job's `step`, skipped if its loss or gradient is no good.
+        """The optimizer step of the job's `step`, skipped if loss or gradient is non-finite or spikes.
 
         `loss` is that of the global batch of sequences of `length`; the job has been trained for
-        so many `seconds`, on which all ranks agree.
+        this many `seconds`, on which all ranks agree.
         """
         if self.own_step(step) <= self._transfer_steps or self.counters.clocked_from is None:
             self.counters.clocked_from = seconds
@@ -208,7 +208,7 @@ class Learner:
         self._count(loss)
 
     def follow(self, teacher_layers: int) -> None:
-        """Learn from a teacher that has so many layers now."""
+        """Learn from a teacher that now has this many layers."""
         self.objective.follow(teacher_layers)
         self._teacher_layers = teacher_layers
 
@@ -240,7 +240,7 @@ class Learner:
         return self.objective.transfer.steps if self.objective.transfer else 0
 
     def learning_rate(self, step: int, seconds: float = 0.0) -> float:
-        """The learning rate at the job's `step`, after so many seconds of training.
+        """The learning rate at the job's `step`, after this many seconds of training.
 
         A schedule runs from the learner's start, or from the end of its progressive transfer: until
         then this is the peak.

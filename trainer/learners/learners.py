@@ -121,7 +121,7 @@ class Learners:
         return joined
 
     def mark_finished(self, step: int, seconds: float) -> None:
-        """Note who has used up its budget after so many steps and seconds of the job."""
+        """Note who has used up its budget after this many steps and seconds of the job."""
         for learner in self.active:
             if is_over(learner.config.budget, learner.counters, step, seconds):
                 learner.counters.finished_at = step

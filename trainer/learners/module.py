@@ -46,7 +46,7 @@ class LearnerModule(nn.Module):
 
 
 def always_captured(name: str, config: LearnerConfig) -> Capture:
-    """What a teacher hands out whoever listens: its last layer's rounding depends on it."""
+    """Captured on every teacher forward, so that rounding does not depend on the students."""
     return Capture(last_hidden_state=name == TEACHER and not config.masked_only)
 
 

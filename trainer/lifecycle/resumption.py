@@ -18,12 +18,12 @@ def what_is_resumed(
     `checkpoint` is the one that it resumes from, `newest` the newest there is.
     """
     if checkpoint is not None:
-        yield f"going on from step {checkpoint.step:,}"
+        yield f"resuming from step {checkpoint.step:,}"
     if checkpoint is not newest:
-        yield f"the checkpoints after it count no more: {config.rollback[-1]}"
+        yield f"the checkpoints after it no longer count: {config.rollback[-1]}"
     there = set(checkpoint.learners) if checkpoint else set()
     for name in sorted(there - {TEACHER, *map(student_key, config.students)}):
-        yield f"{name} goes on no more: it is not in the config"
+        yield f"{name} is dropped: it is not in the config"
     if late := unreached.warning(config):
         yield late
     if not config.students:

@@ -54,7 +54,7 @@ class StepClock:
 
     @contextlib.contextmanager
     def part(self, learner: str, part: str) -> Iterator[None]:
-        """A pass of `learner`; what is sent meanwhile is its."""
+        """A pass of `learner`; communication meanwhile is charged to it."""
         if not self.running:
             yield
             return

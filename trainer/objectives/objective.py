@@ -173,7 +173,7 @@ class Objective(nn.Module):
         return {name: cast(Term, term) for name, term in self.terms.items()}
 
     def follow(self, teacher_layers: int) -> None:
-        """The teacher has so many layers now: learn from those at the same relative depths.
+        """The teacher now has this many layers: learn from those at the same relative depths.
 
         Nothing but layer maps changes, so it may be called at any time, and on resuming.
         """

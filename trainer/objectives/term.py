@@ -178,7 +178,7 @@ class Term(nn.Module, ABC):
         return inputs.sources[self.source]
 
     def follow(self, teacher_layers: int) -> None:
-        """The teacher has so many layers now (it may grow); layer maps follow."""
+        """The teacher now has this many layers (it may grow); layer maps follow."""
         return
 
 

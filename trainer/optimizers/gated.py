@@ -1,4 +1,4 @@
-"""Steps that can be let pass.
+"""An optimizer whose step can be skipped.
 
 A learner's optimizer is stepped by its DeepSpeed engine, once or, at stages 1 to 3, once for each
 parameter group. A learner with a bad loss or gradient must be skipped on all ranks at every stage
