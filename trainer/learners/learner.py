@@ -186,7 +186,7 @@ class Learner:
         return shares
 
     def update(self, step: int, loss: float, length: int, seconds: float) -> None:
-        """The optimizer step of the job's `step`, skipped if loss or gradient is non-finite or spikes.
+        """Take the job's `step`, or skip it if loss or gradient is non-finite or the loss spikes.
 
         `loss` is that of the global batch of sequences of `length`; the job has been trained for
         this many `seconds`, on which all ranks agree.
