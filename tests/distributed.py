@@ -57,9 +57,9 @@ def run_distributed(
 def _wait_for(ranks: Sequence[Forked], seconds: float) -> None:
     end = time.monotonic() + seconds
     while None in (codes := [rank.wait(0.02) for rank in ranks]) or any(codes):
-        failed = next((number for number, code in enumerate(codes) if code), None)
-        if failed is not None:
-            raise RankFailed(f"rank {failed} {_ended(codes[failed])}")
+        for rank, code in enumerate(codes):
+            if code:
+                raise RankFailed(f"rank {rank} {_ended(code)}")
         if time.monotonic() > end:
             raise RankFailed(f"no end within {seconds:.0f} s")
 

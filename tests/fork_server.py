@@ -27,7 +27,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 REPOSITORY = Path(__file__).parents[1]
 START_SECONDS = 180.0  # for the imports, on a loaded machine
@@ -153,11 +153,12 @@ def run_command(
         if code is None:
             forked.kill()
             code = 124
-        written = []
-        for file in (output, errors):
-            file.seek(0)
-            written.append(file.read().decode("utf-8", "replace"))
-        return code if code >= 0 else 128 - code, *written
+        return code if code >= 0 else 128 - code, _written(output), _written(errors)
+
+
+def _written(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode("utf-8", "replace")
 
 
 def command_line(arguments: list[str]) -> None:
