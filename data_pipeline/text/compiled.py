@@ -16,7 +16,8 @@ def compiled(function: Function) -> Function:
 
     `numba` caches the machine code on disk: beside the module or, if that folder is not writable,
     in the user's cache. It compiles again only when the function's own module changes. So a
-    constant that another module defines must be passed as an argument.
+    constant that another module defines must be passed as an argument. Arguments are numbers,
+    arrays and plain tuples: the cache names the classes of others, and breaks when one is renamed.
     """
     try:
         return cast(Function, numba.njit(cache=True)(function))

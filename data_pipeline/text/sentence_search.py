@@ -7,7 +7,6 @@ ten cases these bytes decide. The rules of `data_pipeline.text.sentences` decide
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,15 +60,9 @@ def _keys(words: Iterable[str]) -> NDArray[np.uint64]:
     return np.array([int.from_bytes(word.encode(), "little") for word in words], np.uint64)
 
 
-class _Abbreviations(NamedTuple):
-    """Words after which a full stop does not, or need not, end a sentence."""
-
-    abbreviations: NDArray[np.uint64]
-    before_number: NDArray[np.uint64]
-    longest: int
-
-
-_ABBREVIATIONS = _Abbreviations(_keys(ABBREVIATIONS), _keys(BEFORE_NUMBER), LONGEST)
+# Words after which a full stop does not, or need not, end a sentence, and the longest one's bytes.
+_Abbreviations = tuple[NDArray[np.uint64], NDArray[np.uint64], int]
+_ABBREVIATIONS: _Abbreviations = (_keys(ABBREVIATIONS), _keys(BEFORE_NUMBER), LONGEST)
 # Characters of three bytes; see `BREAK`.
 _RARE_STOPS = _keys("\u2026\u3002\uff01\uff1f")
 _CLOSES_TOO, _OPENS_TOO = _keys("\u201d\u2019"), _keys("\u201c\u2018\u2014\u2013")
@@ -163,13 +156,14 @@ def _behind_word(
 
     The caller has checked that the text after the stop can begin a sentence.
     """
+    abbreviations, before_number, longest = known
     size = 0
-    while size <= known.longest and first < at - size and _IN_WORD[data[at - size - 1]]:
+    while size <= longest and first < at - size and _IN_WORD[data[at - size - 1]]:
         size += 1
     is_whole = at - size == first or _SPACES[data[at - size - 1]]
     if size == 0:
         return YES if at > first and _ENDS_OTHER[data[at - 1]] else UNSURE
-    if data[at] != _DOT or size > known.longest:  # no abbreviations
+    if data[at] != _DOT or size > longest:  # no abbreviations
         return YES
     if size == 1 and is_whole and _IS_INITIAL[data[at - 1]]:
         return NO
@@ -177,9 +171,9 @@ def _behind_word(
         return UNSURE
     # The word in lower case, as a little-endian number.
     key = (windows[at - 8] | _LOWER_CASE) >> np.uint64(8 * (8 - size))
-    if _is_among(key, known.before_number):
+    if _is_among(key, before_number):
         return UNSURE
-    return NO if _is_among(key, known.abbreviations) else YES
+    return NO if _is_among(key, abbreviations) else YES
 
 
 @compiled

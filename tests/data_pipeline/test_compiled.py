@@ -10,8 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from numba import types
+from numba.core.dispatcher import Dispatcher
 
+from data_pipeline.text import sentence_search
 from data_pipeline.text.compiled import compiled, interruptible
+from data_pipeline.text.joined_text import JoinedText
 from tests.data_pipeline.conftest import make_documents
 from tests.waiting import until
 
@@ -20,6 +24,22 @@ def test_what_cannot_be_kept_on_disk_is_compiled_all_the_same() -> None:
     module: dict = {}
     exec("def double(number): return 2 * number", module)  # in no file, so beside none
     assert compiled(module["double"])(21) == 42
+
+
+def test_the_cache_names_no_class_of_ours() -> None:
+    """It would be read, and fail, after the class has got another name."""
+    sentence_search.find_sentences(
+        JoinedText.of([f"One sentence. Another of Mr. Smith {number}." for number in range(3)])
+    )
+    compiled_ones = [one for one in vars(sentence_search).values() if isinstance(one, Dispatcher)]
+    signatures = [signature for one in compiled_ones for signature in one.signatures]
+    assert signatures
+    assert not [
+        argument
+        for signature in signatures
+        for argument in signature
+        if isinstance(argument, types.BaseNamedTuple)
+    ]
 
 
 def test_an_interrupt_that_became_a_system_error_is_one_again() -> None:
