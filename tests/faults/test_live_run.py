@@ -57,7 +57,7 @@ def test_a_second_job_in_a_live_run_is_refused_naming_the_first(stopped):
     record = json.loads((folder.attempts / "000001.json").read_text())
     assert re.fullmatch(
         rf"tandem: {folder.path}: this run is already running \(process {record['process']} on "
-        rf"{socket.gethostname()}, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d\); let it be, end it "
+        rf"{socket.gethostname()}, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d\); wait for it, end it "
         rf"with `tandem stop {folder.path}`, or give this job another name\n",
         said["second"].stderr,
     )

@@ -21,7 +21,7 @@ def test_a_flipped_bit_is_found_before_the_next_checkpoint(corpus, tmp_path):
     host = socket.gethostname()
     assert errors == (
         f"tandem: step 4: students/tinybert: the weights of ranks 0 on {host} and 1 on {host} "
-        "differ, although they must be equal: memory or a device there is faulty; start again, "
+        "differ, although they must be equal: memory or a device there is faulty; start again "
         "without that machine, to resume from the newest checkpoint\n"
     )
     assert all_steps(tmp_path / "tiny" / "checkpoints") == [2]

@@ -301,7 +301,11 @@ def test_status_of_a_job_that_was_cancelled_while_it_waited(slurm: RealSlurm, so
 @pytest.mark.parametrize(
     ("limit", "cluster", "words"),
     [
-        ("MaxTime=30", {"sbatch": {"time": "1:00:00"}}, "sbatch.time: 1:00:00, but partition main"),
+        (
+            "MaxTime=30",
+            {"sbatch": {"time": "1:00:00"}},
+            "sbatch.time: 1:00:00 requested, but partition main",
+        ),
         (
             "MaxNodes=1",
             {"nodes": "2-3"},

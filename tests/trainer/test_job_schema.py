@@ -65,13 +65,16 @@ def test_a_batch_may_be_stated_in_tokens():
         ("teacher.model.max_positions=100000000000000000", "max_positions: must be 1 to 16777216"),
         ("teacher.model.layers=1000000", "teacher.model.layers: must be 1 to 4096"),
         ('name="a\\nb"', "name: must be a plain folder name, not 'a\\nb'"),
-        ("name=", "name: must be set"),
+        ("name=", "name: must not be null"),
         ("output_dir=''", "output_dir: must not be empty"),
         ("data.mixture={a: DIR}", "data.mixture.a: expected keys and values (path, weight) or a"),
         ("data.mixture={a: {path: ''}}", "data.mixture.a.path: must not be empty"),
         ("teacher.init.pretrained=''", "teacher.init.pretrained: must not be empty"),
         ("teacher.objective.mlm.weight=-1", "teacher.objective.mlm.weight: must be 0 to 1000000"),
-        ("teacher.objective.mlm.weight={0: 1, 00: 2}", "teacher.objective.mlm.weight: 0 is there"),
+        (
+            "teacher.objective.mlm.weight={0: 1, 00: 2}",
+            "teacher.objective.mlm.weight: 0 appears twice",
+        ),
         (
             "students.tinybert.objective.hidden_mse.layer_weights=[1, 1, 1, 1, -1]",
             "students.tinybert.objective.hidden_mse.layer_weights[4]: must be 0 to 1000000, not -1",
