@@ -34,9 +34,5 @@ class Gate:
         """Let the optimizers step: the copy is complete, or has failed."""
         self._open.set()
 
-    def wait(self) -> None:
-        """Return when the gate is open."""
-        self._open.wait()
-
     def _wait(self, *step: Any) -> None:
-        self.wait()
+        self._open.wait()

@@ -94,8 +94,9 @@ class CheckpointWriter:
     ) -> None:
         """Copy the current state of all learners, and write it, in the background.
 
-        Call between optimizer steps, not during gradient accumulation. Other code than an optimizer
-        must call :meth:`wait_for_copy` before it changes weights or states.
+        Call between optimizer steps, not during gradient accumulation. An optimizer's next step
+        waits for the copy by itself; other code must not change weights or states before
+        :meth:`wait` returns.
 
         Args:
             step: the number of steps done, which names the checkpoint.
@@ -132,10 +133,6 @@ class CheckpointWriter:
         self._thread.start()
         if wait and not self.wait() and self._error:
             raise self._error
-
-    def wait_for_copy(self) -> None:
-        """Return when the state that is being saved may change; optimizers wait by themselves."""
-        self._gate.wait()
 
     def wait(self) -> bool:
         """Return when nothing is being written; True if the last save was published.
