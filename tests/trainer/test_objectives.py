@@ -1,4 +1,4 @@
-"""Layer maps, settings that change with the step, and objectives as wholes."""
+"""Settings that change with the step, and objectives as wholes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from data_pipeline import MASKED
 from model import QKV, Capture, build
 from tests.trainer.tiny import LENGTH, encoder, random_batch
 from trainer.batches import to_device
-from trainer.config import JobConfig
 from trainer.denominators import totals_of
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.module import build_module
 from trainer.losses import relations
 from trainer.objectives import LossInputs, Objective, ObjectiveConfig
-from trainer.objectives.layer_maps import at_depth, map_layers
 from trainer.objectives.step_schedule import StepSchedule
 from trainer.objectives.term import registered_terms
 from trainer.objectives.terms import (
@@ -44,47 +42,6 @@ from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 from trainer.tasks.next_sentence import NextSentence
 from trainer.tasks.sentence_order import SentenceOrder
 from trainer.teacher_outputs import OutputProjection, detach
-
-
-@pytest.mark.parametrize(
-    ("layers", "student", "teacher", "expected"),
-    [
-        ("uniform", 4, 12, {1: 3, 2: 6, 3: 9, 4: 12}),
-        ("top", 4, 12, {1: 9, 2: 10, 3: 11, 4: 12}),
-        ("bottom", 4, 12, {1: 1, 2: 2, 3: 3, 4: 4}),
-        ("skip", 6, 12, {1: 2, 2: 4, 3: 6, 4: 8, 5: 10}),
-        ("last", 6, 12, {1: 7, 2: 8, 3: 9, 4: 10, 5: 11}),
-        ("final", 5, 12, {5: 12}),
-        ([1, 1, 7], 3, 12, {1: 1, 2: 1, 3: 7}),
-        ({4: 9, 2: 1}, 4, 12, {2: 1, 4: 9}),
-    ],
-)
-def test_layer_maps(layers, student, teacher, expected):
-    """Those of the papers: TinyBERT's 4 of 12, PKD's 6 of 12, MiniLM's last."""
-    assert map_layers(layers, student, teacher) == expected
-
-
-@pytest.mark.parametrize(
-    "layers",
-    [
-        *("uniform", "skip"), [1, 2], [0, 1, 2, 3, 4], [1, 2, 3, 4, 13], {6: 1}, {},
-    ],
-)  # fmt: skip
-def test_maps_that_do_not_exist(layers):
-    with pytest.raises(ValueError, match="layers"):
-        map_layers(layers, 5, 12)
-
-
-def test_a_single_layer_has_nothing_left_to_be_patient_with():
-    with pytest.raises(ValueError, match="single layer"):
-        map_layers("skip", 1, 12)
-
-
-def test_maps_at_the_same_depth_of_a_teacher_that_has_not_grown():
-    mapped = {0: 0, 1: 3, 2: 6, 3: 9, 4: 12}
-    assert at_depth(mapped, 12, 12) == mapped
-    assert at_depth(mapped, 12, 6) == {0: 0, 1: 2, 2: 3, 3: 5, 4: 6}
-    assert at_depth(mapped, 12, 3) == {0: 0, 1: 1, 2: 2, 3: 3, 4: 3}
 
 
 def test_settings_over_steps():
@@ -389,70 +346,6 @@ def test_the_objective_decides_whether_there_is_a_pair_head():
     ).architecture.pair_head
     with pytest.raises(ValueError, match=r"^model\.pooler"):
         LearnerConfig(encoder(pooler="none"), ObjectiveConfig(sop=SentenceOrder()))
-
-
-@pytest.mark.parametrize(
-    ("term", "data", "complaint"),
-    [
-        (
-            "nsp",
-            "packing: sop",
-            "data.packing sop has no such pairs; it takes segment_pair or sentence_pair",
-        ),
-        (
-            "sop",
-            "packing: segment_pair",
-            "data.packing segment_pair has no such pairs; it takes sop",
-        ),
-        ("nsp", "packing: full_sentences", "data.packing full_sentences has no such pairs"),
-        ("soft_kl", "masking: {rate: 0.0}", "reads masked positions, but data.masking.rate is 0"),
-    ],
-)
-def test_terms_need_data_with_what_they_are_about(tmp_path, term, data, complaint):
-    path = tmp_path / "job.yaml"
-    path.write_text(
-        f"{{name: a, steps: 1, data: {{path: b, {data}}}, teacher: {{frozen: true, "
-        f"init: {{pretrained: c}}}}, students: {{s: {{objective: {{{term}: {{}}}}}}}}}}"
-    )
-    with pytest.raises(
-        configs.ConfigError, match=rf"students\.s\.objective\.{term}: .*{complaint}"
-    ):
-        configs.load(str(path), JobConfig, "job")
-
-
-@pytest.mark.parametrize(
-    ("override", "complaint"),
-    [
-        ("objective.hidden_mse.layers=[1]", "objective.hidden_mse.layers: lists 1 teacher layers"),
-        ("objective.cosine={}", "objective.cosine: student and teacher must have the same hidden"),
-        ("init.teacher_layers=[0, 9, 1, 1]", "init.teacher_layers: the teacher's layers are 0 to"),
-        ("init.teacher_layers=[0]", "init.teacher_layers: lists 1 for the student's 4"),
-        ("init.teacher_layers=[0, 1, 2, 3]", "init.teacher_layers: model.hidden_size is 64, and"),
-        ("init.teacher_embeddings=true", "init.teacher_embeddings: model.hidden_size is 64, and"),
-    ],
-)
-def test_what_does_not_fit_a_late_student_is_refused_before_the_job_begins(override, complaint):
-    late = ["students.tinybert.start.step=400", f"students.tinybert.{override}"]
-    with pytest.raises(configs.ConfigError) as refused:
-        configs.load("demo", JobConfig, "job", late)
-    assert f"students.tinybert.{complaint}" in str(refused.value)
-
-
-def test_settings_are_read_from_yaml_and_the_command_line(tmp_path):
-    path = tmp_path / "job.yaml"
-    path.write_text(
-        "{name: a, steps: 1, data: {path: b}, teacher: {objective: {mlm: {}}}, students: {s: "
-        "{objective: {soft_kl: {weight: {0: 1.0, 100: 0.5}}, hidden_mse: {layers: {1: 2}}}}}}"
-    )
-    override = "students.s.objective.soft_kl.temperature={0: 4, 50: 1}"
-    job = configs.load(str(path), JobConfig, "job", [override])
-    soft = job.students["s"].objective.soft_kl
-    assert StepSchedule.read(soft.weight).at(50) == 0.75
-    assert StepSchedule.read(soft.temperature).at(25) == 2.5
-    assert job.students["s"].objective.hidden_mse.layers == {1: 2}
-    written = tmp_path / "written.yaml"
-    written.write_text(configs.dump(job))
-    assert configs.load(str(written), JobConfig, "job") == job
 
 
 def test_projections_are_a_function_of_the_seed():

@@ -1,0 +1,73 @@
+"""Objectives as a job's YAML states them: what they need of the data and of the other learners."""
+
+from __future__ import annotations
+
+import pytest
+
+import configs
+from trainer.config import JobConfig
+from trainer.objectives.step_schedule import StepSchedule
+
+
+@pytest.mark.parametrize(
+    ("term", "data", "complaint"),
+    [
+        (
+            "nsp",
+            "packing: sop",
+            "data.packing sop has no such pairs; it takes segment_pair or sentence_pair",
+        ),
+        (
+            "sop",
+            "packing: segment_pair",
+            "data.packing segment_pair has no such pairs; it takes sop",
+        ),
+        ("nsp", "packing: full_sentences", "data.packing full_sentences has no such pairs"),
+        ("soft_kl", "masking: {rate: 0.0}", "reads masked positions, but data.masking.rate is 0"),
+    ],
+)
+def test_terms_need_data_with_what_they_are_about(tmp_path, term, data, complaint):
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"{{name: a, steps: 1, data: {{path: b, {data}}}, teacher: {{frozen: true, "
+        f"init: {{pretrained: c}}}}, students: {{s: {{objective: {{{term}: {{}}}}}}}}}}"
+    )
+    with pytest.raises(
+        configs.ConfigError, match=rf"students\.s\.objective\.{term}: .*{complaint}"
+    ):
+        configs.load(str(path), JobConfig, "job")
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("objective.hidden_mse.layers=[1]", "objective.hidden_mse.layers: lists 1 teacher layers"),
+        ("objective.cosine={}", "objective.cosine: student and teacher must have the same hidden"),
+        ("init.teacher_layers=[0, 9, 1, 1]", "init.teacher_layers: the teacher's layers are 0 to"),
+        ("init.teacher_layers=[0]", "init.teacher_layers: lists 1 for the student's 4"),
+        ("init.teacher_layers=[0, 1, 2, 3]", "init.teacher_layers: model.hidden_size is 64, and"),
+        ("init.teacher_embeddings=true", "init.teacher_embeddings: model.hidden_size is 64, and"),
+    ],
+)
+def test_what_does_not_fit_a_late_student_is_refused_before_the_job_begins(override, complaint):
+    late = ["students.tinybert.start.step=400", f"students.tinybert.{override}"]
+    with pytest.raises(configs.ConfigError) as refused:
+        configs.load("demo", JobConfig, "job", late)
+    assert f"students.tinybert.{complaint}" in str(refused.value)
+
+
+def test_settings_are_read_from_yaml_and_the_command_line(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "{name: a, steps: 1, data: {path: b}, teacher: {objective: {mlm: {}}}, students: {s: "
+        "{objective: {soft_kl: {weight: {0: 1.0, 100: 0.5}}, hidden_mse: {layers: {1: 2}}}}}}"
+    )
+    override = "students.s.objective.soft_kl.temperature={0: 4, 50: 1}"
+    job = configs.load(str(path), JobConfig, "job", [override])
+    soft = job.students["s"].objective.soft_kl
+    assert StepSchedule.read(soft.weight).at(50) == 0.75
+    assert StepSchedule.read(soft.temperature).at(25) == 2.5
+    assert job.students["s"].objective.hidden_mse.layers == {1: 2}
+    written = tmp_path / "written.yaml"
+    written.write_text(configs.dump(job))
+    assert configs.load(str(written), JobConfig, "job") == job
