@@ -103,20 +103,21 @@ def table(study: StudyConfig, folder: Path) -> str:
 
     The last column is the first score's difference to the first row's, seed by seed: what two rows
     share by their seed (order of the data, masks) does not blur it. Runs with seeds that the study
-    does not name count too.
+    does not name count too. A head that nothing has trained has no score.
     """
-    reference: dict[int, Facts] | None = None
+    reference: dict[int, float] | None = None
     lines = []
     for name, arm in study.arms.items():
         for learner in arm.learners:
             found = _results(folder, name, learner)
-            reference = found if reference is None else reference
-            differences = [
-                found[seed][study.scores[0]] - reference[seed][study.scores[0]]
-                for seed in found.keys() & reference.keys()
-            ]
-            columns = [[facts[score] for facts in found.values()] for score in study.scores]
-            cells = [name, learner, len(found), *map(spread, [*columns, differences])]
+            columns = [_by_seed(found, score) for score in study.scores]
+            first = columns[0]
+            reference = first if reference is None else reference
+            differences = {
+                seed: first[seed] - reference[seed] for seed in first.keys() & reference.keys()
+            }
+            spreads = [spread(list(column.values())) for column in [*columns, differences]]
+            cells = [name, learner, len(found), *spreads]
             lines.append(f"| {' | '.join(map(str, cells))} |")
     titles = ["arm", "learner", "seeds", *study.scores, "difference"]
     return "\n".join([f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", *lines])
@@ -127,6 +128,10 @@ def spread(values: Sequence[float]) -> str:
     if len(values) < 2:
         return f"{values[0]:.4f}" if values else ""
     return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
+
+
+def _by_seed(found: Mapping[int, Facts], score: str) -> dict[int, float]:
+    return {seed: facts[score] for seed, facts in found.items() if facts[score] is not None}
 
 
 def _results(folder: Path, arm: str, learner: str) -> dict[int, Facts]:
