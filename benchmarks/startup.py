@@ -11,6 +11,7 @@ all processes of the job.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
@@ -53,18 +54,24 @@ def start(checkout: Path, words: list[str]) -> tuple[tuple[float, float], str]:
             stdout=subprocess.DEVNULL,
         )
         try:
-            while not list(Path(folder).glob("runs/*/metrics.jsonl")):
+            while not any(map(has_rows, Path(folder).glob("runs/*/metrics.jsonl"))):
                 if process.poll() is not None or time.monotonic() > began + LIMIT:
                     sys.exit("the job has ended, or made no step in time")
                 time.sleep(0.01)
             seconds = time.monotonic() - began
             processor = sum(map(processor_seconds, [process, *process.children(recursive=True)]))
         finally:
-            process.terminate()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended by itself
+                process.terminate()
             process.wait(LIMIT)
         (log,) = Path(folder).glob("runs/*/logs/rank-000.log")
         (parts,) = (line for line in log.read_text().splitlines() if "first step " in line)
         return (seconds, processor), parts.rpartition("began: ")[2]
+
+
+def has_rows(metrics: Path) -> bool:
+    """Whether a step has been logged."""
+    return metrics.stat().st_size > 0
 
 
 def processor_seconds(process: psutil.Process) -> float:
