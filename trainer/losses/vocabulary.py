@@ -31,21 +31,21 @@ from trainer.losses.vocabulary_projection import Distribution, Projection, block
 # over rows may be large.
 HALF_SCALE, HALF_SCALE_OF_SUMS = 64.0, 4.0
 
-OutputProjection = tuple[Tensor, Tensor | None]
+WeightAndBias = tuple[Tensor, Tensor | None]
 
 
 def project_and_sum(
     vocabulary_input: Tensor,
-    decoder: OutputProjection,
+    projection: WeightAndBias,
     losses: Sequence[RowLoss],
     weights: Sequence[float] = (1.0,),
 ) -> tuple[Tensor, Tensor]:
     """Several losses of ``vocabulary_input @ weight' + bias``, which is computed once for all.
 
-    vocabulary_input [P, E]; decoder (weight [V, E], bias [V]). Returns their weighted sum over
+    vocabulary_input [P, E]; projection (weight [V, E], bias [V]). Returns their weighted sum over
     rows, in the graph, and each loss's own sum, [losses] and detached; float32.
     """
-    total, sums = _ProjectAndSum.apply(vocabulary_input, *decoder, losses, weights)
+    total, sums = _ProjectAndSum.apply(vocabulary_input, *projection, losses, weights)
     return total, sums
 
 
@@ -63,29 +63,29 @@ def chunked_cross_entropy(
 
 def chunked_kl_divergence(
     student_input: Tensor,
-    student_decoder: OutputProjection,
+    student_projection: WeightAndBias,
     teacher_input: Tensor,
-    teacher_decoder: OutputProjection,
+    teacher_projection: WeightAndBias,
     temperature: float = 1.0,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``KL(softmax(t / T) || softmax(s / T))`` of teacher and student logits, summed over rows.
 
-    student_input [P, E], teacher_input [P, E'] at the same positions; decoders (weight [V, E],
+    student_input [P, E], teacher_input [P, E'] at the same positions; projections (weight [V, E],
     bias [V]); `weights` [P] multiplies rows, None for ones. The teacher gets no gradient. Returns
     float32 (sum, sum of the weights). There is no factor T^2: the objective states its own.
     """
     weights = _row_weights(weights, student_input)
-    teacher = Distribution(teacher_input, *teacher_decoder)
+    teacher = Distribution(teacher_input, *teacher_projection)
     rows = kl_divergence_rows(teacher, temperature, weights)
-    return project_and_sum(student_input, student_decoder, [rows])[0], weights.sum()
+    return project_and_sum(student_input, student_projection, [rows])[0], weights.sum()
 
 
 def chunked_soft_cross_entropy(
     student_input: Tensor,
-    student_decoder: OutputProjection,
+    student_projection: WeightAndBias,
     teacher_input: Tensor,
-    teacher_decoder: OutputProjection,
+    teacher_projection: WeightAndBias,
     temperature: float = 1.0,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -94,16 +94,16 @@ def chunked_soft_cross_entropy(
     Arguments and result as for `chunked_kl_divergence`.
     """
     weights = _row_weights(weights, student_input)
-    teacher = Distribution(teacher_input, *teacher_decoder)
+    teacher = Distribution(teacher_input, *teacher_projection)
     rows = soft_cross_entropy_rows(teacher, temperature, weights)
-    return project_and_sum(student_input, student_decoder, [rows])[0], weights.sum()
+    return project_and_sum(student_input, student_projection, [rows])[0], weights.sum()
 
 
 def chunked_blended_cross_entropy(
     student_input: Tensor,
-    student_decoder: OutputProjection,
+    student_projection: WeightAndBias,
     teacher_input: Tensor,
-    teacher_decoder: OutputProjection,
+    teacher_projection: WeightAndBias,
     labels: Tensor,
     teacher_fraction: float,
 ) -> tuple[Tensor, Tensor]:
@@ -112,9 +112,9 @@ def chunked_blended_cross_entropy(
     Arguments as above; labels int64 [P] with -100 where there is nothing to predict. Returns
     float32 (sum, number of labels).
     """
-    teacher = Distribution(teacher_input, *teacher_decoder)
+    teacher = Distribution(teacher_input, *teacher_projection)
     rows = blended_cross_entropy_rows(teacher, labels, teacher_fraction)
-    total, _ = project_and_sum(student_input, student_decoder, [rows])
+    total, _ = project_and_sum(student_input, student_projection, [rows])
     return total, (labels != IGNORED).to(torch.float32).sum()
 
 
