@@ -60,8 +60,8 @@ ROOMS = {
     "trainer/objectives": "layer_maps step_schedule progressive term terms objective",
     "trainer/objectives/terms": "states attention pairs vocabulary two_way",
     "trainer/learners": (
-        "state admission uncompiled engine memory_errors programs module learner first_weights "
-        "learners"
+        "state step_decision admission uncompiled engine memory_errors programs module learner "
+        "first_weights learners"
     ),
     # A new task is one file, and nothing else names it: not this list either.
     "trainer/tasks": " ".join(

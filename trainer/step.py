@@ -48,16 +48,35 @@ def train_step(
     """Train everyone on this rank's rows of the global batch of `step`. Collective.
 
     `requests` is asked after the last backward pass, so that a stop is followed at the end of the
-    step in which it came. `seconds` is how long the job has been trained; all ranks go by what rank
-    0 says.
-    The students' graphs live one at a time. A learner whose loss or gradient is non-finite or
-    spikes skips this step, on all ranks, and touches nobody else. `masker` is for
-    batches without masks.
+    step in which it came. `seconds` is how long the job has been trained; all ranks use rank 0's.
+    A learner whose loss or gradient is non-finite or spikes skips this step, on all ranks, and
+    touches nobody else. `masker` is for batches without masks.
     """
     learners = [learner for learner in (teacher, *students) if learner.is_trained]
     in_use = ((one.view, name) for one in learners for name in one.objective.denominators)
     sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device)
     rows = batch if learners else batch.rows(0, 0)  # a frozen teacher that nobody listens to
+    _accumulate(teacher, students, rows, step, sums, masker)
+    terms, agreed = _sum_terms(learners, requests(), teacher.device)
+    losses = {
+        one.name: one.objective.total(terms[one.name], one.own_step(step)) for one in learners
+    }
+    tokens, unreadable, seconds = sums.on_host()
+    for learner in learners:
+        learner.update(step, losses[learner.name], batch.input_ids.shape[1], seconds)
+    positions = batch.input_ids.size * dist.get_world_size()
+    return StepResult(terms, losses, tokens, positions, unreadable, agreed, seconds)
+
+
+def _accumulate(
+    teacher: Learner,
+    students: Sequence[Learner],
+    rows: Batch,
+    step: int,
+    sums: StepSums,
+    masker: TorchMasker | None,
+) -> None:
+    """Forward and backward of everyone, one micro-batch and one student's graph at a time."""
     size = teacher.step_shape.micro_batch
     passes = -(-len(rows.input_ids) // size)
     teacher_pass = TeacherPass.of(teacher, students, step)
@@ -67,23 +86,6 @@ def train_step(
         sources = {TEACHER: teacher_pass.teach(micro_batch, sums, micro_step)}
         for student in students:
             student.accumulate(micro_batch, sums.totals[student.view], micro_step, sources)
-    terms, agreed = _sum_terms(learners, requests(), teacher.device)
-    losses = {
-        one.name: one.objective.total(terms[one.name], one.own_step(step)) for one in learners
-    }
-    length = batch.input_ids.shape[1]
-    tokens, unreadable, seconds = sums.on_host()
-    for learner in learners:
-        learner.update(step, losses[learner.name], length, seconds)
-    return StepResult(
-        terms,
-        losses,
-        tokens=tokens,
-        positions=batch.input_ids.size * dist.get_world_size(),
-        unreadable=unreadable,
-        requests=agreed,
-        seconds=seconds,
-    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,6 +35,7 @@ from trainer.learners.memory_errors import BEGINNING, EVALUATION, named_for
 from trainer.learners.module import LearnerModule, always_captured, build_module, section_of
 from trainer.learners.programs import NOTHING, Predict, Program, Score, Train
 from trainer.learners.state import LearnerState
+from trainer.learners.step_decision import StepDecision, loss_scale, regime
 from trainer.measure.timing import BACKWARD, FORWARD, STEP, clock
 from trainer.objectives import Objective
 from trainer.optimizers import GatedOptimizer, build_optimizer
@@ -43,7 +44,6 @@ from trainer.schedules.learning_rate import factor
 from trainer.scoring.scores import metrics_of
 from trainer.seeds import derive
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
-from trainer.watch.guard import GRADIENT
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -74,6 +74,11 @@ class MicroStep:
 class Learner:
     """One model in training. All methods are collective: every rank calls them alike."""
 
+    # Of the last step.
+    rate = math.nan
+    gradient_norm = math.nan
+    skipped: str | None = None  # why, if it was
+
     def __init__(
         self,
         name: str,
@@ -87,13 +92,10 @@ class Learner:
         """Build the model (from `weights` where given, else at random) and start its engine.
 
         `started_at` is the job's step at which this learner began, and `view` how it reads the
-        examples (`data_pipeline.Batch`). Raises TrainingError when the
-        `weights` do not fit.
+        examples (`data_pipeline.Batch`). Raises TrainingError when the `weights` do not fit.
         """
-        self.name, self.config, self.step_shape = name, config, step_shape
-        self.view = view
+        self.name, self.config, self.step_shape, self.view = name, config, step_shape, view
         self.counters = LearnerState(started_at)
-        self.rate = self.gradient_norm = math.nan  # of the last step
         with named_for(section_of(name), config, BEGINNING, step_shape.micro_batch):
             module = build_module(name, config, teacher, step_shape.seed, weights)
             self.objective: Objective = module.objective
@@ -107,8 +109,6 @@ class Learner:
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
         self._read_from: tuple[str, ...] = ()  # the sources of the last step
-        self.skipped: str | None = None  # why, if it skipped the last step
-        self._permitted: bool | None = None
 
     def _start_engine(self, module: LearnerModule) -> DeepSpeedEngine:
         module.requires_grad_(self.is_trained)
@@ -117,7 +117,6 @@ class Learner:
         self._optimizer: GatedOptimizer | None = None
         if self.is_trained:
             self._optimizer = build_optimizer(module, self.config.optimizer, self.objective)
-            self._optimizer.permitted = self._may_step
         cut = self.step_shape.micro_batch, self.step_shape.accumulation
         return start_engine(module, self._optimizer, self.config, *cut)
 
@@ -139,18 +138,7 @@ class Learner:
         `sources` are outputs of others that its terms may read; the features come with what
         `capture` asks for.
         """
-        if micro_step.micro_batch == 0 and self.is_trained:
-            forget_gradients(self.engine)
-        self.engine.set_gradient_accumulation_boundary(micro_step.is_last)
-        if self.config.dropout:
-            parts = (
-                self.step_shape.seed,
-                self.name,
-                micro_step.step,
-                micro_step.micro_batch,
-                dist.get_rank(),
-            )
-            torch.manual_seed(derive(*parts))
+        self._prepare(micro_step)
         sources = sources or {}
         self._read_from = tuple(sorted(sources))
         own_step = self.own_step(micro_step.step)
@@ -163,6 +151,17 @@ class Learner:
                 backward(self.engine, loss, self.loss_scale.value)
             self._shares += shares
         return features
+
+    def _prepare(self, micro_step: MicroStep) -> None:
+        """Forget the gradients of an earlier step, and seed the dropout of this forward pass."""
+        step, number = micro_step.step, micro_step.micro_batch
+        if number == 0 and self.is_trained:
+            forget_gradients(self.engine)
+        self.engine.set_gradient_accumulation_boundary(micro_step.is_last)
+        if self.config.dropout:
+            torch.manual_seed(
+                derive(self.step_shape.seed, self.name, step, number, dist.get_rank())
+            )
 
     def _run(self, program: Program[Result], batch: MicroBatch) -> Result:
         """Run a program inside the engine's forward pass, on this learner's view."""
@@ -193,19 +192,34 @@ class Learner:
         """
         if self.own_step(step) <= self._transfer_steps or self.counters.clocked_from is None:
             self.counters.clocked_from = seconds
-        regime = self._regime(step, length)
-        self.skipped = self.counters.guard.judge(self.config.guard, loss, regime)
-        self._permitted = None
         self._forget_the_phase_before(self.own_step(step))
+        self._set_rates(step, seconds)
+        models = self.config.model.layers, self._teacher_layers, self._read_from
+        comparable = regime(self.config, self.objective, self.own_step(step), models, length)
+        norm = self._gradient_norm()
+        decision = StepDecision(self.config, self.counters, loss, comparable, norm)
+        assert self._optimizer is not None
+        self._optimizer.permitted = decision.permitted
+        with self._part(STEP):
+            self.engine.step()
+        decision.record()
+        self.skipped, self.gradient_norm = decision.skipped, decision.gradient_norm
+
+    def _set_rates(self, step: int, seconds: float) -> None:
         self.rate = self.learning_rate(step, seconds)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.rate * self.objective.factor(group["name"], self.own_step(step))
-        if self.config.zero_stage == 0:
-            clipping, scale = self.config.gradient_clipping, self.loss_scale.value
-            self.gradient_norm = float(clip_gradients(self.engine, clipping, scale))
-        with self._part(STEP):
-            self.engine.step()
-        self._count(loss)
+
+    def _gradient_norm(self) -> Callable[[], float]:
+        """How to read the norm of the gradient before clipping, inside DeepSpeed's step.
+
+        At ZeRO stage 0 the gradient is clipped here, before that step.
+        """
+        if self.config.zero_stage:
+            return lambda: gradient_norm(self.engine)
+        clipping, scale = self.config.gradient_clipping, self.loss_scale.value
+        norm = float(clip_gradients(self.engine, clipping, scale))
+        return lambda: norm
 
     def follow(self, teacher_layers: int) -> None:
         """Learn from a teacher that now has this many layers."""
@@ -215,25 +229,11 @@ class Learner:
     @property
     def loss_scale(self) -> LossScale:
         """What the loss is multiplied by before the backward pass: 1 unless in fp16."""
-        if self.config.precision != "fp16":
-            return LossScale(1.0)
-        return self.counters.loss_scale or LossScale(self.config.loss_scale.initial)
+        return loss_scale(self.config, self.counters)
 
     def own_step(self, step: int) -> int:
         """The job's `step`, from 0 at the learner's start."""
         return step - self.counters.started_at
-
-    def _regime(self, step: int, length: int) -> str:
-        """What losses must have in common to be compared: terms, models, sequence length.
-
-        Where a weight or a temperature turns the loss may leap.
-        """
-        own, objective = self.own_step(step), self.objective
-        weights = objective.weights(own)
-        terms = {n: t.segments(own) for n, t in objective.by_name.items() if weights[n]}
-        captures = objective.student_capture(own), objective.source_capture(own)
-        models = self.config.model.layers, self._teacher_layers, self._read_from
-        return f"{derive(repr((self.config.objective, terms, captures, models, length))):x}"
 
     @property
     def _transfer_steps(self) -> int:
@@ -295,25 +295,3 @@ class Learner:
         if transfer is not None and transfer.begins_phase(own_step):
             assert self._optimizer is not None
             self._optimizer.forget()
-
-    def _may_step(self) -> bool:
-        """Asked by the optimizer for each of its groups: one host sync for all of them."""
-        if self._permitted is None:
-            if self.config.zero_stage:
-                self.gradient_norm = gradient_norm(self.engine)
-            self._permitted = self.skipped is None and math.isfinite(self.gradient_norm)
-        return self._permitted
-
-    def _count(self, loss: float) -> None:
-        """What became of a step: it was taken, or float16 overflowed, or it was skipped."""
-        counters, scale = self.counters, self.loss_scale
-        if self._may_step():
-            counters.guard.record_step(self.config.guard, loss)
-            if self.config.precision == "fp16":
-                counters.loss_scale = scale.after_step(self.config.loss_scale.growth_interval)
-        elif self.skipped is None and scale.can_shrink:
-            counters.overflows += 1
-            counters.loss_scale = scale.after_overflow()
-        else:
-            self.skipped = self.skipped or GRADIENT
-            counters.guard.record_skip(self.skipped)

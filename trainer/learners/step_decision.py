@@ -1,0 +1,78 @@
+"""Whether a learner takes a step or skips it, and what is counted either way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from trainer.learner_config import LearnerConfig
+from trainer.learners.state import LearnerState
+from trainer.objectives import Objective
+from trainer.optimizers.loss_scale import LossScale
+from trainer.seeds import derive
+from trainer.watch.guard import GRADIENT
+
+
+def loss_scale(config: LearnerConfig, counters: LearnerState) -> LossScale:
+    """What the loss is multiplied by before the backward pass: 1 unless in fp16."""
+    if config.precision != "fp16":
+        return LossScale(1.0)
+    return counters.loss_scale or LossScale(config.loss_scale.initial)
+
+
+def regime(
+    config: LearnerConfig, objective: Objective, own_step: int, models: object, length: int
+) -> str:
+    """What losses must have in common to be compared: terms, `models`, sequence `length`.
+
+    Where a weight or a temperature changes its course, the loss may leap.
+    """
+    weights = objective.weights(own_step)
+    terms = {n: t.segments(own_step) for n, t in objective.by_name.items() if weights[n]}
+    captures = objective.student_capture(own_step), objective.source_capture(own_step)
+    return f"{derive(repr((config.objective, terms, captures, models, length))):x}"
+
+
+class StepDecision:
+    """One learner's decision about one step. It follows from global values: all ranks agree.
+
+    The loss may rule the step out beforehand. The gradient does so inside DeepSpeed's step, since
+    at ZeRO stages 1 to 3 its norm is known only there.
+    """
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        counters: LearnerState,
+        loss: float,
+        regime: str,
+        read_gradient_norm: Callable[[], float],
+    ) -> None:
+        """`read_gradient_norm` is called once, inside DeepSpeed's step."""
+        self._config, self._counters, self._loss = config, counters, loss
+        self._read_gradient_norm = read_gradient_norm
+        self._permitted: bool | None = None
+        self.skipped = counters.guard.judge(config.guard, loss, regime)  # the reason, if any
+        self.gradient_norm = math.nan
+
+    def permitted(self) -> bool:
+        """Whether to take the step. Each parameter group asks: one host sync for all of them."""
+        if self._permitted is None:
+            self.gradient_norm = self._read_gradient_norm()
+            self._permitted = self.skipped is None and math.isfinite(self.gradient_norm)
+        return self._permitted
+
+    def record(self) -> None:
+        """Count the step as taken, as a float16 overflow or as skipped."""
+        config, counters = self._config, self._counters
+        scale = loss_scale(config, counters)
+        if self.permitted():
+            counters.guard.record_step(config.guard, self._loss)
+            if config.precision == "fp16":
+                counters.loss_scale = scale.after_step(config.loss_scale.growth_interval)
+        elif self.skipped is None and scale.can_shrink:
+            counters.overflows += 1
+            counters.loss_scale = scale.after_overflow()
+        else:
+            self.skipped = self.skipped or GRADIENT
+            counters.guard.record_skip(self.skipped)
