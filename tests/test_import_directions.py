@@ -20,11 +20,13 @@ ROOMS = {
         "loading devices studies"
     ),
     "data_pipeline": (
-        "errors hashing text shards config tokenization packing order masking reading building"
+        "errors hashing text task_files shards config tokenization packing order masking reading "
+        "building"
     ),
     "data_pipeline/text": (
         "compiled text_files documents joined_text sentences sentence_search system_prose"
     ),
+    "data_pipeline/task_files": "contents json_records tables squad conll",
     "data_pipeline/shards": (
         "arrays blocks index append_only manifest cached_counts sources staged writing"
     ),

@@ -11,17 +11,15 @@ from __future__ import annotations
 import bisect
 import glob
 import json
-import lzma
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from data_pipeline.errors import DataError
-from data_pipeline.text.text_files import COMPRESSED, STDIN, is_plain, open_text
+from data_pipeline.text.text_files import COMPRESSED, STDIN, decompressing, is_plain, open_text
 
 TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
 KINDS = {".txt": TEXT, ".text": TEXT, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET}
@@ -275,14 +273,8 @@ def _byte_chunks(span: FileSpan, reading: ReadOptions) -> Iterator[RawChunk]:
 
 def _read(file: BinaryIO, span: FileSpan, position: int) -> bytes:
     size = CHUNK_BYTES if span.end is None else min(CHUNK_BYTES, span.end - position)
-    try:
+    with decompressing(span.path):
         return file.read(size)
-    except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
-        raise DataError(f"{span.path}: cannot be decompressed: {error}") from None
-    except Exception as error:  # ZstdError derives from Exception alone
-        if type(error).__name__ != "ZstdError":
-            raise
-        raise DataError(f"{span.path}: cannot be decompressed: {error}") from None
 
 
 def _last_boundary(boundary: re.Pattern[bytes], data: bytearray, first: int) -> int:

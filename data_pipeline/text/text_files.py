@@ -6,6 +6,9 @@ import gzip
 import io
 import lzma
 import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,6 +38,19 @@ def open_text(path: str) -> BinaryIO:
         return open(path, "rb")
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+@contextmanager
+def decompressing(path: str) -> Iterator[None]:
+    """Raise DataError, which names the file, where its bytes cannot be read or decompressed."""
+    try:
+        yield
+    except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be decompressed: {error}") from None
+    except Exception as error:  # ZstdError derives from Exception alone
+        if type(error).__name__ != "ZstdError":
+            raise
+        raise DataError(f"{path}: cannot be decompressed: {error}") from None
 
 
 def _open_zst(path: str) -> BinaryIO:

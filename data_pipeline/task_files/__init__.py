@@ -1,0 +1,1 @@
+"""Files of labelled examples in the layouts in which tasks are published."""

@@ -1,0 +1,74 @@
+"""The contents of a task's file, plain or compressed: its lines, its JSON, its whole text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import DataError
+from data_pipeline.text.text_files import COMPRESSED, STDIN, decompressing, open_text
+
+UTF_8 = "utf-8"
+
+
+def suffix_of(path: str) -> str:
+    """The suffix in small letters, without that of a compression: ``.tsv`` of ``train.TSV.xz``."""
+    name = Path(path)
+    return (name.with_suffix("") if name.suffix.lower() in COMPRESSED else name).suffix.lower()
+
+
+def place(path: str, line: int) -> str:
+    """Where a line is, for a message."""
+    return f"{'standard input' if path == STDIN else path}:{line}"
+
+
+def read_lines(path: str, encoding: str = UTF_8) -> Iterator[tuple[int, str]]:
+    """(number from 1, text) of each line, without its end; lines end at a newline only.
+
+    A byte-order mark is dropped. Raises DataError, with the line, for other encodings.
+    """
+    with open_text(path) as file:
+        number = 0
+        while True:
+            with decompressing(path):
+                line = file.readline()
+            if not line:
+                return
+            number += 1
+            start = 3 if number == 1 and line.startswith(b"\xef\xbb\xbf") else 0
+            yield number, _decoded(line[start:], path, number, encoding).rstrip("\r\n")
+
+
+def read_text(path: str, encoding: str = UTF_8) -> str:
+    """The whole text, its lines joined with newlines. Raises DataError."""
+    return "\n".join(line for _, line in read_lines(path, encoding))
+
+
+def read_json(path: str) -> Any:
+    """The value in a JSON file. Raises DataError, with the line where it is not valid."""
+    text = read_text(path)
+    if not text.strip():
+        raise DataError(f"{path}: is empty")
+    return parse_json(text, path, 1)
+
+
+def parse_json(text: str, path: str, line: int) -> Any:
+    """The value in `text`, which begins at this line of the file. Raises DataError."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = place(path, line + error.lineno - 1)
+        raise DataError(f"{where}: not valid JSON: {error.msg} (column {error.colno})") from None
+    except RecursionError:
+        raise DataError(f"{place(path, line)}: not usable JSON: nested too deeply") from None
+
+
+def _decoded(line: bytes, path: str, number: int, encoding: str) -> str:
+    try:
+        return line.decode(encoding)
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{place(path, number)}: is not {encoding.upper()}; convert the file, as with iconv"
+        ) from None

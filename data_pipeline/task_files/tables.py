@@ -1,0 +1,201 @@
+"""Rows of tables: tab-separated (GLUE's layouts), CSV, JSON lines and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from configs.typed import nearest
+from data_pipeline.errors import DataError
+from data_pipeline.task_files.contents import parse_json, place, read_lines, suffix_of
+from data_pipeline.text.text_files import decompressing, is_plain, open_text
+
+Row: TypeAlias = tuple[str, dict[str, str]]  # where it stands, and its values by field
+Columns: TypeAlias = Mapping[str, "str | int"]  # by field: a column's name, or its number from 1
+
+TSV, CSV, JSONL, PARQUET = "tsv", "csv", "jsonl", "parquet"
+LAYOUTS = {
+    ".tsv": TSV,
+    ".txt": TSV,
+    ".csv": CSV,
+    ".jsonl": JSONL,
+    ".ndjson": JSONL,
+    ".parquet": PARQUET,
+}
+
+
+def read_table(path: str, columns: Columns, layout: str | None = None) -> Iterator[Row]:
+    """The rows of a table, each as (``file:line``, values by field), without outer white space.
+
+    `columns` says in which column each field stands. Numbers are for tab-separated and CSV files
+    without a header. Tab-separated files have no quoting. `layout` is told from the suffix unless
+    given. Raises DataError for a table without rows and for whatever cannot be read as asked.
+    """
+    layout = layout or LAYOUTS.get(suffix_of(path))
+    if layout is None:
+        raise DataError(f"{path}: the name of a table must end in {', '.join(LAYOUTS)}")
+    numbered = {isinstance(column, int) for column in columns.values()}
+    if len(numbered) > 1:
+        raise DataError(f"{path}: columns: give the names of all of them, or all their numbers")
+    if layout in (JSONL, PARQUET) and numbered == {True}:
+        raise DataError(f"{path}: columns: have names in this file, and no numbers")
+    empty = True
+    for row in _ROWS[layout](path, columns):
+        empty = False
+        yield row
+    if empty:
+        raise DataError(f"{path}: holds no rows")
+
+
+def as_number(where: str, field: str, text: str) -> float:
+    """The finite number in a field of the row at `where`. Raises DataError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(
+            f"{where}: {field}: {text!r} is not a number, and all of its column must be"
+        )
+    return number
+
+
+def _cell_rows(
+    path: str, columns: Columns, lines: Iterator[tuple[str, list[str]]]
+) -> Iterator[Row]:
+    """Lines of cells as rows; the first line is a header where the columns have names."""
+    header: list[str] | None = None
+    places: dict[str, int] = {}
+    for where, cells in lines:
+        if not places:
+            if any(isinstance(column, int) for column in columns.values()):
+                places = {field: int(column) - 1 for field, column in columns.items()}
+            else:
+                header = [cell.strip() for cell in cells]
+                places = {f: _position(path, f, str(c), header) for f, c in columns.items()}
+                continue
+        _check_width(where, cells, header, places)
+        yield where, {field: cells[at].strip() for field, at in places.items()}
+
+
+def _check_width(
+    where: str, cells: list[str], header: list[str] | None, places: Mapping[str, int]
+) -> None:
+    """Refuse a row that lacks a column, or has more than the header: its cells may be shifted."""
+    needed = len(header) if header else max(places.values()) + 1
+    if len(cells) < needed or (header and len(cells) > needed):
+        means = "a field that holds a comma must be quoted" if header else "check its separators"
+        asked = "the header names" if header else "columns go up to"
+        raise DataError(f"{where}: has {len(cells)} columns, where {asked} {needed}; {means}")
+
+
+def _tab_separated(path: str) -> Iterator[tuple[str, list[str]]]:
+    for number, line in read_lines(path):
+        if line.strip():
+            yield place(path, number), line.split("\t")
+
+
+def _comma_separated(path: str) -> Iterator[tuple[str, list[str]]]:
+    reader = csv.reader((f"{line}\n" for _, line in read_lines(path)), strict=True)
+    first = 1
+    try:
+        for cells in reader:
+            if cells:
+                yield place(path, first), cells
+            first = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{place(path, first)}: not valid CSV: {error}; check its quotes") from None
+
+
+def _json_records(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        record = parse_json(line, path, number)
+        if not isinstance(record, dict):
+            raise DataError(f"{place(path, number)}: must be a JSON object: {{...}}")
+        yield place(path, number), record
+
+
+def _parquet_records(path: str, columns: Columns) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(f"{path}: reading Parquet needs `pip install pyarrow`") from None
+    try:
+        file = pyarrow.parquet.ParquetFile(_parquet_source(path))
+        names = file.schema_arrow.names
+        wanted = [names[_position(path, f, str(c), names)] for f, c in columns.items()]
+        number = 0
+        for batch in file.iter_batches(columns=sorted({*wanted})):
+            for record in batch.to_pylist():
+                number += 1
+                yield f"{path}: row {number}", record
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path}: not a readable Parquet file: {error}") from None
+
+
+def _parquet_source(path: str) -> Any:
+    """What pyarrow opens: the path, or the contents of a compressed file or of standard input."""
+    with open_text(path) as file:
+        if is_plain(path):
+            return path
+        import pyarrow
+
+        with decompressing(path):
+            return pyarrow.BufferReader(file.read())
+
+
+def _record_rows(
+    columns: Columns, records: Iterator[tuple[str, Mapping[str, Any]]]
+) -> Iterator[Row]:
+    """Records as rows. A column is all text or all numbers: a label 1 is not a label "1"."""
+    kinds: dict[str, tuple[str, str]] = {}  # by field: what its first value is, and where
+    for where, record in records:
+        row = {}
+        for field, column in columns.items():
+            if column not in record:
+                _position(where, field, str(column), list(record))
+            value = record[str(column)]
+            kind = _kind(where, field, value)
+            first, there = kinds.setdefault(field, (kind, where))
+            if kind != first:
+                raise DataError(
+                    f"{where}: {field}: is {kind}, but {first} at {there}; make them alike"
+                )
+            row[field] = value.strip() if isinstance(value, str) else json.dumps(value)
+        yield where, row
+
+
+def _kind(where: str, field: str, value: Any) -> str:
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, (int, float)):
+        return "a number"
+    what = "empty" if value is None else f"a {type(value).__name__}"
+    raise DataError(f"{where}: {field}: is {what}; it must be text or a number")
+
+
+def _position(where: str, field: str, column: str, names: list[str]) -> int:
+    """Where a column stands among those that there are."""
+    if names.count(column) == 1:
+        return names.index(column)
+    if column in names:
+        raise DataError(f"{where}: columns.{field}: there are several columns {column!r}")
+    guess = nearest(column, names)
+    there = "" if guess.startswith("; there are") else f" There are: {', '.join(names)}"
+    raise DataError(f"{where}: columns.{field}: no column {column!r}{guess}{there}")
+
+
+_ROWS: dict[str, Callable[[str, Columns], Iterator[Row]]] = {
+    TSV: lambda path, columns: _cell_rows(path, columns, _tab_separated(path)),
+    CSV: lambda path, columns: _cell_rows(path, columns, _comma_separated(path)),
+    JSONL: lambda path, columns: _record_rows(columns, _json_records(path)),
+    PARQUET: lambda path, columns: _record_rows(columns, _parquet_records(path, columns)),
+}

@@ -1,0 +1,260 @@
+"""Every layout of task files gives the same examples, and what cannot be read is one clear line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from data_pipeline import DataError
+from data_pipeline.task_files.conll import read_conll
+from data_pipeline.task_files.squad import AnswerSpan, read_squad
+from data_pipeline.task_files.tables import as_number, read_table
+
+REVIEWS = [
+    ("it 's a charming journey .", "1"),
+    ('He said "no" , and left', "0"),
+    ("naïve, “quoted”; 日本", "1"),
+]
+COLUMNS = {"text": "review", "label": "stars"}
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.compress,
+}
+SQUAD = {
+    "data": [
+        {
+            "paragraphs": [
+                {
+                    "context": "The bank lies on the river. It is old.",
+                    "qas": [
+                        {
+                            "id": "a1",
+                            "question": "Where is it?",
+                            "answers": [
+                                {"text": "on the river", "answer_start": 14},
+                                {"text": "the river", "answer_start": 17},
+                            ],
+                        },
+                        {"id": "a2", "question": "Whose?", "answers": [], "is_impossible": True},
+                    ],
+                }
+            ]
+        }
+    ]
+}
+CONLL = """-DOCSTART- -X- O O
+
+EU NNP I-NP I-ORG
+rejects VBZ I-VP O
+
+Peter\tNNP\tI-NP\tI-PER
+"""
+
+
+def tables() -> Iterator[tuple[str, bytes]]:
+    lines = [f"{text}\t7\t{label}" for text, label in REVIEWS]
+    yield "a.tsv", "\n".join(["\ufeffreview\tid\tstars", *lines]).encode()
+    quoted = io.StringIO()
+    csv.writer(quoted).writerows([("id", "stars", "review"), *((7, y, x) for x, y in REVIEWS)])
+    yield "b.csv", quoted.getvalue().encode()
+    records = [{"review": text, "stars": int(label)} for text, label in REVIEWS]
+    yield "c.jsonl", "\n\n".join(json.dumps(record) for record in records).encode()
+    packed = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), packed, row_group_size=2)
+    yield "d.parquet", packed.getvalue()
+
+
+@pytest.mark.parametrize("packing", PACKERS)
+@pytest.mark.parametrize(("name", "contents"), [*tables()], ids=lambda value: str(value)[:9])
+def test_layouts_and_compressions_hold_the_same_rows(
+    name: str, contents: bytes, packing: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"{name}{packing}"
+    path.write_bytes(PACKERS[packing](contents))
+    rows = [values for _, values in read_table(str(path), COLUMNS)]
+    assert rows == [{"text": text, "label": label} for text, label in REVIEWS]
+
+
+def test_a_row_knows_where_it_stands(tmp_path: Path) -> None:
+    for name, text, places in (
+        ("a.tsv", "t\nx\n\ny\n", [":2", ":4"]),
+        ("a.csv", 't\n"two\nlines"\ny\n', [":2", ":4"]),
+        ("a.jsonl", '{"t": "x"}\n{"t": "y"}\n', [":1", ":2"]),
+    ):
+        path = tmp_path / name
+        path.write_text(text)
+        assert [where for where, _ in read_table(str(path), {"text": "t"})] == [
+            f"{path}{place}" for place in places
+        ]
+
+
+def test_columns_by_number_need_no_header(tmp_path: Path) -> None:
+    path = tmp_path / "cola.tsv"
+    path.write_text('gj04\t1\t\tThe "sailors rode.\nclc95\t0\t*\tIf Sam, who.\textra\n')
+    rows = [values for _, values in read_table(str(path), {"text": 4, "label": 2})]
+    assert rows == [
+        {"text": 'The "sailors rode.', "label": "1"},
+        {"text": "If Sam, who.", "label": "0"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "columns", "message"),
+    [
+        ("a.tsv", "", COLUMNS, "a.tsv: holds no rows"),
+        ("a.tsv", "review\tstars\n", COLUMNS, "a.tsv: holds no rows"),
+        ("a.jsonl", "\n", COLUMNS, "a.jsonl: holds no rows"),
+        (
+            "a.tsv",
+            "id\treviews\tstars\nx\ty\tz\n",
+            COLUMNS,
+            "columns.text: no column 'review'; did you mean reviews? There are: id, reviews, stars",
+        ),
+        ("a.csv", "a,b\n", COLUMNS, "columns.text: no column 'review'; there are: a, b"),
+        ("a.csv", "stars,stars\n1,2\n", {"label": "stars"}, "there are several columns 'stars'"),
+        ("a.tsv", "review\tstars\nfine\n", COLUMNS, "a.tsv:2: has 1 columns, where the header"),
+        ("a.csv", "review,stars\nno, no,0\n", COLUMNS, "a.csv:2: has 3 columns, where the header"),
+        ("a.tsv", "x\ty\nx\n", {"text": 2}, "a.tsv:2: has 1 columns, where columns go up to 2"),
+        ("a.csv", 'review,stars\n"open,1\nx,2\n', COLUMNS, "a.csv:2: not valid CSV"),
+        ("a.tsv", b"review\tstars\nna\xefve\t1\n", COLUMNS, "a.tsv:2: is not UTF-8"),
+        ("a.jsonl", '{"review": "x", "stars": 1}\n{"re\n', COLUMNS, "a.jsonl:2: not valid JSON"),
+        ("a.jsonl", "[1]\n", COLUMNS, "a.jsonl:1: must be a JSON object"),
+        ("a.jsonl", '{"text": "x"}\n', COLUMNS, "a.jsonl:1: columns.text: no column 'review'"),
+        (
+            "a.jsonl",
+            '{"review": "x", "stars": 1}\n{"review": "x", "stars": "1"}\n',
+            COLUMNS,
+            "a.jsonl:2: label: is text, but a number at",
+        ),
+        ("a.jsonl", '{"review": "x", "stars": null}', COLUMNS, "label: is empty; it must be text"),
+        ("a.jsonl", '{"review": "x"}', {"text": 1}, "columns: have names in this file"),
+        ("a.tsv", "x\ty\n", {"text": 1, "label": "stars"}, "give the names of all of them, or"),
+        ("a.xls", "x", COLUMNS, "a.xls: the name of a table must end in .tsv"),
+        ("a.parquet", "x", COLUMNS, "a.parquet: not a readable Parquet file"),
+        ("a.tsv.gz", b"\x1f\x8b\x08rest", COLUMNS, "a.tsv.gz: cannot be decompressed"),
+    ],
+)
+def test_a_table_that_cannot_be_read_as_asked(
+    name: str, contents: str | bytes, columns: dict[str, str | int], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(contents if isinstance(contents, bytes) else contents.encode())
+    with pytest.raises(DataError) as error:
+        list(read_table(str(path), columns))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_table_is_named(tmp_path: Path) -> None:
+    for name in ("a.tsv", "a.parquet", "a.csv.xz"):
+        with pytest.raises(DataError, match=f"{name}: cannot be read: No such file"):
+            list(read_table(str(tmp_path / name), COLUMNS))
+
+
+def test_a_number_where_a_number_is_wanted() -> None:
+    assert as_number("a.tsv:2", "score", "4.750") == 4.75
+    for text in ("high", "", "nan", "inf"):
+        with pytest.raises(DataError, match=f"a.tsv:2: score: '{text}' is not a number"):
+            as_number("a.tsv:2", "score", text)
+
+
+def test_squad_questions_with_and_without_answers(tmp_path: Path) -> None:
+    path = tmp_path / "squad.json.xz"
+    path.write_bytes(lzma.compress(json.dumps(SQUAD).encode()))
+    answered, unanswerable = read_squad(str(path))
+    assert answered.answers == (AnswerSpan("on the river", 14), AnswerSpan("the river", 17))
+    assert answered.context[answered.answers[0].start : answered.answers[0].end] == "on the river"
+    assert (unanswerable.id, unanswerable.answers) == ("a2", ())
+    assert answered.where == f"{path}: id a1"
+    assert [question.answers for question in read_squad(str(path), labelled=False)] == [(), ()]
+
+
+def spoilt(change: Callable[[dict[str, Any]], object]) -> str:
+    """SQUAD after a change to its paragraph."""
+    document = json.loads(json.dumps(SQUAD))
+    change(document["data"][0]["paragraphs"][0])
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "squad.json: is empty"),
+        ('{"data":\n[}', "squad.json:2: not valid JSON"),
+        ("{}", "squad.json: data: is missing"),
+        ('{"data": []}', "squad.json: holds no questions"),
+        (spoilt(lambda p: p["qas"][0].pop("id")), "squad.json: id: is missing"),
+        (spoilt(lambda p: p["qas"][0].update(question=3)), "id a1: question: must be text"),
+        (spoilt(lambda p: p["qas"][1].update(id="a1")), "id a1: this id comes twice"),
+        (
+            spoilt(lambda p: p["qas"][0]["answers"][0].update(answer_start=15)),
+            "id a1: the answer 'on the river' is not at character 15: 'n the river.' is there",
+        ),
+        (
+            spoilt(lambda p: p["qas"][0]["answers"][0].update(answer_start=400)),
+            "is not at character 400: its passage has 38 characters",
+        ),
+        (
+            spoilt(lambda p: p["qas"][1].pop("is_impossible")),
+            "id a2: has no answers; if the passage has none, is_impossible says so",
+        ),
+    ],
+)
+def test_squad_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "squad.json"
+    path.write_text(text)
+    with pytest.raises(DataError) as error:
+        list(read_squad(str(path)))
+    assert message in str(error.value)
+
+
+def test_conll_sentences(tmp_path: Path) -> None:
+    path = tmp_path / "eng.train.gz"
+    path.write_bytes(gzip.compress(CONLL.encode()))
+    first, second = read_conll(str(path))
+    assert (first.words, first.tags) == (("EU", "rejects"), ("I-ORG", "O"))
+    assert (second.words, second.tags) == (("Peter",), ("I-PER",))
+    assert (first.where, second.where) == (f"{path}:3", f"{path}:6")
+    assert [sentence.tags for sentence in read_conll(str(path), tag=3)] == [
+        ("I-NP", "I-VP"),
+        ("I-NP",),
+    ]
+    assert all(sentence.tags == () for sentence in read_conll(str(path), tag=None))
+
+
+def test_conll_in_another_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "esp.train"
+    path.write_bytes("España B-LOC\n".encode("latin-1"))
+    assert next(read_conll(str(path), encoding="latin-1")).words == ("España",)
+    with pytest.raises(DataError, match=r"esp.train:1: is not UTF-8"):
+        next(read_conll(str(path)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "ner.txt: holds no words"),
+        ("-DOCSTART- O\n\n", "ner.txt: holds no words"),
+        ("EU I-ORG\n\nrejects\n", "ner.txt:3: must have 2 columns or more"),
+        ("EU\t\n", "ner.txt:1: must have 2 columns or more, none of them empty"),
+    ],
+)
+def test_conll_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "ner.txt"
+    path.write_text(text)
+    with pytest.raises(DataError) as error:
+        list(read_conll(str(path)))
+    assert message in str(error.value)
