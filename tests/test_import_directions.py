@@ -26,7 +26,9 @@ ROOMS = {
     "data_pipeline/text": (
         "compiled text_files documents joined_text sentences sentence_search system_prose"
     ),
-    "data_pipeline/task_files": "contents json_records tables squad conll",
+    "data_pipeline/task_files": (
+        "contents json_records tables squad conll multiple_choice retrieval minimal_pairs"
+    ),
     "data_pipeline/shards": (
         "arrays blocks index append_only manifest cached_counts sources staged writing"
     ),

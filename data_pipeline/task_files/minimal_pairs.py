@@ -1,0 +1,46 @@
+"""Minimal pairs of sentences, one of them good: BLiMP's JSON lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_pipeline.errors import DataError
+from data_pipeline.task_files.tables import read_table
+
+SENTENCES = {"good": "sentence_good", "bad": "sentence_bad"}
+FACTS = {"paradigm": "UID", "phenomenon": "linguistics_term"}
+
+
+@dataclass(frozen=True)
+class MinimalPair:
+    """A good sentence and a bad one, and what they differ in."""
+
+    where: str
+    good: str
+    bad: str
+    paradigm: str  # BLiMP has 67 of them, with 1,000 pairs each
+    phenomenon: str  # and 12 of these
+
+
+def read_minimal_pairs(path: str) -> Iterator[MinimalPair]:
+    """The pairs of a file, or of the .jsonl files of a folder, by name.
+
+    Raises DataError for a file without pairs, and for a pair of equal sentences.
+    """
+    for file in _files(path):
+        for where, row in read_table(file, SENTENCES | FACTS):
+            if row["good"] == row["bad"]:
+                raise DataError(f"{where}: the good and the bad sentence are the same")
+            yield MinimalPair(where, **row)
+
+
+def _files(path: str) -> list[str]:
+    folder = Path(path)
+    if not folder.is_dir():
+        return [path]
+    files = sorted(str(file) for file in folder.rglob("*.jsonl*"))
+    if not files:
+        raise DataError(f"{path}: holds no .jsonl files")
+    return files

@@ -1,0 +1,115 @@
+"""Questions with choices about a passage: the JSON of RACE and of DREAM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import DataError
+from data_pipeline.task_files.contents import parse_json, place, read_lines, read_text
+from data_pipeline.task_files.json_records import text_in, texts_in, value_in
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True)
+class ChoiceQuestion:
+    """A question about a passage, its choices, and the index of the right one, if it is read."""
+
+    where: str
+    id: str
+    passage: str
+    question: str
+    choices: tuple[str, ...]
+    answer: int | None
+
+
+def read_multiple_choice(path: str, labelled: bool = True) -> Iterator[ChoiceQuestion]:
+    """The questions of a file, or of all files in a folder and its folders, by name.
+
+    A file holds DREAM's list of dialogues, a RACE record (or a list of them), or RACE records a
+    line each. With `labelled` False, answers are not read. Raises DataError for a file without
+    questions, and for an answer that is none of the choices.
+    """
+    empty = True
+    for file in _files(path):
+        for where, record in _records(file):
+            for question in _questions(where, record, labelled):
+                empty = False
+                yield question
+    if empty:
+        raise DataError(f"{path}: holds no questions")
+
+
+def _files(path: str) -> list[str]:
+    folder = Path(path)
+    if not folder.is_dir():
+        return [path]
+    return [str(file) for file in sorted(folder.rglob("*")) if file.is_file()]
+
+
+def _records(path: str) -> Iterator[tuple[str, Any]]:
+    """(where, record) of each dialogue or passage."""
+    lines = ((number, line) for number, line in read_lines(path) if line.strip())
+    first = next(lines, None)
+    if first is None:
+        raise DataError(f"{path}: is empty")
+    second = next(lines, None)
+    if second is not None and first[1].startswith("{") and second[1].startswith("{"):
+        for number, line in (first, second, *lines):
+            yield place(path, number), parse_json(line, path, number)
+        return
+    document = parse_json(read_text(path), path, 1)
+    for number, record in enumerate(document if isinstance(document, list) else [document], 1):
+        yield f"{path}: record {number}", record
+
+
+def _questions(where: str, record: Any, labelled: bool) -> Iterator[ChoiceQuestion]:
+    if isinstance(record, list):
+        yield from _dream(where, record, labelled)
+    elif isinstance(record, dict) and "questions" in record:
+        yield from _race(where, record, labelled)
+    else:
+        raise DataError(f"{where}: is neither a record of RACE nor a dialogue of DREAM")
+
+
+def _race(where: str, record: dict[str, Any], labelled: bool) -> Iterator[ChoiceQuestion]:
+    passage, questions = text_in(record, "article", where), texts_in(record, "questions", where)
+    options = value_in(record, "options", list, where)
+    answers = texts_in(record, "answers", where) if labelled else ("",) * len(questions)
+    if not len(questions) == len(options) == len(answers):
+        raise DataError(f"{where}: questions, options and answers must be as many as each other")
+    name = str(record.get("id", where))
+    for number, (question, answer) in enumerate(zip(questions, answers, strict=True)):
+        here = f"{where}: question {number + 1}"
+        choices = texts_in({"options": options[number]}, "options", here)
+        letters = LETTERS[: len(choices)]
+        right = _index(here, letters, answer) if labelled else None
+        yield _checked(ChoiceQuestion(here, f"{name}-{number}", passage, question, choices, right))
+
+
+def _dream(where: str, record: list[Any], labelled: bool) -> Iterator[ChoiceQuestion]:
+    if len(record) != 3 or not isinstance(record[1], list) or not isinstance(record[2], str):
+        raise DataError(f"{where}: must be a list of turns, a list of questions and an id")
+    passage = "\n".join(texts_in({"turns": record[0]}, "turns", where))
+    for number, asked in enumerate(record[1]):
+        here = f"{where}: id {record[2]}, question {number + 1}"
+        choices = texts_in(asked, "choice", here)
+        right = _index(here, choices, text_in(asked, "answer", here)) if labelled else None
+        question = text_in(asked, "question", here)
+        name = f"{record[2]}-{number}"
+        yield _checked(ChoiceQuestion(here, name, passage, question, choices, right))
+
+
+def _index(where: str, choices: tuple[str, ...] | str, answer: str) -> int:
+    if not answer or answer not in tuple(choices):
+        raise DataError(f"{where}: the answer {answer!r} is none of {', '.join(choices)}")
+    return tuple(choices).index(answer)
+
+
+def _checked(question: ChoiceQuestion) -> ChoiceQuestion:
+    if len(question.choices) < 2:
+        raise DataError(f"{question.where}: must have two choices or more")
+    return question

@@ -1,0 +1,136 @@
+"""Documents, queries and relevance judgements as TREC, Cranfield and BEIR publish them."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from data_pipeline.errors import DataError
+from data_pipeline.task_files.contents import place, read_lines, read_text, suffix_of
+from data_pipeline.task_files.tables import LAYOUTS, read_table
+
+DOCUMENT_FIELDS = ("title", "text")
+TABLES = {suffix for suffix in LAYOUTS if suffix != ".txt"}
+_TAG = re.compile(r"</?[A-Za-z][\w-]*(?:\s[^<>]*)?>")
+_LABEL = re.compile(r"^\s*(?:Number|Topic):", re.I)
+
+
+@dataclass(frozen=True)
+class RetrievalText:
+    """A document or a query."""
+
+    where: str
+    id: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How relevant a document is to a query; 0 and less: not."""
+
+    where: str
+    query: str
+    document: str
+    relevance: int
+
+
+def read_retrieval_documents(
+    path: str, fields: Sequence[str] = DOCUMENT_FIELDS
+) -> Iterator[RetrievalText]:
+    """The documents of a file, in order, each with the text of its `fields` joined.
+
+    TREC's ``<doc>`` with ``<docno>``, whatever the case of the tags; tables (.tsv, .csv, .jsonl,
+    .parquet) with the columns ``_id``, ``title`` and ``text``, as BEIR's. Raises DataError.
+    """
+    if suffix_of(path) in TABLES:
+        columns = {"id": "_id", **{field: field for field in fields}}
+        rows = read_table(path, columns)
+        return _unique(path, (_from_row(where, row, fields) for where, row in rows))
+    return _unique(path, _tagged(path, "doc", "docno", fields))
+
+
+def read_queries(path: str, numbered_by_order: bool = False) -> Iterator[RetrievalText]:
+    """The queries of a file, in order: TREC's ``<top>`` with ``<num>`` and ``<title>``, or a table.
+
+    A table has the columns ``_id`` and ``text``. With `numbered_by_order`, as Cranfield's
+    judgements count them, the ids are 1, 2, 3, ... whatever the file says. Raises DataError.
+    """
+    if suffix_of(path) in TABLES:
+        rows = read_table(path, {"id": "_id", "text": "text"})
+        queries = (_from_row(where, row, ("text",)) for where, row in rows)
+    else:
+        queries = _tagged(path, "top", "num", ("title",))
+    if not numbered_by_order:
+        return _unique(path, queries)
+    return _unique(
+        path,
+        (RetrievalText(one.where, str(n), one.text) for n, one in enumerate(queries, start=1)),
+    )
+
+
+def read_judgements(path: str) -> Iterator[Judgement]:
+    """The judgements of a file: query, iteration, document and relevance, or without iteration.
+
+    A header, as BEIR's files have one, is left out. Raises DataError.
+    """
+    empty = True
+    for number, line in read_lines(path):
+        cells = line.split()
+        if not cells or (number == 1 and cells[-1].isalpha()):
+            continue
+        empty = False
+        yield _judgement(place(path, number), cells)
+    if empty:
+        raise DataError(f"{path}: holds no judgements")
+
+
+def _judgement(where: str, cells: list[str]) -> Judgement:
+    if len(cells) not in (3, 4) or not re.fullmatch(r"-?\d+", cells[-1]):
+        raise DataError(f"{where}: must be a query, an iteration, a document and a whole number")
+    return Judgement(where, cells[0], cells[-2], int(cells[-1]))
+
+
+def _from_row(where: str, row: dict[str, str], fields: Sequence[str]) -> RetrievalText:
+    return RetrievalText(where, row["id"], _joined(row[field] for field in fields))
+
+
+def _joined(parts: Iterator[str]) -> str:
+    return "\n".join(part for part in parts if part)
+
+
+def _unique(path: str, texts: Iterator[RetrievalText]) -> Iterator[RetrievalText]:
+    seen: set[str] = set()
+    for text in texts:
+        if text.id in seen:
+            raise DataError(f"{text.where}: the id {text.id!r} comes twice")
+        seen.add(text.id)
+        yield text
+    if not seen:
+        raise DataError(f"{path}: holds no documents or queries")
+
+
+def _tagged(path: str, element: str, name: str, fields: Sequence[str]) -> Iterator[RetrievalText]:
+    """Elements of a TREC file. Such files are no XML: tags may stay open, ``&`` stands alone."""
+    text = read_text(path)
+    opening = re.compile(rf"<{element}>(.*?)(?:</{element}>|(?=<{element}>)|\Z)", re.I | re.S)
+    line, counted = 1, 0
+    for match in opening.finditer(text):
+        line, counted = line + text.count("\n", counted, match.start()), match.start()
+        where = place(path, line)
+        found = _field(match[1], name)
+        if not found:
+            raise DataError(f"{where}: <{element}> has no <{name}>")
+        yield RetrievalText(where, found, _joined(_field(match[1], field) for field in fields))
+
+
+def _field(element: str, name: str) -> str:
+    """The text of the fields `name`; each ends at its closing tag, or where another field begins.
+
+    Tags inside a field, as ``<p>`` in a closed ``<text>``, are left out.
+    """
+    parts = re.findall(rf"<{name}>(.*?)</{name}>", element, re.I | re.S)
+    parts = parts or re.findall(rf"<{name}>(.*?)(?=<[A-Za-z]|\Z)", element, re.I | re.S)
+    plain = " ".join(_TAG.sub(" ", part) for part in parts)
+    return " ".join(html.unescape(_LABEL.sub("", plain)).split())
