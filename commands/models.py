@@ -56,13 +56,15 @@ def make_plan(
     import configs
     from cluster.planning import JobFacts, LearnerFacts, Machine, describe, make_plan
     from configs.devices import DeviceConfig
-    from trainer.footprint.demands import demands
+    from trainer.footprint.demands import demands, demands_apart
 
     on = Machine(configs.load(device, DeviceConfig, "device"), **machine)
     job = load_job(config, overrides)
     warn_about_unreached(job)
     facts, learners = demands(job)
-    plan = make_plan(JobFacts(**facts, learners=tuple(LearnerFacts(**one) for one in learners)), on)
+    planned = JobFacts(**facts, learners=tuple(LearnerFacts(**one) for one in learners))
+    apart = demands_apart(job, learners)
+    plan = make_plan(planned, on, [LearnerFacts(**one) for one in apart])
     click.echo(plan.to_json() if as_json else describe(plan))
 
 

@@ -90,7 +90,7 @@ ROOMS = {
         "errors signals sbatch_options ranks scheduler run_files config limits script slurm "
         "shell_lines local preflight run_state status status_table planning commands"
     ),
-    "cluster/planning": "facts duration failures memory choice plan text",
+    "cluster/planning": "facts duration failures memory choice recipes plan text",
     "commands": (
         "errors options output job_configs data submission runs models results training reference"
     ),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cluster.errors import LaunchError
 from cluster.planning.choice import Choice, Option, choose, options
 from cluster.planning.duration import StepTime, step_time
-from cluster.planning.facts import JobFacts, Machine
+from cluster.planning.facts import JobFacts, LearnerFacts, Machine
 from cluster.planning.failures import HOUR, Reliability, expect
 from cluster.planning.memory import STAGES, JobMemory, LearnerMemory, job_memory, learner_memory
+from cluster.planning.recipes import RecipeCost, compare
 from configs.strict_json import strict_json
 
 STORED_BYTES = 12  # in a checkpoint, per trained parameter: weight and two moments, float32
@@ -50,14 +52,18 @@ class Plan:
     options: list[Option]
     recommended: Choice | None
     scaling: list[Scaling]
+    recipes: list[RecipeCost]  # this job and the usual recipe; empty without students
 
     def to_json(self) -> str:
         """The plan as JSON; infinite values are null."""
         return strict_json(dataclasses.asdict(self))
 
 
-def make_plan(job: JobFacts, machine: Machine) -> Plan:
-    """Plan `job` on `machine`. Raises LaunchError where the batch does not divide over ranks."""
+def make_plan(job: JobFacts, machine: Machine, apart: Sequence[LearnerFacts] = ()) -> Plan:
+    """Plan `job` on `machine`; `apart` are its learners in jobs of their own (`recipes.compare`).
+
+    Raises LaunchError where the batch does not divide over ranks.
+    """
     if job.rows % machine.ranks:
         raise LaunchError(
             f"batch.size: {job.rows} sequences do not divide over {machine.ranks} GPUs; "
@@ -86,6 +92,7 @@ def make_plan(job: JobFacts, machine: Machine) -> Plan:
         options=options(job, machine),
         recommended=choose(job, machine),
         scaling=_scaling(job, machine),
+        recipes=compare(job, apart, machine) if apart else [],
     )
 
 

@@ -12,6 +12,7 @@ from cluster.planning.duration import StepTime
 from cluster.planning.facts import JobFacts, Machine
 from cluster.planning.memory import LearnerMemory
 from cluster.planning.plan import Plan
+from cluster.planning.recipes import JOINT, SEPARATE, SHARED
 
 WIDTH = 100
 
@@ -23,6 +24,7 @@ def describe(plan: Plan) -> str:
         _memory(plan),
         _recommendation(plan),
         _time(plan),
+        _recipes(plan),
         _failures(plan),
         _scaling(plan),
         _assumptions(plan),
@@ -116,6 +118,37 @@ def _time(plan: Plan) -> str:
         f"other ranks; {plan.time.tokens_per_second:,.0f} tokens/s.\n"
         f"Without failures the run takes {_duration(plan.days)}: "
         f"{plan.gpu_hours:,.0f} GPU-hours{cost}."
+    )
+
+
+RECIPES = {
+    JOINT: "this job",
+    SEPARATE: "teacher, then a job for each student",
+    SHARED: "teacher, then one job for all students",
+}
+
+
+def _recipes(plan: Plan) -> str:
+    """The job beside the usual recipe; empty where there is nothing to compare."""
+    if not plan.recipes:
+        return ""
+    rows = [
+        [
+            RECIPES[one.recipe],
+            f"{one.flops:.3g}",
+            f"{one.gpu_hours:,.0f}" if one.gpu_hours >= 100 else f"{one.gpu_hours:.3g}",
+            "" if one.cost is None else f"{one.cost:,.0f}",
+            f"{one.ratio:.3f}",
+            "" if one.teacher_steps is None else f"{one.teacher_steps:,}",
+        ]
+        for one in plan.recipes
+    ]
+    headings = ("recipe", "FLOPs", "GPU-hours", "cost", "ratio", "teacher steps")
+    return (
+        f"{_table(headings, rows)}\n"
+        "Every learner trains for as many steps in each recipe. Ratio: of this job's GPU-hours to "
+        "the recipe's.\nTeacher steps: as many as this job's teacher could make at the recipe's "
+        "cost, its students as many as now."
     )
 
 

@@ -16,9 +16,9 @@ from model import EncoderConfig, describe
 from tests.distributed import run_distributed
 from trainer.batch_config import BatchConfig
 from trainer.config import JobConfig
-from trainer.footprint.demands import demands
+from trainer.footprint.demands import demands, demands_apart
 from trainer.footprint.footprint import LiveBytes
-from trainer.learner_config import LearnerConfig
+from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner, StepShape
 from trainer.objectives import ObjectiveConfig
@@ -118,6 +118,23 @@ def test_demands_of_phases_starts_and_frozen_teachers():
     assert (half["active"], narrow["active"]) == (0.5, 1.0)
     shorter = demands(dataclasses.replace(config, data=DataConfig(path="x", sequence_length=32)))
     assert shorter[1][2]["forward_flops"] < narrow["forward_flops"] < _narrow_flops(64)
+
+
+def test_a_learner_apart_costs_what_it_costs_in_a_job_with_a_frozen_teacher():
+    """Counted in such a job: one student, for whom nobody else has derived anything."""
+    config = job()
+    config.students["narrow"].objective.soft_kl = SoftKL()
+    _, joint = demands(config)
+    teacher, *students = demands_apart(config, joint)
+    init = InitConfig(pretrained="finished")
+    frozen = LearnerConfig(config.teacher.model, ObjectiveConfig(), init=init, frozen=True)
+    for name, student in zip(config.students, students, strict=True):
+        one = dataclasses.replace(config, teacher=frozen, students={name: config.students[name]})
+        _, (read, alone) = demands(one)
+        for ours, counted in ((teacher, read), (student, alone)):
+            for key in ("forward_flops", "backward_flops", "trained", "zero_stage"):
+                assert ours[key] == pytest.approx(counted[key]), (name, key)
+    assert students[1]["forward_flops"] > joint[2]["forward_flops"]  # it was not the first to ask
 
 
 def _narrow_flops(length: int) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.config import JobConfig
-from trainer.footprint.footprint import Footprint, footprints
+from trainer.footprint.footprint import Footprint, Passes, footprints, passes_apart
 from trainer.job_data.batch_plan import usual_rows
-from trainer.learner_config import LearnerConfig, StartConfig
+from trainer.learner_config import FROZEN_STAGES, LearnerConfig, StartConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.engine import bucket_size
 
@@ -38,6 +38,41 @@ def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[d
     return facts, learners
 
 
+def demands_apart(
+    job: JobConfig, learners: list[dict[str, Any]], device: str = "gpu"
+) -> list[dict[str, Any]]:
+    """The `learners` of `demands` where each student has a job of its own.
+
+    Its teacher was pre-trained alone, and is frozen. Without students there are no such jobs.
+    """
+    if not job.students:
+        return []
+    shares = _lengths(job)
+    passes = {length: passes_apart(job, device, length) for length in shares}
+    names = [TEACHER, *map(student_key, job.students)]
+    apart = [
+        {
+            **learner,
+            **_mean_passes({length: found[name] for length, found in passes.items()}, shares),
+        }
+        for name, learner in zip(names, learners, strict=True)
+    ]
+    stage = job.teacher.zero_stage if job.teacher.zero_stage in FROZEN_STAGES else 0
+    apart[0] |= {"trained": 0, "zero_stage": stage, "active": 1.0}
+    return apart
+
+
+def _mean_passes(passes: Mapping[int, Passes], shares: Mapping[int, float]) -> dict[str, float]:
+    """FLOPs of a row on average over the steps, and the kernels at the largest length."""
+    return {
+        "forward_flops": sum(shares[length] * one.forward_flops for length, one in passes.items()),
+        "backward_flops": sum(
+            shares[length] * one.backward_flops for length, one in passes.items()
+        ),
+        "kernels": passes[max(passes)].kernels,
+    }
+
+
 def _lengths(job: JobConfig) -> dict[int, float]:
     """Each length of the job's sequences, and the share of the steps that have it."""
     starts = [0, *(min(phase.from_step, job.steps) for phase in job.data.phases), job.steps]
@@ -52,7 +87,7 @@ def _lengths(job: JobConfig) -> dict[int, float]:
 def _learner(
     name: str, config: LearnerConfig, sizes: dict[int, Footprint], job: JobConfig
 ) -> dict[str, Any]:
-    largest, shares = sizes[max(sizes)], _lengths(job)
+    largest = sizes[max(sizes)]
     return {
         "name": name.removeprefix("students/"),
         "zero_stage": config.zero_stage,
@@ -60,9 +95,7 @@ def _learner(
         "parameters": largest.parameters,
         "trained": largest.trained,
         "bucket": bucket_size(largest.parameters),
-        "forward_flops": sum(shares[length] * one.forward_flops for length, one in sizes.items()),
-        "backward_flops": sum(shares[length] * one.backward_flops for length, one in sizes.items()),
-        "kernels": largest.kernels,
+        **_mean_passes(sizes, _lengths(job)),
         "activations": largest.activations,
         "captured": largest.captured,
         "projection": largest.projection,

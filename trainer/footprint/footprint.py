@@ -31,6 +31,7 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.module import LearnerModule, always_captured, assemble
 from trainer.learners.programs import NOTHING, Train
+from trainer.objectives import ObjectiveConfig
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
 
 
@@ -51,13 +52,24 @@ LEAST_ROWS = 32  # below, the losses' chunks are not full, and memory does not g
 
 
 @dataclass(frozen=True)
-class Footprint:
+class Passes:
+    """A learner's work in a step.
+
+    flops: matrix products of one row (a sequence), forward and backward, losses included; kernels:
+    operations that a device would be told to run for a micro-batch of any size.
+    """
+
+    forward_flops: float
+    backward_flops: float
+    kernels: int
+
+
+@dataclass(frozen=True)
+class Footprint(Passes):
     """One learner's share of a step. Bytes are of one rank and one micro-batch of `rows` rows.
 
     parameters: elements, with those of the objective; trained: those with a gradient; projection:
     of a teacher's vocabulary projection, 0 when no student reads it.
-    flops: matrix products of one row (a sequence), forward and backward, losses included; kernels:
-    operations that a device would be told to run for a micro-batch of any size.
     activations: the most that is held at once by forward and backward, besides parameters, their
     gradients and what others left; as (fixed, for each row). captured: what is kept of it for the
     learners after it, once its own backward is done; likewise.
@@ -66,9 +78,6 @@ class Footprint:
     parameters: int
     trained: int
     projection: int
-    forward_flops: float
-    backward_flops: float
-    kernels: int
     activations: tuple[float, float]
     captured: tuple[float, float]
 
@@ -80,8 +89,31 @@ def footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]
     """
     rows = job.batch.micro_batch
     more = max(2 * rows, LEAST_ROWS)
-    few, many = _measure(job, device, rows, length), _measure(job, device, more, length)
+    learners = _learners(job)
+    few = _measure(job, learners, device, rows, length)
+    many = _measure(job, learners, device, more, length)
     return {name: _line(few[name], many[name], rows, more) for name in few}
+
+
+def passes_apart(job: JobConfig, device: str, length: int) -> dict[str, Passes]:
+    """Every learner of `job` where each student has a job of its own with the finished teacher.
+
+    The teacher is only read there: it has neither losses nor a backward pass.
+    """
+    rows = max(2 * job.batch.micro_batch, LEAST_ROWS)
+    teacher, *students = _learners(job).items()
+    finished = TEACHER, dataclasses.replace(teacher[1], objective=ObjectiveConfig())
+    found: dict[str, _Measured] = {}
+    for student in students:
+        found |= _measure(job, dict([finished, student]), device, rows, length)
+    return {
+        name: Passes(one.forward_flops / rows, one.backward_flops / rows, one.kernels)
+        for name, one in found.items()
+    }
+
+
+def _learners(job: JobConfig) -> dict[str, LearnerConfig]:
+    return {TEACHER: job.teacher, **{student_key(name): one for name, one in job.students.items()}}
 
 
 @dataclass(frozen=True)
@@ -113,19 +145,22 @@ def _line(few: _Measured, many: _Measured, rows: int, more: int) -> Footprint:
     )
 
 
-def _measure(job: JobConfig, device: str, rows: int, length: int) -> dict[str, _Measured]:
-    """Every learner's forward and backward of one micro-batch, the teacher's first."""
+def _measure(
+    job: JobConfig, learners: Mapping[str, LearnerConfig], device: str, rows: int, length: int
+) -> dict[str, _Measured]:
+    """The forward and backward of `learners` on one micro-batch of `job`, the teacher's first."""
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, kernels_of(device):
         batch = _to_fake(fake, _micro_batch(job, rows, length))
-        configs = {TEACHER: job.teacher, **{student_key(n): one for n, one in job.students.items()}}
-        modules = {name: _module(name, config, job) for name, config in configs.items()}
+        modules = {name: _module(name, config, job) for name, config in learners.items()}
         consumers = [one for name, one in modules.items() if name != TEACHER]
         capture = union(one.objective.source_capture(0) for one in consumers)
         logit_consumers = sum(one.objective.reads_logits(0) for one in consumers)
         found: dict[str, _Measured] = {}
         sources: dict[str, TeacherOutputs] = {}
         for name, module in modules.items():
-            own = union([always_captured(name, configs[name]), module.objective.student_capture(0)])
+            own = union(
+                [always_captured(name, learners[name]), module.objective.student_capture(0)]
+            )
             run = _Run(module, logit_consumers if name == TEACHER else 0)
             totals = {name: torch.ones(()) for name in module.objective.denominators}
             features = run(Train(totals, sources, union([capture, own])), batch)
@@ -245,8 +280,9 @@ def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
     module = assemble(name, config, job.teacher.model, job.seed, MaskedLanguageModel)
     # Fused kernels keep the state of a generator, not the mask; the CPU's stand-in would keep it.
     module.model.config.attention_dropout = 0.0
-    module.requires_grad_(not config.frozen)
-    return module.train(not config.frozen)
+    is_trained = bool(config.objective.terms())
+    module.requires_grad_(is_trained)
+    return module.train(is_trained)
 
 
 def _micro_batch(job: JobConfig, rows: int, length: int) -> MicroBatch:
