@@ -83,9 +83,11 @@ ROOMS = {
     "trainer/report": "words labels scale colours chart curves results table page refreshing",
     "trainer/scoring": "column metric scores",
     "trainer/footprint": "models_table footprint demands",
-    "trainer/evaluation": "trained_heads primary held_out finished agreement final_scores export",
+    "trainer/evaluation": (
+        "trained_heads primary held_out evaluations finished agreement final_scores export"
+    ),
     "trainer/record": "utilisation gauges display recorder syncing",
-    "trainer/lifecycle": "unreached resumption continuity start forking finalize",
+    "trainer/lifecycle": "unreached continuity start resumption saving skips forking finalize",
     "cluster": (
         "errors signals sbatch_options ranks scheduler run_files config limits script slurm "
         "shell_lines local preflight run_state status status_table planning commands"

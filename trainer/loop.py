@@ -37,12 +37,12 @@ def train(job: Job) -> Outcome:
         if job.state.step % job.config.evaluation.every == 0:
             job.evaluate()
         if result.requests.stop:
-            job.save(wait=True)
+            job.saving.save(wait=True)
             job.recorder.say(
                 f"stopped and saved at step {job.state.step:,}; start it again to go on"
             )
             return Outcome.STOPPED
-        if job.save_is_due(result.requests.save) and not job.is_done:
-            job.save()
+        if job.saving.is_due(result.requests.save) and not job.is_done:
+            job.saving.save()
     job.finish()
     return Outcome.FINISHED

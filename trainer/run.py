@@ -79,13 +79,11 @@ def _train_and_finalize(
     watch = context.hang_watch
     with watch:
         with Job(started.config, device, context) as job:
-            for change in started.changes:
-                job.recorder.say(f"changed since the newest checkpoint: {change}")
             outcome = train(job)
 
         def give_results(heartbeat: SendHeartbeat) -> None:
             if outcome is Outcome.FINISHED:
-                announce(job.folder, finalize(job.folder, heartbeat))
+                announce(job.folder, finalize(job.folder, heartbeat, job.corpora))
             heartbeat()
             job.recorder.finish(completed=outcome is Outcome.FINISHED)
 

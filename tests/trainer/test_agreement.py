@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from data_pipeline import DataConfig
+from data_pipeline import DataConfig, open_corpora
 from model import EncoderConfig, build
 from trainer.config import EvaluationConfig, JobConfig
 from trainer.evaluation.agreement import agreement
@@ -24,7 +24,9 @@ def validation(corpus) -> ValidationSet:
     data = DataConfig(path=str(corpus), sequence_length=32)
     evaluation = EvaluationConfig(sequences=16)
     teacher = LearnerConfig(objective=ObjectiveConfig(mlm=MaskedLanguageModelling()))
-    return ValidationSet(JobConfig("job", 1, data, teacher, evaluation=evaluation))
+    return ValidationSet(
+        JobConfig("job", 1, data, teacher, evaluation=evaluation), open_corpora(data)
+    )
 
 
 def small(seed: int, **sizes: int):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipeline import MASKED, Vocabulary, open_corpora
+from data_pipeline import MASKED, Vocabulary
 from model import Training, model_card, save_pretrained, write_config
 from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
@@ -37,7 +37,7 @@ def export_learner(
     results = results or read_evaluation(saved.folder.evaluation)
     training = None if saved.config(name).frozen else _training(saved, name, results)
     card = model_card(title, config, training)
-    corpus = next(iter(open_corpora(saved.job.data).values()))
+    corpus = next(iter(saved.corpora.values()))
     ids = _special_ids(corpus.vocabulary)
     note = save_pretrained((config, saved.weights(name)), out, corpus.tokenizer_dir, card, ids)
     write_config(config, out, title)
@@ -63,7 +63,7 @@ def _training(saved: SavedLearners, name: str, results: Mapping[str, Any] | None
     counters = state.learners[name]
     terms = saved.config(name).objective.terms()
     return Training(
-        data=", ".join(open_corpora(saved.job.data)),
+        data=", ".join(saved.corpora),
         steps=counters.steps_taken(state.step),
         tokens=counters.tokens,
         objectives={term: _settings(section) for term, section in terms.items()},

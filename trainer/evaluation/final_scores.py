@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_pipeline import MASKED, Corpus, open_corpora
+from data_pipeline import MASKED, Corpus
 from model import MaskedLanguageModel, describe
 from trainer.batches import MicroBatch, to_device
 from trainer.evaluation.agreement import agreement
@@ -43,7 +43,7 @@ def evaluate_run(
     return {
         "step": saved.checkpoint.step,
         "machine": describe_machine(),
-        "corpus": _describe(open_corpora(saved.job.data)),
+        "corpus": _describe(saved.corpora),
         "metric": primary_column(saved.job).name,
         "columns": [dataclasses.asdict(column) for column in measurement.columns.values()],
         "unigram": measurement.validation.unigram(),
@@ -56,7 +56,7 @@ class _Measurement:
 
     def __init__(self, saved: SavedLearners, heartbeat: SendHeartbeat) -> None:
         self.saved = saved
-        self.validation = ValidationSet(saved.job, heartbeat)
+        self.validation = ValidationSet(saved.job, saved.corpora, heartbeat)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.teacher = saved.load(TEACHER).to(self.device)
         self.teacher_scores = self._score(self.teacher)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
+from functools import cached_property
 
 from torch import Tensor
 
+from data_pipeline import Corpus, open_corpora
 from model import MaskedLanguageModel, build
 from trainer.checkpoint import Checkpoint, newest_intact
 from trainer.config import JobConfig
@@ -25,14 +28,23 @@ _log = logging.getLogger(__name__)
 class SavedLearners:
     """Read access to the newest intact checkpoint of a run."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        """Raise TrainingError when there is no checkpoint yet."""
+    def __init__(self, folder: RunFolder, corpora: Mapping[str, Corpus] | None = None) -> None:
+        """`corpora` are those of the run's job, if they are open already.
+
+        Raises TrainingError when there is no checkpoint yet.
+        """
         checkpoint = newest_intact(folder.checkpoints, _log.warning)
         if checkpoint is None:
             raise TrainingError(f"{folder.path}: no checkpoint yet; run `tandem train` first")
         self.folder: RunFolder = folder
         self.checkpoint: Checkpoint = checkpoint
         self.job: JobConfig = folder.load_config()
+        self._corpora = corpora
+
+    @cached_property
+    def corpora(self) -> Mapping[str, Corpus]:
+        """The corpora of the run's job. Raises DataError where one of them is missing."""
+        return self._corpora or open_corpora(self.job.data)
 
     @property
     def names(self) -> list[str]:

@@ -26,7 +26,6 @@ from data_pipeline import (
     DataConfig,
     MaskingConfig,
     Target,
-    open_corpora,
 )
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
@@ -63,13 +62,12 @@ class ValidationSet:
     def __init__(
         self,
         config: JobConfig,
+        corpora: Mapping[str, Corpus],
         heartbeat: SendHeartbeat = lambda: None,
-        corpora: Mapping[str, Corpus] | None = None,
     ) -> None:
-        """Raise DataError when a corpus of the job has no validation split.
+        """`corpora` are the job's. `heartbeat` is called before every batch that is read.
 
-        `heartbeat` is called before every batch that is read; `corpora` are the job's where they
-        are open already.
+        Raises DataError when one of them has no validation split.
         """
         # Held-out scores are to be compared over time: one length, one packing, one rate, also for
         # learners that read text which is not masked.
@@ -77,7 +75,7 @@ class ValidationSet:
         still = dataclasses.replace(config.data.masking, rate=rate, final_rate=None)
         data = dataclasses.replace(config.data, phases=[], mixture={}, masking=still)
         wanted = config.evaluation.sequences
-        self._opened = corpora or open_corpora(config.data)
+        self._opened = corpora
         self.corpora: dict[str, _HeldOutCorpus | _HeldOutExamples]
         if found := examples_of(config, "val", self._opened):
             name, examples = found

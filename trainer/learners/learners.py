@@ -15,6 +15,7 @@ from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.admission import is_due, is_over
+from trainer.learners.engine import DeepSpeedEngine
 from trainer.learners.first_weights import (
     from_embeddings,
     from_folder,
@@ -65,6 +66,11 @@ class Learners:
     def by_name(self) -> dict[str, Learner]:
         """Everyone, by the name in metrics and checkpoints; the teacher first."""
         return {learner.name: learner for learner in [self.teacher, *self.students]}
+
+    @property
+    def engines(self) -> dict[str, DeepSpeedEngine]:
+        """Everyone's engine, by the same name."""
+        return {name: learner.engine for name, learner in self.by_name.items()}
 
     @property
     def waiting(self) -> list[str]:

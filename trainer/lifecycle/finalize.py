@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from data_pipeline import Corpus
 from trainer.checkpoint import published
 from trainer.durable import atomic_write
 from trainer.evaluation.export import export_learner
@@ -17,22 +18,26 @@ from trainer.run_folder.run_files import read_evaluation
 from trainer.watch.rank_zero import SendHeartbeat
 
 
-def finalize(folder: RunFolder, heartbeat: SendHeartbeat = lambda: None) -> dict[str, Any]:
+def finalize(
+    folder: RunFolder,
+    heartbeat: SendHeartbeat = lambda: None,
+    corpora: Mapping[str, Corpus] | None = None,
+) -> dict[str, Any]:
     """Evaluate and export every learner of the newest checkpoint, and write the report.
 
     What is there already is left alone: a run that was killed on the way gets what is missing.
     Returns the content of ``evaluation.json``, which is written after the scores and exports that
-    it names. One process, no engines. `heartbeat` is called whenever there was progress: for every
-    batch that is scored, and for every export.
+    it names. One process, no engines. `heartbeat` is called for every batch that is scored and for
+    every export. `corpora` are the job's, if they are open already.
     """
     results = _results_so_far(folder)
     if results is None:
-        saved = SavedLearners(folder)
+        saved = SavedLearners(folder, corpora)
         results = evaluate_run(saved, heartbeat=heartbeat)
         _export(saved, results, list(results["learners"]), heartbeat)
         atomic_write(folder.evaluation, json.dumps(results, indent=2) + "\n")
     elif missing := [name for name in results["learners"] if not folder.has_export(name)]:
-        _export(SavedLearners(folder), results, missing, heartbeat)
+        _export(SavedLearners(folder, corpora), results, missing, heartbeat)
     heartbeat()
     if not folder.has_final_report():
         write_report(folder.path)

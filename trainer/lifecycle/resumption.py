@@ -1,30 +1,85 @@
-"""What a person is told when a run starts or resumes."""
+"""Where a run resumes: a checkpoint, or its start."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from trainer.checkpoint import Checkpoint
+import torch.distributed as dist
+
+import configs
+from data_pipeline import Corpus, contents
+from trainer.checkpoint import Attempt, Checkpoint, newest_intact
 from trainer.config import JobConfig
 from trainer.learner_names import TEACHER, student_key
+from trainer.learners.state import JobState
 from trainer.lifecycle import unreached
+from trainer.lifecycle.start import accept
+from trainer.run_folder.folder import RunFolder
+from trainer.tracking import tracking
+from trainer.watch.rollback import applied_state, checkpoint_to_resume
+
+_log = logging.getLogger(__name__)
 
 
-def what_is_resumed(
-    config: JobConfig, checkpoint: Checkpoint | None, newest: Checkpoint | None
-) -> Iterator[str]:
-    """One line each: where the run resumes, who is dropped, what its steps never reach.
+@dataclass(frozen=True)
+class Resumption:
+    """Where a run resumes.
 
-    `checkpoint` is the one that it resumes from, `newest` the newest there is.
+    checkpoint: the one it resumes from; None: it begins.
+    newest: the newest intact one, which a rollback passes over.
     """
-    if checkpoint is not None:
-        yield f"resuming from step {checkpoint.step:,}"
-    if checkpoint is not newest:
-        yield f"the checkpoints after it no longer count: {config.rollback[-1]}"
-    there = set(checkpoint.learners) if checkpoint else set()
-    for name in sorted(there - {TEACHER, *map(student_key, config.students)}):
-        yield f"{name} is dropped: it is not in the config"
-    if late := unreached.warning(config):
-        yield late
-    if not config.students:
-        yield "no students: plain pre-training of the teacher"
+
+    config: JobConfig
+    checkpoint: Checkpoint | None
+    newest: Checkpoint | None
+
+    @classmethod
+    def find(cls, config: JobConfig) -> Resumption:
+        """Verify the run's checkpoints until one is intact, and follow ``rollback``. Collective.
+
+        Raises TrainingError or CheckpointError where the run cannot roll back as the config says.
+        """
+        folder = RunFolder.of(config).checkpoints
+        newest = newest_intact(folder, _log.warning, dist.group.WORLD)
+        return cls(config, checkpoint_to_resume(newest, config.rollback), newest)
+
+    @property
+    def learners(self) -> set[str]:
+        """Whom the checkpoint holds, by their full names."""
+        return set(self.checkpoint.learners) if self.checkpoint else set()
+
+    def state(self, corpora: Mapping[str, Corpus]) -> JobState:
+        """The job's state there, of a job that reads these `corpora` from now on."""
+        if self.checkpoint is None:
+            state = JobState(wandb_id=tracking.first_id(RunFolder.of(self.config).path))
+        else:
+            state = JobState.from_json(self.checkpoint.trainer_state)
+        state.config = configs.dump(self.config)
+        state.corpora = contents(self.config.data, corpora)
+        state.rolled_back = applied_state(self.config.rollback)
+        return state
+
+    def accept(self, attempt: Attempt) -> None:
+        """Write down where and with which config the run resumes: nothing refuses it any more.
+
+        On rank 0 only.
+        """
+        if self.checkpoint is not None and self.checkpoint is not self.newest:
+            attempt.disown_after(self.checkpoint.step)
+        accept(self.config)
+
+    def lines(self) -> Iterator[str]:
+        """What a person is told: where the run resumes, who is dropped, what is never reached."""
+        config = self.config
+        if self.checkpoint is not None:
+            yield f"resuming from step {self.checkpoint.step:,}"
+        if self.checkpoint is not self.newest:
+            yield f"the checkpoints after it no longer count: {config.rollback[-1]}"
+        for name in sorted(self.learners - {TEACHER, *map(student_key, config.students)}):
+            yield f"{name} is dropped: it is not in the config"
+        if late := unreached.warning(config):
+            yield late
+        if not config.students:
+            yield "no students: plain pre-training of the teacher"

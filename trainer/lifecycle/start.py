@@ -1,4 +1,4 @@
-"""The first thing an incarnation of a run does, before it reads any text or builds any model."""
+"""What an incarnation of a run does first, before it reads any text or builds any model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import configs
-from data_pipeline import contents
+from data_pipeline import Corpus, contents
 from trainer.checkpoint import Attempt, Owner, newest_state
 from trainer.config import JobConfig
 from trainer.control.requests import forget
@@ -26,28 +26,35 @@ class StartedRun:
 
     config: JobConfig
     attempt: Attempt
-    changes: list[str]  # of the config since the newest checkpoint, one line each
 
 
 def start_run(config: JobConfig, owner: Owner) -> StartedRun:
-    """Take the run folder over, unless the run cannot resume with this config. On rank 0 only.
+    """Take the run folder over. On rank 0 only.
 
-    Raises CheckpointError where another job is at work in it, TrainingError where the run cannot go
-    on with this config or with what its corpora hold now, DataError where one of them is missing.
+    Raises CheckpointError where another job is at work in it.
     """
     folder = RunFolder.of(config)
     folder.path.mkdir(parents=True, exist_ok=True)
     attempt = Attempt.begin(folder.path, owner)
-    changes = []
-    state = newest_state(folder.checkpoints)
-    if state is not None:
-        before, read = _config_so_far(folder, state), state.get("corpora", {})
-        changes = accepted_changes(before, config, read, contents(config.data))
     with contextlib.suppress(FileNotFoundError):
         os.utime(folder.config)  # for `tandem status`: it loads now, and is not stalled
     if owner.restart == 0:  # a person has started it, whatever was asked of the run before
         forget(folder.requests)
-    return StartedRun(config, attempt, changes)
+    return StartedRun(config, attempt)
+
+
+def changes_since_checkpoint(config: JobConfig, corpora: Mapping[str, Corpus]) -> list[str]:
+    """The changes of the config since the run's newest checkpoint, one line each.
+
+    `corpora` are those of `config`. Raises TrainingError where the run cannot resume with this
+    config, or with what its corpora hold now.
+    """
+    folder = RunFolder.of(config)
+    state = newest_state(folder.checkpoints)
+    if state is None:
+        return []
+    before, read = _config_so_far(folder, state), state.get("corpora", {})
+    return accepted_changes(before, config, read, contents(config.data, corpora))
 
 
 def accept(config: JobConfig) -> None:

@@ -1,0 +1,54 @@
+"""A job's held-out evaluations: everyone's scores while it trains, and the newest of them."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from trainer.config import JobConfig
+from trainer.evaluation.held_out import Scores, ValidationSet
+from trainer.evaluation.primary import primary_column
+from trainer.evaluation.trained_heads import trained_heads
+from trainer.learner_names import TEACHER
+from trainer.learners.learners import Learners
+from trainer.learners.state import JobState
+
+
+class Evaluations:
+    """Scores every learner on the job's held-out text.
+
+    newest: learner -> the step and the loss (nats) of its newest evaluation by this process.
+    unigram: what the unigram baseline scores, by column.
+    """
+
+    def __init__(self, config: JobConfig, validation: ValidationSet, device: torch.device) -> None:
+        self.newest: dict[str, tuple[int, float]] = {}
+        self.unigram = validation.unigram()
+        self._config, self._validation, self._device = config, validation, device
+        self._teacher_at: int | None = None  # the step of its newest evaluation
+
+    def run(self, learners: Learners, state: JobState) -> dict[str, Scores]:
+        """Every learner's scores after `state.step` steps; `state` gets the teacher's. Collective.
+
+        None is the score of a head that nothing has trained.
+        """
+        where = (self._device, dist.get_rank(), dist.get_world_size())
+        found: dict[str, Scores] = {}
+        for name, learner in learners.by_name.items():
+            trained = trained_heads(learner.config, learner.counters, state.step)
+            scores = self._validation.evaluate(
+                learner.evaluate, learner.metrics, self._config.batch.micro_batch, *where
+            )
+            found[name] = scores.of_trained_heads(learner.metrics, trained)
+            if (loss := found[name].overall.get("loss")) is not None:
+                self.newest[name] = (state.step, loss)
+        known = {name: one for name, one in found[TEACHER].overall.items() if one is not None}
+        state.teacher_held_out = known
+        self._teacher_at = state.step
+        return found
+
+    def merit(self, learners: Learners, state: JobState) -> float | None:
+        """What ranks a checkpoint: the teacher's primary metric, where it was just measured."""
+        if self._teacher_at != state.step or not learners.teacher.is_trained:
+            return None
+        return (state.teacher_held_out or {}).get(primary_column(self._config).name)

@@ -1,0 +1,84 @@
+"""When a job saves, and what its checkpoints hold."""
+
+from __future__ import annotations
+
+import time
+
+from trainer.checkpoint import CheckpointWriter
+from trainer.config import JobConfig
+from trainer.control.requests import RequestBox
+from trainer.evaluation.evaluations import Evaluations
+from trainer.learners.learners import Learners
+from trainer.learners.state import JobState
+from trainer.record.recorder import Recorder
+from trainer.watch.replicas import verify
+
+
+class Saving:
+    """Takes the checkpoints of a job in progress."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        writer: CheckpointWriter,
+        request_box: RequestBox,
+        learners: Learners,
+        state: JobState,
+        evaluations: Evaluations,
+        recorder: Recorder,
+    ) -> None:
+        self._every, self._writer, self._request_box = config.checkpoint.every, writer, request_box
+        self._learners, self._state = learners, state
+        self._evaluations, self._recorder = evaluations, recorder
+        self._saved_at = state.step
+
+    def is_due(self, requested: bool) -> bool:
+        """Whether to save: as often as the config says, on request, or when a learner has finished.
+
+        Only on request while a learner skips steps: the checkpoint to go back to is the one before
+        them.
+        """
+        learners, step = self._learners, self._state.step
+        active = [learners.teacher, *learners.active]
+        if any(learner.counters.guard.in_a_row for learner in active):
+            return requested
+        return (
+            requested
+            or learners.has_finished_at(step)
+            or step // self._every > self._saved_at // self._every
+        )
+
+    def save(self, wait: bool = False) -> None:
+        """Checkpoint everyone and everything; training goes on meanwhile unless `wait`. Collective.
+
+        Finished students are released once a checkpoint has them. Raises DivergenceError when the
+        ranks' replicas differ: what is saved is sound.
+        """
+        began = time.monotonic()
+        finishing = self._learners.finishing
+        self._write(wait)
+        self._saved_at = step = self._state.step
+        if finishing and self._writer.wait():
+            self._learners.release_finished()
+            for name in finishing:
+                self._recorder.say(f"step {step:,}: {name} has used up its budget")
+        if not wait:
+            self._recorder.stalled(time.monotonic() - began)
+
+    def _write(self, wait: bool) -> None:
+        learners, state = self._learners, self._state
+        verify(learners.engines, state.step)
+        state.learners = learners.counters()
+        state.teacher_layers = learners.teacher.config.model.layers
+        state.rows = self._recorder.rows
+        self._writer.save(
+            state.step,
+            learners.engines,
+            state.to_json(),
+            metric=self._evaluations.merit(learners, state),
+            wait=wait,
+            then=self._request_box.answer_after_save(state.step),
+            carried=learners.finished,
+            metrics=self._recorder.rows_for_checkpoint(),
+            evaluations=self._evaluations.newest,
+        )
