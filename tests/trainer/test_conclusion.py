@@ -11,8 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 import tandem
+from data_pipeline import open_corpora
 from tests.conftest import TINY_JOB
 from trainer.evaluation import final_scores
+from trainer.evaluation import finished as saved
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.finished import SavedLearners
 from trainer.lifecycle import finalize as conclusion
@@ -54,7 +56,11 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def test_what_is_missing_is_made_and_nothing_else(ended, scored):
+def test_what_is_missing_is_made_and_nothing_else(ended, scored, monkeypatch):
+    opened: list[str] = []
+    monkeypatch.setattr(
+        saved, "open_corpora", lambda data: opened.append(data.path) or open_corpora(data)
+    )
     whole = ended.report.read_text()
     assert conclusion.finalize(ended) == json.loads(ended.evaluation.read_text())
     assert scored == []
@@ -68,9 +74,11 @@ def test_what_is_missing_is_made_and_nothing_else(ended, scored):
     assert scored == ["teacher", "students/tinybert"]
     assert all(map(ended.has_export, LEARNERS))
     scored.clear()
+    opened.clear()
     cut(ended.evaluation)
     assert list(conclusion.finalize(ended)["learners"]) == list(LEARNERS)
     assert scored == ["scores", *LEARNERS]
+    assert len(opened) == 1, "scores and exports share what is open"
 
 
 def test_a_run_that_was_killed_before_its_report_gets_it(ended, corpus):
