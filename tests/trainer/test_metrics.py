@@ -78,6 +78,20 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
         metrics.read(path)
 
 
+@pytest.mark.parametrize("tail", ['[{"format": 1}]', "steps", '{"stop": 1}'])
+def test_a_last_line_that_was_never_a_row_is_named(tmp_path, tail):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + tail)
+    with pytest.raises(TrainingError, match=r"metrics\.jsonl: line 2 is not a row"):
+        metrics.read(path)
+
+
+def test_nuls_after_a_power_loss_are_a_torn_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + bytes(40))
+    assert metrics.read(path) == [{"step": 1}]
+
+
 def test_no_file_has_no_rows(tmp_path):
     assert metrics.read(tmp_path / "metrics.jsonl") == []
     assert resume(tmp_path / "metrics.jsonl", 5) == Resumed(0, 0, 0)

@@ -133,7 +133,7 @@ def _rows(path: Path) -> Iterator[Row]:
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
+            if _is_torn(line):
                 return
             try:
                 yield decode(line)
@@ -141,6 +141,13 @@ def _rows(path: Path) -> Iterator[Row]:
                 raise TrainingError(
                     f"{path}: line {number} is not a row of metrics; repair or delete the line"
                 ) from error
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether a crash may have left it: the beginning of a row, or NULs, without a line's end."""
+    beginning = b'{"step": '
+    is_row = beginning.startswith(line[: len(beginning)])
+    return not line.endswith(b"\n") and (is_row or not line.strip(b"\0"))
 
 
 def _to_json(value: Any) -> int | float | str:
