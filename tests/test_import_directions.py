@@ -81,7 +81,7 @@ ROOMS = {
     "trainer/control": "requests requested asking heartbeat run_context",
     "trainer/job_data": "batch_plan examples fit prefetch staging feed",
     "trainer/report": "words labels scale colours chart curves results table page refreshing",
-    "trainer/scoring": "column metric scores",
+    "trainer/scoring": "column metric scores task_scores task_metrics",
     "trainer/footprint": "models_table footprint demands",
     "trainer/evaluation": (
         "trained_heads primary held_out evaluations finished agreement final_scores export"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import place, read_lines, read_text, suffix_of
@@ -57,17 +57,17 @@ def read_queries(path: str, numbered_by_order: bool = False) -> Iterator[Retriev
     A table has the columns ``_id`` and ``text``. With `numbered_by_order`, as Cranfield's
     judgements count them, the ids are 1, 2, 3, ... whatever the file says. Raises DataError.
     """
-    if suffix_of(path) in TABLES:
-        rows = read_table(path, {"id": "_id", "text": "text"})
-        queries = (_from_row(where, row, ("text",)) for where, row in rows)
-    else:
-        queries = _tagged(path, "top", "num", ("title",))
-    if not numbered_by_order:
-        return _unique(path, queries)
-    return _unique(
-        path,
-        (RetrievalText(one.where, str(n), one.text) for n, one in enumerate(queries, start=1)),
-    )
+    queries = _queries(path)
+    if numbered_by_order:
+        queries = (replace(one, id=str(number)) for number, one in enumerate(queries, start=1))
+    return _unique(path, queries)
+
+
+def _queries(path: str) -> Iterator[RetrievalText]:
+    if suffix_of(path) not in TABLES:
+        return _tagged(path, "top", "num", ("title",))
+    rows = read_table(path, {"id": "_id", "text": "text"})
+    return (_from_row(where, row, ("text",)) for where, row in rows)
 
 
 def read_judgements(path: str) -> Iterator[Judgement]:

@@ -1,0 +1,157 @@
+"""The scores of tasks against values that others have published or worked out."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+
+from data_pipeline import NO_LABEL
+from model import Features
+from trainer.batches import MicroBatch, MicroTarget
+from trainer.errors import TrainingError
+from trainer.scoring import task_scores
+from trainer.scoring.metric import Tally
+from trainer.scoring.scores import ScoreInputs
+from trainer.scoring.task_metrics import ClassMetric, NumberMetric, TagMetric
+
+NAN = float("nan")
+
+
+def array(*values: float) -> np.ndarray:
+    return np.array(values, np.float64)
+
+
+def test_scores_of_classes() -> None:
+    # The examples in the documentation of scikit-learn's functions.
+    assert task_scores.matthews(array(1, 0, 1, 1), array(1, 1, 1, 0)) == pytest.approx(-1 / 3)
+    predicted, right = array(0, 2, 1, 0, 0, 1), array(0, 1, 2, 0, 1, 2)
+    assert task_scores.macro_f1(predicted, right) == pytest.approx(0.2666666, abs=1e-6)
+    assert task_scores.accuracy(array(0, 2, 1, 3), array(0, 1, 2, 3)) == 0.5
+    # Precision 2/3, recall 1/2, of label 1.
+    assert task_scores.f1(array(1, 1, 1, 0, 0, 0), array(1, 1, 0, 0, 1, 1)) == pytest.approx(4 / 7)
+
+
+def test_correlations() -> None:
+    # The examples in the documentation of scipy's functions.
+    x, y = array(1, 2, 3, 4, 5, 6, 7), array(10, 9, 2.5, 6, 4, 3, 2)
+    assert task_scores.pearson(x, y) == pytest.approx(-0.828503883588428)
+    x, y = array(1, 2, 3, 4, 5), array(5, 6, 7, 8, 7)
+    assert task_scores.spearman(x, y) == pytest.approx(0.8207826816681233)
+    assert np.isnan(task_scores.pearson(array(1, 1, 1), array(1, 2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("right", "predicted", "expected"),
+    [
+        (  # the example in seqeval's own description
+            ["O O O B-MISC I-MISC I-MISC O", "B-PER I-PER O"],
+            ["O O B-MISC I-MISC I-MISC I-MISC O", "B-PER I-PER O"],
+            0.5,
+        ),
+        (["I-PER I-PER O I-LOC B-LOC"], ["I-PER I-PER O I-LOC I-LOC"], 0.4),  # IOB1: 1 of 3 and 2
+        (["B-PER E-PER O S-LOC S-LOC"], ["B-PER E-PER O S-LOC O"], 0.8),  # BIOES: 2 of 3 and 2
+        (["O O"], ["O O"], 0.0),
+    ],
+)
+def test_entities(right: list[str], predicted: list[str], expected: float) -> None:
+    found = task_scores.entity_scores(*([s.split() for s in one] for one in (predicted, right)))
+    assert found["entity_f1"] == pytest.approx(expected)
+
+
+def test_answers_as_squad_normalises_them() -> None:
+    assert task_scores.normalised_answer("  The  U.S.A's an-other TEAM! ") == "usas another team"
+    right = {
+        "exact": ["Denver Broncos", "the Denver Broncos!"],
+        "part": ["Santa Clara, California", "Levi's Stadium"],
+        "null": [],
+        "missed": ["gold"],
+        "invented": [],
+        "unanswered": ["1999"],
+    }
+    predicted = {
+        "exact": "The Denver broncos.",
+        "part": "in Santa Clara",  # 2 words of 3 and of 3
+        "null": "the",  # nothing is left of it
+        "missed": "",
+        "invented": "blue",
+    }
+    found = task_scores.answer_scores(predicted, right)
+    assert found["exact_match"] == pytest.approx(2 / 6)
+    assert found["answer_f1"] == pytest.approx((1 + 2 / 3 + 1 + 0 + 0 + 0) / 6)
+
+
+def test_rankings_as_trec_eval_scores_them() -> None:
+    # The example in the description of pytrec_eval, with the values that it prints.
+    relevance = {"q1": {"d1": 0, "d2": 1, "d3": 0}, "q2": {"d1": 0, "d2": 1, "d3": 1}}
+    ranked = {
+        "q1": {"d1": 1.0, "d2": 0.0, "d3": 1.5},
+        "q2": {"d1": 1.5, "d2": 0.2, "d3": 0.5},
+    }
+    found = task_scores.ranking_scores(ranked, relevance)
+    assert found["map"] == pytest.approx((0.3333333 + 0.5833333) / 2, abs=1e-6)
+    assert found["ndcg_10"] == pytest.approx((0.5 + 0.6934264036172708) / 2)
+    assert found["mrr"] == pytest.approx((1 / 3 + 1 / 2) / 2)
+    assert found["recall_100"] == 1.0
+    unfound = task_scores.ranking_scores({"q1": ranked["q1"]}, relevance | {"q3": {"d1": 0}})
+    assert unfound["map"] == pytest.approx(0.3333333 / 2, abs=1e-6)
+
+
+def outputs(logits: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor | None = None):
+    """What a metric reads of a batch of the head "task"."""
+    ids = torch.zeros(len(logits), 4, dtype=torch.int64)
+    targets = {"task": MicroTarget(labels, positions)}
+    batch = MicroBatch(ids, ids, ids.bool(), is_padded=False, targets=targets)
+    features = Features(None, {}, {}, None, None, {"task": logits})
+    return ScoreInputs(features, None, batch)
+
+
+def total(metric, *batches: ScoreInputs) -> dict[str, float]:
+    tally = Tally([metric], torch.device("cpu"))
+    for batch in batches:
+        tally.add([metric.of_batch(batch)])
+    return tally.finish()
+
+
+def test_classes_and_numbers_of_several_batches() -> None:
+    logits = torch.tensor([[2.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
+    labels = torch.tensor([0, NO_LABEL, 0])
+    metric = ClassMetric("task", ["accuracy", "matthews"])
+    found = total(metric, outputs(logits, labels), outputs(logits[1:], torch.tensor([1, 1])))
+    assert found["task_accuracy"] == 0.75
+    assert found["task_matthews"] == pytest.approx(1 / 3**0.5)
+    numbers = NumberMetric("task", ["pearson"])
+    values = torch.tensor([[1.0], [2.0], [3.0], [9.0]])
+    assert total(numbers, outputs(values, torch.tensor([2.0, 4.0, 6.0, NAN]))) == {
+        "task_pearson": pytest.approx(1.0)
+    }
+    other = outputs(logits, labels)
+    other.batch.targets.clear()  # type: ignore[attr-defined]
+    assert total(metric, other) == total(numbers, other) == {}
+
+
+def test_tags_stay_in_their_sentences() -> None:
+    tags = ["O", "B-PER", "I-PER"]
+    # Two sentences of two words; the third slot of each is unused. A word has pieces 1 and 2.
+    labels = torch.tensor([0, 1, NO_LABEL, 2, 0, NO_LABEL])
+    positions = torch.tensor([1, 3, 0, 4 + 1, 4 + 2, 4])
+    predicted = torch.tensor([[0, 0, 1, 1], [0, 2, 0, 1]])
+    logits = torch.nn.functional.one_hot(predicted, 3).float()
+    metric = TagMetric("task", ["entity_f1", "accuracy"], tags)
+    batch = outputs(logits, labels, positions)
+    assert total(metric, batch, batch) == {"task_entity_f1": 1.0, "task_accuracy": 1.0}
+    wrong = outputs(logits, torch.tensor([0, 1, NO_LABEL, 0, 0, NO_LABEL]), positions)
+    assert total(metric, wrong) == {
+        "task_entity_f1": pytest.approx(2 / 3),
+        "task_accuracy": 0.75,
+    }
+
+
+def test_a_score_whose_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    ClassMetric("task", ["accuracy"])
+    message = r"metrics: f1 needs sklearn: pip install 'tandem-distill\[tasks\]'"
+    with pytest.raises(TrainingError, match=message):
+        ClassMetric("task", ["accuracy", "f1"])

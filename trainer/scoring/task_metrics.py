@@ -1,0 +1,127 @@
+"""Metrics of the heads that tasks add: predictions gathered over ranks, scored by name."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from data_pipeline import NO_LABEL
+from trainer.scoring.column import NUMBER, SHARE, Column
+from trainer.scoring.metric import GatheredMetric
+from trainer.scoring.scores import ScoreInputs
+from trainer.scoring.task_scores import (
+    CLASS_SCORES,
+    NUMBER_SCORES,
+    accuracy,
+    entity_scores,
+    require_packages,
+)
+
+END = -1.0  # in the rows of a `TagMetric`: a sentence ends
+TAG_SCORES = ("entity_f1", "entity_precision", "entity_recall", "accuracy")
+CORRELATIONS = ("matthews", "pearson", "spearman")
+
+
+class TaskMetric(GatheredMetric[ScoreInputs]):
+    """Scores of a head by name, the first of them the primary one; columns ``HEAD_SCORE``.
+
+    Raises TrainingError where a package that a score needs is not installed.
+    """
+
+    def __init__(self, head: str, names: Sequence[str]) -> None:
+        require_packages(names)
+        self.head, self.names = head, tuple(names)
+        self.columns = tuple(
+            Column(f"{head}_{name}", name, NUMBER if name in CORRELATIONS else SHARE)
+            for name in names
+        )
+
+    @torch.no_grad()
+    def of_batch(self, outputs: ScoreInputs) -> Tensor:
+        """[rows, 2]: as predicted and as right; no rows of a batch of another task."""
+        if self.head not in outputs.batch.targets:
+            return self.empty(outputs.batch.input_ids.device)
+        return self.labelled(outputs)
+
+    @abstractmethod
+    def labelled(self, outputs: ScoreInputs) -> Tensor:
+        """The rows of a batch that has the head's target."""
+
+
+class ClassMetric(TaskMetric):
+    """How well a head tells classes, or the right one of several choices: `CLASS_SCORES`."""
+
+    def labelled(self, outputs: ScoreInputs) -> Tensor:
+        """[examples, 2]: the class with the highest logit, and the right one."""
+        labels = outputs.batch.row_labels(self.head)
+        logits = outputs.features.heads[self.head].view(len(labels), -1)
+        return _labelled(logits.argmax(dim=-1), labels, labels != NO_LABEL)
+
+    def scores(
+        self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
+    ) -> dict[str, float]:
+        return {
+            f"{self.head}_{name}": CLASS_SCORES[name](predictions, labels) for name in self.names
+        }
+
+
+class NumberMetric(TaskMetric):
+    """How well a head tells a number: `NUMBER_SCORES`. A label NaN is none."""
+
+    def labelled(self, outputs: ScoreInputs) -> Tensor:
+        """[examples, 2]: the predicted number, and the right one."""
+        numbers = outputs.batch.row_labels(self.head)
+        predicted = outputs.features.heads[self.head].view(-1)
+        return _labelled(predicted, numbers, ~numbers.isnan())
+
+    def scores(
+        self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
+    ) -> dict[str, float]:
+        return {
+            f"{self.head}_{name}": NUMBER_SCORES[name](predictions, labels) for name in self.names
+        }
+
+
+class TagMetric(TaskMetric):
+    """How well a head tells the tags of the words of sentences: `TAG_SCORES`."""
+
+    def __init__(self, head: str, names: Sequence[str], tags: Sequence[str]) -> None:
+        super().__init__(head, names)
+        self.tags = np.array(tags)
+
+    def labelled(self, outputs: ScoreInputs) -> Tensor:
+        """[words + sentences, 2]: tags by number, as predicted and right; `END` after a sentence.
+
+        A sentence is a row of the batch; its words are where the target has a label.
+        """
+        target = outputs.batch.targets[self.head]
+        assert target.positions is not None
+        logits = outputs.features.heads[self.head]  # [B, L, tags]
+        predicted = logits.flatten(0, 1).index_select(0, target.positions).argmax(dim=-1)
+        rows = torch.stack([predicted, target.labels], dim=1).view(len(logits), -1, 2)
+        ends = rows.new_full((len(rows), 1, 2), int(END))
+        rows = torch.cat([rows, ends], dim=1).view(-1, 2)
+        return rows[rows[:, 1] != NO_LABEL].double()
+
+    def scores(
+        self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
+    ) -> dict[str, float]:
+        words = labels != END
+        found = {"accuracy": accuracy(predictions[words], labels[words])}
+        if set(self.names) - {"accuracy"}:
+            found |= entity_scores(self._sentences(predictions), self._sentences(labels))
+        return {f"{self.head}_{name}": found[name] for name in self.names}
+
+    def _sentences(self, numbers: NDArray[np.float64]) -> list[list[str]]:
+        ends = np.flatnonzero(numbers == END)
+        parts = np.split(numbers, ends + 1)[:-1]
+        return [self.tags[part[:-1].astype(np.int64)].tolist() for part in parts]
+
+
+def _labelled(predictions: Tensor, labels: Tensor, there: Tensor) -> Tensor:
+    return torch.stack([predictions.double(), labels.double()], dim=1)[there]

@@ -1,0 +1,178 @@
+"""The scores of tasks, as the packages that the field uses compute them.
+
+Pure functions of what was predicted and what is right. The packages are in the extra
+``tandem-distill[tasks]``, and imported when a score is computed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import string
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.errors import TrainingError
+
+Array = NDArray[np.float64]
+Tags = Sequence[Sequence[str]]
+PACKAGES = {  # of scores that need one
+    "f1": "sklearn",
+    "macro_f1": "sklearn",
+    "matthews": "sklearn",
+    "pearson": "scipy",
+    "spearman": "scipy",
+    "entity_f1": "seqeval",
+    "entity_precision": "seqeval",
+    "entity_recall": "seqeval",
+    "mrr": "pytrec_eval",
+    "map": "pytrec_eval",
+    "ndcg_10": "pytrec_eval",
+    "recall_100": "pytrec_eval",
+}
+TREC_NAMES = {
+    "mrr": "recip_rank",
+    "map": "map",
+    "ndcg_10": "ndcg_cut_10",
+    "recall_100": "recall_100",
+}
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def require_packages(scores: Collection[str]) -> None:
+    """Raise TrainingError, which says what to install, where a score's package is missing."""
+    for score in scores:
+        package = PACKAGES.get(score)
+        if package and importlib.util.find_spec(package) is None:
+            raise TrainingError(
+                f"metrics: {score} needs {package}: pip install 'tandem-distill[tasks]'"
+            )
+
+
+def accuracy(predictions: Array, labels: Array) -> float:
+    """The share of predictions [N] that are the label."""
+    return float((predictions == labels).mean())
+
+
+def f1(predictions: Array, labels: Array) -> float:
+    """F1 of the second of two labels (GLUE's MRPC: of paraphrases)."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels == 1, predictions == 1, zero_division=0.0))
+
+
+def macro_f1(predictions: Array, labels: Array) -> float:
+    """The mean F1 of all labels that occur or are predicted."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, predictions, average="macro", zero_division=0.0))
+
+
+def matthews(predictions: Array, labels: Array) -> float:
+    """Matthews' correlation coefficient (GLUE's CoLA), for two labels or more."""
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(labels, predictions))
+
+
+def pearson(predictions: Array, numbers: Array) -> float:
+    """Pearson's correlation; NaN where either does not vary."""
+    return _correlation("pearsonr", predictions, numbers)
+
+
+def spearman(predictions: Array, numbers: Array) -> float:
+    """Spearman's rank correlation; NaN where either does not vary."""
+    return _correlation("spearmanr", predictions, numbers)
+
+
+def entity_scores(predicted: Tags, right: Tags) -> dict[str, float]:
+    """Precision, recall and F1 of whole entities, as the scorer of CoNLL counts them.
+
+    `predicted` and `right`: the tags of each sentence, in IOB1, IOB2 or BIOES.
+    """
+    from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of types that are never predicted
+        found = precision_recall_fscore_support(
+            [*map(list, right)], [*map(list, predicted)], average="micro", zero_division=0
+        )
+    names = ("entity_precision", "entity_recall", "entity_f1")
+    return {name: float(score) for name, score in zip(names, found[:3], strict=True)}
+
+
+def normalised_answer(text: str) -> str:
+    """An answer as SQuAD's official script compares it: no case, punctuation or articles."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def answer_scores(
+    predicted: Mapping[str, str], right: Mapping[str, Sequence[str]]
+) -> dict[str, float]:
+    """Exact match and F1 over words of answers by id, as SQuAD 1.1's and 2.0's scripts do.
+
+    `right` has the answers that annotators gave, of which the nearest counts; none: the passage
+    has no answer, and an empty prediction is right. An id without prediction counts as wrong.
+    """
+    exact, overlap = [], []
+    for name, answers in right.items():
+        guess = normalised_answer(predicted[name]) if name in predicted else None
+        golden = [normalised_answer(answer) for answer in answers] or [""]
+        exact.append(guess is not None and guess in golden)
+        overlap.append(0.0 if guess is None else max(_word_f1(guess, one) for one in golden))
+    return {"exact_match": float(np.mean(exact)), "answer_f1": float(np.mean(overlap))}
+
+
+def ranking_scores(
+    ranked: Mapping[str, Mapping[str, float]],
+    relevance: Mapping[str, Mapping[str, int]],
+    names: Collection[str] = tuple(TREC_NAMES),
+) -> dict[str, float]:
+    """The means over the judged queries of measures of ``trec_eval``.
+
+    `ranked`: by query, the scores of the documents found; `relevance`: by query, that of the
+    documents judged. A query for which nothing is found counts as 0; one without a relevant
+    document is left out.
+    """
+    import pytrec_eval
+
+    judged = {
+        query: dict(ones) for query, ones in relevance.items() if any(v > 0 for v in ones.values())
+    }
+    evaluator = pytrec_eval.RelevanceEvaluator(judged, {TREC_NAMES[name] for name in names})
+    runs = {query: dict(ones) for query, ones in ranked.items() if query in judged and ones}
+    found = evaluator.evaluate(runs)
+    return {
+        name: sum(one[TREC_NAMES[name]] for one in found.values()) / len(judged) for name in names
+    }
+
+
+CLASS_SCORES: dict[str, Callable[[Array, Array], float]] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "macro_f1": macro_f1,
+    "matthews": matthews,
+}
+NUMBER_SCORES = {"pearson": pearson, "spearman": spearman}
+
+
+def _correlation(kind: str, predictions: Array, numbers: Array) -> float:
+    import scipy.stats
+
+    if len(numbers) < 2 or np.ptp(predictions) == 0 or np.ptp(numbers) == 0:
+        return float("nan")
+    return float(getattr(scipy.stats, kind)(predictions, numbers).statistic)
+
+
+def _word_f1(guess: str, answer: str) -> float:
+    """2PR/(P+R) over the words of normalised answers; of an empty one, whether both are."""
+    guessed, golden = guess.split(), answer.split()
+    if not guessed or not golden:
+        return float(guessed == golden)
+    shared = sum((Counter(guessed) & Counter(golden)).values())
+    return 2 * shared / (len(guessed) + len(golden))
