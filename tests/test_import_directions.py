@@ -84,7 +84,8 @@ ROOMS = {
     "trainer/scoring": "column metric scores task_scores task_metrics",
     "trainer/footprint": "models_table footprint demands",
     "trainer/evaluation": (
-        "trained_heads primary held_out evaluations finished agreement final_scores export"
+        "pseudo_likelihood minimal_pairs trained_heads primary held_out evaluations finished "
+        "agreement final_scores export"
     ),
     "trainer/record": "utilisation gauges display recorder syncing",
     "trainer/lifecycle": "unreached continuity start resumption saving skips forking finalize",

@@ -1,0 +1,68 @@
+"""What pre-training taught, without fine-tuning: which sentence of a minimal pair is the good one.
+
+The benchmark is BLiMP (Warstadt et al., 2020); the score is that of Salazar et al., 2020.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from data_pipeline import DataError
+from data_pipeline.task_files.minimal_pairs import MinimalPair, read_minimal_pairs
+from data_pipeline.tokenization.tokenizer import load
+from model import MaskedLanguageModel, ModelError, from_pretrained
+from trainer.evaluation.pseudo_likelihood import pseudo_log_likelihoods
+
+
+@dataclass(frozen=True)
+class PairScores:
+    """The fraction of pairs whose good sentence is the more probable: of all, and by phenomenon."""
+
+    pairs: int
+    accuracy: float
+    by_phenomenon: dict[str, float]
+
+
+def score_minimal_pairs(folder: Path, pairs_path: str, device: torch.device) -> PairScores:
+    """The scores of an exported model, with its own tokenizer, on BLiMP's files.
+
+    Raises ModelError for a model without a masked-LM head, DataError for pairs that cannot be read
+    or are longer than the model reads.
+    """
+    model = from_pretrained(folder).to(device)
+    if model.head is None:
+        raise ModelError(f"{folder}: has no masked-LM head, by which minimal pairs are scored")
+    pairs = list(read_minimal_pairs(pairs_path))
+    return _scores(pairs, _are_right(model, folder, pairs))
+
+
+def _are_right(
+    model: MaskedLanguageModel, folder: Path, pairs: Sequence[MinimalPair]
+) -> list[bool]:
+    """Of each pair, whether the good sentence is the more probable one."""
+    tokenizer, vocabulary = load(folder)
+    texts = [text for pair in pairs for text in (pair.good, pair.bad)]
+    encoded = [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    longest = model.config.longest_sequence
+    for number, ids in enumerate(encoded):
+        if len(ids) + 2 > longest:
+            where = pairs[number // 2].where
+            raise DataError(f"{where}: has {len(ids) + 2} tokens, and the model reads {longest}")
+    found = pseudo_log_likelihoods(model, vocabulary, encoded)
+    return [bool(good > bad) for good, bad in found.reshape(-1, 2)]
+
+
+def _scores(pairs: Sequence[MinimalPair], right: Sequence[bool]) -> PairScores:
+    by_phenomenon: dict[str, list[bool]] = defaultdict(list)
+    for pair, is_right in zip(pairs, right, strict=True):
+        by_phenomenon[pair.phenomenon].append(is_right)
+    return PairScores(
+        pairs=len(pairs),
+        accuracy=sum(right) / len(right),
+        by_phenomenon={name: sum(ones) / len(ones) for name, ones in sorted(by_phenomenon.items())},
+    )
