@@ -8,6 +8,7 @@ from torch import nn
 
 from model.config import EncoderConfig
 from model.skeleton import skeleton
+from model.task_head_config import TaskHeadConfig
 
 MASKED_FRACTION = 0.15
 
@@ -17,7 +18,7 @@ class ModelSize:
     """What `tandem model` reports.
 
     parameters: embeddings, encoder and pooler. head_parameters: masked-LM transform, decoder bias
-    and untied columns, heads on the pooled state; the tied decoder weight counts as an embedding.
+    and untied columns, pair head, task heads; the tied decoder weight counts as an embedding.
     bytes: all of them in float32. flops_per_token: forward and backward of one training step.
     """
 
@@ -42,7 +43,7 @@ def describe(
     length = sequence_length or min(512, config.longest_sequence)
     model = skeleton(config)
     body = sum(_count(part) for part in (model.embeddings, model.encoder, model.pooler))
-    heads = sum(_count(part) for part in (model.head, model.pair_head, model.classifiers))
+    heads = sum(_count(part) for part in (model.head, model.pair_head, model.task_heads))
     forward = flops_per_token(config, length, masked_fraction)
     return ModelSize(
         parameters=body,
@@ -62,7 +63,8 @@ def flops_per_token(
 
     A dense layer takes 2 * inputs * outputs. The two products of attention take 4 * L * inner, over
     all L keys. The masked-LM head and the projection to V run at `masked_fraction` of the tokens;
-    pooler, pair head and classifiers run at one token in L. The backward pass takes twice as much:
+    pooler, pair head and task heads with one output per text run at one token in L. The backward
+    pass takes twice as much:
     one product for the gradient of each operand. Element-wise operations are not counted, as in
     ``torch.utils.flop_counter``.
     """
@@ -71,8 +73,11 @@ def flops_per_token(
     if config.embedding_projection != "none":
         embedding = 2 * config.word_size * (3 if config.trigram else 1) * hidden
     head = (2 * hidden * width + 2 * width * config.vocab_size) * config.mlm_head
-    labels = 2 * config.pair_head + sum(len(names) for names in config.classifiers.values())
-    pooled = 2 * hidden * hidden * (config.pooler == "tanh") + 2 * hidden * labels
+    pooled = 2 * hidden * hidden * (config.pooler == "tanh") + 4 * hidden * config.pair_head
+    pooled += sum(
+        _task_head_flops(config, head) * (length if head.per_token else 1)
+        for head in config.task_heads.values()
+    )
     layer = _attention_flops(config, length) + _feed_forward_flops(config)
     if config.bottleneck_size:
         layer += 2 * inner * hidden  # the projection out of the bottleneck
@@ -92,6 +97,11 @@ def _attention_flops(config: EncoderConfig, length: int) -> int:
 def _feed_forward_flops(config: EncoderConfig) -> int:
     products = 3 if config.feed_forward == "glu" else 2
     return config.feed_forwards * 2 * products * config.inner_size * config.ffn_size
+
+
+def _task_head_flops(config: EncoderConfig, head: TaskHeadConfig) -> int:
+    size = config.hidden_size * max(1, len(head.layers))
+    return 2 * size * (size * (head.transform != "none") + head.outputs)
 
 
 def _count(part: nn.Module | None) -> int:

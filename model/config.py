@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from configs.rules import FRACTION, PROBABILITY, Doc, OneOf, Range, Unit, positive
-from configs.section import Refusal, Section
+from configs.section import Refusal, Section, within
+from model.task_head_config import TaskHeadConfig
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 _MOST = 2**24  # beyond it no machine holds the model
 _WIDTH, _WIDTH_OR_NONE = Range(1, _MOST), Range(0, _MOST)
 _REPEATS = Range(1, 4096)
-DROPOUT_PLACES = ("embedding", "attention", "attention_output", "feed_forward")
+DROPOUT_PLACES = ("embedding", "attention", "attention_output", "feed_forward", "head")
+PAIRS = "pairs"  # the name of the pair head's output
 
 
 class ModelError(ValueError):
@@ -141,10 +143,9 @@ class EncoderConfig(Section):
     mlm_head: Annotated[
         bool, Doc("There is a masked-LM head; a fine-tuned classifier has none.")
     ] = True
-    classifiers: Annotated[
-        dict[str, list[str]],
-        Doc("Further heads on the pooled state, by name, each with the names of its labels."),
-    ] = field(default_factory=dict)
+    task_heads: Annotated[dict[str, TaskHeadConfig], Doc("The heads that tasks add, by name.")] = (
+        field(default_factory=dict)
+    )
     head_activation: Annotated[
         str,
         OneOf("", *ACTIVATIONS),
@@ -192,10 +193,25 @@ class EncoderConfig(Section):
             yield "bottleneck_size", "is for norm_placement: post"
         if self.pair_head and self.pooler == "none":
             yield "pair_head", "needs a pooler"
+        for name, head in self.task_heads.items():
+            yield from within(f"task_heads.{name}", self._conflicts_with_head(name, head))
         if self.pad_token_id >= self.vocab_size:
             yield "pad_token_id", f"{self.pad_token_id} is outside the vocabulary"
         if self.positions == "learned_after_padding" and self.first_position >= self.max_positions:
             yield "max_positions", "must exceed pad_token_id + 1"
+
+    def _conflicts_with_head(self, name: str, head: TaskHeadConfig) -> Iterator[Refusal]:
+        if name == PAIRS or not name.isidentifier():
+            yield "", "choose another name, of letters, digits and underscores"
+        if not head.per_token and not head.pooling:
+            yield "pooling", "must be pooler, first or mean"
+        if not head.transform:
+            yield "transform", "must be none, tanh, relu or norm"
+        if head.pooling == "pooler" and self.pooler == "none":
+            yield "pooling", "is pooler, and the model has none; set pooler, or read first"
+        for layer in head.layers:
+            if not -self.layers - 1 <= layer <= self.layers:
+                yield "layers", f"there is no hidden state {layer} of {self.layers} layers"
 
     @property
     def word_size(self) -> int:

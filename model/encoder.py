@@ -26,12 +26,14 @@ class Capture:
     count from 1 to N. `all_positions` asks for the vocabulary projection's input at every position,
     besides the masked ones. `last_hidden_state` asks for it at every position, and for what is
     pooled from it: whoever reads neither gets the same losses and gradients for less work without.
+    `heads` are the names of the task heads to run.
     """
 
     hidden_states: tuple[int, ...] = ()
     attention: tuple[int, ...] = ()
     all_positions: bool = False
     last_hidden_state: bool = False
+    heads: tuple[str, ...] = ()
 
     def reads_last_layer(self, layers: int) -> bool:
         """Whether the output of the last of this many layers is needed at every position."""

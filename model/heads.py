@@ -1,13 +1,16 @@
-"""Pooling and the transform before the vocabulary projection."""
+"""The heads of an encoder: pooling, the masked-LM transform, and those that tasks add."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from model.config import EncoderConfig
+from model.crf import ConditionalRandomField
 from model.parts import ACTIVATIONS
 from model.precision import Dense
+from model.task_head_config import TaskHeadConfig
 
 
 class Pooler(nn.Module):
@@ -19,9 +22,8 @@ class Pooler(nn.Module):
         if config.pooler == "tanh":
             self.dense = Dense(config.hidden_size, config.hidden_size)
 
-    def forward(self, last_hidden_state: Tensor) -> Tensor:
-        """Map [B, L, H] to [B, H]."""
-        first = last_hidden_state[:, 0]
+    def forward(self, first: Tensor) -> Tensor:
+        """Map the first token's state [B, H] to [B, H]."""
         return first if self.dense is None else torch.tanh(self.dense(first))
 
 
@@ -46,3 +48,55 @@ class MaskedLanguageModelHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map hidden states [..., H] to the vocabulary projection's input [..., E]."""
         return self.norm(self.activation(self.dense(x)))
+
+
+class Transform(nn.Module):
+    """The dense layer before a task head's output, with an activation and perhaps a norm."""
+
+    def __init__(self, config: EncoderConfig, kind: str, size: int) -> None:
+        super().__init__()
+        has_norm = kind == "norm"
+        name = (config.head_activation or config.activation) if has_norm else kind
+        self.activation = ACTIVATIONS[name]
+        self.dense = Dense(size, size, bias=config.head_bias or not has_norm)
+        self.norm = None
+        if has_norm:
+            self.norm = nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., size] to [..., size]."""
+        y = self.activation(self.dense(x))
+        return y if self.norm is None else self.norm(y)
+
+
+class TaskHead(nn.Module):
+    """What a task reads of an encoder's states, as its `TaskHeadConfig` says."""
+
+    def __init__(self, config: EncoderConfig, head: TaskHeadConfig) -> None:
+        super().__init__()
+        self.head = head
+        size = config.hidden_size * max(1, len(head.layers))
+        kind = head.transform
+        self.transform = None if kind == "none" else Transform(config, kind, size)
+        self.dropout = nn.Dropout(config.dropout_rate("head"))
+        self.linear = Dense(size, head.outputs) if head.outputs else None
+        self.crf = ConditionalRandomField(head.outputs) if head.crf else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map what the head reads, [B, size] or [B, L, size], to its output [..., outputs]."""
+        if self.transform is not None:
+            x = self.transform(x)
+        if self.linear is not None:
+            x = self.linear(self.dropout(x))
+        return F.normalize(x.float(), dim=-1) if self.head.normalise else x
+
+
+def mean_over_tokens(states: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """The mean of the states [B, L, H] of each text's tokens: [B, H]; mask as in `visible_keys`."""
+    if attention_mask is None:
+        return states.mean(dim=1)
+    if attention_mask.dim() == 1:
+        places = torch.arange(states.shape[1], device=states.device)
+        attention_mask = places < attention_mask[:, None]
+    weights = attention_mask.to(states.dtype)[..., None]
+    return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)

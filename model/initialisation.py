@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from model.config import EncoderConfig
+from model.crf import ConditionalRandomField
 from model.masked_language_model import MaskedLanguageModel
 from model.parts import NoNorm
 from model.skeleton import skeleton
@@ -51,9 +52,9 @@ def _fill(
 
     BERT, ALBERT and MobileBERT: normal, truncated at two standard deviations. RoBERTa and
     DistilBERT: normal. ModernBERT: truncated normal, divided by sqrt(2 * layers) in the head and in
-    the output of each residual branch.
+    the output of each residual branch. The weights of a CRF are 0.
     """
-    if key == "bias":
+    if key == "bias" or isinstance(module, ConditionalRandomField):
         parameter.zero_()
     elif isinstance(module, (nn.LayerNorm, NoNorm)):
         parameter.fill_(1.0)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.encoder import Capture
 from model.masked_language_model import Features
@@ -49,9 +48,6 @@ class Model(Protocol):
 
     def output_projection(self) -> tuple[Tensor, Tensor | None]:
         """Weight [V, E] and bias [V] of the vocabulary projection of a masked-LM head."""
-
-    def pooled_heads(self) -> Mapping[str, nn.Module]:
-        """The heads whose logits `Features.heads` holds, by name."""
 
     def compile_layers(self, **options: Any) -> None:
         """Run the layers through ``torch.compile``."""

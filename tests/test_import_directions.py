@@ -44,12 +44,12 @@ ROOMS = {
         "encoding parallel_encoding journal claims finishing build merging checking reporting"
     ),
     "model": (
-        "precision config parts sharing attention_kernel attention feed_forward encoder embedding "
-        "heads masked_language_model protocol skeleton initialisation layer_selection accounting "
-        "model_card hugging_face onnx_export"
+        "precision task_head_config config parts sharing attention_kernel attention feed_forward "
+        "encoder embedding crf heads masked_language_model protocol skeleton initialisation "
+        "layer_selection accounting model_card hugging_face onnx_export"
     ),
     "model/hugging_face": (
-        "family bert albert distilbert mobilebert modernbert weights folder importing"
+        "task_heads family bert albert distilbert mobilebert modernbert weights folder importing"
     ),
     "trainer": (
         "errors durable seeds learner_names measure tracking checkpoint optimizers watch batches "

@@ -77,4 +77,5 @@ def union(captures: Iterable[Capture]) -> Capture:
         attention=tuple(sorted({n for one in captures for n in one.attention})),
         all_positions=any(one.all_positions for one in captures),
         last_hidden_state=any(one.last_hidden_state for one in captures),
+        heads=tuple(sorted({name for one in captures for name in one.heads})),
     )

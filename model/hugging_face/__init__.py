@@ -5,7 +5,19 @@ that `transformers` cannot express is saved in Tandem's own format (``model_type
 same files, with the keys of `EncoderConfig` and our tensor names.
 """
 
-from model.hugging_face.folder import from_pretrained, require_free, save_pretrained
+from model.hugging_face.folder import (
+    from_pretrained,
+    require_free,
+    save_pretrained,
+    with_task_head,
+)
 from model.hugging_face.importing import import_folder, write_config
 
-__all__ = ["from_pretrained", "import_folder", "require_free", "save_pretrained", "write_config"]
+__all__ = [
+    "from_pretrained",
+    "import_folder",
+    "require_free",
+    "save_pretrained",
+    "with_task_head",
+    "write_config",
+]

@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from model.config import EncoderConfig
-from model.hugging_face.bert import PLAIN, read_sizes, require_segments, write_sizes
+from model.hugging_face.bert import PLAIN, POOLED_HEADS, read_sizes, require_segments, write_sizes
 from model.hugging_face.family import (
     Family,
     Inexpressible,
     Rules,
-    read_classifiers,
     refuse,
     require,
 )
@@ -40,7 +39,6 @@ def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         "groups": groups if shared else 1,
         "pooler": "tanh" if "albert.pooler.weight" in names else "none",
         "pair_head": "sop_classifier.classifier.weight" in names,
-        **read_classifiers(theirs, names),
     }
 
 
@@ -89,8 +87,7 @@ def _rules(config: EncoderConfig) -> Rules:
         (r"head\.norm\.(.+)", r"predictions.LayerNorm.\1"),
         (r"head\.bias", "predictions.bias"),
         (r"pair_head\.(.+)", r"sop_classifier.classifier.\1"),
-        (r"classifiers\.[^.]+\.(.+)", r"classifier.\1"),
     )
 
 
-ALBERT = Family("albert", _read, _write, _rules)
+ALBERT = Family("albert", _read, _write, _rules, POOLED_HEADS)

@@ -10,11 +10,12 @@ from model.hugging_face.family import (
     Family,
     Rules,
     read_activation,
-    read_classifiers,
     refuse,
     require,
     write_activation,
 )
+from model.hugging_face.task_heads import linear
+from model.task_head_config import CHOICE, CLASSIFICATION, REGRESSION, SPAN, TAGGING
 
 # The settings shared by every post-norm model with layer norms and no bottleneck.
 PLAIN: dict[str, object] = {
@@ -33,6 +34,18 @@ PLAIN: dict[str, object] = {
     "head_bias": True,
     "decoder_bias": True,
 }
+
+
+# The heads of every class that has BERT's pooler.
+POOLED_HEADS = {
+    **dict.fromkeys((CLASSIFICATION, REGRESSION, CHOICE), linear("classifier", "pooler")),
+    TAGGING: linear("classifier"),
+    SPAN: linear("qa_outputs"),
+}
+_ROBERTA_HEADS = POOLED_HEADS | dict.fromkeys(
+    (CLASSIFICATION, REGRESSION),
+    linear("classifier.out_proj", "first", tanh="classifier.dense"),
+)
 
 
 def read_sizes(theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +125,6 @@ def _read_bert(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     return read_sizes(theirs) | {
         "pooler": "tanh" if "bert.pooler.dense.weight" in names else "none",
         "pair_head": "cls.seq_relationship.weight" in names,
-        **read_classifiers(theirs, names),
     }
 
 
@@ -131,7 +143,6 @@ def _bert_rules(config: EncoderConfig) -> Rules:
         (r"head\.norm\.(.+)", r"cls.predictions.transform.LayerNorm.\1"),
         (r"head\.bias", "cls.predictions.bias"),
         (r"pair_head\.(.+)", r"cls.seq_relationship.\1"),
-        (r"classifiers\.[^.]+\.(.+)", r"classifier.\1"),
     )
 
 
@@ -164,5 +175,5 @@ def _roberta_rules(config: EncoderConfig) -> Rules:
     )
 
 
-BERT = Family("bert", _read_bert, _write_bert, _bert_rules)
-ROBERTA = Family("roberta", _read_roberta, _write_roberta, _roberta_rules)
+BERT = Family("bert", _read_bert, _write_bert, _bert_rules, POOLED_HEADS)
+ROBERTA = Family("roberta", _read_roberta, _write_roberta, _roberta_rules, _ROBERTA_HEADS)

@@ -15,6 +15,17 @@ from model.hugging_face.family import (
     require,
     write_activation,
 )
+from model.hugging_face.task_heads import linear
+from model.task_head_config import CHOICE, CLASSIFICATION, REGRESSION, SPAN, TAGGING
+
+_HEADS = {
+    **dict.fromkeys(
+        (CLASSIFICATION, REGRESSION, CHOICE),
+        linear("classifier", "first", relu="pre_classifier"),
+    ),
+    TAGGING: linear("classifier"),
+    SPAN: linear("qa_outputs"),
+}
 
 
 def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -33,7 +44,7 @@ def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         "pooler": "none",
         "dropout": theirs.get("dropout", 0.1),
         "attention_dropout": theirs.get("attention_dropout", 0.1),
-        "dropout_at": ["embedding", "attention", "feed_forward"],
+        "dropout_at": ["embedding", "attention", "feed_forward", "head"],
         "initializer": "normal",
         "initializer_range": theirs.get("initializer_range", 0.02),
     }
@@ -81,4 +92,4 @@ def _rules(config: EncoderConfig) -> Rules:
     )
 
 
-DISTILBERT = Family("distilbert", _read, _write, _rules)
+DISTILBERT = Family("distilbert", _read, _write, _rules, _HEADS)

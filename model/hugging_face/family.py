@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from model.config import EncoderConfig, ModelError
+from model.hugging_face.task_heads import HeadForm
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -37,6 +38,7 @@ class Family:
     write: our configuration -> their config.json. Raises Inexpressible, naming what does not fit.
     rules: our configuration -> (pattern of our tensor name, replacement); the first full match
         applies.
+    heads: the form of each kind of task head that the architecture has a class for.
     split, join: convert tensors to our layout, and back to theirs.
     """
 
@@ -44,13 +46,20 @@ class Family:
     read: Callable[[Mapping[str, Any], Collection[str]], dict[str, Any]]
     write: Callable[[EncoderConfig], dict[str, Any]]
     rules: Callable[[EncoderConfig], Rules]
+    heads: Mapping[str, HeadForm] = field(default_factory=dict)
     split: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
     join: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
 
     def their_names(self, config: EncoderConfig, names: Iterable[str]) -> dict[str, str]:
         """The `transformers` name of each of our tensors: our name -> their name."""
-        rules = self.rules(config)
+        rules = (*self._head_rules(config), *self.rules(config))
         return {name: self._translate(name, rules) for name in names}
+
+    def _head_rules(self, config: EncoderConfig) -> Iterator[tuple[str, str]]:
+        for name, head in config.task_heads.items():
+            form = self.heads.get(head.kind)
+            for pattern, replacement in () if form is None else form.rules:
+                yield rf"task_heads\.{name}\.{pattern}", replacement
 
     def _translate(self, name: str, rules: Rules) -> str:
         for pattern, replacement in rules:
@@ -58,30 +67,6 @@ class Family:
             if match is not None:
                 return match.expand(replacement)
         raise Inexpressible(f"transformers' {self.model_type} has no place for {name}")
-
-
-def read_classifiers(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Keyword arguments for the head of a sequence classifier.
-
-    `transformers` does not use the task's name; Tandem writes it as ``finetuning_task``.
-    """
-    if "classifier.weight" not in names:
-        return {"classifiers": {}}
-    labels = {int(number): str(label) for number, label in theirs.get("id2label", {}).items()}
-    name = theirs.get("finetuning_task") or "sentence_classification"
-    return {"classifiers": {str(name): [labels[number] for number in sorted(labels)]}}
-
-
-def write_classifiers(classifiers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The reverse of `read_classifiers`. Raises Inexpressible if there are several classifiers."""
-    if len(classifiers) > 1:
-        raise Inexpressible("transformers has one classifier in a model")
-    ((name, labels),) = classifiers.items()
-    return {
-        "finetuning_task": name,
-        "id2label": {str(number): label for number, label in enumerate(labels)},
-        "label2id": {label: number for number, label in enumerate(labels)},
-    }
 
 
 def read_activation(name: object) -> str:

@@ -20,14 +20,16 @@ from model.config import EncoderConfig, ModelError
 from model.hugging_face.albert import ALBERT
 from model.hugging_face.bert import BERT, ROBERTA
 from model.hugging_face.distilbert import DISTILBERT
-from model.hugging_face.family import Family, Inexpressible, write_classifiers
+from model.hugging_face.family import Family, Inexpressible
 from model.hugging_face.mobilebert import MOBILEBERT
 from model.hugging_face.modernbert import MODERNBERT
+from model.hugging_face.task_heads import ENDINGS, in_form, read_task_heads, write_task_head
 from model.hugging_face.weights import read_weights, write_tensors
 from model.initialisation import empty
 from model.masked_language_model import MaskedLanguageModel
 from model.model_card import model_card
 from model.skeleton import skeleton
+from model.task_head_config import TaskHeadConfig
 
 FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT)
 OWN_TYPE = "tandem"
@@ -145,6 +147,23 @@ def _require_well_formed(path: Path) -> None:
         raise ModelError(f"{path}: cannot be read ({error})") from error
 
 
+def with_task_head(config: EncoderConfig, name: str, head: TaskHeadConfig) -> EncoderConfig:
+    """The model with this head too, in the form that `transformers` has for its architecture.
+
+    What `head` leaves open (`pooling`, `transform`) is chosen so. The model gets a pooler where the
+    head reads one, and loses one that no head reads: `transformers` has none then, and it would
+    never be trained.
+    """
+    whole = in_form(head, nearest_family(config).heads.get(head.kind))
+    heads = {**config.task_heads, name: whole}
+    pooler = config.pooler
+    if not any(one.pooling == "pooler" for one in heads.values()):
+        pooler = config.pooler if config.pair_head else "none"
+    elif pooler == "none":
+        pooler = "tanh"
+    return replace(config, task_heads=heads, pooler=pooler)
+
+
 def nearest_family(config: EncoderConfig) -> Family:
     """The `transformers` architecture that is closest to a configuration."""
     if config.embedding_projection == "word" or config.bottleneck_size:
@@ -167,20 +186,28 @@ def to_transformers(
     """
     family = nearest_family(config)
     theirs = family.write(config) | {"model_type": family.model_type, "dtype": "float32"}
-    theirs |= _heads_of_a_fine_tuned(config, theirs["architectures"][0])
+    theirs |= _heads_of_a_fine_tuned(config, family, theirs["architectures"][0])
     names = family.their_names(config, state)
     _require_same_meaning(config, _read(family, theirs, set(names.values())), family)
     return theirs, family.join({names[name]: tensor for name, tensor in state.items()})
 
 
-def _heads_of_a_fine_tuned(config: EncoderConfig, architecture: str) -> dict[str, Any]:
-    """Adjust `architectures` for a model without a masked-LM head, and add its other heads."""
-    if not config.classifiers:
+def _heads_of_a_fine_tuned(
+    config: EncoderConfig, family: Family, architecture: str
+) -> dict[str, Any]:
+    """Adjust `architectures` for a model without a masked-LM head, and add its task head."""
+    if not config.task_heads:
         return {} if config.mlm_head else {"architectures": [_class(architecture, "Model")]}
+    if len(config.task_heads) > 1:
+        raise Inexpressible("transformers has one task head in a model")
     if config.mlm_head or config.pair_head:
-        raise Inexpressible("transformers has no class with a classifier and pre-training heads")
-    heads = write_classifiers(config.classifiers)
-    return heads | {"architectures": [_class(architecture, "ForSequenceClassification")]}
+        raise Inexpressible("transformers has no class with a task head and pre-training heads")
+    ((name, head),) = config.task_heads.items()
+    form = family.heads.get(head.kind)
+    if form is None:
+        raise Inexpressible(f"transformers has no class for a head of kind {head.kind}")
+    heads = write_task_head(name, head, form)
+    return heads | {"architectures": [_class(architecture, ENDINGS[head.kind])]}
 
 
 def _class(architecture: str, ending: str) -> str:
@@ -190,7 +217,12 @@ def _class(architecture: str, ending: str) -> str:
 
 def _read(family: Family, theirs: Mapping[str, Any], names: Collection[str]) -> EncoderConfig:
     """The configuration; `mlm_head` is false if the weights have no tensor of that head."""
-    config = _configuration(family.read(theirs, names))
+    values = family.read(theirs, names)
+    heads = read_task_heads(theirs, names, family.heads)
+    if heads:
+        plain = {name: dataclasses.asdict(head) for name, head in heads.items()}
+        return _configuration(values | {"task_heads": plain, "mlm_head": False})
+    config = _configuration(values)
     expected = family.their_names(config, tensor_names(config))
     head = [name for ours, name in expected.items() if ours.startswith("head.")]
     return config if any(name in names for name in head) else replace(config, mlm_head=False)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from model.config import EncoderConfig, ModelError
-from model.hugging_face.bert import read_sizes, require_segments, write_sizes
+from model.hugging_face.bert import POOLED_HEADS, read_sizes, require_segments, write_sizes
 from model.hugging_face.family import Family, Inexpressible, Rules, require
 
 # The class leaves the epsilon of two layer norms at torch's default.
@@ -119,4 +119,4 @@ def _rules(config: EncoderConfig) -> Rules:
     )
 
 
-MOBILEBERT = Family("mobilebert", _read, _write, _rules)
+MOBILEBERT = Family("mobilebert", _read, _write, _rules, POOLED_HEADS)

@@ -17,9 +17,18 @@ from model.hugging_face.family import (
     require,
     write_activation,
 )
+from model.hugging_face.task_heads import linear
+from model.task_head_config import CHOICE, CLASSIFICATION, REGRESSION, SPAN, TAGGING
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _PARTS = ("query", "key", "value")
+_HEADS = {
+    **dict.fromkeys(
+        (CLASSIFICATION, REGRESSION, CHOICE),
+        linear("classifier", "first", chooses_pooling=True, norm="head"),
+    ),
+    **dict.fromkeys((TAGGING, SPAN), linear("classifier", norm="head")),
+}
 
 
 def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -169,4 +178,4 @@ def _join(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-MODERNBERT = Family("modernbert", _read, _write, _rules, _split, _join)
+MODERNBERT = Family("modernbert", _read, _write, _rules, _HEADS, _split, _join)

@@ -1,68 +1,120 @@
-"""Checkpoints with other heads than the masked-LM head, against `transformers`."""
+"""Task heads: what they read and compute, and their exchange with `transformers`."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AlbertConfig,
-    AlbertForSequenceClassification,
-    AutoModel,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    BertForSequenceClassification,
-    BertModel,
-)
+import transformers
+from torch import Tensor
+from transformers import AutoModel, BertConfig, BertModel
 
 import model
-from model import EncoderConfig
+from configs import ConfigError, typed
+from model import Capture, EncoderConfig, TaskHeadConfig, with_task_head
+from model.hugging_face.task_heads import ENDINGS
 
 LABELS = ["negative", "neutral", "positive"]
 SIZES = {
     "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
     "intermediate_size": 24, "max_position_embeddings": 16,
 }  # fmt: skip
+DISTILBERT_SIZES = {
+    "vocab_size": 50, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24,
+    "max_position_embeddings": 16,
+}  # fmt: skip
+NARROW = {"embedding_size": 8}
+FAMILIES = {
+    "Bert": SIZES,
+    "Roberta": SIZES | {"pad_token_id": 0, "type_vocab_size": 1},
+    "DistilBert": DISTILBERT_SIZES,
+    "Albert": SIZES | NARROW,
+    "MobileBert": SIZES | NARROW | {"intra_bottleneck_size": 12},
+    "ModernBert": SIZES | {
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
+        "sep_token_id": 2, "local_attention": 4,
+    },
+}  # fmt: skip
 OURS = EncoderConfig(
-    vocab_size=50, hidden_size=16, layers=2, heads=2, ffn_size=24, max_positions=16,
-    mlm_head=False, classifiers={"moods": LABELS},
-)  # fmt: skip
-ALBERT = {"embedding_size": 8, "embedding_projection": "sum", "sharing": "all"}
+    vocab_size=50, hidden_size=16, layers=2, heads=2, ffn_size=24, max_positions=16, mlm_head=False
+)
 IDS = torch.tensor([[2, 7, 9, 3], [2, 8, 3, 0]])
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+REAL = MASK.bool()
 
 
-@pytest.mark.parametrize("family", ["bert", "albert"])
-def test_a_classifier_is_imported_with_its_labels(tmp_path: Path, family: str) -> None:
+def their_config(family: str, kind: str, **more: Any) -> Any:
+    count = {"regression": 1, "choice": 1, "span": 2}.get(kind)
+    labels = LABELS if count is None else [f"LABEL_{number}" for number in range(count)]
+    return getattr(transformers, f"{family}Config")(
+        **FAMILIES[family],
+        **more,
+        id2label=dict(enumerate(labels)),
+        label2id={label: number for number, label in enumerate(labels)},
+    )
+
+
+def their_output(theirs: Any, kind: str) -> Tensor:
+    """As ours has it: [B, outputs], or [B, L, outputs]."""
+    if kind == "choice":  # rows are the choices of one question
+        return theirs(IDS[None], attention_mask=MASK[None]).logits.T
+    found = theirs(IDS, attention_mask=MASK)
+    if kind == "span":
+        return torch.stack([found.start_logits, found.end_logits], dim=-1)
+    return found.logits
+
+
+def compare(got: Tensor, expected: Tensor) -> None:
+    """Equal at every token that is not padding."""
+    if got.dim() == 3:
+        got, expected = got[REAL], expected[REAL]
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ENDINGS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_goes_to_transformers_and_back(tmp_path: Path, family: str, kind: str) -> None:
     torch.manual_seed(0)
-    labels = {"id2label": dict(enumerate(LABELS)), "label2id": {n: i for i, n in enumerate(LABELS)}}
-    theirs = (
-        BertForSequenceClassification(BertConfig(**SIZES, **labels))
-        if family == "bert"
-        else AlbertForSequenceClassification(AlbertConfig(**SIZES, **labels, embedding_size=8))
-    ).eval()
-    theirs.save_pretrained(tmp_path)
-    ours = model.from_pretrained(tmp_path)
-    assert ours.config.classifiers == {"sentence_classification": LABELS}
+    theirs = getattr(transformers, f"{family}{ENDINGS[kind]}")(their_config(family, kind)).eval()
+    with torch.no_grad():  # differences must show
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = model.from_pretrained(tmp_path / "theirs")
+    ((name, head),) = ours.config.task_heads.items()
+    assert (name, head.kind) == (kind, kind)
+    assert head.labels == (LABELS if kind in ("classification", "tagging") else [])
     assert not ours.config.mlm_head
     got = ours(IDS, None, MASK)
-    expected = theirs(IDS, attention_mask=MASK).logits
-    torch.testing.assert_close(got.heads["sentence_classification"], expected)
     assert got.logits is None
+    compare(got.heads[kind], their_output(theirs, kind))
+
+    assert model.save_pretrained(ours, tmp_path / "ours") == ""
+    auto = getattr(transformers, f"AutoModel{ENDINGS[kind]}")
+    again = auto.from_pretrained(tmp_path / "ours").eval()
+    assert type(again) is type(theirs)
+    assert again.config.id2label == theirs.config.id2label
+    compare(got.heads[kind], their_output(again, kind))
+    assert model.from_pretrained(tmp_path / "ours").config == ours.config
 
 
-@pytest.mark.parametrize("changes", [{}, ALBERT], ids=["bert", "albert"])
-def test_a_classifier_is_exported_with_its_labels(tmp_path: Path, changes: dict) -> None:
-    ours = model.build(dataclasses.replace(OURS, **changes), seed=1).eval()
-    assert model.save_pretrained(ours, tmp_path) == ""
-    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
-    assert theirs.config.id2label == dict(enumerate(LABELS))
-    torch.testing.assert_close(
-        ours(IDS, None, MASK).heads["moods"], theirs(IDS, attention_mask=MASK).logits
-    )
-    assert model.from_pretrained(tmp_path).config.classifiers == {"moods": LABELS}
+def test_the_mean_over_tokens_goes_to_transformers_and_back(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = their_config("ModernBert", "classification", classifier_pooling="mean")
+    theirs = transformers.ModernBertForSequenceClassification(config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = model.from_pretrained(tmp_path / "theirs")
+    assert ours.config.task_heads["classification"].pooling == "mean"
+    expected = theirs(IDS, attention_mask=MASK).logits
+    compare(ours(IDS, None, MASK).heads["classification"], expected)
+    lengths = MASK.sum(dim=1)  # the other form of a mask
+    compare(ours(IDS, None, lengths).heads["classification"], expected)
+    assert model.save_pretrained(ours, tmp_path / "ours") == ""
+    assert model.from_pretrained(tmp_path / "ours").config == ours.config
 
 
 def test_an_encoder_without_any_head_is_imported_and_exported(tmp_path: Path) -> None:
@@ -79,8 +131,111 @@ def test_an_encoder_without_any_head_is_imported_and_exported(tmp_path: Path) ->
     torch.testing.assert_close(again(IDS, attention_mask=MASK).pooler_output, got.pooled)
 
 
-def test_a_head_beside_the_masked_lm_head_is_kept_in_our_own_form(tmp_path: Path) -> None:
-    ours = model.build(dataclasses.replace(OURS, mlm_head=True), seed=1).eval()
-    assert "no class with a classifier" in model.save_pretrained(ours, tmp_path)
+@pytest.mark.parametrize(
+    ("changes", "heads", "reason"),
+    [
+        ({"mlm_head": True}, {"moods": {"labels": LABELS}}, "pre-training heads"),
+        ({}, {"moods": {"labels": LABELS}, "answer": {"kind": "span"}}, "one task head"),
+        ({}, {"text": {"kind": "vector", "size": 5, "pooling": "mean"}}, "of kind vector"),
+        ({}, {"ner": {"kind": "tagging", "labels": LABELS, "crf": True}}, "ner.crf"),
+        ({}, {"ner": {"kind": "tagging", "labels": LABELS, "layers": [-2, -1]}}, "task_heads"),
+    ],
+)
+def test_what_transformers_has_no_class_for_is_kept_in_our_own_form(
+    tmp_path: Path, changes: dict[str, Any], heads: dict[str, Any], reason: str
+) -> None:
+    config = dataclasses.replace(OURS, **changes)
+    for name, head in heads.items():
+        config = with_task_head(config, name, TaskHeadConfig(**head))
+    ours = model.build(config, seed=1).eval()
+    assert reason in model.save_pretrained(ours, tmp_path)
     again = model.from_pretrained(tmp_path)
-    torch.testing.assert_close(again(IDS).heads["moods"], ours(IDS).heads["moods"])
+    assert again.config == config
+    for name in heads:
+        torch.testing.assert_close(again(IDS).heads[name], ours(IDS).heads[name])
+
+
+def test_a_head_takes_the_form_that_transformers_has_for_the_architecture() -> None:
+    head = TaskHeadConfig(labels=LABELS)
+    bert = with_task_head(dataclasses.replace(OURS, pooler="none"), "moods", head)
+    assert bert.pooler == "tanh"
+    assert bert.task_heads["moods"].pooling == "pooler"
+    distilbert = with_task_head(dataclasses.replace(OURS, segment_types=0), "moods", head)
+    assert distilbert.pooler == "none"
+    assert distilbert.task_heads["moods"].transform == "relu"
+    span = with_task_head(OURS, "answer", TaskHeadConfig("span"))
+    assert span.pooler == "none"
+    assert with_task_head(span, "moods", head).pooler == "tanh"
+    own = dataclasses.replace(head, pooling="mean", transform="none")
+    assert with_task_head(OURS, "moods", own).task_heads["moods"] == own
+
+
+def equipped(**head: Any) -> model.MaskedLanguageModel:
+    config = with_task_head(OURS, "task", TaskHeadConfig(**head))
+    return model.build(config, seed=2).eval()
+
+
+def test_a_head_that_reads_the_first_token_needs_no_other_of_the_last_layer() -> None:
+    ours = equipped(labels=LABELS)
+    lengths = MASK.sum(dim=1)
+    whole = ours(IDS, None, lengths)
+    found = ours.features(IDS, None, lengths, capture=Capture(heads=("task",)))
+    torch.testing.assert_close(found.heads["task"], whole.heads["task"])
+    torch.testing.assert_close(found.pooled, whole.pooled)
+    assert found.last_hidden_state is None
+    everywhere = Capture(heads=("task",), last_hidden_state=True)
+    found = ours.features(IDS, None, lengths, capture=everywhere)
+    torch.testing.assert_close(found.heads["task"], whole.heads["task"], rtol=0, atol=0)
+    assert ours.features(IDS).heads == {}
+
+
+def test_a_head_reads_chosen_layers_side_by_side() -> None:
+    ours = equipped(kind="tagging", labels=LABELS, layers=[0, -2, -1])
+    states = ours(IDS, None, MASK, output_hidden_states=True).hidden_states
+    expected = ours.task_heads["task"].linear(torch.cat(states[-3:], dim=-1))
+    found = ours.features(IDS, None, MASK, capture=Capture(heads=("task",)))
+    torch.testing.assert_close(found.heads["task"], expected)
+
+
+def test_a_vector_is_the_mean_of_the_tokens_with_length_one() -> None:
+    ours = equipped(kind="vector", pooling="mean", normalise=True)
+    states = ours(IDS, None, MASK, output_hidden_states=True).hidden_states[-1]
+    means = torch.stack([row[real].mean(dim=0) for row, real in zip(states, REAL, strict=True)])
+    expected = means / means.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(ours(IDS, None, MASK).heads["task"], expected)
+
+
+def test_a_crf_hands_out_its_transitions_for_the_loss() -> None:
+    ours = equipped(kind="tagging", labels=LABELS, crf=True)
+    found = ours.features(IDS, None, MASK, capture=Capture(heads=("task",)))
+    loss = -model.log_likelihood(found.heads["task"], found.transitions["task"], IDS % 3, REAL)
+    loss.sum().backward()
+    crf = ours.task_heads["task"].crf
+    assert all((one.grad != 0).any() for one in crf.parameters())
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ({"labels": ["a"]}, "labels: must be two or more"),
+        ({"labels": ["a", "a"]}, "labels: must be two or more, each once"),
+        ({"kind": "span", "labels": ["a", "b"]}, "labels: a head of kind span has none"),
+        ({"labels": LABELS, "crf": True}, "crf: is for kind: tagging"),
+        ({"kind": "choice", "size": 3}, "size: is for kind: vector"),
+        (
+            {"kind": "span", "transform": "none", "layers": [3]},
+            "layers: there is no hidden state 3",
+        ),
+        ({"kind": "choice", "transform": "none"}, "pooling: must be pooler, first or mean"),
+    ],
+)
+def test_a_head_that_cannot_be_is_refused(head: dict[str, Any], message: str) -> None:
+    tree = json.loads(json.dumps({"layers": 2, "task_heads": {"it": head}}))
+    with pytest.raises(ConfigError, match=f"^task_heads.it.{message}"):
+        typed.build(tree, EncoderConfig)
+
+
+@pytest.mark.parametrize("name", ["pairs", "two words", "a.b"])
+def test_a_head_needs_a_name_of_its_own(name: str) -> None:
+    with pytest.raises(ValueError, match="choose another name"):
+        with_task_head(OURS, name, TaskHeadConfig("span"))

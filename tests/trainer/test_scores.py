@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline import MASKED, NO_LABEL
-from model import build
+from model import TaskHeadConfig, build, with_task_head
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_device
@@ -113,7 +113,9 @@ def test_what_no_example_defines_is_no_score():
 
 
 def test_a_head_of_its_own_has_its_accuracy():
-    config = tiny.encoder(pair_head=True, classifiers={"topic": ["a", "b", "c"]})
+    config = tiny.encoder(pair_head=True)
+    config = with_task_head(config, "topic", TaskHeadConfig(labels=["a", "b", "c"]))
+    config = with_task_head(config, "answer", TaskHeadConfig("span"))  # has none of its own
     columns = scores.columns_of(metrics_of(config))
     assert [*columns] == ["loss", "accuracy", "pair_accuracy", "topic_accuracy"]
     with pytest.raises(AssertionError, match="masked"):

@@ -107,7 +107,6 @@ def test_a_task_in_one_module_is_trained_distilled_scored_and_exported(job) -> N
         ("teacher.objective.sentence_classification.labels=[a]", "labels: must be two or more"),
         ("teacher.objective.sentence_classification.train=''", "train: must not be empty"),
         ("teacher.objective.mlm={}", "teacher.objective.mlm: is about text, but the job reads"),
-        ("teacher.model.pooler=none", "teacher.model.pooler: the label is read from it"),
     ],
 )
 def test_what_does_not_fit_is_refused(job, override, message) -> None:

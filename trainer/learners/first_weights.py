@@ -21,7 +21,7 @@ MODEL_PREFIX = "model."
 # parts that the folder may have besides.
 FREE = (
     *("dropout", "attention_dropout", "dropout_at", "initializer", "initializer_range"),
-    *("pooler", "pair_head", "mlm_head", "classifiers"),
+    *("pooler", "pair_head", "mlm_head", "task_heads"),
 )
 
 
@@ -70,9 +70,9 @@ def heads_in(weights: Mapping[str, Tensor]) -> list[str]:
     """The heads of a model that these weights of it have, by name."""
     parts = {tuple(name.split(".")[:2]) for name in weights}
     first = {part[0] for part in parts}
-    classifiers = sorted(part[1] for part in parts if part[0] == "classifiers")
+    tasks = sorted(part[1] for part in parts if part[0] == "task_heads")
     mlm, pairs = [MASKED] * ("head" in first), [PAIRS] * ("pair_head" in first)
-    return [*mlm, *pairs, *classifiers]
+    return [*mlm, *pairs, *tasks]
 
 
 def model_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -75,7 +75,7 @@ class ObjectiveConfig(Section):
         for section in self.terms().values():
             model = section.equip(model)
         trained = {section.head for section in self.terms().values()}
-        if MASKED not in trained and not trained.isdisjoint(model.classifiers):
+        if MASKED not in trained and not trained.isdisjoint(model.task_heads):
             model = dataclasses.replace(model, mlm_head=False)
         return model
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline import MASKED, NO_LABEL, PAIRS
-from model import Capture, EncoderConfig, Features
+from model import CLASSIFICATION, Capture, EncoderConfig, Features
 from trainer.batches import MicroBatch
 from trainer.scoring.column import ACCURACY, LOSS, PAIR_ACCURACY, Column
 from trainer.scoring.metric import Metric, SummedMetric
@@ -65,7 +65,7 @@ class MaskedTokens(SummedMetric[ScoreInputs]):
 
 
 class HeadAccuracy(SummedMetric[ScoreInputs]):
-    """How many examples a head on the pooled state classifies right."""
+    """How many examples a head classifies right."""
 
     size = 2
 
@@ -90,7 +90,7 @@ _METRICS: dict[str, Metric[ScoreInputs]] = {}
 def register(metric: Metric[ScoreInputs]) -> None:
     """Let the head that a metric is about have it: one each, with columns of its own.
 
-    A head on the pooled state without one has its accuracy, in the column ``HEAD_accuracy``.
+    A classifier without one has its accuracy, in the column ``HEAD_accuracy``.
     """
     names = {column.name for one in _METRICS.values() for column in one.columns}
     assert metric.head not in _METRICS, metric.head
@@ -105,10 +105,13 @@ register(HeadAccuracy(PAIRS, PAIR_ACCURACY))
 def metrics_of(model: EncoderConfig) -> tuple[Metric[ScoreInputs], ...]:
     """The metrics of a model's heads."""
     heads = [*([MASKED] if model.mlm_head else []), *([PAIRS] if model.pair_head else [])]
-    return tuple(
-        _METRICS.get(head) or HeadAccuracy(head, Column(f"{head}_accuracy", head))
-        for head in [*heads, *model.classifiers]
-    )
+    by_accuracy = {
+        name: HeadAccuracy(name, Column(f"{name}_accuracy", name))
+        for name, head in model.task_heads.items()
+        if head.kind == CLASSIFICATION
+    }
+    known = {**by_accuracy, **_METRICS}
+    return tuple(known[head] for head in [*heads, *model.task_heads] if head in known)
 
 
 def columns_of(metrics: Iterable[Metric[Any]]) -> dict[str, Column]:
@@ -124,7 +127,8 @@ def primary_column(model: EncoderConfig, name: str | None) -> Column:
 
 def capture_for(metrics: Iterable[Metric[Any]]) -> Capture:
     """What the metrics read of a model's features besides its predictions."""
-    return Capture(last_hidden_state=any(metric.head != MASKED for metric in metrics))
+    heads = {metric.head for metric in metrics}
+    return Capture(last_hidden_state=PAIRS in heads, heads=tuple(sorted(heads - {MASKED, PAIRS})))
 
 
 def shown(

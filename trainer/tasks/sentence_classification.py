@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 from configs.rules import NOT_EMPTY, Doc
 from configs.section import Refusal
 from data_pipeline import Batch, DataError, Target, encode_texts, read_lines
-from model import Capture, EncoderConfig, ModelShape
+from model import Capture, EncoderConfig, ModelShape, TaskHeadConfig, with_task_head
 from trainer import denominators
 from trainer.losses.states import label_cross_entropy
 from trainer.objectives.term import LossInputs, Term, TermConfig, register
@@ -48,9 +47,7 @@ class SentenceClassification(TermConfig):
         return self.train, self.held_out
 
     def equip(self, model: EncoderConfig) -> EncoderConfig:
-        if model.pooler == "none":
-            raise ValueError("model.pooler: the label is read from it; set it to tanh or first")
-        return dataclasses.replace(model, classifiers={**model.classifiers, NAME: self.labels})
+        return with_task_head(model, NAME, TaskHeadConfig(labels=self.labels))
 
     def examples(self, split: str, tokenizer_dir: Path, length: int) -> Batch:
         path = Path(self.train if split == "train" else self.held_out)
@@ -74,7 +71,7 @@ class SentenceClassificationTerm(Term):
     denominator = NAME
 
     def student_capture(self, step: int) -> Capture:
-        return Capture(last_hidden_state=True)
+        return Capture(heads=(NAME,))
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         return label_cross_entropy(inputs.features.heads[NAME], inputs.batch.row_labels(NAME))

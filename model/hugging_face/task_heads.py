@@ -1,0 +1,119 @@
+"""Task heads in the form of `transformers`: its classes, their tensors, and their labels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from model.task_head_config import (
+    CHOICE,
+    CLASSIFICATION,
+    LABELLED,
+    REGRESSION,
+    SPAN,
+    TAGGING,
+    TaskHeadConfig,
+)
+
+ENDINGS = {
+    CLASSIFICATION: "ForSequenceClassification",
+    REGRESSION: "ForSequenceClassification",
+    CHOICE: "ForMultipleChoice",
+    TAGGING: "ForTokenClassification",
+    SPAN: "ForQuestionAnswering",
+}
+_POOLINGS = {"cls": "first", "mean": "mean"}  # their names and ours
+
+
+@dataclass(frozen=True)
+class HeadForm:
+    """How the class of an architecture makes its output; `pooling` and `transform` as in ours.
+
+    rules: (pattern of our tensor's name inside the head, their name), as in `Family.rules`.
+    chooses_pooling: the class reads ``classifier_pooling``, by which the mean can take the place of
+    the first token.
+    """
+
+    pooling: str
+    transform: str
+    rules: tuple[tuple[str, str], ...]
+    chooses_pooling: bool = False
+
+    @property
+    def weight(self) -> str:
+        """Their name of the weight of the output layer."""
+        return self.rules[0][1].replace(r"\1", "weight")
+
+
+def linear(
+    name: str, pooling: str = "", *, chooses_pooling: bool = False, **transforms: str
+) -> HeadForm:
+    """One dense layer of this name, after at most one transform: its kind and its name."""
+    ((kind, prefix),) = transforms.items() or [("none", "")]
+    rules = [(r"linear\.(.+)", rf"{name}.\1")]
+    if kind == "norm":
+        rules.append((r"transform\.(.+)", rf"{prefix}.\1"))
+    elif kind != "none":
+        rules.append((r"transform\.dense\.(.+)", rf"{prefix}.\1"))
+    return HeadForm(pooling, kind, tuple(rules), chooses_pooling)
+
+
+def read_task_heads(
+    theirs: Mapping[str, Any], names: Collection[str], forms: Mapping[str, HeadForm]
+) -> dict[str, TaskHeadConfig]:
+    """The head of a fine-tuned model: of the kind that `architectures` says, if it has weights.
+
+    `transformers` does not use the task's name; Tandem writes it as ``finetuning_task``.
+    """
+    kind = _kind(theirs)
+    form = forms.get(kind)
+    if form is None or form.weight not in names:
+        return {}
+    labels = {int(number): str(label) for number, label in theirs.get("id2label", {}).items()}
+    ordered = [labels[number] for number in sorted(labels)] if kind in LABELLED else []
+    pooling = form.pooling
+    if form.chooses_pooling:
+        pooling = _POOLINGS[theirs.get("classifier_pooling", "cls")]
+    head = TaskHeadConfig(kind, ordered, pooling, transform=form.transform)
+    return {str(theirs.get("finetuning_task") or kind): head}
+
+
+def _kind(theirs: Mapping[str, Any]) -> str:
+    classes = theirs.get("architectures") or [""]
+    kinds = [kind for kind, ending in ENDINGS.items() if str(classes[0]).endswith(ending)]
+    if REGRESSION in kinds:
+        is_number = theirs.get("problem_type") == "regression"
+        return REGRESSION if is_number or len(theirs.get("id2label", "ab")) == 1 else CLASSIFICATION
+    return kinds[0] if kinds else ""
+
+
+def write_task_head(name: str, head: TaskHeadConfig, form: HeadForm) -> dict[str, Any]:
+    """The reverse of `read_task_heads`: keys of config.json."""
+    count = 1 if head.kind in (REGRESSION, CHOICE) else 2
+    labels = head.labels or [f"LABEL_{number}" for number in range(count)]
+    theirs = {ours: name for name, ours in _POOLINGS.items()}
+    problem = {CLASSIFICATION: "single_label_classification", REGRESSION: "regression"}
+    return {
+        "finetuning_task": name,
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+        **({"problem_type": problem[head.kind]} if head.kind in problem else {}),
+        **({"classifier_pooling": theirs[head.pooling]} if form.chooses_pooling else {}),
+    }
+
+
+def in_form(head: TaskHeadConfig, form: HeadForm | None) -> TaskHeadConfig:
+    """The head with what it leaves open: as in this form, or, without one, as simple as can be.
+
+    A head that reads chosen layers has no counterpart in `transformers`.
+    """
+    pooling, transform = "first", "none"
+    if form is not None and not head.layers:
+        pooling, transform = form.pooling, form.transform
+    return dataclasses.replace(
+        head,
+        pooling="" if head.per_token else head.pooling or pooling,
+        transform=head.transform or transform,
+    )

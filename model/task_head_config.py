@@ -1,0 +1,101 @@
+"""The declaration of a head that a task adds to an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from configs.rules import Doc, OneOf, Range
+from configs.section import Refusal, Section
+
+CLASSIFICATION, REGRESSION, CHOICE = "classification", "regression", "choice"
+TAGGING, SPAN, VECTOR = "tagging", "span", "vector"
+KINDS = (CLASSIFICATION, REGRESSION, CHOICE, TAGGING, SPAN, VECTOR)
+PER_TOKEN = (TAGGING, SPAN)  # the others have one output per text
+LABELLED = (CLASSIFICATION, TAGGING)
+_WIDEST = 2**24
+
+
+@dataclass
+class TaskHeadConfig(Section):
+    """A head: what it reads of the encoder, and what it makes of it.
+
+    `model.with_task_head` chooses `pooling` and `transform` where they are empty, so that the head
+    is the one that `transformers` has for the architecture.
+    """
+
+    kind: Annotated[
+        str,
+        OneOf(*KINDS),
+        Doc(
+            "Its output. classification: a logit per label; regression: a number; choice: the "
+            "score of a text among several; tagging: a logit per label at every token; span: two "
+            "logits at every token, of the first and the last of the answer; vector: a vector."
+        ),
+    ] = CLASSIFICATION
+    labels: Annotated[
+        list[str], Doc("The names of the classes or tags, in the order of the logits.")
+    ] = field(default_factory=list)
+    pooling: Annotated[
+        str,
+        OneOf("", "pooler", "first", "mean"),
+        Doc(
+            "What a head with one output per text reads: the model's pooler, the state of the "
+            "first token, or the mean over the tokens; empty: as `transformers` does."
+        ),
+    ] = ""
+    layers: Annotated[
+        list[int],
+        Range(-4097, 4096),
+        Doc(
+            "The hidden states that it reads, side by side: 0 is the embedding output, 1 the first "
+            "layer's, -1 the last; empty: the last."
+        ),
+    ] = field(default_factory=list)
+    transform: Annotated[
+        str,
+        OneOf("", "none", "tanh", "relu", "norm"),
+        Doc(
+            "A dense layer before the output, with tanh or relu; norm: with the activation and "
+            "norm of the masked-LM transform; empty: as `transformers` does."
+        ),
+    ] = ""
+    size: Annotated[
+        int, Range(0, _WIDEST), Doc("Width of a vector; 0: as what it reads, without a projection.")
+    ] = 0
+    normalise: Annotated[bool, Doc("Scale a vector to length 1.")] = False
+    crf: Annotated[
+        bool, Doc("A conditional random field over the tags: weights for each pair of neighbours.")
+    ] = False
+
+    def conflicts(self) -> Iterator[Refusal]:
+        if self.kind in LABELLED and len(set(self.labels)) < max(2, len(self.labels)):
+            yield "labels", "must be two or more, each once"
+        if self.kind not in LABELLED and self.labels:
+            yield "labels", f"a head of kind {self.kind} has none; remove them"
+        if self.crf and self.kind != TAGGING:
+            yield "crf", "is for kind: tagging"
+        if self.kind != VECTOR and (self.size or self.normalise):
+            yield "size" if self.size else "normalise", "is for kind: vector"
+        if self.per_token and self.pooling:
+            yield "pooling", f"a head of kind {self.kind} reads every token; remove it"
+        if self.pooling == "pooler" and self.layers:
+            yield "pooling", "must be first or mean where layers are chosen"
+
+    @property
+    def per_token(self) -> bool:
+        """Whether there is an output at every token, not one per text."""
+        return self.kind in PER_TOKEN
+
+    @property
+    def reads_first_token(self) -> bool:
+        """Whether it reads nothing but the last layer's state of the first token."""
+        return not self.per_token and self.pooling != "mean" and not self.layers
+
+    @property
+    def outputs(self) -> int:
+        """Width of the output; 0: as wide as what the head reads, without a projection."""
+        if self.kind in LABELLED:
+            return len(self.labels)
+        return {REGRESSION: 1, CHOICE: 1, SPAN: 2, VECTOR: self.size}[self.kind]
