@@ -27,7 +27,8 @@ ROOMS = {
         "compiled text_files documents joined_text sentences sentence_search system_prose"
     ),
     "data_pipeline/task_files": (
-        "contents json_records tables squad conll multiple_choice retrieval minimal_pairs"
+        "contents json_records tables squad conll multiple_choice retrieval minimal_pairs "
+        "prose_tasks"
     ),
     "data_pipeline/shards": (
         "arrays blocks index append_only manifest cached_counts sources staged writing"
