@@ -77,11 +77,13 @@ ROOMS = {
     "trainer/schedules": "learning_rate stacking",
     "trainer/watch": "guard rollback first_failure hang_watch rank_zero replicas slow_ranks",
     "trainer/tracking": "wandb_follower tracking",
-    "trainer/measure": "timing profiling startup machine durations",
+    "trainer/measure": "parts timing profiling startup machine durations",
     "trainer/run_folder": "folder metrics metrics_log run_files",
     "trainer/control": "requests requested asking heartbeat run_context",
     "trainer/job_data": "batch_plan examples fit prefetch staging feed",
-    "trainer/report": "words labels scale colours chart curves results table page refreshing",
+    "trainer/report": (
+        "words labels scale colours chart curves results savings table page refreshing"
+    ),
     "trainer/scoring": "column metric scores task_scores task_metrics",
     "trainer/footprint": "models_table footprint demands",
     "trainer/evaluation": (

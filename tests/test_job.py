@@ -29,7 +29,10 @@ def test_every_learner_is_logged_scored_and_reported(finished):
         held_out = metrics.series(rows, f"val/data/{name}/loss")[1]
         assert facts["loss"] == pytest.approx(held_out[-1], rel=1e-5)
         assert name.removeprefix("students/") in printed
-    assert "distilbert" in (run / "report.html").read_text()
+    report = (run / "report.html").read_text()
+    assert "distilbert" in report
+    assert "separately" in report
+    assert "logged steps of this run" in report  # timed, not counted
 
 
 def test_a_copied_student_begins_as_its_teacher(finished):

@@ -23,8 +23,9 @@ from trainer.errors import TrainingError
 from trainer.learners import learner
 from trainer.learners.memory_errors import named_for
 from trainer.learners.state import JobState
+from trainer.measure.parts import PARTS
 from trainer.measure.profiling import ProfileConfig
-from trainer.measure.timing import PARTS, watch_collectives
+from trainer.measure.timing import watch_collectives
 from trainer.record import utilisation
 from trainer.record.gauges import Gauges
 from trainer.record.recorder import Recorder

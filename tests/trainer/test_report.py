@@ -90,7 +90,7 @@ def config(students):
     return (
         "name: demo\nsteps: 200\nbatch: {size: 64, micro_batch: 32}\n"
         "data: {path: runs/demo-data, sequence_length: 128}\n"
-        f"students:{' {}' if not students else ''}\n{names}"
+        f"teacher: {{}}\nstudents:{' {}' if not students else ''}\n{names}"
     )
 
 

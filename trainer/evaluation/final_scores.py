@@ -33,10 +33,11 @@ def evaluate_run(
     """Evaluate every learner of the newest checkpoint (or `only` one), in this process.
 
     Returns the facts of the corpus, the unigram baseline, and for each learner its parameters
-    (embeddings, encoder, pooler) and their bytes, its scores by column, how far it agrees with the
-    teacher, the share of the teacher's primary metric that it retains, its speed, and the step it
-    started at. What a head that nothing has trained would score is None. `heartbeat` is called
-    for every batch that is scored. Raises TrainingError when there is no such learner.
+    (embeddings, encoder, pooler) and their bytes, its FLOPs per token, its scores by column, how
+    far it agrees with the teacher, the share of the teacher's primary metric that it retains, its
+    speed, and the step it started at. What a head that nothing has trained would score is None.
+    `heartbeat` is called for every batch that is scored. Raises TrainingError when there is no
+    such learner.
     """
     names = saved.names if only is None else [saved.resolve(only)]
     measurement = _Measurement(saved, heartbeat)
@@ -72,10 +73,11 @@ class _Measurement:
         metrics, trained = metrics_of(model.config), self.saved.trained_heads(name)
         both_predict = MASKED in trained & self.saved.trained_heads(TEACHER)
         told = scores.of_trained_heads(metrics, trained)
-        size = describe(model.config)
+        size = describe(model.config, self.saved.job.data.sequence_length)
         return {
             "parameters": size.parameters,
             "bytes": size.bytes,
+            "flops_per_token": size.flops_per_token,
             **told.overall,
             "corpora": told.by_corpus,
             "retention": self._retention(told),

@@ -36,7 +36,8 @@ from trainer.learners.module import LearnerModule, always_captured, build_module
 from trainer.learners.programs import NOTHING, Predict, Program, Score, Train
 from trainer.learners.state import LearnerState
 from trainer.learners.step_decision import StepDecision, loss_scale, regime
-from trainer.measure.timing import BACKWARD, FORWARD, STEP, clock
+from trainer.measure.parts import BACKWARD, FORWARD, STEP
+from trainer.measure.timing import clock
 from trainer.objectives import Objective
 from trainer.optimizers import GatedOptimizer, build_optimizer
 from trainer.optimizers.loss_scale import LossScale

@@ -23,7 +23,8 @@ import deepspeed.comm.comm
 import torch
 from torch import Tensor
 
-FORWARD, BACKWARD, STEP, COMMUNICATION = PARTS = ("forward", "backward", "step", "communication")
+from trainer.measure.parts import COMMUNICATION
+
 COLLECTIVES = (
     "all_reduce",
     "all_reduce_coalesced",

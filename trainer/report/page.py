@@ -11,6 +11,7 @@ from typing import Any
 from trainer.measure.durations import duration, seconds_left
 from trainer.report.curves import curves_section
 from trainer.report.results import results_section
+from trainer.report.savings import savings_section
 from trainer.report.words import count, short
 from trainer.run_folder.run_files import RunFiles
 
@@ -37,7 +38,8 @@ def render(run: RunFiles, live: bool = False) -> str:
     refresh = f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}">' if live else ""
     style = (HERE / "style.css").read_text(encoding="utf-8")
     script = (HERE / "script.js").read_text(encoding="utf-8")
-    body = [_head(run, live), results_section(run), curves_section(run), _data(run), _config(run)]
+    sections = (results_section, savings_section, curves_section, _data, _config)
+    body = [_head(run, live), *(section(run) for section in sections)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -1,0 +1,82 @@
+"""What the report says one job saves, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.report.savings import costs, savings_section, step_costs
+from trainer.run_folder.run_files import RunFiles
+
+STEPS = 100
+
+
+def run(rows: list[dict[str, float]], frozen: bool = False) -> RunFiles:
+    """A finished run of 100 steps, with a student `late` from step 60 to 90 and `small` for all."""
+    facts = {
+        "teacher": {"started_at": 0, "finished_at": None, "flops_per_token": 900.0},
+        "students/small": {"started_at": 0, "finished_at": None, "flops_per_token": 300.0},
+        "students/late": {"started_at": 60, "finished_at": 90, "flops_per_token": 600.0},
+    }
+    students = [name.removeprefix("students/") for name in facts if name != "teacher"]
+    config = {"teacher": {"frozen": frozen}, "students": {name: {} for name in students}}
+    return RunFiles("demo", config, "", rows, {"step": STEPS, "learners": facts})
+
+
+def timed(step: int, *, late: bool, frozen: bool = False) -> dict[str, float]:
+    """A logged step; that of step 10 was slow."""
+    slow = 50.0 if step == 10 else 1.0
+    row = {"step": step, "tokens": 10 * step, "seconds": float(step)}
+    row["teacher/seconds_forward"] = slow * 3.0
+    if not frozen:
+        row |= {"teacher/seconds_backward": 6.0, "teacher/seconds_step": 1.0}
+    for name in ["small", *(["late"] if late else [])]:
+        parts = {"forward": 1.0, "backward": 2.0, "step": 0.5, "communication": 0.25}
+        row |= {f"students/{name}/seconds_{part}": value for part, value in parts.items()}
+    return row
+
+
+def test_times_are_medians_of_the_logged_steps():
+    finished = run([timed(step, late=60 < step <= 90) for step in range(10, 101, 10)])
+    step = step_costs(finished)
+    assert step is not None
+    assert step.timed
+    teacher, small, late = costs(finished, step)
+    assert teacher.here == teacher.separately == STEPS * 10.0  # communication is in the others
+    assert (small.here, small.separately) == (STEPS * 3.5, STEPS * (3.5 + 3.0))
+    assert (late.here, late.separately) == (30 * 3.5, 30 * (3.5 + 3.0))
+    page = savings_section(finished)
+    assert "<td>small</td><td>5:50</td><td>10:50</td><td>5:00 (46.2%)</td>" in page
+    assert "<td>teacher</td><td>16:40</td><td>16:40</td><td></td>" in page
+    together = 1000 + 650 + 195
+    assert f"6:30 ({390 / together:.1%})</td>" in page
+    assert "logged steps of this run" in page
+
+
+def test_a_frozen_teacher_is_read_once_here_and_by_each_student_separately():
+    rows = [timed(step, late=True, frozen=True) for step in range(20, 101, 10)]
+    finished = run(rows, frozen=True)
+    step = step_costs(finished)
+    assert step is not None
+    teacher, small, late = costs(finished, step)
+    assert (teacher.here, teacher.separately) == (STEPS * 3.0, 0.0)
+    saved = sum(one.separately - one.here for one in (teacher, small, late))
+    assert saved == pytest.approx(30 * 3.0)  # the steps in which both read it
+
+
+def test_without_timings_the_models_flops_are_compared_and_the_page_says_so():
+    finished = run([{"step": STEPS, "tokens": 1000, "seconds": 5.0}])
+    step = step_costs(finished)
+    assert step is not None
+    assert not step.timed
+    teacher, small, _ = costs(finished, step)
+    assert teacher.here == 1000 * 900.0
+    assert (small.here, small.separately) == (1000 * 300.0, 1000 * (300.0 + 900.0 / 3))
+    page = savings_section(finished)
+    assert "<td>600k FLOPs</td><td>300k FLOPs (50.0%)</td>" in page
+    assert "No step of this run was timed" in page
+
+
+def test_a_teacher_alone_saves_nothing():
+    finished = run([timed(10, late=False)])
+    finished.config["students"].clear()
+    assert savings_section(finished) == ""
