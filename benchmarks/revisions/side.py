@@ -104,7 +104,7 @@ class Side:
 
 
 def make_tokenizer(checkout: Checkout) -> Path:
-    """Train a tokenizer, which both sides then use: two trainings need not break ties alike."""
+    """Train a tokenizer, which both sides then use: they may differ in how it is trained."""
     folder = checkout.made / "tokenizer"
     size = ["--kind", "wordpiece", "--vocab-size", tiny_jobs.VOCABULARY]
     checkout.tandem("tokenizer", "train", _text_file(checkout), *size, "--out", folder)

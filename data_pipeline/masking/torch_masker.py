@@ -32,8 +32,6 @@ class TorchMasker:
     """Masks tokens, without smoothing, on the device of its inputs; any sequence length."""
 
     def __init__(self, seed: int, config: MaskingConfig, vocabulary: Vocabulary) -> None:
-        if config.unit != "token" or config.smoothing:
-            raise ValueError("data.masking.on_device: needs unit: token and smoothing: 0")
         self._config, self._vocabulary = config, vocabulary
         self._key = scalar_key(seed, CHOICE)
         self._special = torch.from_numpy(vocabulary.is_special.copy())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -30,6 +30,9 @@ KINDS = ("wordpiece", "bpe", "unigram")
 LINE_CHARACTERS = 4000  # SentencePiece skips longer lines
 MAX_VOCAB_SIZE = 1 << 20  # the libraries allocate memory for this many
 UNIGRAM_LINES = 2_000_000
+ALPHABET = 1000  # characters of a WordPiece vocabulary, the most frequent ones
+
+Read = Callable[[], Iterable[str]]  # all documents, from the first
 
 
 def train(
@@ -37,9 +40,10 @@ def train(
 ) -> None:
     """Train a tokenizer on text and write it to the folder `out`, in Hugging Face format.
 
-    [PAD] [UNK] [CLS] [SEP] [MASK] get the ids 0 to 4. By default WordPiece is uncased, like BERT's,
-    and the other kinds are cased. Raises DataError for missing or empty inputs, an unknown kind, or
-    a folder that holds a tokenizer. Also if the vocabulary size does not fit the text or the kind.
+    The same text gives the same files. [PAD] [UNK] [CLS] [SEP] [MASK] get the ids 0 to 4. By
+    default WordPiece is uncased, like BERT's, and the other kinds are cased. Raises DataError for
+    missing or empty inputs, an unknown kind, or a folder that holds a tokenizer. Also if the
+    vocabulary size does not fit the text or the kind.
     """
     if kind not in KINDS:
         raise DataError(f"--kind {kind}: must be one of {', '.join(KINDS)}")
@@ -48,14 +52,12 @@ def train(
         least = len(SPECIAL_TOKENS) + 1
         raise DataError(f"--vocab-size {vocab_size}: must be from {least} to {MAX_VOCAB_SIZE:,}")
     problems = _Problems()
-    documents = read_documents(inputs, on_problem=problems)
-    first = next(documents, None)
-    if first is None:
+    if next(read_documents(inputs, on_problem=problems), None) is None:
         raise no_documents_error(inputs, problems.count, problems.first)
     trainer = {"wordpiece": _wordpiece, "bpe": _byte_level, "unigram": _unigram}[kind]
     lowercase = kind == "wordpiece" if cased is None else not cased
     with as_data_errors(f"--vocab-size {vocab_size}: the tokenizer cannot be trained"):
-        tokenizer, roles = trainer(itertools.chain([first], documents), vocab_size, lowercase)
+        tokenizer, roles = trainer(lambda: read_documents(inputs), vocab_size, lowercase)
     size = tokenizer.get_vocab_size()
     if size > vocab_size:
         raise DataError(
@@ -77,23 +79,59 @@ class _Problems:
             self.first = f"{location_of(problem)}: {problem.reason}"
 
 
-def _wordpiece(
-    documents: Iterable[str], vocab_size: int, lowercase: bool
-) -> tuple[tokenizers.Tokenizer, Roles]:
-    tokenizer = bert_tokenizer(models.WordPiece(unk_token="[UNK]"), lowercase)
+def _wordpiece(read: Read, vocab_size: int, lowercase: bool) -> tuple[tokenizers.Tokenizer, Roles]:
+    """Train WordPiece so that the same text gives the same vocabulary.
+
+    The library numbers the continuations (##a) of single characters in the order of a hash table,
+    which differs from run to run, and breaks ties between merges by these numbers. So they are
+    listed beforehand, among the special tokens, which it numbers in the order given.
+    """
+    alphabet, continuations = _characters(read, lowercase)
+    tokenizer = _untrained_wordpiece(lowercase)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        special_tokens=SPECIAL_TOKENS,
-        limit_alphabet=1000,
+        special_tokens=[*SPECIAL_TOKENS, *continuations],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(documents, trainer)
-    return complete(tokenizer, {})
+    tokenizer.train_from_iterator(read(), trainer)
+    trained = tokenizer.get_vocab()
+    first = [*SPECIAL_TOKENS, *alphabet, *continuations]
+    merged = sorted(trained.keys() - set(first), key=trained.__getitem__)
+    ids = {token: number for number, token in enumerate([*first, *merged])}
+    return complete(_untrained_wordpiece(lowercase, ids), {})
 
 
-def _byte_level(
-    documents: Iterable[str], vocab_size: int, lowercase: bool
-) -> tuple[tokenizers.Tokenizer, Roles]:
+def _characters(read: Read, lowercase: bool) -> tuple[list[str], list[str]]:
+    """The alphabet of a text after normalization, and those of its continuations that occur."""
+    counts: Counter[str] = Counter()
+
+    def counted() -> Iterator[str]:
+        for document in read():
+            counts.update(document)
+            yield document
+
+    tokenizer = _untrained_wordpiece(lowercase)
+    no_merges = trainers.WordPieceTrainer(vocab_size=0, special_tokens=[], show_progress=False)
+    tokenizer.train_from_iterator(counted(), no_merges)
+    found = tokenizer.get_vocab()
+    normalized: Counter[str] = Counter()
+    for character, count in counts.items():
+        for one in tokenizer.normalizer.normalize_str(character):
+            normalized[one] += count
+    characters = [token for token in found if len(token) == 1]
+    alphabet = sorted(sorted(characters, key=lambda one: (-normalized[one], one))[:ALPHABET])
+    return alphabet, [f"##{one}" for one in alphabet if f"##{one}" in found]
+
+
+def _untrained_wordpiece(
+    lowercase: bool, ids: dict[str, int] | None = None
+) -> tokenizers.Tokenizer:
+    return bert_tokenizer(models.WordPiece(ids or {}, unk_token="[UNK]"), lowercase)
+
+
+def _byte_level(read: Read, vocab_size: int, lowercase: bool) -> tuple[tokenizers.Tokenizer, Roles]:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < len(alphabet) + len(SPECIAL_TOKENS):
         raise DataError(f"--vocab-size {vocab_size}: byte-level BPE needs at least 261")
@@ -106,20 +144,18 @@ def _byte_level(
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(documents, trainer)
+    tokenizer.train_from_iterator(read(), trainer)
     return complete(tokenizer, {})
 
 
-def _unigram(
-    documents: Iterable[str], vocab_size: int, lowercase: bool
-) -> tuple[tokenizers.Tokenizer, Roles]:
+def _unigram(read: Read, vocab_size: int, lowercase: bool) -> tuple[tokenizers.Tokenizer, Roles]:
     import sentencepiece
 
     model = io.BytesIO()
     pad, unk, cls, sep, mask = SPECIAL_TOKENS
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_lines(documents),
+            sentence_iterator=_lines(read()),
             model_writer=model,
             model_type="unigram",
             vocab_size=vocab_size,

@@ -20,6 +20,7 @@ from data_pipeline import Corpus, DataError, build
 from data_pipeline.building.encoding import encode_whole
 from data_pipeline.building.merging import documents
 from data_pipeline.text.sentences import sentence_ends
+from data_pipeline.tokenization import training
 from data_pipeline.tokenization.tokenizer import load
 from data_pipeline.tokenization.training import train
 from data_pipeline.tokenization.word_encoding import DocumentIds, WordEncoder
@@ -110,6 +111,25 @@ def test_trained_here(tmp_path: Path, trained: Trained, kind: str, cased: bool) 
     assert tokenizer.mask_token_id == vocabulary.mask
     same = tokenizer("The KING")["input_ids"] == tokenizer("the king")["input_ids"]
     assert same == (not cased)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_the_same_text_gives_the_same_files(tmp_path: Path, trained: Trained, kind: str) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join([*PROSE[:60], *TEXTS[-3:]]))
+    train([str(text)], kind, 400, str(tmp_path / "again"), cased=False)
+    files = {path.name: path.read_bytes() for path in trained(kind, False).iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()} == files
+
+
+def test_a_wordpiece_alphabet_has_the_most_frequent_characters(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(training, "ALPHABET", 4)
+    (tmp_path / "text.txt").write_text("Émile e cab abc\n\nxyz zyx eel\n")
+    train([str(tmp_path / "text.txt")], "wordpiece", 40, str(tmp_path / "out"))
+    vocabulary = load(tmp_path / "out")[0].get_vocab()
+    assert sorted(vocabulary, key=vocabulary.__getitem__)[5:13] == [
+        "a", "b", "c", "e", "##a", "##b", "##c", "##e",
+    ]  # fmt: skip
 
 
 def test_only_wordpiece_is_uncased_by_default(

@@ -8,15 +8,14 @@ from torch.nn import functional as F
 import model
 from trainer.losses import vocabulary_projection
 from trainer.losses.rows import (
+    blended_cross_entropy_rows,
     cross_entropy_rows,
     kl_divergence_rows,
     soft_cross_entropy_rows,
 )
 from trainer.losses.vocabulary import (
-    chunked_blended_cross_entropy,
     chunked_cross_entropy,
     chunked_kl_divergence,
-    chunked_soft_cross_entropy,
     project_and_sum,
 )
 from trainer.losses.vocabulary_projection import Distribution, Projection
@@ -83,7 +82,8 @@ def test_distillation_equals_the_plain_formulas(temperature: float) -> None:
     total, count = chunked_kl_divergence(*arguments, temperature, weights)
     torch.testing.assert_close(count, weights.sum())
     assert_same(total, plain_kl, student)
-    total, _ = chunked_soft_cross_entropy(*arguments, temperature, weights)
+    soft = soft_cross_entropy_rows(Distribution(*teacher), temperature, weights)
+    total, _ = project_and_sum(student[0], (student[1], student[2]), [soft])
     assert_same(total, plain_ce, student)
     assert all(tensor.grad is None for tensor in teacher)
 
@@ -98,10 +98,8 @@ def test_a_blended_target_equals_the_plain_formula(share: float) -> None:
     one_hot = F.one_hot(targets[chosen], V)
     blend = share * F.softmax(F.linear(*teacher)[chosen], -1) + (1 - share) * one_hot
     plain = -(blend.detach() * F.log_softmax(F.linear(*student)[chosen], -1)).sum()
-    total, count = chunked_blended_cross_entropy(
-        student[0], (student[1], student[2]), teacher[0], (teacher[1], teacher[2]), targets, share
-    )
-    assert count == chosen.sum()
+    rows = blended_cross_entropy_rows(Distribution(*teacher), targets, share)
+    total, _ = project_and_sum(student[0], (student[1], student[2]), [rows])
     assert_same(total, plain, student)
 
 
@@ -145,7 +143,7 @@ def test_losses_that_share_a_projection_are_what_they_are_alone() -> None:
     alone = [
         chunked_cross_entropy(*student, labels())[0],
         chunked_kl_divergence(*arguments, 2.0, masked)[0],
-        chunked_soft_cross_entropy(*arguments, 1.0, masked)[0],
+        project_and_sum(student[0], decoders[0], [together[2]])[0],
     ]
     assert not sums.requires_grad
     torch.testing.assert_close(sums, torch.stack(alone).detach(), rtol=1e-6, atol=0)

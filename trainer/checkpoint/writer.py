@@ -28,8 +28,8 @@ from trainer.durable import sync_folder
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-
 _LOG = logging.getLogger(__name__)
+Then = Callable[[CheckpointError | None], None] | None  # what follows a save
 
 
 class CheckpointWriter:
@@ -87,7 +87,7 @@ class CheckpointWriter:
         *,
         metric: float | None = None,
         wait: bool = False,
-        then: Callable[[CheckpointError | None], None] | None = None,
+        then: Then = None,
         carried: Collection[str] = (),
         metrics: Callable[[], bytes] | None = None,
         evaluations: Mapping[str, tuple[int, float]] = MappingProxyType({}),
@@ -116,23 +116,24 @@ class CheckpointWriter:
                 also if this save fails.
         """
         self.wait()
-        usable = metric is not None and math.isfinite(metric)
-        trainer = {"step": step, "metric": metric if usable else None, "state": trainer_state}
+        trainer = _plain(step, metric, trainer_state)
+        save = Save(step, {}, trainer, self._carried(carried), metrics, dict(evaluations))
+        self._start(save, learners, then)
+        if wait and not self.wait() and self._error:
+            raise self._error
+
+    def _start(self, save: Save, learners: Mapping[str, DeepSpeedEngine], then: Then) -> None:
         pending = {
             name: prepare_snapshot(engine, self._ranks.rank, self._ranks.size)
             for name, engine in learners.items()
         }
-        # Through JSON: a copy that the trainer cannot change, and a check that it is plain JSON.
-        plain = json.loads(json.dumps(trainer))
-        save = Save(step, {}, plain, self._carried(carried), metrics, dict(evaluations))
         optimizers = map(torch_optimizer, learners.values())
         self._gate.close(optimizer for optimizer in optimizers if optimizer is not None)
+        name = f"checkpoint-{save.step}"
         self._thread = threading.Thread(
-            target=self._write, args=(save, pending, then), name=f"checkpoint-{step}", daemon=True
+            target=self._write, args=(save, pending, then), name=name, daemon=True
         )
         self._thread.start()
-        if wait and not self.wait() and self._error:
-            raise self._error
 
     def wait(self) -> bool:
         """Return when nothing is being written; True if the last save was published.
@@ -167,12 +168,7 @@ class CheckpointWriter:
     def _buffer(self, learner: str) -> HostBuffer:
         return self._buffers.setdefault(learner, HostBuffer())
 
-    def _write(
-        self,
-        save: Save,
-        pending: Mapping[str, PendingSnapshot],
-        then: Callable[[CheckpointError | None], None] | None,
-    ) -> None:
+    def _write(self, save: Save, pending: Mapping[str, PendingSnapshot], then: Then) -> None:
         try:
             snapshots = self._ranks.agree(lambda: self._copy(pending))
             suspect = publish(replace(save, learners=snapshots), self._store, self._ranks)
@@ -200,3 +196,14 @@ class CheckpointWriter:
         self._in_a_row += 1
         if self._ranks.rank == 0:
             self._report(f"the checkpoint of step {step} was not written: {self._error}")
+
+
+def _plain(step: int, metric: float | None, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of ``trainer.json``: a copy that the trainer cannot change.
+
+    Raises TypeError where `state` is not plain JSON.
+    """
+    usable = metric is not None and math.isfinite(metric)
+    tree = {"step": step, "metric": metric if usable else None, "state": state}
+    copy: dict[str, Any] = json.loads(json.dumps(tree))
+    return copy

@@ -18,10 +18,8 @@ from trainer.losses.rows import (
     IGNORED,
     RowLoss,
     RowLosses,
-    blended_cross_entropy_rows,
     cross_entropy_rows,
     kl_divergence_rows,
-    soft_cross_entropy_rows,
 )
 from trainer.losses.vocabulary_projection import Distribution, Projection, blocks, chunks
 
@@ -75,51 +73,12 @@ def chunked_kl_divergence(
     bias [V]); `weights` [P] multiplies rows, None for ones. The teacher gets no gradient. Returns
     float32 (sum, sum of the weights). There is no factor T^2: the objective states its own.
     """
-    weights = _row_weights(weights, student_input)
+    if weights is None:
+        weights = torch.ones(len(student_input), device=student_input.device)
+    weights = weights.float()
     teacher = Distribution(teacher_input, *teacher_projection)
     rows = kl_divergence_rows(teacher, temperature, weights)
     return project_and_sum(student_input, student_projection, [rows])[0], weights.sum()
-
-
-def chunked_soft_cross_entropy(
-    student_input: Tensor,
-    student_projection: WeightAndBias,
-    teacher_input: Tensor,
-    teacher_projection: WeightAndBias,
-    temperature: float = 1.0,
-    weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """``-softmax(t / T) . log softmax(s / T)``: the KL divergence plus the teacher's entropy.
-
-    Arguments and result as for `chunked_kl_divergence`.
-    """
-    weights = _row_weights(weights, student_input)
-    teacher = Distribution(teacher_input, *teacher_projection)
-    rows = soft_cross_entropy_rows(teacher, temperature, weights)
-    return project_and_sum(student_input, student_projection, [rows])[0], weights.sum()
-
-
-def chunked_blended_cross_entropy(
-    student_input: Tensor,
-    student_projection: WeightAndBias,
-    teacher_input: Tensor,
-    teacher_projection: WeightAndBias,
-    labels: Tensor,
-    teacher_fraction: float,
-) -> tuple[Tensor, Tensor]:
-    """``-(a softmax(t) + (1 - a) onehot(label)) . log softmax(s)`` with a = `teacher_fraction`.
-
-    Arguments as above; labels int64 [P] with -100 where there is nothing to predict. Returns
-    float32 (sum, number of labels).
-    """
-    teacher = Distribution(teacher_input, *teacher_projection)
-    rows = blended_cross_entropy_rows(teacher, labels, teacher_fraction)
-    total, _ = project_and_sum(student_input, student_projection, [rows])
-    return total, (labels != IGNORED).to(torch.float32).sum()
-
-
-def _row_weights(weights: Tensor | None, rows: Tensor) -> Tensor:
-    return torch.ones(len(rows), device=rows.device) if weights is None else weights.float()
 
 
 class _ProjectAndSum(torch.autograd.Function):
