@@ -22,37 +22,37 @@ newest_step() { # the highest step that was logged or saved
 write_record() { printf '%s\n' "$*" >"$record.new" && mv "$record.new" "$record"; }
 
 open_account() { # fails when the run may not start again
-  local best_before fruitless_before state attempt
+  local best_before no_progress_before state attempt
   best=$(newest_step)
   if [ "$chained" = no ] && [ -z "$SLURM_RESTART_COUNT" ]; then
     rm -f "$record" "$usage" # a user submitted it again
   fi
   if [ -e "$record" ]; then
-    read -r best_before fruitless_before state attempt <"$record"
+    read -r best_before no_progress_before state attempt <"$record"
     if [ "$best_before" = final ]; then
       announced=yes why=$(sed 's/^final //' "$record")
       return 1
     fi
-    best=$best_before fruitless=$fruitless_before
+    best=$best_before no_progress=$no_progress_before
     [ "$state" = closed ] || close_account
   fi
   why='stopped on request'
   [ -z "$SLURM_RESTART_COUNT" ] || ! stop_requested || return 1
   why=$gave_up
-  [ "$fruitless" -le "$budget" ] || return 1
+  [ "$no_progress" -le "$budget" ] || return 1
   open_usage || return 1
-  write_record "$best $fruitless open $me"
+  write_record "$best $no_progress open $me"
 }
 
 close_account() {
   local step
   step=$(newest_step)
   if [ "$step" -gt "$best" ]; then
-    best=$step fruitless=0
+    best=$step no_progress=0
   elif [ "$ended$preempted" = nono ]; then
-    fruitless=$((fruitless + 1))
+    no_progress=$((no_progress + 1))
   fi
-  write_record "$best $fruitless closed $me"
+  write_record "$best $no_progress closed $me"
 }
 
 open_usage() { # fails when the run's limits are reached; sets $starts and $seconds_left

@@ -60,7 +60,7 @@ class ClusterConfig(Section):
         Doc("How long before the time limit the ranks are signalled to save."),
     ] = 300
     requeue: Annotated[bool, Doc("Requeue the job when it is interrupted.")] = True
-    fruitless_requeues: Annotated[
+    max_requeues_without_progress: Annotated[
         int,
         INDEX,
         Doc("The job fails after this many requeues in a row without a new step."),

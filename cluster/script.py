@@ -118,7 +118,7 @@ def _work(job: Job, cluster: ClusterConfig) -> str:
         f"ranks={cluster.ranks}  # per node",
         f"gpus={cluster.gpus}",
         f"min_free_gb={cluster.min_free_gb:g}",
-        f"budget={cluster.fruitless_requeues}",
+        f"budget={cluster.max_requeues_without_progress}",
         f"max_requeues={_number(cluster.max_requeues)}",
         f"max_gpu_hours={_number(cluster.max_gpu_hours)}",
         f"max_gpu_seconds={_number(cluster.max_gpu_hours, 3600)}",

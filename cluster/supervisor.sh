@@ -25,7 +25,7 @@
 #   GPU-hours are spent; the ranks save first.
 # - `at_end` is called once per run: not at a requeue, and not between the jobs of a chain.
 
-record=$submission/progress${seed:+-$seed} # "best fruitless open|closed attempt", or "final REASON"
+record=$submission/progress${seed:+-$seed} # "best no_progress open|closed attempt", or "final REASON"
 usage=$submission/usage${seed:+-$seed} # a line for each start: begin, GPUs, end
 me=$SLURM_JOB_ID/${SLURM_RESTART_COUNT:-0}
 # One array task has the array's own number as its job id, which for scontrol means all tasks.
@@ -38,7 +38,7 @@ gave_up="gave up after $budget requeue$plural without a new step; fix the cause,
 gpu_hours_used="max_gpu_hours: its $max_gpu_hours GPU-hours are spent"
 often_enough="max_requeues: it has been requeued $max_requeues times, which is the limit"
 starts=0 seconds_left=0 timer='' capped=no announced=no
-verdict='' why='' code=0 step='' logged=0 bad='' shared=no best=0 fruitless=0
+verdict='' why='' code=0 step='' logged=0 bad='' shared=no best=0 no_progress=0
 signals=0 pending='' child='' warned=no ended=no rescued=no preempted=no
 
 say() { printf 'tandem: %s\n' "$*"; }
@@ -236,7 +236,7 @@ judge() { # sets $verdict (done, requeue, left, ended, final) and $why from $cod
   else
     judge_failure
   fi
-  if [ "$verdict" = requeue ] && [ "$fruitless" -gt "$budget" ]; then
+  if [ "$verdict" = requeue ] && [ "$no_progress" -gt "$budget" ]; then
     verdict=final why+="; $gave_up"
   elif [ "$verdict" = requeue ] && [ -n "$max_requeues" ] && [ "$starts" -ge "$max_requeues" ]; then
     verdict=final why+="; $often_enough"
@@ -250,7 +250,7 @@ judge_failure() {
   verdict=requeue
   case $code in
   2 | 126 | 127) verdict=final ;; # no such command: another start would not find it either
-  1) if [ -z "$bad" ] && { [ "$fruitless" -gt 0 ] || refused; }; then verdict=final; fi ;;
+  1) if [ -z "$bad" ] && { [ "$no_progress" -gt 0 ] || refused; }; then verdict=final; fi ;;
   esac
 }
 

@@ -87,7 +87,7 @@ def test_ended_by_slurm(tmp_path, reason, verdict):
 
 def test_preempted_with_a_grace(tmp_path):
     """SLURM tells the ranks alone. No budget is spent: the job could make no step."""
-    run = Run(tmp_path, fruitless_requeues=0)
+    run = Run(tmp_path, max_requeues_without_progress=0)
     given = {"REASON": "None PreemptTime=2026-01-01T00:00:00"}
     assert run.end("exit 75", **given) == ("requeue", 75, "preempted")
     assert run.end("exit 75", REASON="None PreemptTime=None")[0] == "final"
@@ -121,9 +121,9 @@ def test_a_job_that_another_one_kept_out_is_not_requeued(tmp_path):
     assert run.end("attempt; step 6; exit 1")[:2] == ("requeue", 1)
 
 
-def test_fruitless_attempts_end_the_job(tmp_path):
+def test_attempts_without_progress_end_the_job(tmp_path):
     """Two are allowed: the first stops at step 5, and those after it never get further."""
-    run = Run(tmp_path, fruitless_requeues=2)
+    run = Run(tmp_path, max_requeues_without_progress=2)
     outcomes = [run.end("step 5; kill -9 $$", restart)[0] for restart in range(4)]
     assert outcomes == ["requeue", "requeue", "requeue", "final"]
     event, code, why = run.end("step 5; kill -9 $$", 4)
@@ -134,13 +134,13 @@ def test_fruitless_attempts_end_the_job(tmp_path):
 
 
 def test_progress_forgives(tmp_path):
-    run = Run(tmp_path, fruitless_requeues=1)
+    run = Run(tmp_path, max_requeues_without_progress=1)
     for restart in range(6):
         assert run.end(f"step {restart // 2 + 1}; kill -9 $$", restart)[0] == "requeue"
 
 
 def test_a_saved_checkpoint_is_progress(tmp_path):
-    run = Run(tmp_path, fruitless_requeues=0)
+    run = Run(tmp_path, max_requeues_without_progress=0)
     for restart, step in enumerate(["000000008", "000000009", "000000010"]):
         train = f"mkdir -p checkpoints/step-{step}; kill -9 $$"
         assert run.end(train, restart)[0] == "requeue"
@@ -149,7 +149,7 @@ def test_a_saved_checkpoint_is_progress(tmp_path):
 
 def test_attempts_that_never_reached_their_end_count(tmp_path):
     """A dead node leaves the account open; SLURM requeues by itself."""
-    run = Run(tmp_path, fruitless_requeues=1)
+    run = Run(tmp_path, max_requeues_without_progress=1)
     for restart in range(2):
         process = run.start("touch ready; sleep 20", restart)
         wait_for(tmp_path / "run/ready")
@@ -178,7 +178,7 @@ def test_a_shell_that_was_cut_off_touches_nothing(tmp_path):
 
 
 def test_submitting_the_script_again_by_hand_starts_afresh(tmp_path):
-    run = Run(tmp_path, fruitless_requeues=0)
+    run = Run(tmp_path, max_requeues_without_progress=0)
     assert run.end("kill -9 $$")[0] == "final"
     assert run.end("finish")[0] == "done"
 

@@ -80,7 +80,7 @@ def test_fewer_nodes_when_asked(slurm: RealSlurm, source: Path) -> None:
 
 @pytest.mark.slow
 def test_a_crash_loop_ends(slurm: RealSlurm, source: Path) -> None:
-    job = Submitted(slurm, source, crash_at=3, cluster={"fruitless_requeues": 1})
+    job = Submitted(slurm, source, crash_at=3, cluster={"max_requeues_without_progress": 1})
     for restarts in (1, 2):
         job.requeue_soon(restarts)
     job.end("FAILED")
