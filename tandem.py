@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from commands import data, models, results, runs, submission, training
+from commands import data, embedding, models, results, runs, submission, training
 from commands.errors import OneLineErrors
 
 
@@ -32,6 +32,7 @@ for command in (
     models.import_model,
     results.evaluate,
     results.export,
+    embedding.embed,
 ):
     main.add_command(command)
 

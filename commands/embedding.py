@@ -1,0 +1,133 @@
+"""`tandem embed`: the vectors of texts and words, and how similar they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.options import PATH
+
+if TYPE_CHECKING:
+    from trainer.evaluation.text_vectors import TextVectors, Vector, WordVectors
+
+_SHOWN = 4  # numbers of a vector
+_NEIGHBOURS = 5
+_COLUMN = 8
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A text, or an occurrence of the word, as it is printed: `facts` are its keys in JSON."""
+
+    name: str
+    text: str
+    vectors: dict[str, Vector]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@click.command()
+@click.argument("folder", type=PATH, metavar="DIR")
+@click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
+@click.option(
+    "--pooling",
+    type=click.Choice(["cls", "mean", "static"]),
+    default="mean",
+    show_default=True,
+    help="The first token's state, the mean of all, or the mean of the input vectors.",
+)
+@click.option("--word", help="The vectors of this word in each text: the mean of its pieces.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with whole vectors.")
+def embed(
+    folder: str, texts: tuple[str, ...], pooling: str, word: str | None, as_json: bool
+) -> None:
+    """The vectors that the model in DIR gives to each TEXT, and their cosine similarities."""
+    if word is not None and not word.strip():
+        raise click.UsageError("--word: must not be empty")
+    if word is not None and pooling == "cls":
+        raise click.UsageError("--pooling cls: is of whole texts; with --word use mean or static")
+    from configs.strict_json import strict_json
+    from trainer.evaluation.text_vectors import TextEncoder
+
+    encoded = TextEncoder(Path(folder)).encode(texts, word or "")
+    rows = _texts(encoded) if word is None else _occurrences(encoded, word, pooling)
+    if as_json:
+        click.echo(strict_json({"model": folder, "pooling": pooling, **_tree(rows, pooling)}))
+    else:
+        similarities = [_table(rows)] if len(rows) > 1 else []
+        click.echo("\n\n".join([*(_block(row, pooling) for row in rows), *similarities]))
+
+
+def _texts(encoded: Sequence[TextVectors]) -> list[_Row]:
+    return [
+        _Row(f"text {number}", one.text, one.vectors, {"tokens": one.tokens})
+        for number, one in enumerate(encoded, start=1)
+    ]
+
+
+def _occurrences(encoded: Sequence[TextVectors], word: str, pooling: str) -> list[_Row]:
+    from trainer.evaluation.text_vectors import neighbours, occurrences
+
+    rows, found = [], occurrences(encoded, word)
+    for one in found:
+        nearest = [
+            {**_place(other), "similarity": similarity}
+            for other, similarity in neighbours(one, encoded, pooling, _NEIGHBOURS)
+        ]
+        name = f"{one.word} in text {one.text + 1}"
+        if [other.text for other in found].count(one.text) > 1:
+            name += f", character {one.start + 1}"
+        facts = {**_place(one), "neighbours": nearest}
+        rows.append(_Row(name, encoded[one.text].text, one.vectors, facts))
+    return rows
+
+
+def _place(one: WordVectors) -> dict[str, Any]:
+    return {"word": one.word, "number": one.text + 1, "character": one.start + 1}
+
+
+def _tree(rows: Sequence[_Row], pooling: str) -> dict[str, Any]:
+    """For JSON: each vector in full, and for each pooling the matrix of similarities."""
+    from trainer.evaluation.text_vectors import similarities
+
+    return {
+        "vectors": [
+            {"text": row.text, **row.facts, "vector": row.vectors[pooling].tolist()} for row in rows
+        ],
+        "similarities": {
+            name: similarities([row.vectors[name] for row in rows]).tolist()
+            for name in rows[0].vectors
+        },
+    }
+
+
+def _block(row: _Row, pooling: str) -> str:
+    """A text or word with the beginning of its vector, and a word's neighbours."""
+    vector = row.vectors[pooling]
+    numbers = " ".join(f"{number:.4f}" for number in vector[:_SHOWN].tolist())
+    lines = [f"{row.name}: {row.text}", f"  {pooling}: {numbers} ... ({len(vector)} numbers)"]
+    if "neighbours" in row.facts:
+        near = [
+            f"{one['word']} {one['similarity']:.3f} (text {one['number']})"
+            for one in row.facts["neighbours"]
+        ]
+        lines.append(f"  nearest words: {', '.join(near) or 'there are no other words'}")
+    return "\n".join(lines)
+
+
+def _table(rows: Sequence[_Row]) -> str:
+    """The similarity of each two rows by each pooling, side by side."""
+    from trainer.evaluation.text_vectors import cosine
+
+    pairs = {f"{one.name} - {two.name}": (one, two) for one, two in combinations(rows, 2)}
+    width = max(len("cosine similarity"), *map(len, pairs))
+    kinds = list(rows[0].vectors)
+    lines = [f"{'cosine similarity':{width}}" + "".join(f"{kind:>{_COLUMN}}" for kind in kinds)]
+    for name, (one, two) in pairs.items():
+        cells = (cosine(one.vectors[kind], two.vectors[kind]) for kind in kinds)
+        lines.append(f"{name:{width}}" + "".join(f"{cell:{_COLUMN}.3f}" for cell in cells))
+    return "\n".join(lines)

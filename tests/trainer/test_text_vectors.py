@@ -1,0 +1,197 @@
+"""`tandem embed` against `transformers`: vectors, similarities, neighbours, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from click.testing import CliRunner, Result
+from tokenizers import ByteLevelBPETokenizer
+from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+
+import model
+import tandem
+from data_pipeline.tokenization import tokenizer as tokenization
+from data_pipeline.tokenization.vocabularies import from_vocab_txt
+from trainer.evaluation.text_vectors import spans_of_words
+
+RIVER = "He sat on the Bank of the river."
+LOAN = "She asked the bank (unbanked) for a loan, and the bank said no."
+WORDS = "he sat on the bank of river she asked un ##bank ##ed for a loan and said no . , ( )"
+PIECES = re.split(" ", WORDS)
+SIZES = {"hidden_size": 16, "layers": 2, "heads": 2, "ffn_size": 24, "max_positions": 48}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (folder / "vocab.txt").write_text("\n".join([*specials, *PIECES]) + "\n")
+    tokenization.save(*from_vocab_txt(folder / "vocab.txt", {}), folder)
+    config = model.EncoderConfig(vocab_size=5 + len(PIECES), initializer_range=0.5, **SIZES)
+    model.save_pretrained(model.build(config, seed=1), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("roberta")
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator([RIVER, LOAN], vocab_size=290, special_tokens=specials)
+    trained.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    roles = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "pad": "<pad>"}
+    PreTrainedTokenizerFast(
+        tokenizer_object=trained._tokenizer, mask_token="<mask>", unk_token="<unk>",
+        **{f"{role}_token": token for role, token in roles.items()},
+    ).save_pretrained(folder)  # fmt: skip
+    config = model.EncoderConfig(
+        vocab_size=trained.get_vocab_size(), positions="learned_after_padding", pad_token_id=1,
+        segment_types=1, norm_eps=1e-5, initializer_range=0.5, **SIZES,
+    )  # fmt: skip
+    assert model.save_pretrained(model.build(config, seed=1), folder) == ""
+    return folder
+
+
+def embed(*arguments: object) -> Result:
+    return CliRunner().invoke(tandem.main, ["embed", *map(str, arguments)])
+
+
+def found(*arguments: object) -> dict:
+    result = embed(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def expected(folder: Path, text: str) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
+    """By `transformers`: last hidden states and word embeddings [L, H], and offsets."""
+    read = AutoTokenizer.from_pretrained(folder)(
+        text, return_tensors="pt", return_offsets_mapping=True, return_token_type_ids=False
+    )
+    offsets = read.pop("offset_mapping")[0].tolist()
+    theirs = AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        states = theirs(**read).last_hidden_state[0]
+        words = theirs.get_input_embeddings()(read["input_ids"])[0]
+    return states.numpy(), words.numpy(), offsets
+
+
+def cosines(vectors: list[np.ndarray]) -> np.ndarray:
+    unit = np.stack(vectors).astype(float)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    return unit @ unit.T
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_vectors_and_similarities_of_texts_are_those_of_transformers(family, request) -> None:
+    folder = request.getfixturevalue(family)
+    reference = [expected(folder, text) for text in (RIVER, LOAN)]
+    pooled = {
+        "cls": [states[0] for states, _, _ in reference],
+        "mean": [states.mean(axis=0) for states, _, _ in reference],
+        "static": [words[1:-1].mean(axis=0) for _, words, _ in reference],
+    }
+    for pooling, vectors in pooled.items():
+        got = found(folder, RIVER, LOAN, "--pooling", pooling)
+        assert [one["text"] for one in got["vectors"]] == [RIVER, LOAN]
+        assert [one["tokens"] for one in got["vectors"]] == [len(one[0]) for one in reference]
+        for own, theirs in zip(got["vectors"], vectors, strict=True):
+            np.testing.assert_allclose(own["vector"], theirs, rtol=1e-4, atol=1e-5)
+        for name, values in pooled.items():
+            np.testing.assert_allclose(got["similarities"][name], cosines(values), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("word", ["bank", "unbanked"])
+def test_a_words_vector_is_the_mean_of_its_pieces_where_it_stands(family, word, request) -> None:
+    folder = request.getfixturevalue(family)
+    texts = [RIVER, LOAN] if word == "bank" else [LOAN]
+    got = found(folder, *texts, "--word", word)
+    places = [(one["number"], one["character"]) for one in got["vectors"]]
+    assert places == ([(1, 15), (2, 15), (2, 51)] if word == "bank" else [(1, 21)])
+    for one in got["vectors"]:
+        states, _, offsets = expected(folder, one["text"])
+        start = one["character"] - 1
+        end = start + len(word)
+        inside = [i for i, (s, e) in enumerate(offsets) if start <= s < end and s < e <= end]
+        assert len(inside) > 1 or word == "bank"
+        # RoBERTa's offsets of a word's first piece may begin at the space before it.
+        pieces = inside or [i for i, (s, e) in enumerate(offsets) if start - 1 <= s < e <= end]
+        np.testing.assert_allclose(one["vector"], states[pieces].mean(axis=0), rtol=1e-4, atol=1e-5)
+
+
+def test_neighbours_are_the_closest_of_the_other_words(bert) -> None:
+    got = found(bert, RIVER, LOAN, "--word", "bank")
+    states, _, offsets = expected(bert, RIVER)
+    first = got["vectors"][0]
+    river = next(i for i, (s, e) in enumerate(offsets) if RIVER[s:e] == "river")
+    listed = {one["word"]: one["similarity"] for one in first["neighbours"]}
+    assert len(listed) == 5
+    assert "bank" not in {word.lower() for word in listed}
+    assert list(listed.values()) == sorted(listed.values(), reverse=True)
+    if "river" in listed:
+        vectors = [np.array(first["vector"]), states[river]]
+        assert listed["river"] == pytest.approx(cosines(vectors)[0, 1], abs=1e-4)
+    whole = found(bert, "bank of river.", "bank sat", "--word", "bank")["vectors"]
+    assert {one["word"] for one in whole[0]["neighbours"]} == {"of", "river", "sat"}
+    static = found(bert, RIVER, LOAN, "--word", "bank", "--pooling", "static")["vectors"]
+    assert static[0]["vector"] == static[1]["vector"] == static[2]["vector"]
+    assert static[0]["neighbours"] == static[1]["neighbours"]
+    assert first["neighbours"] != got["vectors"][1]["neighbours"]
+
+
+def test_what_a_person_reads(bert) -> None:
+    lines = embed(bert, RIVER, LOAN).stdout.splitlines()
+    assert lines[0] == f"text 1: {RIVER}"
+    assert lines[-2].split() == ["cosine", "similarity", "cls", "mean", "static"]
+    cells = lines[-1].split()
+    matrices = found(bert, RIVER, LOAN)["similarities"]
+    assert cells[:4] == ["text", "1", "-", "text"]
+    assert cells[5:] == [f"{matrices[name][0][1]:.3f}" for name in ("cls", "mean", "static")]
+    said = embed(bert, RIVER, LOAN, "--word", "bank").stdout
+    assert "Bank in text 1: He sat" in said
+    assert "bank in text 2, character 51" in said
+    assert "nearest words: " in said
+    assert "similarity" not in embed(bert, RIVER).stdout
+
+
+def test_a_given_word_may_hold_spaces_and_marks() -> None:
+    text = "In New York (U.S.A.) it's newyork."
+    words = lambda word: [text[a:b] for a, b in spans_of_words(text, word)]  # noqa: E731
+    assert words("") == ["In", "New", "York", "U", "S", "A", "it's", "newyork"]
+    assert words("new york") == ["In", "New York", "U", "S", "A", "it's", "newyork"]
+    assert words("U.S.A.") == ["In", "New", "York", "U.S.A.", "it's", "newyork"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([RIVER, "no loan", "--word", "bank"], 1, "text 2: the word 'bank' is not in it"),
+        ([RIVER, "  "], 1, "text 2: is empty"),
+        (["no " * 50], 1, "text 1: has 52 tokens, and the model reads 48"),
+        ([RIVER, "--word", " "], 2, "--word: must not be empty"),
+        ([RIVER, "--word", "the", "--pooling", "cls"], 2, "is of whole texts"),
+        ([], 2, "Missing argument 'TEXT...'"),
+    ],
+)
+def test_what_cannot_be_is_one_line(bert, arguments, code, message) -> None:
+    result = embed(bert, *arguments)
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert code == 2 or result.stderr.count("\n") == 1
+
+
+def test_a_folder_without_tokenizer_or_model_is_named(bert, tmp_path) -> None:
+    assert f"{tmp_path}/config.json: not found" in embed(tmp_path, "a").stderr
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((bert / name).read_bytes())
+    assert f"{tmp_path}: holds no tokenizer" in embed(tmp_path, "a").stderr
+    tree = json.loads((bert / "tokenizer.json").read_text())
+    tree["model"]["vocab"]["zebra"] = len(PIECES) + 5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+    assert "its tokenizer has more tokens than its model" in embed(tmp_path, "zebra").stderr

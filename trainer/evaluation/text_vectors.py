@@ -1,0 +1,160 @@
+"""The vectors that a model gives to texts, and to the words in them.
+
+Of a text: the last hidden state of its first token ([CLS]); the mean of all its last hidden states;
+or, without any context, the mean of the word embeddings of its tokens. Of a word: the mean over
+its pieces, in the context of its text or without it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from data_pipeline import DataError
+from data_pipeline.tokenization.tokenizer import load
+from model import from_pretrained
+
+CLS, MEAN, STATIC = "cls", "mean", "static"
+POOLINGS = (CLS, MEAN, STATIC)
+Vector = NDArray[np.float32]
+_WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """One occurrence of a word: in which text (from 0), at which character, and its vectors."""
+
+    word: str
+    text: int
+    start: int
+    vectors: dict[str, Vector]  # MEAN, in its context, and STATIC; [H], and the word vectors' width
+
+
+@dataclass(frozen=True)
+class TextVectors:
+    """A text with its vectors, by pooling, and those of its words, in their order."""
+
+    text: str
+    tokens: int  # with [CLS] and [SEP]
+    vectors: dict[str, Vector]
+    words: list[WordVectors]
+
+
+class TextEncoder:
+    """An exported model with its own tokenizer."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raise ModelError where there is no model, DataError where there is no tokenizer."""
+        self.folder = folder
+        self.model = from_pretrained(folder)
+        self.tokenizer, self.vocabulary = load(folder)
+
+    def encode(self, texts: Sequence[str], word: str = "") -> list[TextVectors]:
+        """The vectors of each text, which do not depend on the other texts.
+
+        A `word` counts as one word of the texts, however it is spelt ("New York", "U.S."). Raises
+        DataError, naming the text, for one without tokens, or longer than the model reads.
+        """
+        return [self._encode(text, number, word) for number, text in enumerate(texts)]
+
+    @torch.inference_mode()
+    def _encode(self, text: str, number: int, word: str) -> TextVectors:
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        ids = torch.tensor([[self.vocabulary.cls, *encoding.ids, self.vocabulary.sep]])
+        self._require_readable(ids, number)
+        found = self.model(ids, output_hidden_states=True)
+        states = found.hidden_states[-1][0]
+        static = self.model.embeddings.word(ids[0])
+        # Without [CLS] and [SEP], as the offsets are.
+        tokens = {MEAN: states[1:-1].numpy(), STATIC: static[1:-1].numpy()}
+        words = []
+        for start, end in spans_of_words(text, word):
+            pieces = [i for i, (s, e) in enumerate(encoding.offsets) if s < end and e > start]
+            if pieces:
+                vectors = {name: of[pieces].mean(axis=0) for name, of in tokens.items()}
+                words.append(WordVectors(text[start:end], number, start, vectors))
+        vectors = {
+            CLS: states[0].numpy(),
+            MEAN: states.mean(dim=0).numpy(),
+            STATIC: tokens[STATIC].mean(axis=0),
+        }
+        return TextVectors(text, ids.shape[1], vectors, words)
+
+    def _require_readable(self, ids: torch.Tensor, number: int) -> None:
+        length, longest = ids.shape[1], self.model.config.longest_sequence
+        if length == 2:
+            raise DataError(f"text {number + 1}: is empty")
+        if length > longest:
+            raise DataError(
+                f"text {number + 1}: has {length} tokens, and the model reads {longest}; shorten it"
+            )
+        if int(ids.max()) >= self.model.config.vocab_size:
+            raise DataError(
+                f"{self.folder}: its tokenizer has more tokens than its model; "
+                "it belongs to another model"
+            )
+
+
+def spans_of_words(text: str, word: str = "") -> list[tuple[int, int]]:
+    """(start, end) of each word of the text, in characters; a given `word` is found first."""
+    given = [match.span() for match in _whole(word).finditer(text)] if word else []
+    others = (match.span() for match in _WORD.finditer(text))
+    apart = [span for span in others if all(span[1] <= a or span[0] >= b for a, b in given)]
+    return sorted([*given, *apart])
+
+
+def occurrences(texts: Sequence[TextVectors], word: str) -> list[WordVectors]:
+    """Where a word stands, in any case. Raises DataError for a text that does not have it."""
+    found = []
+    for number, text in enumerate(texts):
+        here = [one for one in text.words if is_word(one, word)]
+        if not here:
+            raise DataError(f"text {number + 1}: the word {word!r} is not in it")
+        found += here
+    return found
+
+
+def is_word(one: WordVectors, word: str) -> bool:
+    """Whether an occurrence is one of `word`."""
+    return one.word.casefold() == word.casefold()
+
+
+def neighbours(
+    one: WordVectors, texts: Sequence[TextVectors], pooling: str, count: int
+) -> list[tuple[WordVectors, float]]:
+    """The words of the texts that are closest to an occurrence, and their cosine similarities.
+
+    Occurrences of the same word are left out; of several of another word the closest is listed.
+    """
+    others = [other for text in texts for other in text.words if not is_word(other, one.word)]
+    ranked = sorted(
+        ((other, cosine(one.vectors[pooling], other.vectors[pooling])) for other in others),
+        key=lambda pair: -pair[1],
+    )
+    first: dict[str, tuple[WordVectors, float]] = {}
+    for other, similarity in ranked:
+        first.setdefault(other.word.casefold(), (other, similarity))
+    return list(first.values())[:count]
+
+
+def similarities(vectors: Sequence[Vector]) -> NDArray[np.float64]:
+    """The cosine similarity of each vector with each: [n, n]."""
+    return np.array([[cosine(one, other) for other in vectors] for one in vectors])
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    """The cosine of the angle between two vectors, at most 1; 0 where one of them is 0."""
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(np.clip(a @ b / lengths, -1.0, 1.0)) if lengths else 0.0
+
+
+def _whole(word: str) -> re.Pattern[str]:
+    """A pattern for the whole word, in any case."""
+    return re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
