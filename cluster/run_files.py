@@ -45,8 +45,17 @@ def alerts_of(run: Path) -> list[str]:
 
 def slow_ranks(run: Path) -> list[str]:
     """A line for each rank that holds up the others."""
+    return _said(run / "slow_ranks.json")
+
+
+def setbacks(run: Path) -> list[str]:
+    """A line for each student that learns worse than the run's measurements let one expect."""
+    return _said(run / "setbacks.json")
+
+
+def _said(file: Path) -> list[str]:
     try:
-        return [str(one["says"]) for one in parse_json((run / "slow_ranks.json").read_text())]
+        return [str(one["says"]) for one in parse_json(file.read_text())]
     except (OSError, ValueError, TypeError, KeyError):
         return []
 

@@ -27,6 +27,7 @@ from cluster.run_files import (
     newest_checkpoint,
     newest_log,
     newest_rows,
+    setbacks,
     slow_ranks,
 )
 from cluster.run_state import USUAL_ROWS, Evidence, state_of, training_rows
@@ -58,6 +59,7 @@ class RunStatus:
     job: str | None = None  # SLURM's id, while it is queued or runs
     log: str | None = None  # the file to open
     slow_ranks: list[str] = field(default_factory=list)  # a line for each straggler
+    setbacks: list[str] = field(default_factory=list)  # a line for each student with one
     alerts: list[str] = field(default_factory=list)  # the newest ones
     damaged: list[str] = field(default_factory=list)  # a line for each damaged file
 
@@ -150,6 +152,7 @@ def read_run(
         job=job.id if job else None,
         log=newest_log(run),
         slow_ranks=slow_ranks(run) if state == "running" else [],
+        setbacks=setbacks(run),
         alerts=alerts_of(run)[-3:],
         damaged=damaged_files(run),
     )

@@ -72,7 +72,7 @@ def _remarks(run: RunStatus) -> list[str]:
         remarks.append(f"{run.name} is {run.state}: {run.reason}")
     if run.restarts:
         remarks.append(f"{run.name} was restarted: {_counted(run.restarts)}")
-    remarks += [f"{run.name}: {line}" for line in (*run.slow_ranks, *run.damaged)]
+    remarks += [f"{run.name}: {line}" for line in (*run.slow_ranks, *run.setbacks, *run.damaged)]
     if run.alerts and run.state in ("running", "stalled", "failed"):
         remarks.append(f"{run.name} alerted: {'; '.join(run.alerts)}")
     if run.log and run.state in ("running", "stalled", "failed"):

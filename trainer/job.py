@@ -127,7 +127,9 @@ class Job:
 
     def evaluate(self) -> None:
         """Score every learner on held-out text, and record it."""
-        self.recorder.held_out(self.state, self.evaluations.run(self.learners, self.state))
+        scores = self.evaluations.run(self.learners, self.state)
+        setbacks = self.evaluations.setbacks(self.learners, self.state)
+        self.recorder.held_out(self.state, scores, setbacks)
 
     def verify_replicas(self) -> None:
         """Raise DivergenceError unless all ranks hold the same where they should."""

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from trainer.config import JobConfig
 from trainer.evaluation.held_out import Scores, ValidationSet
 from trainer.evaluation.primary import primary_column
+from trainer.evaluation.setbacks import Setback, setbacks
 from trainer.evaluation.trained_heads import trained_heads
 from trainer.learner_names import TEACHER
 from trainer.learners.learners import Learners
@@ -42,10 +43,18 @@ class Evaluations:
             found[name] = scores.of_trained_heads(learner.metrics, trained)
             if (loss := found[name].overall.get("loss")) is not None:
                 self.newest[name] = (state.step, loss)
+                own_steps = learner.counters.steps_made(state.step)
+                state.held_out.setdefault(name, []).append([own_steps, loss])
         known = {name: one for name, one in found[TEACHER].overall.items() if one is not None}
         state.teacher_held_out = known
         self._teacher_at = state.step
         return found
+
+    def setbacks(self, learners: Learners, state: JobState) -> list[Setback]:
+        """The students at work that the newest evaluation gives reason to name."""
+        at_work = {one.name for one in (learners.teacher, *learners.active)}
+        losses = {name: found for name, found in state.held_out.items() if name in at_work}
+        return setbacks(self._config, state.step, losses, self.unigram.get("loss"))
 
     def merit(self, learners: Learners, state: JobState) -> float | None:
         """What ranks a checkpoint: the teacher's primary metric, where it was just measured."""

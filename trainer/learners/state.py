@@ -60,6 +60,8 @@ class JobState:
     rolled_back: list[dict[str, Any]] = field(default_factory=list)  # entries of `rollback`, done
     # The newest evaluation of the teacher, by column: of the heads that something has trained.
     teacher_held_out: dict[str, float] | None = None
+    # Each learner's own steps and held-out loss in nats, at every evaluation so far.
+    held_out: dict[str, list[list[float]]] = field(default_factory=dict)
     unreadable: int = 0  # sequences
     corpora: dict[str, str] = field(default_factory=dict)  # see `data_pipeline.contents`
     rows: int | None = None  # of metrics.jsonl so far; None in old checkpoints

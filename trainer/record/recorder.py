@@ -6,14 +6,18 @@ Only rank 0 says anything. `metrics.jsonl` is the record; the others are views o
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from trainer.config import JobConfig
+from trainer.durable import atomic_write
 from trainer.evaluation.held_out import Scores
 from trainer.evaluation.primary import primary_column
+from trainer.evaluation.setbacks import Setback
 from trainer.footprint.models_table import models_table
 from trainer.learners.learner import Learner
 from trainer.learners.state import JobState
@@ -59,6 +63,7 @@ class Recorder:
         )
         self._report = LiveReport(folder.path)
         self._folder = folder
+        self._named: set[tuple[str, str]] = set()  # learner and kind of each setback
         self._stack.callback(self._report.close)
         self._tracking = tracking.start(
             folder.path,
@@ -104,8 +109,13 @@ class Recorder:
         """Training stood still for a checkpoint."""
         self._gauges.stalled(seconds)
 
-    def held_out(self, state: JobState, scores: Mapping[str, Scores]) -> None:
-        """Record a held-out evaluation of every learner; None is the score of an untrained head."""
+    def held_out(
+        self, state: JobState, scores: Mapping[str, Scores], setbacks: Sequence[Setback] = ()
+    ) -> None:
+        """Record a held-out evaluation of every learner, and name the students with setbacks.
+
+        None is the score of an untrained head.
+        """
         if not self._speaks:
             return
         row: dict[str, float] = {"step": state.step, "tokens": state.tokens}
@@ -118,6 +128,7 @@ class Recorder:
         primary = primary_column(self._config).name
         untrained = [name for name, one in scores.items() if one.overall.get(primary, 0.0) is None]
         self._display.update(state.step, row, untrained=untrained)
+        self._name(setbacks)
 
     def say(self, message: str) -> None:
         """One line for the person who watches, and for the log."""
@@ -161,6 +172,17 @@ class Recorder:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+    def _name(self, setbacks: Sequence[Setback]) -> None:
+        """Say each setback when it begins; the file has those of the newest evaluation."""
+        for one in setbacks:
+            if (one.learner, one.kind) not in self._named:
+                self.say(f"step {one.step:,}: {one.says}")
+        self._named = {(one.learner, one.kind) for one in setbacks}
+        with contextlib.suppress(OSError):  # a full disk: the log has the lines
+            atomic_write(
+                self._folder.setbacks, json.dumps([dataclasses.asdict(one) for one in setbacks])
+            )
 
     def _append(self, row: metrics.Row) -> None:
         """Write a row; a disk that takes none, and one that does again, is told once."""

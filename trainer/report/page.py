@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.measure.durations import duration, seconds_left
 from trainer.report.curves import curves_section
-from trainer.report.results import results_section
+from trainer.report.results import results_section, setbacks_section
 from trainer.report.savings import savings_section
 from trainer.report.words import count, short
 from trainer.run_folder.run_files import RunFiles
@@ -38,7 +38,7 @@ def render(run: RunFiles, live: bool = False) -> str:
     refresh = f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}">' if live else ""
     style = (HERE / "style.css").read_text(encoding="utf-8")
     script = (HERE / "script.js").read_text(encoding="utf-8")
-    sections = (results_section, savings_section, curves_section, _data, _config)
+    sections = (setbacks_section, results_section, savings_section, curves_section, _data, _config)
     body = [_head(run, live), *(section(run) for section in sections)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -22,6 +22,29 @@ LEGEND = (
 )
 
 
+def setbacks_section(run: RunFiles) -> str:
+    """The students that learn worse than they could, by the newest evaluation."""
+    if not (lines := [*run.setbacks, *_worse_at_the_end(run)]):
+        return ""
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f'<section class="setbacks"><h2>Needs a look</h2><ul>{items}</ul></section>'
+
+
+def _worse_at_the_end(run: RunFiles) -> list[str]:
+    """Those of a finished run that are worse than the unigram, and not named already."""
+    if run.evaluation is None:
+        return []
+    baseline = run.evaluation["unigram"].get("loss")
+    losses = {name: facts.get("loss") for name, facts in run.evaluation["learners"].items()}
+    return [
+        f"{name} ends worse than the unigram: its loss is {loss - baseline:.3f} above guessing by "
+        "frequency"
+        for name, loss in losses.items()
+        if None not in (loss, baseline) and loss > baseline
+        if not any(line.startswith(f"{name} is ") for line in run.setbacks)
+    ]
+
+
 def results_section(run: RunFiles) -> str:
     """The table of learners and size against quality; nothing before there are results."""
     if run.evaluation is None:

@@ -112,6 +112,11 @@ class RunFolder:
             return False
 
     @property
+    def setbacks(self) -> Path:
+        """The students that the newest evaluation gave reason to name."""
+        return self.path / "setbacks.json"
+
+    @property
     def slow_ranks(self) -> Path:
         """The stragglers; the file exists only while there are any."""
         return self.path / "slow_ranks.json"

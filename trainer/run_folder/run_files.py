@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,14 @@ def read_evaluation(file: Path) -> dict[str, Any] | None:
     return dict(results) if whole else None
 
 
+def _setbacks(file: Path) -> list[str]:
+    """A line for each setback; none where there is no such file, or it is damaged."""
+    try:
+        return [str(one["says"]) for one in parse_json(file.read_bytes())]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return []
+
+
 def columns_of(evaluation: Mapping[str, Any]) -> list[Column]:
     """The scores in a run's final results."""
     return [Column(**column) for column in evaluation["columns"]]
@@ -47,6 +55,7 @@ class RunFiles:
     config_text: str
     rows: list[metrics.Row]
     evaluation: dict[str, Any] | None
+    setbacks: Sequence[str] = ()  # a line for each student with one
 
     @classmethod
     def read(cls, folder: Path) -> RunFiles:
@@ -58,7 +67,8 @@ class RunFiles:
         rows = metrics.read(folder / "metrics.jsonl")
         if evaluation and any(row["step"] > evaluation["step"] for row in rows[-1:]):
             evaluation = None  # the run has been extended since
-        return cls(folder.resolve().name, config, text, rows, evaluation)
+        named = _setbacks(folder / "setbacks.json")
+        return cls(folder.resolve().name, config, text, rows, evaluation, named)
 
     @property
     def learners(self) -> list[str]:

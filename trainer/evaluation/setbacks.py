@@ -1,0 +1,117 @@
+"""Students that learn worse than what the run itself has measured gives reason to expect.
+
+Everything is measured on the same held-out tokens. A learner's lead is how much lower its loss is
+than that of the unigram baseline, which guesses by frequency. A student is named when for two
+evaluations in a row, both after its warm-up,
+
+- its lead is negative (`WORSE`),
+- its lead is less than `EXPECTED` of what its teacher's was after as many steps of its own
+  (`BEHIND`): its terms about the teacher cost it more than they give it, or
+- it has lost more than `LOSS_OF_LEAD` of its own best lead while its teacher's lead is at its best
+  (`FALLING_BACK`).
+
+A teacher that has trained for as long as its student is the only measure of how fast a model learns
+here. So `WORSE` waits until the teacher had a lead of `KNOWN` at the student's age, and `BEHIND` is
+for students of a teacher that began with random weights in this job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainer.config import JobConfig
+from trainer.learner_config import LearnerConfig
+from trainer.learner_names import TEACHER, student_key
+
+EXPECTED = 0.5
+LOSS_OF_LEAD = 0.1
+KNOWN = 0.1  # nats: a smaller lead may be chance
+WORSE, BEHIND, FALLING_BACK = "worse than the unigram", "behind its teacher", "falling back"
+
+Curve = Sequence[tuple[int, float]]  # a learner's own steps and its lead, one entry per evaluation
+
+
+@dataclass(frozen=True)
+class Setback:
+    """A student in difficulties; `says` is a line for the user, with what to do."""
+
+    learner: str
+    kind: str
+    step: int
+    says: str
+
+
+def setbacks(
+    config: JobConfig,
+    step: int,
+    losses: Mapping[str, Sequence[Sequence[float]]],
+    unigram: float | None,
+) -> list[Setback]:
+    """The students to name at the evaluation of `step`.
+
+    losses: each learner's own steps and held-out loss, in nats, at every evaluation so far.
+    unigram: the baseline's loss; None where nothing predicts words, and so nobody is named.
+    """
+    if unigram is None:
+        return []
+    leads = {
+        name: [(int(steps), unigram - loss) for steps, loss in found]
+        for name, found in losses.items()
+    }
+    found = []
+    for name, student in config.students.items():
+        key = student_key(name)
+        diagnosis = _diagnose(config.teacher, student, leads.get(TEACHER, []), leads.get(key, []))
+        if diagnosis is not None:
+            kind, measured = diagnosis
+            advice = _advice(config, name)
+            found.append(Setback(key, kind, step, f"{key} is {kind}: {measured}; {advice}"))
+    return found
+
+
+def _diagnose(
+    teacher: LearnerConfig, student: LearnerConfig, taught: Curve, curve: Curve
+) -> tuple[str, str] | None:
+    """What is the matter with a student, and the numbers that say so."""
+    newest = curve[-2:]
+    if len(newest) < 2 or newest[0][0] <= student.schedule.warmup_steps:
+        return None
+    steps, lead = newest[-1]
+    grew_up_here = not teacher.frozen and teacher.init.pretrained is None
+    expected = [_at_age(taught, age) if grew_up_here else None for age, _ in newest]
+    is_known = all(one is None or one >= KNOWN for one in expected)
+    if is_known and all(one < 0 for _, one in newest):
+        return WORSE, f"its loss is {-lead:.3f} above guessing by frequency after {steps:,} steps"
+    if student.objective.needs_teacher() and all(
+        one is not None and one >= KNOWN and lead < EXPECTED * one
+        for one, (_, lead) in zip(expected, newest, strict=True)
+    ):
+        return BEHIND, (
+            f"after {steps:,} steps its loss is {lead:.3f} below guessing by frequency, and its "
+            f"teacher's was {expected[-1]:.3f} below"
+        )
+    best = max(lead for _, lead in curve)
+    has_fallen = best >= KNOWN and all(one < (1 - LOSS_OF_LEAD) * best for _, one in newest)
+    if has_fallen and taught and taught[-1][1] == max(one for _, one in taught):
+        return FALLING_BACK, (
+            f"its loss has risen by {best - lead:.3f} since its best evaluation, and its teacher's "
+            "is at its lowest"
+        )
+    return None
+
+
+def _at_age(taught: Curve, steps: int) -> float | None:
+    """The teacher's lead at its last evaluation within its first `steps` steps."""
+    return next((lead for age, lead in reversed(taught) if age <= steps), None)
+
+
+def _advice(config: JobConfig, name: str) -> str:
+    start = config.students[name].start
+    waits = start.step or start.teacher is not None
+    if config.teacher.frozen or waits or not config.students[name].objective.needs_teacher():
+        return "weigh its terms about the teacher less, or lower its learning rate"
+    half = config.steps // 2
+    return (
+        f"start it when its teacher has learnt something: students.{name}.start: {{step: {half}}}"
+    )
