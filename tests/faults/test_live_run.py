@@ -91,7 +91,7 @@ def test_going_on_with_another_order_is_refused_and_a_fork_offered(stopped, corp
     refused = tandem(*arguments(corpus, folder.path.parent, *NEVER, "seed=7"), "--nproc", 1)
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
-    assert line.startswith("tandem: seed: 1 -> 7: the order of the data would be another")
+    assert line.startswith("tandem: seed: 1 -> 7: the order of the data would change")
     assert f"tandem fork {folder.path} --step N --name NEW seed=7" in line
     assert folder.load_config().seed == 1
 
@@ -185,4 +185,4 @@ def test_a_fork_keeps_its_teacher(stopped):
     other = "teacher.model.norm_eps=1e-9"
     answer = command("fork", folder.path, "--step", step, "--name", "narrow", other)
     assert answer.exit_code == 1
-    assert "teacher.model: a fork goes on with its teacher" in answer.output
+    assert "teacher.model: a fork keeps its teacher" in answer.output

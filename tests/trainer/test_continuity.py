@@ -125,7 +125,7 @@ def test_a_corpus_may_move_but_not_become_another(before, now, key):
 def test_the_corpora_of_a_mixture_keep_their_places():
     mixed, read = job(*MIXTURE), {"data.mixture.a.path": "0", "data.mixture.b.path": "1"}
     assert continuity.accepted_changes(mixed, mixed, read, read) == []
-    with pytest.raises(TrainingError, match=r"^data\.mixture: the order of the data would be"):
+    with pytest.raises(TrainingError, match=r"^data\.mixture: the order of the data would change"):
         continuity.accepted_changes(mixed, mixed, read, dict(reversed(read.items())))
 
 

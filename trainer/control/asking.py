@@ -13,7 +13,7 @@ POLL_SECONDS = 0.2
 
 
 def ask_and_wait(run: RunFolder, kind: str, seconds: float) -> str:
-    """Ask for a stop or a checkpoint; returns what came of it, in one line.
+    """Request a stop or a checkpoint, and return what the run answered, in one line.
 
     Raises TrainingError when the run is not live, when the save failed, and when there is no answer
     within `seconds` (the run then still acts on the request as soon as it sees it).
@@ -36,6 +36,6 @@ def ask_and_wait(run: RunFolder, kind: str, seconds: float) -> str:
         elif live_owner(run.path) is None:
             return f"{run.path}: saved at step {answer['step']:,} and ended"
     raise TrainingError(
-        f"{run.path}: no answer for {seconds:.0f} s from its job ({owner}); the request stays, and "
-        f"is followed after the step that it is at"
+        f"{run.path}: its job ({owner}) has not answered for {seconds:.0f} s; the request "
+        "stays, and the job follows it after its current step"
     )

@@ -13,17 +13,17 @@ from trainer.checkpoint import Attempt, StaleAttempt, send_heartbeat
 from trainer.checkpoint.owner import HEARTBEAT_SECONDS
 from trainer.watch.first_failure import FAILED, FirstFailure
 
-# For this rank to notice by itself that another has failed, as it does at once over gloo. Over NCCL
-# it may wait in a kernel for as long as somebody lets it.
+# Time for this rank to notice by itself that another has failed. Over gloo it does so at once; over
+# NCCL it may wait in a kernel without limit.
 GRACE_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """While it is open, rank 0 shows that the attempt lives and learns when it is replaced.
+    """While it is open, rank 0 sends heartbeats and learns when a newer attempt has begun.
 
-    A rank that does not notice by itself that another has failed is ended.
+    It ends a rank that does not notice by itself that another has failed.
     """
 
     def __init__(self, attempt: Attempt, rank: int, first_failure: FirstFailure) -> None:
@@ -59,7 +59,7 @@ class Heartbeat:
         if self._first_failure.is_elsewhere():
             time.sleep(GRACE_SECONDS)
             if not self._closed.is_set():
-                _log.info("another rank has failed; this one did not notice, and is ended")
+                _log.info("another rank has failed and this one has not noticed: it is ended")
                 os._exit(FAILED)
 
     def _beat(self) -> None:

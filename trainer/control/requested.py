@@ -1,4 +1,4 @@
-"""What may be asked of a job while it makes a step, by signals or by people."""
+"""What a signal or a person may request of a job during a step."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Requests:
-    """What one rank asks for; the job does what any of its ranks asks."""
+    """One rank's requests; the job does what any of its ranks requests."""
 
     stop: bool = False  # save, and end
-    save: bool = False  # save, and go on
+    save: bool = False  # save, and continue
 
     def votes(self) -> list[float]:
-        """One number per wish, to be added up over the ranks."""
+        """One number per request, to be summed over the ranks."""
         return [float(self.stop), float(self.save)]
 
     @classmethod
     def agreed(cls, votes: Sequence[float]) -> Requests:
-        """What the ranks together ask for, given the sums of their `votes`."""
+        """What any rank requests, given the sums of their `votes`."""
         return cls(*(bool(count) for count in votes))
 
 

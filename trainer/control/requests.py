@@ -1,9 +1,9 @@
 """Requests that people leave in the folder of a live run: `tandem stop` and `tandem checkpoint`.
 
-``requests/KIND.json`` is a request, made by exclusive creation, so that two people who ask at once
-ask for the same thing. Rank 0 looks for them in every step, the ranks agree on them in the
-all-reduce of the step's losses, and ``requests/KIND.answer.json`` says what came of it. The run
-folder is all that asker and run need to share: it works from any node.
+``requests/KIND.json`` is a request. It is created exclusively, so that two people who ask at once
+make one request. Rank 0 looks for requests in every step, the ranks agree on them in the collective
+that sums the step's losses, and ``requests/KIND.answer.json`` has the answer. It works from any
+node that shares the run folder.
 
 A stop stays on record until a person starts the run again: a copy that SLURM requeues meanwhile
 finds it and ends too.
@@ -41,7 +41,7 @@ class RequestBox:
         self._begun: set[str] = set()  # ids whose save has begun; their files are still there
 
     def look(self) -> frozenset[str]:
-        """The kinds that are asked for; the folder is looked at once in a while."""
+        """The requested kinds; reads the folder at most once in `LOOK_SECONDS`."""
         now = time.monotonic()
         if self._reads and now - self._looked >= LOOK_SECONDS:
             self._looked = now
@@ -52,9 +52,9 @@ class RequestBox:
         return frozenset(self._seen)
 
     def answer_after_save(self, step: int) -> Callable[[Exception | None], None]:
-        """What to call when the checkpoint of `step` is published, or has failed.
+        """A function to call when the checkpoint of `step` is published, or has failed.
 
-        It answers what is asked for now; from any thread.
+        It answers the requests seen so far, and may be called from any thread.
         """
         seen, self._seen = self._seen, {}
         self._begun |= set(seen.values())
@@ -78,7 +78,7 @@ class RequestBox:
 def ask(folder: Path, kind: str) -> str:
     """Leave a request of a `kind` in ``RUN/requests`` and return its id.
 
-    One that is there already is joined.
+    If there is one already, return the id of that.
     """
     folder.mkdir(exist_ok=True)
     path = folder / f"{kind}.json"
@@ -90,13 +90,13 @@ def ask(folder: Path, kind: str) -> str:
     except FileExistsError:
         if there := _read(path).get("id"):
             return str(there)
-        # Whoever left it died, or found the disk full, before it was whole.
+        # Its author died, or met a full disk, before it was complete.
         atomic_write(path, content)
     return request
 
 
 def answer_to(folder: Path, kind: str, request: str) -> dict[str, Any] | None:
-    """What the run made of a request (its ``step``, and ``error`` or None); None so far."""
+    """The run's answer to a request (``step``, and ``error`` or None), or None before there is one."""
     answer = _read(folder / f"{kind}.answer.json")
     return answer if answer.get("id") == request else None
 
@@ -109,7 +109,7 @@ def forget(folder: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Empty where there is none, or none yet; also while the disk is away for a moment."""
+    """Its content; empty where there is none, or while the disk is unavailable."""
     try:
         return dict(parse_json(path.read_text()))
     except (OSError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""What a job meets outside of the training loop: its attempt, and whoever wants something of it."""
+"""One rank's run-time services: its attempt, requests, heartbeat and watches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunContext:
         stop_requested: Callable[[], bool],
         startup: Startup,
     ) -> RunContext:
-        """What one rank of a job meets. Heartbeat and hang watch are not open yet."""
+        """The services of one rank. Heartbeat and hang watch are not open yet."""
         folder, first_failure = RunFolder.of(config), FirstFailure(attempt, rank)
         return cls(
             attempt,
@@ -50,12 +50,12 @@ class RunContext:
         )
 
     def made_a_step(self) -> None:
-        """Tell whoever waits for it."""
+        """Tell the hang watch and the startup clock that a step is done."""
         self.hang_watch.heartbeat()
         self.startup.first_step_is_done()
 
     def requests(self) -> Requests:
-        """What this rank knows to be asked of the job.
+        """What this rank knows to be requested of the job.
 
         Raises StaleAttempt when a newer attempt has begun.
         """

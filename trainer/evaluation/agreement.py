@@ -1,4 +1,4 @@
-"""How far a student predicts what its teacher predicts, right or wrong, on held-out text."""
+"""How often a student predicts what its teacher predicts, right or wrong, on held-out text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def agreement(
 ) -> Agreement | None:
     """Compare two models on all of `validation`, in this process.
 
-    None where the vocabulary of one is padded to more entries than the other's.
+    Returns None where the sizes of their padded vocabularies differ.
     """
     if student.config.vocab_size != teacher.config.vocab_size:
         return None
@@ -50,7 +50,7 @@ def agreement(
 def _compare(
     student: MaskedLanguageModel, teacher: MaskedLanguageModel, batch: MicroBatch
 ) -> Tensor:
-    """Positions with the same first choice, summed divergence, and positions: [3] float64."""
+    """[3] float64: positions with the same first choice, summed divergence, all positions."""
     labelled = batch.targets[MASKED].labels >= 0  # [P]
     ours, theirs = _vocabulary_input(student, batch), _vocabulary_input(teacher, batch)
     divergence, positions = chunked_kl_divergence(

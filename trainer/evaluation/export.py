@@ -26,8 +26,8 @@ def export_learner(
     """Write a learner of the newest checkpoint, its tokenizer and its model card to `out`.
 
     The card has the scores in the run's final `results` (those in its folder, if none are given),
-    or, of a run that goes on, the last held-out ones. As from ``tandem import``, a job can name
-    `out` as ``init.pretrained`` and its model.yaml as ``model``.
+    or, while the run is in progress, the newest held-out ones. As from ``tandem import``, a job
+    can name `out` as ``init.pretrained`` and its model.yaml as ``model``.
 
     Raises TrainingError when there is no such learner, ModelError when it cannot be written.
     """

@@ -35,7 +35,7 @@ def evaluate_run(
     Returns the facts of the corpus, the unigram baseline, and for each learner its parameters
     (embeddings, encoder, pooler) and their bytes, its FLOPs per token, its scores by column, how
     far it agrees with the teacher, the share of the teacher's primary metric that it retains, its
-    speed, and the step it started at. What a head that nothing has trained would score is None.
+    speed, and the step it started at. The score of a head that nothing has trained is None.
     `heartbeat` is called for every batch that is scored. Raises TrainingError when there is no
     such learner.
     """
@@ -97,7 +97,7 @@ class _Measurement:
             return self.validation.evaluate(of_batch, metrics, micro_batch, self.device)
 
     def _retention(self, scores: Scores) -> float | None:
-        """The share of the teacher's primary metric; None where either has no such score."""
+        """How much of the teacher's primary metric it retains; None where either has none."""
         primary, metrics = primary_column(self.saved.job).name, metrics_of(self.teacher.config)
         trained = self.saved.trained_heads(TEACHER)
         teacher = self.teacher_scores.of_trained_heads(metrics, trained)
@@ -121,7 +121,7 @@ class _Measurement:
 
 
 def _encoding_seconds(model: MaskedLanguageModel, batch: MicroBatch) -> float:
-    """Of encoding `batch` once, without the vocabulary projection; the median pass."""
+    """The median time of encoding `batch` once, without the vocabulary projection."""
     seconds: list[float] = []
     while sum(seconds) < SPEED_SECONDS or len(seconds) < 3:
         began = time.perf_counter()

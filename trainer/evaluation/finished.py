@@ -48,7 +48,7 @@ class SavedLearners:
 
     @property
     def names(self) -> list[str]:
-        """Everyone whom the run's config still names, the teacher first."""
+        """The learners that the run's config still names, the teacher first."""
         named = {TEACHER, *map(student_key, self.job.students)}
         there = named.intersection(self.checkpoint.learners)
         return sorted(there, key=lambda name: (name != TEACHER, name))
@@ -71,11 +71,11 @@ class SavedLearners:
 
     @property
     def state(self) -> JobState:
-        """How far the job had come."""
+        """The job's state at the checkpoint."""
         return JobState.from_json(self.checkpoint.trainer_state)
 
     def trained_heads(self, name: str) -> frozenset[str]:
-        """The heads of the learner with this full name whose predictions mean something."""
+        """The trained heads of the learner with this full name."""
         counters = self.state.learners[name]
         return trained_heads(self.config(name), counters, self.checkpoint.step)
 

@@ -50,7 +50,7 @@ class Scores:
     by_corpus: Mapping[str, Mapping[str, float | None]]
 
     def of_trained_heads(self, metrics: Sequence[Metric[Any]], trained: Iterable[str]) -> Scores:
-        """The same, but None for what is about a head that nothing has `trained`."""
+        """The same, with None as the score of a head that is not in `trained`."""
         heads = [*trained]
         by_corpus = {name: shown(one, metrics, heads) for name, one in self.by_corpus.items()}
         return Scores(shown(self.overall, metrics, heads), by_corpus)
@@ -112,7 +112,7 @@ class ValidationSet:
         return next(next(iter(self.corpora.values())).batches())
 
     def unigram(self) -> dict[str, float]:
-        """What predicting every masked token from training frequencies alone scores, if any is.
+        """The scores of guessing masked tokens by their frequency in training; empty without masks.
 
         One is added to every count, so that no loss is infinite.
         """
@@ -145,8 +145,8 @@ class _HeldOutCorpus:
         return cls(BatchStream(split, data, SEED, rows), min(wanted, total) // rows, heartbeat)
 
     def batches(self, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
-        """This rank's share. Over all ranks each sequence is scored once; all ranks get as many
-        rows, since their forward passes are collective."""
+        """This rank's share. Over all ranks each sequence is scored once. All ranks get the same
+        number of rows, since their forward passes are collective."""
         for step in range(self.steps):
             self.heartbeat()
             yield _share(self.stream.batch(step), rank, world_size)

@@ -1,4 +1,4 @@
-"""Which heads of a learner are trained; of the others no score means anything."""
+"""Which heads of a learner are trained; the scores of the others mean nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trainer.objectives.step_schedule import StepSchedule
 def trained_heads(config: LearnerConfig, counters: LearnerState, step: int) -> frozenset[str]:
     """The heads whose predictions mean something at the job's `step`.
 
-    A term of the objective has trained such a head, or it came along with the layers below it.
-    During a progressive transfer these terms are off.
+    A term of the objective has trained such a head, or it came with the first weights. During a
+    progressive transfer these terms are off.
     """
     begin, own_steps = 0, counters.steps_made(step)
     if config.progressive is not None:

@@ -12,8 +12,7 @@ def global_batches(config: JobConfig, corpora: Mapping[str, Corpus] | None = Non
     """The sequences of the global batch at every step.
 
     Where the config states tokens, what they come to changes with the length and the packing.
-    `corpora` are the job's where they are open already.
-    Raises DataError when the corpora cannot be opened.
+    `corpora` are the job's, if they are open already. Raises DataError when they cannot be opened.
     """
     batch = config.batch
     in_tokens = batch.tokens or any(growth.tokens for growth in batch.growth)

@@ -20,9 +20,9 @@ from trainer.watch.rollback import batch_number
 
 
 class Feed:
-    """What this rank reads; a context manager, inside of which blocks are copied ahead.
+    """What this rank reads. A context manager: while it is open, blocks are copied ahead.
 
-    masker: masks batches on the device where they come without masks, else None.
+    masker: masks batches on the device if they come without masks, else None.
     """
 
     def __init__(self, config: JobConfig, corpora: Mapping[str, Corpus], attempt: int) -> None:

@@ -14,10 +14,10 @@ from trainer.run_folder.folder import RunFolder
 
 
 def require_inputs(config: JobConfig) -> None:
-    """Raise DataError or TrainingError for what the job would end with, as far as one sees it here.
+    """Raise the DataError or TrainingError that the job would end with, as far as it shows here.
 
-    Corpora behind URLs are not asked for: the nodes may reach what this machine does not. Nor are
-    folders of weights that a run does not read any more, since it has a checkpoint.
+    Corpora behind URLs are not checked: the nodes may reach what this machine cannot. Nor are
+    folders of weights once the run has a checkpoint: it no longer reads them.
     """
     corpora = open_corpora(config.data, urls=False)
     require_fit(config, corpora)
@@ -41,9 +41,9 @@ def require_fit(config: JobConfig, corpora: Mapping[str, Corpus]) -> None:
 def require_same_tokenizers(
     config: JobConfig, corpora: Mapping[str, Corpus], restored: Set[str]
 ) -> None:
-    """Raise unless whoever is still to come from a folder has the corpora's ids.
+    """Raise unless every learner that starts from a folder has the corpora's token ids.
 
-    The folders of the `restored`, whom a checkpoint holds, are not looked at: they may be gone.
+    The folders of the `restored`, which a checkpoint holds, are not checked: they may be gone.
     """
     for key, learner in _learners(config):
         if learner.init.pretrained and key not in restored:

@@ -1,4 +1,4 @@
-"""Where a learner's first weights come from, if not from chance."""
+"""Where a learner's first weights come from, unless they are random."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trainer.learners.learner import Learner
 
 # Parameters of a learner's module that belong to the model, not to its objective.
 MODEL_PREFIX = "model."
-# What may differ between a model and the folder its weights come from: what has no weights, and
-# parts that the folder may have besides.
+# Keys in which a model may differ from the folder of its weights: they have no weights, or are
+# parts that the folder may have in addition.
 FREE = (
     *("dropout", "attention_dropout", "dropout_at", "initializer", "initializer_range"),
     *("pooler", "pair_head", "mlm_head", "task_heads"),
@@ -26,7 +26,7 @@ FREE = (
 
 
 def from_folder(section: str, folder: str, config: EncoderConfig) -> Mapping[str, Tensor]:
-    """The weights in a Hugging Face `folder`; TrainingError where it is another model."""
+    """The weights in a Hugging Face `folder`. Raises TrainingError where it is another model."""
     try:
         found = from_pretrained(Path(folder))
     except ModelError as error:
@@ -42,7 +42,7 @@ def from_folder(section: str, folder: str, config: EncoderConfig) -> Mapping[str
 
 
 def from_layers(section: str, teacher: Learner, layers: Sequence[int]) -> Mapping[str, Tensor]:
-    """These layers of the teacher, as it is now, and everything else of it. Collective."""
+    """These layers of the teacher as it is now, and all its other weights. Collective."""
     try:
         return select_layers(
             model_state(full_state_dict(teacher.engine)), layers, teacher.config.architecture
@@ -76,7 +76,7 @@ def heads_in(weights: Mapping[str, Tensor]) -> list[str]:
 
 
 def model_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What of a learner's `state` is its model's, by the model's own names."""
+    """The model's part of a learner's `state`, by the model's own names."""
     return {
         name.removeprefix(MODEL_PREFIX): tensor
         for name, tensor in state.items()

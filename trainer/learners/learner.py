@@ -175,7 +175,7 @@ class Learner:
 
     @contextlib.contextmanager
     def _part(self, part: str) -> Iterator[None]:
-        """A part of the step: timed when it is to be, and named when memory runs out in it."""
+        """A part of the step: timed if it is to be, and named if memory runs out in it."""
         owner = (section_of(self.name), self.config, part, self.step_shape.micro_batch)
         with named_for(*owner), clock.part(self.name, part), partitioned_linear(self.engine):
             yield
@@ -233,7 +233,7 @@ class Learner:
         return loss_scale(self.config, self.counters)
 
     def own_step(self, step: int) -> int:
-        """The job's `step`, from 0 at the learner's start."""
+        """The learner's own step at the job's `step`: 0 at its start."""
         return step - self.counters.started_at
 
     @property
@@ -271,9 +271,9 @@ class Learner:
 
     @torch.no_grad()
     def predictions(self, batch: MicroBatch, projection: OutputProjection) -> TeacherOutputs:
-        """What it predicts at masked positions as it is, without dropout, for a teacher.
+        """What it predicts at masked positions, without dropout, for the teacher to learn from.
 
-        `projection` is its own.
+        `projection` is this learner's own.
         """
         self.engine.eval()
         features = self._run(Predict(), batch)

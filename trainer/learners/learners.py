@@ -1,4 +1,4 @@
-"""The teacher and the students of a job: who there is, and how each came to be."""
+"""The teacher and the students of a job: which there are, and how each is built."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Learners:
         state: JobState,
         checkpoint: Checkpoint | None,
     ) -> None:
-        """Everyone whom `checkpoint` holds and the config still names, as they were at `state`.
+        """The learners that `checkpoint` holds and the config still names, as they were at `state`.
 
         Without a checkpoint the teacher alone, at its first weights. Collective, like every method.
         """
@@ -59,17 +59,17 @@ class Learners:
 
     @property
     def active(self) -> list[Learner]:
-        """Those of them that are not done: one that is waits, as it is, for its checkpoint."""
+        """Those that have not finished; one that has waits, unchanged, for its checkpoint."""
         return [one for one in self.students if one.counters.finished_at is None]
 
     @property
     def by_name(self) -> dict[str, Learner]:
-        """Everyone, by the name in metrics and checkpoints; the teacher first."""
+        """Every learner, by its name in metrics and checkpoints; the teacher first."""
         return {learner.name: learner for learner in [self.teacher, *self.students]}
 
     @property
     def engines(self) -> dict[str, DeepSpeedEngine]:
-        """Everyone's engine, by the same name."""
+        """Every learner's engine, by the same name."""
         return {name: learner.engine for name, learner in self.by_name.items()}
 
     @property
@@ -80,12 +80,12 @@ class Learners:
 
     @property
     def finished(self) -> list[str]:
-        """The names of the students that are done: only checkpoints have them any more."""
+        """The names of the students that have finished and are only in checkpoints."""
         return [student_key(name) for name in self.config.students if name in self._finished]
 
     @property
     def finishing(self) -> list[str]:
-        """The names of those that are done, but still in memory."""
+        """The names of those that have finished but are still in memory."""
         return [one.name for one in self.students if one.counters.finished_at is not None]
 
     def grow_teacher(self, step: int) -> bool:
@@ -133,11 +133,11 @@ class Learners:
                 learner.counters.finished_at = step
 
     def has_finished_at(self, step: int) -> bool:
-        """Whether somebody has just used up its budget."""
+        """Whether a student has just used up its budget."""
         return any(one.counters.finished_at == step for one in self.students)
 
     def release_finished(self) -> None:
-        """Free the engines of those that are done, once a checkpoint has them."""
+        """Free the engines of finished students, once a checkpoint has them."""
         for name in list(self._students):
             if self._students[name].counters.finished_at is not None:
                 self._finished[name] = self._students[name].counters
@@ -145,7 +145,7 @@ class Learners:
                 gc.collect()  # engines and their hooks refer to each other
 
     def counters(self) -> dict[str, LearnerState]:
-        """What the checkpoint must know of each learner."""
+        """Every learner's counters, for the checkpoint."""
         there = {name: learner.counters for name, learner in self.by_name.items()}
         return there | {student_key(name): state for name, state in self._finished.items()}
 
@@ -171,7 +171,7 @@ class Learners:
             checkpoint.load(name, learner.engine)
 
     def _first_weights(self, name: str, config: LearnerConfig) -> Mapping[str, Tensor] | None:
-        """None: random ones."""
+        """The weights to begin with; None for random ones."""
         section = name.replace("/", ".")
         if config.init.pretrained is not None:
             return from_folder(section, config.init.pretrained, config.architecture)

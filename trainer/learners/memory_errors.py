@@ -1,4 +1,4 @@
-"""Running out of memory, said in one line: whose work it was and what to change."""
+"""Out-of-memory errors in one line: whose work it was and what to change."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class LearnerState:
     """A learner's own counters."""
 
     started_at: int
-    tokens: int = 0  # that it was trained on
+    tokens: int = 0  # trained on so far
     finished_at: int | None = None  # the job's step at which its own budget was used up
     guard: Guard = field(default_factory=Guard)
     loss_scale: LossScale | None = None  # float16's, once there was a step
@@ -32,7 +32,7 @@ class LearnerState:
         return sum(self.guard.skipped.values())
 
     def steps_made(self, step: int) -> int:
-        """How many of its own it has made by the job's `step`, those included that it skipped."""
+        """How many of its own steps it has made by the job's `step`, skipped ones included."""
         last = step if self.finished_at is None else self.finished_at
         return last - self.started_at
 

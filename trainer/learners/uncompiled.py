@@ -1,7 +1,7 @@
 """Training without `torch._dynamo`, torch's compiler, whose import takes seconds.
 
-Torch's optimizers and some of DeepSpeed's functions tell the compiler to keep away from them, and
-import it to do so. Where nothing is compiled, a stand-in takes that word.
+Torch's optimizers and some of DeepSpeed's functions import the compiler only to exclude themselves
+from it. Where nothing is compiled, a stand-in accepts the exclusion.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _NAME = "torch._dynamo"
 
 
 def leave_compiler_out() -> None:
-    """From here on, import `torch._dynamo` only for what asks more of it than to keep away.
+    """From here on, import `torch._dynamo` only where it is used for more than an exclusion.
 
-    Call it after the process group exists, and not where something will be compiled: a function
-    that has told the stand-in to keep away has not told the compiler. Without effect where the
-    compiler is imported already.
+    Call it after the process group exists, and only where nothing will be compiled: the compiler
+    knows nothing of functions that the stand-in has excluded. Without effect where the compiler is
+    imported already.
     """
     if _NAME in sys.modules:
         return
@@ -34,7 +34,7 @@ def leave_compiler_out() -> None:
 
 
 class _StandIn(ModuleType):
-    """What of `torch._dynamo` an eager step calls; anything else brings in the real one."""
+    """The part of `torch._dynamo` that an eager step calls; anything else imports the real one."""
 
     @staticmethod
     def disable(function: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
@@ -47,7 +47,7 @@ class _StandIn(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__path__":
-            raise AttributeError(name)  # somebody looks through all modules
+            raise AttributeError(name)  # something walks through all modules
         if sys.modules[_NAME] is self:
             del sys.modules[_NAME]
         return getattr(importlib.import_module(_NAME), name)

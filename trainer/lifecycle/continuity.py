@@ -1,8 +1,8 @@
-"""Which changes of its config a run can go on with.
+"""Which changes of its config a run can resume with.
 
-The steps done already stand: what decides which sequence comes when, or what shape a learner's
-numbers have, must stay. Everything else may change, and is logged. Where a corpus lies may change;
-what it holds may not.
+The steps already made stand: whatever decides the order of the sequences, or the shape of a
+learner's tensors, must stay. Everything else may change, and is logged. A corpus may move, but its
+content must stay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 
-ORDER = "the order of the data would be another from here on"
+ORDER = "the order of the data would change from here on"
 SHAPE = "the learner's checkpoint would not fit"
 
 # The first pattern that a key matches decides: the reason why it must stay, or None if it may
@@ -35,7 +35,7 @@ POLICY: tuple[tuple[str, str | None], ...] = (
     ("seed", ORDER),
     ("batch.micro_batch", None),
     ("batch.*", ORDER),
-    ("*.model.*dropout*", None),  # neither has a say in the shape, nor has what weights begin as
+    ("*.model.*dropout*", None),  # neither these nor the first weights decide a shape
     ("*.model.initializer*", None),
     ("teacher.model.*", SHAPE),
     ("students.*.model.*", SHAPE),
@@ -46,7 +46,7 @@ ABSENT = "(none)"
 
 @dataclass(frozen=True)
 class Change:
-    """A key with different values in two configs, and why a run cannot go on with the new one."""
+    """A key with different values in two configs, and why a run cannot resume with the new one."""
 
     key: str
     old: object
@@ -65,7 +65,7 @@ def accepted_changes(
     `read` and `there` are the contents of the corpora (`data_pipeline.contents`) that the run has
     read and that it would read now; what is not known to have been read is left out.
 
-    Raises TrainingError, naming the key, where the run cannot go on with such a change.
+    Raises TrainingError, naming the key, where the run cannot resume with such a change.
     """
     found = list(changes(before, now))
     same = {key for key, content in read.items() if there.get(key) == content}

@@ -25,7 +25,7 @@ def finalize(
 ) -> dict[str, Any]:
     """Evaluate and export every learner of the newest checkpoint, and write the report.
 
-    What is there already is left alone: a run that was killed on the way gets what is missing.
+    What exists is left alone: a run that was killed on the way gets what is missing.
     Returns the content of ``evaluation.json``, which is written after the scores and exports that
     it names. One process, no engines. `heartbeat` is called for every batch that is scored and for
     every export. `corpora` are the job's, if they are open already.

@@ -84,7 +84,7 @@ def _that_come_along(checkpoint: Checkpoint, before: JobConfig, now: JobConfig) 
         if change.refusal == SHAPE
     }
     if TEACHER in reshaped:
-        raise TrainingError("teacher.model: a fork goes on with its teacher; start another run")
+        raise TrainingError("teacher.model: a fork keeps its teacher; start another run")
     wanted = {TEACHER, *map(student_key, now.students)} - reshaped
     return [name for name in checkpoint.learners if name in wanted]
 
