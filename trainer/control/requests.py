@@ -96,7 +96,7 @@ def ask(folder: Path, kind: str) -> str:
 
 
 def answer_to(folder: Path, kind: str, request: str) -> dict[str, Any] | None:
-    """The run's answer to a request (``step``, and ``error`` or None), or None before there is one."""
+    """The run's answer to a request: ``step``, and ``error`` or None. None before there is one."""
     answer = _read(folder / f"{kind}.answer.json")
     return answer if answer.get("id") == request else None
 

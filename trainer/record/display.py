@@ -1,11 +1,10 @@
-"""What a person sees while a run goes on: a bar that moves, or on anything but a terminal, lines.
+"""What a person sees of a run in progress: a progress bar, or lines where there is no terminal.
 
     demo ━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━ 1,200/3,000 · 41,200 tokens/s · 2:31 left
       teacher 4.213 (18.3%)   half waiting   tiny 5.120 (12.0%)
 
 In brackets is the primary metric on held-out text, unless nothing has trained its head.
-Nothing runs in the background: the picture changes when the trainer has something to say, so it can
-neither slow nor outlive it.
+Nothing runs in the background: the picture changes only when the trainer calls the display.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Display:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`step` of `steps` are done already; the run ends after `hours` of training if not before.
+        """`step` of `steps` are done already; the run ends after `hours` of training at the latest.
 
         `primary` is the held-out score that is shown beside the loss.
         `clock` returns seconds.
@@ -55,7 +54,7 @@ class Display:
         self._tokens_per_second: float | None = None
         self._losses: dict[str, float | None] = {}  # None: the learner has not started
         self._scores: dict[str, float] = {}  # held out, of the primary metric
-        self._untrained: set[str] = set()  # whose predictions nothing has trained yet
+        self._untrained: set[str] = set()  # learners whose primary head nothing has trained
         self._history = deque([(clock(), step)])  # when which step was done
         self._shown_at = clock() - LINE_SECONDS
         self._is_shown = True  # nothing to show yet
@@ -85,9 +84,9 @@ class Display:
         waiting: Iterable[str] = (),
         untrained: Iterable[str] | None = None,
     ) -> None:
-        """Take in the metrics row of `step`; `waiting` names learners that have not started.
+        """Show the metrics row of `step`; `waiting` names learners that have not started.
 
-        `untrained` names those whose predictions nothing has trained; None: the same as before.
+        `untrained` names learners whose primary head nothing has trained; None: as before.
         """
         self._step = step
         self._seconds = row.get("seconds", self._seconds)
@@ -162,7 +161,7 @@ class Display:
         )
 
     def _seconds_left(self) -> float | None:
-        """At the speed of the last minute; None before there is one, and when all is done."""
+        """At the speed of the last minute; None before the first step, and at the end."""
         (then, first), (now, last) = self._history[0], self._history[-1]
         if last == first:
             return None

@@ -1,4 +1,4 @@
-"""What is measured of a run besides its losses: time, use of the devices, stalls, slow ranks."""
+"""What a run measures besides its losses: time, utilisation of devices, stalls, slow ranks."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Gauges:
         self._slow = SlowRanks(hosts, folder.slow_ranks) if rank == 0 else None
 
     def before(self, step: int, is_logged: bool) -> None:
-        """The job's `step` is about to be made; its parts are timed if it `is_logged`."""
+        """Called before the job's `step`, whose parts are timed if it `is_logged`."""
         self._tracer.before(step)
         clock.running = is_logged
 
     def stalled(self, seconds: float) -> None:
-        """Training stood still for a checkpoint."""
+        """Count seconds for which a checkpoint has stopped training."""
         self._stalled += seconds
 
     def read(
@@ -64,7 +64,7 @@ class Gauges:
         return row, lines
 
     def close(self) -> None:
-        """Write a trace that is not finished."""
+        """Write a trace that is still open."""
         self._tracer.close()
 
     def _look_at_ranks(self, step: int, row: dict[str, float]) -> list[str]:
@@ -80,7 +80,7 @@ class Gauges:
 
 
 def _busy(row: dict[str, float]) -> float:
-    """Seconds of computing: all parts but what was spent waiting for other ranks."""
+    """Seconds of computing: all parts, without the waiting for other ranks."""
     parts = {key.rpartition("/seconds_")[2]: 0.0 for key in row}
     for key, value in row.items():
         parts[key.rpartition("/seconds_")[2]] += value

@@ -1,6 +1,6 @@
-"""What a run says of itself while it goes on: the metrics file, the display, Weights & Biases.
+"""The record of a run in progress: the metrics file, the display, Weights & Biases.
 
-Only rank 0 says anything. `metrics.jsonl` is the record; the others are views of it.
+Only rank 0 writes. `metrics.jsonl` is the record; the others are views of it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Recorder:
         kept_rows: bytes,
         speaks: bool,
     ) -> None:
-        """Make the metrics what they were at `state`; `kept_rows` is what its checkpoint has.
+        """Cut the metrics back to `state`; `kept_rows` are the rows in its checkpoint.
 
         `speaks` is true on rank 0 only.
         """
@@ -83,7 +83,7 @@ class Recorder:
         waiting: list[str],
         waited: float,
     ) -> None:
-        """Record the step that made `state`, if it is one to be logged. Collective.
+        """Record the step that led to `state`, if it is to be logged. Collective.
 
         `waited` is how many seconds this process has waited for batches so far.
         """
@@ -102,11 +102,11 @@ class Recorder:
             self.say(line)
 
     def before(self, step: int) -> None:
-        """The job's `step` is about to be made."""
+        """Called before the job's `step`."""
         self._gauges.before(step, self._is_logged(step + 1))
 
     def stalled(self, seconds: float) -> None:
-        """Training stood still for a checkpoint."""
+        """Count seconds for which a checkpoint has stopped training."""
         self._gauges.stalled(seconds)
 
     def held_out(
@@ -131,23 +131,23 @@ class Recorder:
         self._name(setbacks)
 
     def say(self, message: str) -> None:
-        """One line for the person who watches, and for the log."""
+        """Write one line to the display and to the log."""
         if self._speaks:
             _log.info(message)
             self._display.say(message)
 
     def warn(self, message: str) -> None:
-        """One line for what needs a look, as an error, and for the log."""
+        """Write one line to standard error and to the log, about what needs attention."""
         if self._speaks:
             _log.warning(message)
 
     @property
     def rows(self) -> int | None:
-        """How many rows there are so far; None on ranks that do not write them."""
+        """How many rows there are; None on ranks that do not write them."""
         return self._log.rows if self._speaks else None
 
     def rows_for_checkpoint(self) -> Callable[[], bytes] | None:
-        """What a checkpoint is to have of the rows so far; None on ranks that do not write them."""
+        """A function that returns a checkpoint's rows; None on ranks that do not write them."""
         return self._log.rows_for_checkpoint() if self._speaks else None
 
     def finish(self, *, completed: bool) -> None:
@@ -185,13 +185,13 @@ class Recorder:
             )
 
     def _append(self, row: metrics.Row) -> None:
-        """Write a row; a disk that takes none, and one that does again, is told once."""
+        """Write a row; say once when the disk refuses rows, and once when it takes them again."""
         before = self._log.error
         self._log.append(row)
         if self._log.error and not before:
-            self.warn(f"{self._folder.metrics}: {self._log.error}; its rows wait in memory")
+            self.warn(f"{self._folder.metrics}: {self._log.error}; its rows are kept in memory")
         elif before and not self._log.error:
-            self.say(f"{self._folder.metrics} has its rows again")
+            self.say(f"{self._folder.metrics} has all its rows again")
 
     def _is_logged(self, step: int) -> bool:
         return step % self._config.log.every == 0 or step == self._config.steps

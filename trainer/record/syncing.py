@@ -18,11 +18,11 @@ PATIENCE_SECONDS = 3600.0
 
 
 def sync(folder: RunFolder) -> str:
-    """Send what W&B has not, whatever became of it before; returns what to tell the user.
+    """Send W&B whatever it lacks, and return what to tell the user.
 
-    With a key it goes to W&B's server, which then has every logged step once and in order; without
-    one, into a single offline folder that is complete. Raises TrainingError while the run is live,
-    whose own process sends it, where its metrics are damaged, where W&B is off, and when it cannot
+    With a key it goes to W&B's server, which then has every logged step once and in order. Without
+    one it goes into a single, complete offline folder. Raises TrainingError while the run is live
+    (it sends its metrics by itself), where its metrics are damaged, and where W&B is off or cannot
     be reached.
     """
     if owner := live_owner(folder.path):

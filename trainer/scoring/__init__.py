@@ -1,1 +1,1 @@
-"""How good predictions are: pure functions of a batch and the outputs of a model."""
+"""How good predictions are: metrics of a batch and the outputs of a model."""

@@ -21,7 +21,7 @@ class Column:
         return f"{score:.1%}" if self.form == SHARE else f"{score:.3f}"
 
     def retention(self, score: float, reference: float) -> float | None:
-        """How much of the teacher's `reference` a student has; None where that says nothing."""
+        """How much of the teacher's `reference` a student retains; None where it is undefined."""
         part, whole = (score, reference) if self.higher_is_better else (reference, score)
         return part / whole if whole > 0 else None
 

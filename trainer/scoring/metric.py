@@ -1,4 +1,4 @@
-"""Metrics: each takes something of every batch, adds it up over batches and ranks, and finishes.
+"""Metrics: each reads every batch, accumulates over batches and ranks, and finishes.
 
 A `SummedMetric` adds up numbers; a `GatheredMetric` collects predictions and labels, for scores
 that are no mean over examples (F1, correlations). Both give the same on any number of ranks.
@@ -24,28 +24,28 @@ Outputs = TypeVar("Outputs", contravariant=True)
 class Metric(ABC, Generic[Outputs]):
     """The scores of one head of a model."""
 
-    head: str  # whose predictions they are about: without training, they mean nothing
+    head: str  # the head that is scored; its scores mean nothing until it is trained
     columns: tuple[Column, ...]
 
     @abstractmethod
     def of_batch(self, outputs: Outputs) -> Tensor:
-        """What counts of one micro-batch; runs where the model's weights can be read."""
+        """The readings of one micro-batch; called where the model's weights can be read."""
 
     @abstractmethod
     def empty(self, device: torch.device) -> Tensor:
-        """What no batches come to."""
+        """The readings of no batches."""
 
     @abstractmethod
     def joined(self, one: Tensor, other: Tensor) -> Tensor:
-        """What the batches of both come to."""
+        """The readings of the batches of both."""
 
     @abstractmethod
     def over_ranks(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """What all ranks have together of each of `parts`. Collective, in one exchange."""
+        """Each of `parts` joined over all ranks. Collective, in one exchange."""
 
     @abstractmethod
     def finish(self, total: Tensor) -> dict[str, float]:
-        """The scores by the names of its columns; one that is not defined is left out."""
+        """The scores by column; one that is undefined is left out."""
 
 
 class SummedMetric(Metric[Outputs]):
@@ -90,18 +90,18 @@ class GatheredMetric(Metric[Outputs]):
     def scores(
         self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
     ) -> Mapping[str, float]:
-        """The scores of all examples [N]; NaN where one is not defined."""
+        """The scores of all examples [N]; NaN where one is undefined."""
 
 
 class Tally:
-    """What some batches come to by several metrics."""
+    """The readings of several metrics over some batches."""
 
     def __init__(self, metrics: Sequence[Metric[Any]], device: torch.device) -> None:
         self.metrics = metrics
         self.parts = [metric.empty(device) for metric in metrics]
 
     def add(self, readings: Sequence[Tensor]) -> None:
-        """Count a batch: what each metric took of it."""
+        """Add a batch: each metric's readings of it."""
         self.parts = [
             metric.joined(part, reading)
             for metric, part, reading in zip(self.metrics, self.parts, readings, strict=True)
@@ -116,7 +116,7 @@ class Tally:
 
 
 def share_over_ranks(tallies: Sequence[Tally]) -> None:
-    """Make each tally, of the same metrics, that of all ranks. Collective."""
+    """Replace each tally by that of all ranks. All have the same metrics. Collective."""
     for number, metric in enumerate(tallies[0].metrics if tallies else ()):
         whole = metric.over_ranks([tally.parts[number] for tally in tallies])
         for tally, part in zip(tallies, whole, strict=True):
@@ -124,7 +124,7 @@ def share_over_ranks(tallies: Sequence[Tally]) -> None:
 
 
 def joined(tallies: Sequence[Tally], device: torch.device) -> Tally:
-    """One tally of all batches that these, of the same metrics, have counted."""
+    """One tally of the batches of all `tallies`, which have the same metrics."""
     whole = Tally(tallies[0].metrics, device)
     for tally in tallies:
         whole.add(tally.parts)
