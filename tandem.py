@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from commands import data, embedding, models, results, runs, submission, training
+from commands import data, embedding, finetuning, models, results, runs, submission, training
 from commands.errors import OneLineErrors
 
 
@@ -21,6 +21,7 @@ for command in (
     data.tokenizer,
     data.data,
     training.train,
+    finetuning.finetune,
     submission.submit,
     submission.status,
     runs.stop,

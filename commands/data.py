@@ -118,14 +118,16 @@ def data_check(folder: str) -> None:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True)
 def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
-    """Show the padding and a few masked, packed samples of the job or data CONFIG."""
+    """Show the padding and a few samples of the job, task or data CONFIG."""
     from rich.console import Console
 
+    from data_pipeline.examples.showing import show_examples
     from data_pipeline.reading.dumping import show
 
-    section, seed, _ = data_section(config, overrides)
+    section, seed, sizes = data_section(config, overrides)
     console = Console()
-    for text in show(section, seed, samples):
+    texts = show_examples(section, seed, sizes, samples) if section.train else None
+    for text in texts or show(section, seed, samples):
         console.print(text)
 
 

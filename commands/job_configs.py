@@ -12,11 +12,21 @@ if TYPE_CHECKING:
 
 
 def load_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
-    """Load a job config by name or file."""
+    """Load the config of a job, or of a task, by name or file; a task's examples are encoded."""
     import configs
     from trainer.config import JobConfig
+    from trainer.job_data.examples import with_examples
 
-    return configs.load(config, JobConfig, "job", overrides)
+    return with_examples(configs.load(config, JobConfig, _kind(config), overrides))
+
+
+def _kind(config: str) -> str:
+    """Whose shipped files a name is looked for in first: those of jobs, or those of tasks."""
+    import configs
+
+    if "/" not in config and (configs.SHIPPED / "task" / f"{config}.yaml").is_file():
+        return "task"
+    return "job"
 
 
 def data_section(config: str, overrides: tuple[str, ...]) -> tuple[DataConfig, int, BatchSizes]:
@@ -64,7 +74,7 @@ def _is_job(config: str, kind: str) -> bool:
         path = configs.find(config, kind)
     except configs.ConfigError:
         try:
-            configs.find(config, "job")
+            configs.find(config, _kind(config))
         except configs.ConfigError:
             return False
         return True

@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     pass
 
 
-def _numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:
-    numbers = text.split(",") if text else []
-    if not all(number.isdecimal() for number in numbers):
+def numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:
+    """The seeds of an option such as 1,2,3."""
+    found = text.split(",") if text else []
+    if not all(number.isdecimal() for number in found):
         raise click.BadParameter(f"{text}: must be numbers, such as 1,2,3")
-    return [int(number) for number in numbers]
+    return [int(number) for number in found]
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("config", type=PATH)
 @click.argument("rest", nargs=-1, metavar="[KEY=VALUE]... [--SBATCH-OPTION VALUE]...")
 @click.option("--cluster", help="A name or file of configs/cluster.")
-@click.option("--seeds", callback=_numbers, help="One run per seed, such as 1,2,3.")
+@click.option("--seeds", callback=numbers, help="One run per seed, such as 1,2,3.")
 @click.option("--chain", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Only print the script.")
 @click.option("--check/--no-check", default=True, help="Check corpora and weights from here.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -29,7 +29,6 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
 
     Also the entry point of each rank under srun and torchrun.
     """
-    from cluster.local import becoming, launch
     from cluster.ranks import is_launched
 
     ignore_write_errors()
@@ -39,9 +38,14 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
                 "--nproc: leave it out under srun or torchrun, which set the ranks"
             )
         sys.exit(_train_as_rank(lambda: load_job(config, overrides)))
-    job = load_job(config, overrides)
-    if _announce_if_finished(job):
-        return
+    if not announce_if_finished(load_job(config, overrides)):
+        sys.exit(run_ranks(config, overrides, nproc))
+
+
+def run_ranks(config: str, overrides: tuple[str, ...], nproc: int | None) -> int:
+    """Train a job as ranks on this machine; returns the launcher's exit code, and only there."""
+    from cluster.local import becoming, launch
+
     gpus = _gpus()
     if gpus:
         rank = becoming([sys.executable, "-m", "tandem", "train", config, *overrides])
@@ -50,17 +54,17 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
         from trainer.measure.startup import Startup
 
         rank = partial(_train_as_fork, lambda: load_job(config, overrides), Startup())
-    sys.exit(launch(rank, nproc or max(1, gpus)))
+    return launch(rank, nproc or max(1, gpus))
 
 
-def _train_as_fork(load: Callable[[], JobConfig], startup: Startup) -> int:
+def _train_as_fork(load: Callable[[], JobConfig], startup: Startup) -> NoReturn:
     import torch
 
     startup.mark("starting the ranks")
     threads = os.environ["OMP_NUM_THREADS"]  # read by torch's libraries before the launcher set it
     if threads.isdecimal():
         torch.set_num_threads(int(threads))
-    return _train_as_rank(load, startup)
+    sys.exit(_train_as_rank(load, startup))
 
 
 def _train_as_rank(load: Callable[[], JobConfig], startup: Startup | None = None) -> int:
@@ -90,7 +94,7 @@ def _announce(folder: Any, results: dict[str, Any]) -> None:
     click.echo(f"\nReport: {folder.report}")
 
 
-def _announce_if_finished(job: JobConfig) -> bool:
+def announce_if_finished(job: JobConfig) -> bool:
     """If the run is finished, complete its exports and report, and say where they are."""
     from trainer.run_folder.folder import RunFolder
     from trainer.run_folder.run_files import read_evaluation

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipeline.config import DataConfig, MaskingConfig, PhaseConfig, SourceConfig
 from data_pipeline.errors import BadShard, DataError
+from data_pipeline.examples.example import EncodedExample
+from data_pipeline.examples.reading import ExampleSplit
+from data_pipeline.examples.stream import ExampleStream, all_batches
+from data_pipeline.examples.text_encoder import TextEncoder
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order.slots import BatchSizes
 from data_pipeline.reading.batches import DEFAULT_VIEW, MASKED, PAIRS, Batch, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
-from data_pipeline.reading.examples import ExampleStream, encode_texts, read_lines
 from data_pipeline.reading.padding import padding_fraction, rows_for_tokens
 from data_pipeline.reading.stream import BatchStream, contents, open_corpora, open_splits
 from data_pipeline.tokenization.tokenizer import Vocabulary
@@ -35,19 +38,21 @@ __all__ = [
     "CorpusSplit",
     "DataConfig",
     "DataError",
+    "EncodedExample",
+    "ExampleSplit",
     "ExampleStream",
     "MaskingConfig",
     "PhaseConfig",
     "SourceConfig",
     "Target",
+    "TextEncoder",
     "Vocabulary",
+    "all_batches",
     "build",
     "contents",
-    "encode_texts",
     "open_corpora",
     "open_splits",
     "padding_fraction",
-    "read_lines",
     "rows_for_tokens",
 ]
 

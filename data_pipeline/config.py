@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from configs.rules import (
@@ -20,6 +21,7 @@ from configs.rules import (
 )
 from configs.section import Refusal, Section
 from data_pipeline.shards.sources import is_url
+from data_pipeline.text.text_files import COMPRESSED
 
 PACKINGS = (
     "full_sentences",
@@ -133,15 +135,72 @@ class PhaseConfig(Section):
 
 
 @dataclass
-class DataConfig(Section):
-    """Which corpora are read (`tandem data build` makes one) and how they become sequences."""
+class TaskFilesConfig(Section):
+    """A task's files of labelled examples, and which of their columns are read."""
 
-    path: Annotated[str, Doc("A corpus folder or URL; or set `mixture`.")] = ""
+    train: Annotated[str, Doc("A task's training file; the job then reads no text corpus.")] = ""
+    validation: Annotated[
+        str, Doc("A task's file to score on; empty: `validation_fraction` of the training file.")
+    ] = ""
+    test: Annotated[str, Doc("A task's labelled file that `tandem evaluate` scores as well.")] = ""
+    root: Annotated[
+        str, Doc("The folder of these files; a name may leave out .gz, .xz or .zst.")
+    ] = ""
+    columns: Annotated[
+        dict[str, str],
+        Doc(
+            "Which column holds each field of a task: its name, or, in a file without a header, "
+            "its number from 0."
+        ),
+    ] = field(default_factory=dict)
+    validation_fraction: Annotated[
+        float,
+        positive(0.5),
+        Doc("Fraction of a task's training examples to score on, without a validation file."),
+    ] = 0.1
+
+    def conflicts(self) -> Iterator[Refusal]:
+        for key in ("validation", "test", "columns"):
+            if getattr(self, key) and not self.train:
+                yield key, "is for a task's examples; set train too, or remove it"
+
+    @property
+    def task_files(self) -> dict[str, Path]:
+        """The files that are named, by split, with their folder."""
+        names = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {split: _found(Path(self.root) / name) for split, name in names.items() if name}
+
+
+def _found(path: Path) -> Path:
+    """A file, or, where there is none of this name, its compressed form."""
+    forms = [path, *(path.with_name(path.name + suffix) for suffix in COMPRESSED)]
+    return next((form for form in forms if form.is_file()), path)
+
+
+@dataclass
+class DataConfig(TaskFilesConfig):
+    """What is read: text (`tandem data build` makes a corpus of it), or a task's examples."""
+
+    path: Annotated[
+        str,
+        Doc(
+            "A corpus folder or URL; or set `mixture`. Of a task, the folder of its encoded "
+            "examples; empty: one beside the runs, named after its content."
+        ),
+    ] = ""
+    tokenizer: Annotated[
+        str | None,
+        NOT_EMPTY,
+        Doc("A task's tokenizer; null: that of the teacher's init.pretrained."),
+    ] = None
     mixture: Annotated[
         dict[str, SourceConfig], Doc("Several corpora, by name, instead of `path`.")
     ] = field(default_factory=dict)
     sequence_length: Annotated[
-        int, LENGTHS, Unit("tokens"), Doc("Of every sequence, special tokens included.")
+        int,
+        LENGTHS,
+        Unit("tokens"),
+        Doc("Of every sequence, special tokens included; of a task's examples, the longest."),
     ] = 128
     packing: Annotated[
         str, OneOf(*PACKINGS), Doc("How documents become sequences or pairs of segments.")
@@ -185,6 +244,9 @@ class DataConfig(Section):
     ] = 20.0
 
     def conflicts(self) -> Iterator[Refusal]:
+        yield from super().conflicts()
+        if self.train:
+            yield from self._conflicts_with_examples()
         if self.path and self.mixture:
             yield "mixture", "set either path or mixture"
         if self.stage is not None and all(map(is_url, self.paths())):
@@ -192,6 +254,13 @@ class DataConfig(Section):
         packings = [packing for _, packing in self.lengths_and_packings()]
         if self.short_sequence_probability and "contiguous" in packings:
             yield "short_sequence_probability", "does not go with packing: contiguous"
+
+    def _conflicts_with_examples(self) -> Iterator[Refusal]:
+        for key in ("mixture", "phases", "stage", "short_sequence_probability"):
+            if getattr(self, key):
+                yield key, "is for text, and data.train names a task's examples; remove one"
+        if is_url(self.path):
+            yield "path", "must be a folder where data.train is set"
 
     def paths(self) -> list[str]:
         """Where its corpora are: folders and URLs."""

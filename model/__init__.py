@@ -13,6 +13,7 @@ from model.encoder import Capture
 from model.hugging_face import (
     from_pretrained,
     import_folder,
+    read_config,
     require_free,
     save_pretrained,
     with_task_head,
@@ -61,6 +62,7 @@ __all__ = [
     "import_folder",
     "log_likelihood",
     "model_card",
+    "read_config",
     "require_free",
     "save_pretrained",
     "select_layers",

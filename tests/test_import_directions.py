@@ -21,7 +21,7 @@ ROOMS = {
     ),
     "data_pipeline": (
         "errors hashing text task_files shards config tokenization packing order masking reading "
-        "building"
+        "building examples"
     ),
     "data_pipeline/text": (
         "compiled text_files documents joined_text sentences sentence_search system_prose"
@@ -40,7 +40,8 @@ ROOMS = {
     "data_pipeline/packing": "sequences pairs",
     "data_pipeline/order": "epoch block_cursors slots mixing",
     "data_pipeline/masking": "words masker torch_masker",
-    "data_pipeline/reading": "corpus padding pools lanes batches examples stream staging dumping",
+    "data_pipeline/reading": "corpus padding pools lanes batches stream staging dumping",
+    "data_pipeline/examples": "example text_encoder order storing reading stream showing",
     "data_pipeline/building": (
         "encoding parallel_encoding journal claims finishing build merging checking reporting"
     ),
@@ -55,14 +56,14 @@ ROOMS = {
     "trainer": (
         "errors durable seeds learner_names measure tracking checkpoint optimizers watch batches "
         "denominators losses teacher_outputs scoring objectives tasks schedules "
-        "learner_config batch_config roles config run_folder control job_data report learners "
+        "learner_config batch_config folder_models roles config run_folder control job_data report learners "
         "step footprint evaluation record lifecycle job loop run"
     ),
     "trainer/checkpoint": (
         "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "
         "manifest restore attempts reader branching carried publication writer"
     ),
-    "trainer/objectives": "layer_maps step_schedule progressive term terms objective",
+    "trainer/objectives": "layer_maps step_schedule progressive term task terms objective",
     "trainer/objectives/terms": "states attention pairs vocabulary two_way",
     "trainer/learners": (
         "state step_decision admission uncompiled engine memory_errors programs module learner "
@@ -80,7 +81,7 @@ ROOMS = {
     "trainer/measure": "parts timing profiling startup machine durations",
     "trainer/run_folder": "folder metrics metrics_log run_files",
     "trainer/control": "requests requested asking heartbeat run_context",
-    "trainer/job_data": "batch_plan examples fit prefetch staging feed",
+    "trainer/job_data": "examples batch_plan fit prefetch staging feed",
     "trainer/report": (
         "words labels scale colours chart curves results savings table page refreshing"
     ),

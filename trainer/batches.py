@@ -1,6 +1,6 @@
 """Micro-batches on the device, cut from a rank's rows of the global batch.
 
-Shapes: B rows, L positions, P target positions (B times the slots of each row).
+Shapes: B sequences, L positions, P target positions (the examples times the slots of each).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from data_pipeline.masking.torch_masker import TorchMasker
 
 @dataclass(frozen=True)
 class MicroTarget:
-    """What is to be predicted of a micro-batch; a label is -100 where there is none.
+    """What is to be predicted of a micro-batch; a label is -100 (a number: NaN) where none is.
 
-    labels: int64 [P] at flat `positions` into B * L, int64 [P]; or [B], of whole rows, without.
+    labels: int64 [P] at flat `positions` into B * L, int64 [P]; or, of whole examples, [examples]
+    int64 or float32, without.
     """
 
     labels: Tensor
@@ -37,6 +38,7 @@ class MicroBatch:
     is_padded: bool  # whether any position is padding; known on the host
     targets: Mapping[str, MicroTarget]
     views: Mapping[str, MicroBatch] = field(default_factory=dict)
+    sequences: int = 1  # of each example, one after the other among the B
 
     @property
     def lengths(self) -> Tensor | None:
@@ -52,10 +54,10 @@ class MicroBatch:
         return self.targets[MASKED].positions if MASKED in self.targets else None
 
     def row_labels(self, target: str) -> Tensor:
-        """The labels [B] of whole rows; -100 throughout where this batch has no such target."""
+        """The labels of whole examples; -100 throughout where this batch has no such target."""
         if target in self.targets:
             return self.targets[target].labels
-        return torch.full_like(self.input_ids[:, 0], NO_LABEL)
+        return torch.full_like(self.input_ids[:: self.sequences, 0], NO_LABEL)
 
     def view(self, name: str) -> MicroBatch:
         """The examples as a learner of this view reads them."""
@@ -70,13 +72,13 @@ def to_micro_batches(
     `masker` masks them on the device where the batch came without masks.
     """
     for begin in range(0, len(batch.input_ids), size):
-        yield to_device(batch.rows(begin, begin + size), device, masker)
+        yield to_device(batch.rows(begin, begin + size).trimmed(), device, masker)
 
 
 def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = None) -> MicroBatch:
-    """All rows of `batch` as one micro-batch."""
-    length = batch.input_ids.shape[1]
-    input_ids = _move(batch.input_ids, device)
+    """All examples of `batch` as one micro-batch."""
+    length = batch.input_ids[0].size if len(batch.input_ids) else 0  # of an example
+    input_ids = _move(_by_sequence(batch.input_ids), device)
     masked: dict[str, MicroTarget] = {}
     if batch.to_mask is not None:
         assert masker is not None, "a batch without masks"
@@ -88,12 +90,18 @@ def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = N
     }
     return MicroBatch(
         input_ids=input_ids,
-        segment_ids=_move(batch.segment_ids, device),
-        attention_mask=_move(batch.attention_mask, device, torch.bool),
+        segment_ids=_move(_by_sequence(batch.segment_ids), device),
+        attention_mask=_move(_by_sequence(batch.attention_mask), device, torch.bool),
         is_padded=not batch.attention_mask.all(),
         targets={**masked, **others},
         views={name: to_device(view, device, masker) for name, view in batch.views.items()},
+        sequences=1 if batch.input_ids.ndim == 2 else batch.input_ids.shape[1],
     )
+
+
+def _by_sequence(array: np.ndarray) -> np.ndarray:
+    """[examples, C, L] as [examples * C, L]."""
+    return array if array.ndim == 2 else array.reshape(-1, array.shape[-1])
 
 
 def _mask(
@@ -114,7 +122,8 @@ def _mask(
 
 
 def _to_target(target: Target, length: int, device: torch.device) -> MicroTarget:
-    labels = _move(target.labels, device).view(-1)
+    dtype = torch.float32 if target.labels.dtype.kind == "f" else torch.int64
+    labels = _move(target.labels, device, dtype).view(-1)
     if target.positions is None:
         return MicroTarget(labels)
     return MicroTarget(labels, _flat(_move(target.positions, device), length))

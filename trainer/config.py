@@ -17,11 +17,13 @@ from configs.rules import (
     OneOf,
     Rule,
     Unit,
+    positive,
 )
 from configs.section import Refusal, Section
 from configs.typed import convert
 from data_pipeline import DataConfig
 from trainer.batch_config import BatchConfig
+from trainer.folder_models import fill_in_models
 from trainer.learner_config import LearnerConfig
 from trainer.measure.profiling import ProfileConfig
 from trainer.roles import conflicts_about_metrics, conflicts_of_roles, conflicts_with_data
@@ -126,9 +128,17 @@ class JobConfig(Section):
     """One job: everything that `tandem train` needs."""
 
     name: Annotated[str, FolderName(), Doc("The run's name, and that of its folder.")]
-    steps: Annotated[int, COUNT, Unit("steps"), Doc("Optimizer steps of the job.")]
     data: DataConfig
     teacher: Annotated[LearnerConfig, Doc("The model that the students learn from.")]
+    steps: Annotated[
+        int, INDEX, Unit("steps"), Doc("Optimizer steps of the job; 0: `epochs` says how many.")
+    ] = 0
+    epochs: Annotated[
+        float | None,
+        positive(1e6),
+        Unit("epochs"),
+        Doc("Of a task, in place of steps: how often each training example is read."),
+    ] = None
     students: Annotated[
         dict[Annotated[str, STUDENT_NAME], LearnerConfig],
         Doc("Models that learn from the teacher in the same job, by name."),
@@ -163,11 +173,26 @@ class JobConfig(Section):
 
     @classmethod
     def prepare(cls, tree: Mapping[str, Any]) -> None:
-        """Find the tasks of the plugins, whose sections are keys of an objective."""
+        """Find the tasks of the plugins, whose sections are keys of an objective.
+
+        A learner without a `model` gets that of its init.pretrained.
+        """
         load_plugins(convert(tree.get("plugins", []), list[str], "plugins"))
+        fill_in_models(tree)
 
     def conflicts(self) -> Iterator[Refusal]:
+        yield from self._conflicts_of_length()
         yield from conflicts_in_order(self.rollback)
         yield from conflicts_of_roles(self.teacher, self.students)
         yield from conflicts_about_metrics(self.teacher, self.students, self.evaluation.metric)
         yield from conflicts_with_data(self.teacher, self.students, self.data)
+
+    def _conflicts_of_length(self) -> Iterator[Refusal]:
+        if self.epochs is None and not self.steps:
+            yield "steps", "must be set, or the epochs of a task"
+        if self.epochs is not None and self.steps:
+            yield "epochs", "set either steps or epochs; the other one to 0 or null"
+        if self.epochs is not None and not self.data.train:
+            yield "epochs", "are for a task's examples; set steps"
+        if self.data.train and (self.batch.tokens or self.batch.growth):
+            yield "batch", "a task's batch has one size, in examples; set batch.size alone"

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline import MASKED, NO_LABEL, PAIRS, Batch
+from data_pipeline import MASKED, PAIRS, Batch
 
 ATTENDED, ATTENDED_PAIRS, ROWS = "attended", "attended_pairs", "rows"
 Count = Callable[[Batch], int]
@@ -39,7 +39,7 @@ def count(name: str, batch: Batch) -> int:
 def labelled(target: str) -> Count:
     """How many labels a target has; none where a batch has no such target."""
     return lambda batch: (
-        int((batch.targets[target].labels != NO_LABEL).sum()) if target in batch.targets else 0
+        int(batch.targets[target].is_labelled.sum()) if target in batch.targets else 0
     )
 
 
@@ -54,7 +54,7 @@ def _masked(batch: Batch) -> int:
 
 
 def _lengths(batch: Batch) -> np.ndarray:
-    lengths: np.ndarray = batch.attention_mask.astype(np.int64).sum(axis=1)  # [R]
+    lengths: np.ndarray = batch.attention_mask.astype(np.int64).sum(axis=-1)  # of each sequence
     return lengths
 
 

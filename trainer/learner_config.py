@@ -23,10 +23,12 @@ from configs.section import Refusal, Section
 from model import EncoderConfig
 from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.progressive import ProgressiveConfig, Transfer
+from trainer.objectives.task import TaskConfig
 from trainer.optimizers import OptimizerConfig
 from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.schedules.learning_rate import ScheduleConfig
 from trainer.schedules.stacking import StackingConfig
+from trainer.scoring.scores import Metrics, metrics_of
 from trainer.watch.guard import GuardConfig
 
 FROZEN_STAGES = (0, 3)
@@ -180,6 +182,13 @@ class LearnerConfig(Section):
     def architecture(self) -> EncoderConfig:
         """The `model` with the heads that its objective trains: what is built, and exported."""
         return self.objective.equip(self.model)
+
+    @property
+    def metrics(self) -> Metrics:
+        """What its heads are scored by: the metrics of a task, or those of the head."""
+        terms = self.objective.terms().values()
+        tasks = {one.head: one.own_metrics() for one in terms if isinstance(one, TaskConfig)}
+        return metrics_of(self.architecture, tasks)
 
     def _conflicts_with_zero(self) -> Iterator[Refusal]:
         """What DeepSpeed would refuse later, or less clearly."""

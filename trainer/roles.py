@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from configs.section import Refusal, within
 from data_pipeline import DataConfig
 from model import EncoderConfig
 from trainer.learner_config import BudgetConfig, InitConfig, LearnerConfig, StartConfig
-from trainer.objectives import ObjectiveConfig
-from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM, columns_of, metrics_of
+from trainer.objectives.task import TaskConfig
+from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM, columns_of
 
 Students = Mapping[str, LearnerConfig]
 _FOR_TEACHERS = ("frozen", "masked_only", "stacking")
@@ -30,12 +31,11 @@ def conflicts_with_data(
 ) -> Iterator[Refusal]:
     """Objectives about what data or teacher do not have; those of late students too."""
     packings = [packing for _, packing in data.lengths_and_packings()]
-    masked = data.masking.highest_rate > 0
+    masked = data.masking.highest_rate > 0 and not data.train
     learners = {f"students.{name}": config for name, config in students.items()}
     everyone = {"teacher": teacher, **learners}
-    files = next((one.objective.files for one in everyone.values() if one.objective.files), ())
+    yield from _conflicts_with_examples(everyone, data)
     for section, config in everyone.items():
-        yield from _conflicts_with_examples(section, config.objective, files)
         objective, key = config.objective, f"{section}.objective"
         yield from within(key, objective.conflicts_with_data(packings, masked))
         if teacher.masked_only:
@@ -48,7 +48,7 @@ def conflicts_about_metrics(
     teacher: LearnerConfig, students: Students, primary: str | None
 ) -> Iterator[Refusal]:
     """Scores that no head of the teacher has."""
-    known = [*columns_of(metrics_of(teacher.architecture))]
+    known = [*columns_of(teacher.metrics)]
     if primary is not None and primary not in known:
         yield "evaluation.metric", f"must be one of {', '.join(known)}, not {primary}"
     known += [f"{name}{OVER_UNIGRAM}" for name in known if name in UNIGRAM]
@@ -60,15 +60,24 @@ def conflicts_about_metrics(
 
 
 def _conflicts_with_examples(
-    section: str, objective: ObjectiveConfig, files: tuple[str, ...]
+    learners: Mapping[str, LearnerConfig], data: DataConfig
 ) -> Iterator[Refusal]:
-    """Terms about masked text or its pairs in a job that reads labelled examples, or two sets."""
-    for name, term in objective.terms().items():
-        if files and not term.files and (term.reads_masked or term.head is not None):
-            yield f"{section}.objective.{name}", f"is about text, but the job reads {files[0]}"
-        if term.files not in ((), files):
-            why = f"a job reads one set of examples; name {' and '.join(files)} here too"
-            yield f"{section}.objective.{name}", why
+    """Tasks without examples, and terms about text in a job that reads a task's examples."""
+    tasks: dict[str, tuple[str, TaskConfig]] = {}
+    for section, config in learners.items():
+        for name, term in config.objective.terms().items():
+            key = f"{section}.objective.{name}"
+            if isinstance(term, TaskConfig):
+                if not data.train:
+                    yield "data.train", f"must name the examples of {key}"
+                first, other = tasks.setdefault(name, (key, term))
+                if dataclasses.replace(term, weight=other.weight) != other:
+                    yield key, f"must have the settings of {first}, except its weight"
+            elif data.train and (term.reads_masked or term.head is not None):
+                yield key, f"is about text, but the job reads the examples in {data.train}"
+    if data.train and len(tasks) != 1:
+        there = " and ".join(tasks) or "none"
+        yield "data.train", f"one task must read it, a term of an objective; there is: {there}"
 
 
 def _conflicts_of_student(

@@ -63,7 +63,7 @@ def train_step(
     }
     tokens, unreadable, seconds = sums.on_host()
     for learner in learners:
-        learner.update(step, losses[learner.name], batch.input_ids.shape[1], seconds)
+        learner.update(step, losses[learner.name], batch.common_length, seconds)
     positions = batch.input_ids.size * dist.get_world_size()
     return StepResult(terms, losses, tokens, positions, unreadable, agreed, seconds)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +24,12 @@ def finish_folder(
     identity: dict,
     loaded: tuple[tokenizers.Tokenizer, tokenization.Vocabulary],
     tally: dict,
+    others: Sequence[str] = (),
 ) -> dict:
     """Write the files beside the splits, `corpus.json` last. Returns its content.
 
     `claim` is called for each file before it is created. `loaded` is the result of
-    `tokenization.load` for `tokenizer_dir`.
+    `tokenization.load` for `tokenizer_dir`. `others` are files that lie there already.
     """
     tree = {
         "format": manifest.FORMAT,
@@ -44,7 +45,7 @@ def finish_folder(
         tokenizer_files = tokenization.install(Path(tokenizer_dir), folder / "tokenizer")
         np.save(folder / WORD_STARTS, tokenization.word_starts(*loaded))
         names = [f"{split}/{name}" for split in SPLITS for name in INDEX_FILES]
-        names += [WORD_STARTS, *(f"tokenizer/{name}" for name in tokenizer_files)]
+        names += [*others, WORD_STARTS, *(f"tokenizer/{name}" for name in tokenizer_files)]
         names += [DIGESTS] if (folder / DIGESTS).exists() else []
         tree["files"] = manifest.records(folder, names)
         part.write_text(manifest.render(tree))

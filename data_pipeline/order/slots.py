@@ -57,6 +57,12 @@ class BatchSizes:
             for start, end, size in zip(self.starts, ends, self.sizes, strict=True)
         )
 
+    def step_of(self, slot: int) -> int:
+        """The step that reads the slot (a row, numbered through all steps)."""
+        number = max(i for i, start in enumerate(self.starts) if self.before(start) <= slot)
+        start = self.starts[number]
+        return start + (slot - self.before(start)) // self.sizes[number]
+
     def between(self, first: int, last: int | None) -> BatchSizes:
         """The sizes from step `first` up to `last` (None: no end); steps count from `first`."""
         inner = [s for s in self.starts if s > first and (last is None or s < last)]

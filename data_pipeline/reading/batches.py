@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,29 +18,47 @@ DEFAULT_VIEW = "default"
 
 @dataclass(frozen=True)
 class Target:
-    """The labels of R sequences; -100 where there is none.
+    """The labels of R examples; -100 where there is none, or NaN where labels are real numbers.
 
     Token labels are [R, M]; `positions` [R, M] holds their columns, 0 in unused slots. Labels of
-    whole sequences are [R], and `positions` is None.
+    whole examples are [R], and `positions` is None.
     """
 
-    labels: NDArray[np.int64]
+    labels: NDArray[np.int64] | NDArray[np.float32]
     positions: NDArray[np.int64] | None = None
 
     def take(self, rows: slice | NDArray[np.int64]) -> Target:
         """The labels of the given rows."""
         return Target(self.labels[rows], None if self.positions is None else self.positions[rows])
 
+    @property
+    def is_labelled(self) -> NDArray[np.bool_]:
+        """Which of the labels there are."""
+        if self.labels.dtype.kind == "f":
+            return ~np.isnan(self.labels)
+        there: NDArray[np.bool_] = self.labels != NO_LABEL
+        return there
+
+    def without(self, rows: NDArray[np.bool_]) -> Target:
+        """The target without the labels of these rows [R]."""
+        chosen = rows if self.positions is None else rows[:, None]
+        none = np.nan if self.labels.dtype.kind == "f" else NO_LABEL
+        labels = np.where(chosen, np.array(none, self.labels.dtype), self.labels)
+        return Target(labels, self.positions)
+
 
 @dataclass(frozen=True)
 class Batch:
-    """R sequences of length L, with their targets by name.
+    """R examples with their targets by name: sequences of length L, or C such sequences each.
 
     A batch of text has the target `MASKED`, with M slots for masked positions in each sequence. If
     its sequences are pairs, it also has the target `PAIRS`, with one label for each sequence.
 
     views: the same examples in other forms, by name, such as [X; Y] beside X. Rows and labels are
-    in the same order in every view; positions are specific to a view.
+    in the same order in every view; positions are specific to a view. Where an example is several
+    sequences (the choices of a question), [R, L] is [R, C, L], and columns count through C * L.
+
+    is_trimmed: L is the length of the batch's longest sequence, and says nothing of other batches.
     """
 
     input_ids: NDArray[np.int64]  # [R, L]
@@ -52,6 +70,12 @@ class Batch:
     to_mask: NDArray[np.int64] | None = None  # [R] positions still to be chosen; None: masked
     readable: NDArray[np.bool_] | None = None  # [R] False for unreadable sequences; None: all True
     views: Mapping[str, Batch] = field(default_factory=dict)
+    is_trimmed: bool = False
+
+    @property
+    def common_length(self) -> int:
+        """The length L that batches of the same phase have in common; 0 where they have none."""
+        return 0 if self.is_trimmed else self.input_ids.shape[-1]
 
     def rows(self, first: int, last: int) -> Batch:
         """The rows from `first` up to `last`, as views."""
@@ -63,9 +87,21 @@ class Batch:
         for name, value in taken.items():
             if isinstance(value, Mapping):
                 taken[name] = {key: part.take(rows) for key, part in value.items()}
-            elif value is not None:
+            elif isinstance(value, np.ndarray):
                 taken[name] = value[rows]
         return Batch(**taken)
+
+    def trimmed(self) -> Batch:
+        """Without the columns in which all of its sequences are padding, if it `is_trimmed`."""
+        longest = int(self.attention_mask.sum(axis=-1).max(initial=1))
+        if not self.is_trimmed or longest == self.input_ids.shape[-1]:
+            return self
+        assert self.input_ids.ndim == 2 or all(
+            target.positions is None for target in self.targets.values()
+        )
+        names = ("input_ids", "segment_ids", "attention_mask")
+        cut = {name: getattr(self, name)[..., :longest] for name in names}
+        return replace(self, **cut)
 
     def view(self, name: str) -> Batch:
         """The examples in the form that learners of this view read."""

@@ -7,6 +7,7 @@ same files, with the keys of `EncoderConfig` and our tensor names.
 
 from model.hugging_face.folder import (
     from_pretrained,
+    read_config,
     require_free,
     save_pretrained,
     with_task_head,
@@ -16,6 +17,7 @@ from model.hugging_face.importing import import_folder, write_config
 __all__ = [
     "from_pretrained",
     "import_folder",
+    "read_config",
     "require_free",
     "save_pretrained",
     "with_task_head",

@@ -79,6 +79,11 @@ def from_pretrained(folder: str | Path) -> MaskedLanguageModel:
     return model.eval()
 
 
+def read_config(folder: str | Path) -> EncoderConfig:
+    """The configuration of the model in a folder; as `from_pretrained`."""
+    return read_folder(Path(folder))[0]
+
+
 def save_pretrained(
     model: MaskedLanguageModel | tuple[EncoderConfig, Mapping[str, Tensor]],
     folder: str | Path,

@@ -1,49 +1,165 @@
-"""Labelled examples: in one order on any number of ranks, each once in an epoch."""
+"""Labelled examples: encoded once as a corpus, in one order on any number of ranks."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_pipeline import BatchSizes, Corpus, DataError, ExampleStream, Target, encode_texts
+from data_pipeline import (
+    BatchSizes,
+    Corpus,
+    DataError,
+    EncodedExample,
+    ExampleSplit,
+    ExampleStream,
+    TextEncoder,
+    all_batches,
+)
+from data_pipeline.building.checking import check
+from data_pipeline.examples import order
+from data_pipeline.examples.storing import store_examples
 from data_pipeline.tokenization.tokenizer import load
 
-TEXTS = ["a small town", "the river", "one two three four five six seven eight", "it rained"] * 5
-LABELS = np.arange(20) % 3
+LENGTH = 16
+WORDS = [
+    "a",
+    "small",
+    "town",
+    "lies",
+    "by",
+    "the",
+    "river",
+    "and",
+    "it",
+    "rained",
+    "all",
+    "day",
+    "in",
+    "one",
+    "of",
+    "them",
+]
+TEXTS = [" ".join(WORDS[n % 5 : n % 5 + 1 + n % 9]) for n in range(203)]
+
+
+def single(encoder: TextEncoder, texts: list[str]):
+    for number, text in enumerate(texts):
+        tokens = encoder.sequence([text], f"line {number}")
+        tags = np.full(len(tokens[0]), -100)
+        tags[0] = number
+        yield EncodedExample([tokens], {"mood": number % 3, "score": number / 2, "tags": tags})
+
+
+@pytest.fixture(scope="module")
+def folder(corpus, tmp_path_factory) -> Path:
+    tokenizer = corpus.tokenizer_dir
+    encoder = TextEncoder(tokenizer, LENGTH)
+    folder = tmp_path_factory.mktemp("examples") / "moods"
+    parts = {"train": single(encoder, TEXTS), "val": single(encoder, TEXTS[:21])}
+    store_examples(folder, encoder, tokenizer, {"made": "here"}, parts)
+    return folder
 
 
 @pytest.fixture
-def examples(corpus: Corpus):
-    return encode_texts(TEXTS, {"moods": Target(LABELS)}, corpus.tokenizer_dir, length=8)
+def split(folder) -> ExampleSplit:
+    return ExampleSplit(Corpus.open(str(folder)), "train")
 
 
-def test_texts_are_closed_and_cut_off(corpus: Corpus, examples) -> None:
-    tokenizer, vocabulary = load(corpus.tokenizer_dir)
-    lengths = examples.attention_mask.sum(axis=1)
-    for row, text in enumerate(TEXTS):
-        ids = tokenizer.encode(text, add_special_tokens=False).ids[:6]
+def test_an_example_comes_back_with_its_targets(folder, split) -> None:
+    assert check(str(folder)) == []
+    tokenizer, vocabulary = load(folder / "tokenizer")
+    numbers = np.array([7, 0, 202, 12])
+    batch = split.batch(numbers, np.zeros(4, np.int64))
+    lengths = batch.attention_mask.sum(axis=1)
+    assert batch.input_ids.shape == (4, lengths.max())
+    for row, number in enumerate(numbers):
+        ids = tokenizer.encode(TEXTS[number], add_special_tokens=False).ids[: LENGTH - 2]
         expected = [vocabulary.cls, *ids, vocabulary.sep]
-        assert examples.input_ids[row, : lengths[row]].tolist() == expected
-        assert (examples.input_ids[row, lengths[row] :] == vocabulary.pad).all()
+        assert batch.input_ids[row, : lengths[row]].tolist() == expected
+        assert (batch.input_ids[row, lengths[row] :] == vocabulary.pad).all()
+    assert batch.targets["mood"].labels.tolist() == [n % 3 for n in numbers]
+    assert batch.targets["score"].labels.tolist() == [n / 2 for n in numbers]
+    assert batch.targets["tags"].labels[:, 0].tolist() == numbers.tolist()
+    assert batch.targets["tags"].positions.tolist() == [[1]] * 4
 
 
-def test_every_example_comes_once_an_epoch_and_ranks_share_a_step(examples) -> None:
+def test_every_example_comes_once_an_epoch_and_ranks_share_a_step(split, monkeypatch) -> None:
     sizes = BatchSizes.of({0: 6, 5: 4})
-    whole = ExampleStream(examples, seed=3, sizes=sizes)
-    batches = [whole.batch(step) for step in range(20)]
+    whole = ExampleStream(split, 3, sizes)
+    batches = [whole.batch(step) for step in range(160)]
     seen = np.concatenate([[*zip(b.epochs, b.sample_ids, strict=True)] for b in batches])
-    for epoch in range(3):
-        assert sorted(seen[seen[:, 0] == epoch, 1]) == list(range(20))
-    orders = [seen[seen[:, 0] == epoch, 1].tolist() for epoch in range(2)]
+    orders = [seen[seen[:, 0] == epoch, 1].tolist() for epoch in range(3)]
+    assert all(sorted(one) == list(range(203)) for one in orders)
     assert orders[0] != orders[1]
-    for step in (0, 4, 5, 7):
-        parts = [ExampleStream(examples, 3, sizes, rank, 2).batch(step) for rank in range(2)]
-        joined = np.concatenate([part.targets["moods"].labels for part in parts])
-        assert joined.tolist() == batches[step].targets["moods"].labels.tolist()
-        ids = batches[step].sample_ids
-        assert joined.tolist() == LABELS[ids].tolist()
+    for step in (0, 4, 5, 60):
+        parts = [ExampleStream(split, 3, sizes, rank, 2).batch(step) for rank in range(2)]
+        joined = np.concatenate([part.sample_ids for part in parts])
+        assert joined.tolist() == batches[step].sample_ids.tolist()
 
 
-def test_a_batch_has_to_divide_by_the_ranks(examples) -> None:
+def test_a_batch_has_examples_of_about_one_length(split) -> None:
+    stream = ExampleStream(split, 3, BatchSizes.constant(8))
+    batches = [stream.batch(step) for step in range(25)]
+    padding = 1 - np.mean([batch.attention_mask.mean() for batch in batches])
+    assert padding < 0.05  # shuffled, about a third
+    first = [int(batch.attention_mask.sum(axis=1).max()) for batch in batches]
+    assert first != sorted(first)
+
+
+def test_pools_of_blocks_are_shuffled_one_after_the_other(split, monkeypatch) -> None:
+    monkeypatch.setattr(order, "POOL_BLOCKS", 1)
+    table = split.table
+    bounds = np.array([0, 50, 120, 203])
+    monkeypatch.setattr(table, "first_example", bounds)
+    found = order.ExampleOrder(table, 1, BatchSizes.constant(8)).examples(2, np.arange(203))
+    assert sorted(found) == list(range(203))
+    pool_of = np.searchsorted(bounds, found, side="right")
+    assert np.count_nonzero(np.diff(pool_of)) == 2
+
+
+def test_scoring_reads_every_example_once(split) -> None:
+    seen = [number for batch in all_batches(split, 16) for number in batch.sample_ids]
+    assert sorted(seen) == list(range(203))
+
+
+def test_an_example_of_several_sequences(corpus, tmp_path) -> None:
+    tokenizer = corpus.tokenizer_dir
+    encoder = TextEncoder(tokenizer, LENGTH)
+    choices = [[encoder.sequence([TEXTS[n], TEXTS[m]], "x") for m in (1, 2, 3)] for n in range(5)]
+    examples = [EncodedExample(one, {"choice": n % 3}) for n, one in enumerate(choices)]
+    store_examples(tmp_path / "c", encoder, tokenizer, {}, {"train": examples, "val": examples})
+    batch = ExampleSplit(Corpus.open(str(tmp_path / "c")), "val").batch(np.arange(5), np.zeros(5))
+    assert batch.input_ids.shape[:2] == (5, 3)
+    part = batch.rows(0, 1).trimmed()
+    assert part.input_ids.shape[2] == part.attention_mask.sum(axis=-1).max()
+    first, second = choices[0][2]
+    ids = part.input_ids[0, 2, part.attention_mask[0, 2] == 1]
+    assert ids[1 : 1 + len(first)].tolist() == first.tolist()
+    assert part.segment_ids[0, 2].sum() == len(second) + 1
+
+
+def test_texts_are_cut_from_the_longer_end(corpus) -> None:
+    encoder = TextEncoder(corpus.tokenizer_dir, LENGTH)
+    long, short = " ".join(WORDS), "a town"
+    sizes = [len(one) for one in encoder.sequence([long, short], "x")]
+    assert sum(sizes) == LENGTH - 3
+    assert sizes[1] == len(encoder.encode(short, "x").ids)
+    assert [len(one) for one in encoder.sequence([long, long], "x")] == [7, 6]
+    assert encoder.cut == 2
+
+
+def test_bad_examples_are_named(corpus, tmp_path) -> None:
+    tokenizer = corpus.tokenizer_dir
+    encoder = TextEncoder(tokenizer, LENGTH)
+    with pytest.raises(DataError, match="here:3: a text is empty"):
+        encoder.sequence(["  "], "here:3")
+    mixed = [
+        EncodedExample([encoder.sequence([text], "x")] * n, {}) for n, text in ((1, "a"), (2, "b"))
+    ]
+    with pytest.raises(DataError, match="differ in their sequences"):
+        store_examples(tmp_path / "m", encoder, tokenizer, {}, {"train": mixed})
+    assert not [*tmp_path.iterdir()]
     with pytest.raises(DataError, match=r"batch\.size: must divide by 3 ranks"):
-        ExampleStream(examples, 0, BatchSizes.constant(4), 0, 3)
+        ExampleStream(None, 0, BatchSizes.constant(4), 0, 3)

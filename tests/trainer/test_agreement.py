@@ -25,7 +25,7 @@ def validation(corpus) -> ValidationSet:
     evaluation = EvaluationConfig(sequences=16)
     teacher = LearnerConfig(objective=ObjectiveConfig(mlm=MaskedLanguageModelling()))
     return ValidationSet(
-        JobConfig("job", 1, data, teacher, evaluation=evaluation), open_corpora(data)
+        JobConfig("job", data, teacher, 1, evaluation=evaluation), open_corpora(data)
     )
 
 

@@ -39,7 +39,7 @@ def measured(folder: str):
     learners = tiny.learners((0, 1, 3), micro_batch=2, accumulation=2)
     watch_collectives()
     teacher = learners[0]
-    config = JobConfig("job", 4, DataConfig(path="none", packing="segment_pair"), teacher.config)
+    config = JobConfig("job", DataConfig(path="none", packing="segment_pair"), teacher.config, 4)
     gauges = Gauges(config, RunFolder(Path(folder)), attempt=3, device=torch.device("cpu"))
     rows, said = [], []
     for step in range(4):
@@ -97,7 +97,9 @@ def test_a_slow_rank_is_printed_and_logged_once(tmp_path, capfd, caplog):
 
     teacher = tiny.learner_configs((0, 0, 0))["teacher"]
     quiet = LogConfig(every=1, wandb="disabled")
-    config = JobConfig("job", 4, DataConfig("none", packing="segment_pair"), teacher, log=quiet)
+    config = JobConfig(
+        "job", DataConfig(path="none", packing="segment_pair"), teacher, 4, log=quiet
+    )
     terminal = logging.StreamHandler()  # as a rank's warnings go to the terminal
     terminal.setLevel(logging.WARNING)
     logging.getLogger().addHandler(terminal)

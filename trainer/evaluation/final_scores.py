@@ -21,7 +21,7 @@ from trainer.evaluation.primary import primary_column
 from trainer.learner_names import TEACHER
 from trainer.learners.programs import score
 from trainer.measure.machine import describe as describe_machine
-from trainer.scoring.scores import columns_of, metrics_of
+from trainer.scoring.scores import columns_of
 from trainer.watch.rank_zero import SendHeartbeat
 
 SPEED_SECONDS = 1.0  # how long each speed of each learner is measured, at least
@@ -60,17 +60,17 @@ class _Measurement:
         self.validation = ValidationSet(saved.job, saved.corpora, heartbeat)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.teacher = saved.load(TEACHER).to(self.device)
-        self.teacher_scores = self._score(self.teacher)
-        models = [saved.config(name).architecture for name in saved.names]
-        self.columns = columns_of(metric for model in models for metric in metrics_of(model))
+        self.teacher_scores = self._score(TEACHER, self.teacher)
+        learners = map(saved.config, saved.names)
+        self.columns = columns_of(metric for one in learners for metric in one.metrics)
 
     @torch.inference_mode()
     def of(self, name: str) -> dict[str, Any]:
         """The row of the learner with this full name."""
         is_teacher = name == TEACHER
         model = self.teacher if is_teacher else self.saved.load(name).to(self.device)
-        scores = self.teacher_scores if is_teacher else self._score(model)
-        metrics, trained = metrics_of(model.config), self.saved.trained_heads(name)
+        scores = self.teacher_scores if is_teacher else self._score(name, model)
+        metrics, trained = self.saved.config(name).metrics, self.saved.trained_heads(name)
         both_predict = MASKED in trained & self.saved.trained_heads(TEACHER)
         told = scores.of_trained_heads(metrics, trained)
         size = describe(model.config, self.saved.job.data.sequence_length)
@@ -87,8 +87,8 @@ class _Measurement:
             "finished_at": self.saved.state.learners[name].finished_at,
         }
 
-    def _score(self, model: MaskedLanguageModel) -> Scores:
-        micro_batch, metrics = self.saved.job.batch.micro_batch, metrics_of(model.config)
+    def _score(self, name: str, model: MaskedLanguageModel) -> Scores:
+        micro_batch, metrics = self.saved.job.batch.micro_batch, self.saved.config(name).metrics
 
         def of_batch(batch: MicroBatch) -> Sequence[Tensor]:
             return score(model, batch, metrics)
@@ -98,7 +98,7 @@ class _Measurement:
 
     def _retention(self, scores: Scores) -> float | None:
         """How much of the teacher's primary metric it retains; None where either has none."""
-        primary, metrics = primary_column(self.saved.job).name, metrics_of(self.teacher.config)
+        primary, metrics = primary_column(self.saved.job).name, self.saved.job.teacher.metrics
         trained = self.saved.trained_heads(TEACHER)
         teacher = self.teacher_scores.of_trained_heads(metrics, trained)
         ours, theirs = scores.overall.get(primary), teacher.overall.get(primary)

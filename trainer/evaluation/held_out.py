@@ -13,23 +13,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline import (
     MASKED,
-    NO_LABEL,
     Batch,
     BatchStream,
     Corpus,
     CorpusSplit,
     DataConfig,
+    ExampleSplit,
     MaskingConfig,
-    Target,
+    all_batches,
 )
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
-from trainer.job_data.examples import examples_of
 from trainer.scoring.metric import Metric, Tally, joined, share_over_ranks
 from trainer.scoring.scores import shown
 from trainer.watch.rank_zero import SendHeartbeat
@@ -76,15 +74,12 @@ class ValidationSet:
         data = dataclasses.replace(config.data, phases=[], mixture={}, masking=still)
         wanted = config.evaluation.sequences
         self._opened = corpora
-        self.corpora: dict[str, _HeldOutCorpus | _HeldOutExamples]
-        if found := examples_of(config, "val", self._opened):
-            name, examples = found
-            self.corpora = {name: _HeldOutExamples(examples.rows(0, wanted), heartbeat)}
-        else:
-            self.corpora = {
-                name: _HeldOutCorpus.open(corpus.split("val"), data, wanted, heartbeat)
-                for name, corpus in self._opened.items()
-            }
+        self.corpora: dict[str, _HeldOutCorpus | _HeldOutExamples] = {
+            name: _HeldOutExamples(ExampleSplit(corpus, "val"), heartbeat)
+            if config.data.train
+            else _HeldOutCorpus.open(corpus.split("val"), data, wanted, heartbeat)
+            for name, corpus in self._opened.items()
+        }
 
     @torch.no_grad()
     def evaluate(
@@ -154,14 +149,14 @@ class _HeldOutCorpus:
 
 @dataclass(frozen=True)
 class _HeldOutExamples:
-    examples: Batch
+    examples: ExampleSplit
     heartbeat: SendHeartbeat
 
     def batches(self, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
         """See `_HeldOutCorpus.batches`."""
-        for first in range(0, len(self.examples.sample_ids), ROWS):
+        for batch in all_batches(self.examples, ROWS * world_size):
             self.heartbeat()
-            yield _share(self.examples.rows(first, first + ROWS), rank, world_size)
+            yield _share(batch, rank, world_size)
 
 
 def _share(batch: Batch, rank: int, world_size: int) -> Batch:
@@ -171,11 +166,5 @@ def _share(batch: Batch, rank: int, world_size: int) -> Batch:
     rows = np.arange(rank * size, (rank + 1) * size)
     share = batch.take(rows % total)
     repeated = rows >= total
-    targets = {name: _without(target, repeated) for name, target in share.targets.items()}
+    targets = {name: target.without(repeated) for name, target in share.targets.items()}
     return dataclasses.replace(share, targets=targets)
-
-
-def _without(target: Target, rows: NDArray[np.bool_]) -> Target:
-    """A target without the labels of these rows [R]."""
-    chosen = rows if target.positions is None else rows[:, None]
-    return dataclasses.replace(target, labels=np.where(chosen, NO_LABEL, target.labels))

@@ -1,24 +1,153 @@
-"""The labelled examples that a job's objectives bring, in place of text."""
+"""The labelled examples of a job's task: encoded once, and what they say about the job.
+
+The folder of the encoded examples is named after what decides its content: the files, the
+tokenizer, the settings of the task, and the code of its module. A job that names the same finds it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import hashlib
+import inspect
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
-from data_pipeline import Batch, Corpus
+from data_pipeline import Corpus, DataError, EncodedExample, ExampleSplit, TextEncoder
+from data_pipeline.examples.storing import store_examples
+from data_pipeline.hashing 
+from data_pipeline.shards import manifest
+from data_pipeline.tokenization.tokenizer import load as load_tokenizer
 from trainer.config import JobConfig
+from trainer.errors import TrainingError
+from trainer.learner_config import LearnerConfig
+from trainer.objectives.task import TaskConfig, TaskFile
+
+FORMAT = 1  # of the encoding
+FOLDER = "examples"
+SPLITS = {"train": "train", "val": "validation"}  # of the corpus: the files of the job
 
 
-def examples_of(
-    config: JobConfig, split: str, corpora: Mapping[str, Corpus]
-) -> tuple[str, Batch] | None:
-    """A term that brings examples, and its rows of "train" or "val"; None: the job reads text.
+def with_examples(job: JobConfig) -> JobConfig:
+    """The job with what only its examples tell: labels, steps, and the folder that holds them.
 
-    The job's `corpora` say which tokenizer makes them token ids, and how long they are. Raises
-    DataError when they cannot be read.
+    They are encoded unless they are already. A job that reads text is returned as it is. Raises
+    DataError, naming file and line, for bad examples, TrainingError where there is no tokenizer.
     """
-    for learner in (config.teacher, *config.students.values()):
-        for name, section in learner.objective.terms().items():
-            if section.files:
-                tokenizer = next(iter(corpora.values())).tokenizer_dir
-                return name, section.examples(split, tokenizer, config.data.sequence_length)
-    return None
+    if not job.data.train:
+        return job
+    name, task = task_of(job)
+    task = task.with_labels_of(TaskFile(job.data.task_files["train"], job.data.columns))
+    folder = _encoded(job, name, task)
+    job = _with_task(job, name, task)
+    data = dataclasses.replace(job.data, path=str(folder))
+    steps = job.steps or _steps(job, ExampleSplit(Corpus.open(str(folder)), "train").total)
+    return dataclasses.replace(job, data=data, steps=steps, epochs=None)
+
+
+def task_of(job: JobConfig) -> tuple[str, TaskConfig]:
+    """The task of a job that reads examples, with its name: the first that a learner has."""
+    return next(
+        (name, section)
+        for learner in (job.teacher, *job.students.values())
+        for name, section in learner.objective.terms().items()
+        if isinstance(section, TaskConfig)
+    )
+
+
+def _with_task(job: JobConfig, name: str, task: TaskConfig) -> JobConfig:
+    """The job with `task` in place of each learner's, which keeps its weight."""
+
+    def renewed(learner: LearnerConfig) -> LearnerConfig:
+        own = learner.objective.terms().get(name)
+        if own is None:
+            return learner
+        section = dataclasses.replace(task, weight=own.weight)
+        objective = dataclasses.replace(learner.objective, **{name: section})
+        return dataclasses.replace(learner, objective=objective)
+
+    students = {student: renewed(learner) for student, learner in job.students.items()}
+    return dataclasses.replace(job, teacher=renewed(job.teacher), students=students)
+
+
+def _steps(job: JobConfig, examples: int) -> int:
+    """The steps that read this many examples `epochs` times."""
+    size = job.batch.at(0).sequences
+    assert job.epochs is not None
+    assert size is not None
+    return math.ceil(job.epochs * examples / size)
+
+
+def _encoded(job: JobConfig, name: str, task: TaskConfig) -> Path:
+    """The folder of the encoded examples, which exists afterwards."""
+    tokenizer = _tokenizer_of(job)
+    fingerprint = load_tokenizer(tokenizer)[1].fingerprint
+    identity = {"format": FORMAT, "tokenizer": fingerprint, **_identity(job, task)}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    folder = Path(job.data.path or f"{job.output_dir}/{FOLDER}/{digest}/{name}")
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        encoder = TextEncoder(tokenizer, job.data.sequence_length)
+        store_examples(folder, encoder, tokenizer, identity, _examples(job, task, encoder))
+    elif manifest.read(folder)["identity"] != identity:
+        raise DataError(f"data.path: {folder} holds other examples; name another, or leave it out")
+    return folder
+
+
+def _identity(job: JobConfig, task: TaskConfig) -> dict[str, Any]:
+    """All but the tokenizer that decides what the encoded examples are."""
+    data = job.data
+    return {
+        "settings": {**dataclasses.asdict(task), "weight": None},
+        "code": _content(Path(inspect.getfile(type(task)))),
+        "files": {split: _content(path) for split, path in data.task_files.items()},
+        "columns": dict(data.columns),
+        "sequence_length": data.sequence_length,
+        "validation_fraction": None if data.validation else data.validation_fraction,
+    }
+
+
+def _examples(
+    job: JobConfig, task: TaskConfig, encoder: TextEncoder
+) -> dict[str, Iterable[EncodedExample]]:
+    """The examples of the splits "train" and "val"."""
+    files = {split: TaskFile(path, job.data.columns) for split, path in job.data.task_files.items()}
+    if "validation" in files:
+        return {split: task.encode(files[of], encoder) for split, of in SPLITS.items()}
+    fraction = job.data.validation_fraction
+    return {
+        split: _held_out(task.encode(files["train"], encoder), fraction, wanted=split == "val")
+        for split in SPLITS
+    }
+
+
+def _held_out(
+    examples: Iterator[EncodedExample], fraction: float, wanted: bool
+) -> Iterator[EncodedExample]:
+    """The examples that are held out, or the others: every so many'th."""
+    every = round(1 / fraction)
+    for number, example in enumerate(examples):
+        if (number % every == every - 1) == wanted:
+            yield example
+
+
+def _tokenizer_of(job: JobConfig) -> Path:
+    """The folder of the tokenizer that the job's models share."""
+    learners = (job.teacher, *job.students.values())
+    folders = [job.data.tokenizer, *(one.init.pretrained for one in learners)]
+    folder = next((one for one in folders if one is not None), None)
+    if folder is None:
+        raise TrainingError("data.tokenizer: must be set where teacher.init.pretrained is not")
+    if not Path(folder).exists():
+        raise TrainingError(f"{folder}: no such folder; it should hold the tokenizer")
+    return Path(folder)
+
+
+def _content(path: Path) -> str:
+    """The SHA-256 of a file."""
+    try:
+        return manifest.sha256(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None

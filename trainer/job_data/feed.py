@@ -9,11 +9,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from data_pipeline import Batch, BatchStream, Corpus, ExampleStream
+from data_pipeline import Batch, BatchStream, Corpus, ExampleSplit, ExampleStream
 from data_pipeline.masking.torch_masker import TorchMasker
 from trainer.config import JobConfig
 from trainer.job_data.batch_plan import global_batches
-from trainer.job_data.examples import examples_of
 from trainer.job_data.prefetch import Prefetched
 from trainer.job_data.staging import folder_on_node, stager_of_node
 from trainer.watch.rollback import batch_number
@@ -31,10 +30,11 @@ class Feed:
         self._staged: Path | None = None
         self.masker: TorchMasker | None = None
         self._stream: BatchStream | ExampleStream
-        if found := examples_of(config, "train", corpora):
+        if config.data.train:
+            skips = config.data.on_bad_shard == "skip"
+            split = ExampleSplit(next(iter(corpora.values())), "train", skips)
             where = (dist.get_rank(), dist.get_world_size())
-            sizes = global_batches(config, corpora)
-            self._stream = ExampleStream(found[1], config.seed, sizes, *where)
+            self._stream = ExampleStream(split, config.seed, global_batches(config), *where)
         else:
             self._open_text(attempt)
         self._open = ExitStack()

@@ -42,7 +42,6 @@ from trainer.objectives import Objective
 from trainer.optimizers import GatedOptimizer, build_optimizer
 from trainer.optimizers.loss_scale import LossScale
 from trainer.schedules.learning_rate import factor
-from trainer.scoring.scores import metrics_of
 from trainer.seeds import derive
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
 
@@ -106,7 +105,7 @@ class Learner:
             module.model.compile_layers()
         self.model: MaskedLanguageModel = module.model
         self.device: torch.device = self.engine.device
-        self.metrics = metrics_of(config.architecture)
+        self.metrics = config.metrics
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
         self._read_from: tuple[str, ...] = ()  # the sources of the last step
@@ -188,7 +187,7 @@ class Learner:
     def update(self, step: int, loss: float, length: int, seconds: float) -> None:
         """Take the job's `step`, or skip it if loss or gradient is non-finite or the loss spikes.
 
-        `loss` is that of the global batch of sequences of `length`; the job has been trained for
+        `loss` is that of the global batch of sequences of `length` (0: it varies); the job has been trained for
         this many `seconds`, on which all ranks agree.
         """
         if self.own_step(step) <= self._transfer_steps or self.counters.clocked_from is None:

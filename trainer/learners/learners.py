@@ -115,9 +115,7 @@ class Learners:
     def admit(self, state: JobState, unigram: Mapping[str, float]) -> list[str]:
         """Start the students whose time has come; returns their names."""
         joined = []
-        primary = primary_column(
-            self.config.teacher.architecture, self.config.evaluation.metric
-        ).name
+        primary = primary_column(self.config.teacher.metrics, self.config.evaluation.metric).name
         for name, config in self.config.students.items():
             key = student_key(name)
             if key in self.waiting and is_due(config.start, state, unigram, primary):

@@ -17,7 +17,7 @@ from trainer.learners.programs import Program, Result
 from trainer.objectives import Objective
 from trainer.seeds import derive
 
-HEADS = ("head.", "pair_head.", "task_heads.")  # how the names of their parameters begin
+HEADS = ("head.", "pooler.", "pair_head.", "task_heads.")  # how the names of their parameters begin
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

@@ -11,6 +11,7 @@ attended positions, or [P, H] with masked ones. Masks are bool.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,6 +26,16 @@ def label_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]
     """
     loss = F.cross_entropy(logits.float(), labels, ignore_index=NO_LABEL, reduction="sum")
     return loss, (labels != NO_LABEL).sum()
+
+
+def squared_error(predictions: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared error of a number that is predicted of whole examples.
+
+    predictions: [B, 1]; numbers: [B] float32, NaN where an example has none. Count: numbers.
+    """
+    there = ~numbers.isnan()
+    error = predictions.float()[:, 0] - torch.where(there, numbers, 0.0)
+    return (error.square() * there).sum(), there.sum()
 
 
 def cosine_distance(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

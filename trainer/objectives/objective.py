@@ -87,11 +87,6 @@ class ObjectiveConfig(Section):
             key, _, why = str(error).partition(": ")
             yield key, why
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The files of labelled examples that a term brings; none where all are about text."""
-        return next((one.files for one in self.terms().values() if one.files), ())
-
     def conflicts_with_data(self, packings: Collection[str], masked: bool) -> Iterator[Refusal]:
         """The terms that are about what sequences do not have.
 

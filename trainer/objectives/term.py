@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from configs.rules import WEIGHT, Doc
 from configs.section import Refusal, Section
-from data_pipeline import MASKED, Batch
+from data_pipeline import MASKED
 from model import Capture, EncoderConfig, Features, ModelShape
 from trainer.batches import MicroBatch
 from trainer.denominators import ATTENDED
@@ -101,15 +100,6 @@ class TermConfig(Section, ABC):
     def equip(self, model: EncoderConfig) -> EncoderConfig:
         """The model with the head that it trains; ValueError, naming the key, if it cannot be."""
         return model
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Files of labelled examples of its own, which the job reads instead of text."""
-        return ()
-
-    def examples(self, split: str, tokenizer_dir: Path, length: int) -> Batch:
-        """All rows of "train" or "val" in its `files`; DataError, naming file and line."""
-        raise NotImplementedError
 
     def refusals(self, packings: Collection[str], masked: bool) -> Iterator[str]:
         """Why it is not about the data: sequences of these `packings`, `masked` or not."""

@@ -29,6 +29,11 @@ class ScheduleConfig(Section):
     warmup_steps: Annotated[
         int, INDEX, Unit("steps"), Doc("The rate rises linearly to its peak over these.")
     ] = 0
+    warmup_fraction: Annotated[
+        float,
+        FRACTION,
+        Doc("Or over this fraction of the learner's steps, in place of warmup_steps."),
+    ] = 0.0
     decay_fraction: Annotated[
         float, positive(1.0), Doc("Fraction of the way, at its end, over which wsd falls.")
     ] = 0.1
@@ -45,6 +50,8 @@ class ScheduleConfig(Section):
     ] = field(default_factory=dict)
 
     def conflicts(self) -> Iterator[Refusal]:
+        if self.warmup_steps and self.warmup_fraction:
+            yield "warmup_fraction", "set either this or warmup_steps, and the other one to 0"
         if bool(self.points) != (self.kind == "points"):
             yield "points", "set these together with kind: points, or neither"
 
@@ -52,11 +59,12 @@ class ScheduleConfig(Section):
 def factor(config: ScheduleConfig, step: int, steps: float, time_used: float = 0.0) -> float:
     """The share of the peak learning rate for the 0-based `step` of a learner's `steps`.
 
-    The first step already learns: warm-up gives (step + 1) / warmup_steps. Where a learner's time
+    The first step already learns: warm-up gives (step + 1) / its steps. Where a learner's time
     is limited, `time_used` is the share of it that is gone: it is as far as the larger of the two.
     """
-    warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    after_warmup = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
+    warmup = config.warmup_steps or config.warmup_fraction * steps
+    warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    after_warmup = (step - warmup) / max(1, steps - warmup)
     done = min(max(after_warmup, time_used, 0.0), 1.0)
     shape = {
         "linear": 1 - done,

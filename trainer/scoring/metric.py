@@ -27,6 +27,11 @@ class Metric(ABC, Generic[Outputs]):
     head: str  # the head that is scored; its scores mean nothing until it is trained
     columns: tuple[Column, ...]
 
+    @property
+    def primary(self) -> Column:
+        """The score that stands for the metric."""
+        return self.columns[0]
+
     @abstractmethod
     def of_batch(self, outputs: Outputs) -> Tensor:
         """The readings of one micro-batch; called where the model's weights can be read."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -41,6 +42,10 @@ class MaskedTokens(SummedMetric[ScoreInputs]):
     head = MASKED
     columns = LOSS, ACCURACY
     size = 3
+
+    @property
+    def primary(self) -> Column:
+        return ACCURACY
 
     @torch.no_grad()
     def of_batch(self, outputs: ScoreInputs) -> Tensor:
@@ -84,6 +89,7 @@ class HeadAccuracy(SummedMetric[ScoreInputs]):
         return {self.columns[0].name: right / examples} if examples else {}
 
 
+Metrics = tuple[Metric[ScoreInputs], ...]
 _METRICS: dict[str, Metric[ScoreInputs]] = {}
 
 
@@ -102,16 +108,19 @@ register(MaskedTokens())
 register(HeadAccuracy(PAIRS, PAIR_ACCURACY))
 
 
-def metrics_of(model: EncoderConfig) -> tuple[Metric[ScoreInputs], ...]:
-    """The metrics of a model's heads."""
+def metrics_of(
+    model: EncoderConfig, of_tasks: Mapping[str, Metrics] = MappingProxyType({})
+) -> Metrics:
+    """The metrics of a model's heads; those `of_tasks` bring their own, by head."""
     heads = [*([MASKED] if model.mlm_head else []), *([PAIRS] if model.pair_head else [])]
     by_accuracy = {
         name: HeadAccuracy(name, Column(f"{name}_accuracy", name))
         for name, head in model.task_heads.items()
         if head.kind == CLASSIFICATION
     }
-    known = {**by_accuracy, **_METRICS}
-    return tuple(known[head] for head in [*heads, *model.task_heads] if head in known)
+    usual = {name: (metric,) for name, metric in {**by_accuracy, **_METRICS}.items()}
+    known = {**usual, **of_tasks}
+    return tuple(one for head in [*heads, *model.task_heads] for one in known.get(head, ()))
 
 
 def columns_of(metrics: Iterable[Metric[Any]]) -> dict[str, Column]:
@@ -119,10 +128,9 @@ def columns_of(metrics: Iterable[Metric[Any]]) -> dict[str, Column]:
     return {column.name: column for metric in metrics for column in metric.columns}
 
 
-def primary_column(model: EncoderConfig, name: str | None) -> Column:
-    """The score of a teacher's `model` with this name; None: the accuracy of its first head."""
-    metrics = metrics_of(model)
-    return metrics[0].columns[-1] if name is None else columns_of(metrics)[name]
+def primary_column(metrics: Metrics, name: str | None) -> Column:
+    """The teacher's score with this name; None: the primary one of its first head."""
+    return metrics[0].primary if name is None else columns_of(metrics)[name]
 
 
 def capture_for(metrics: Iterable[Metric[Any]]) -> Capture:

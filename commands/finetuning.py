@@ -1,0 +1,85 @@
+"""The short way to write a task's job: `tandem finetune`."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.job_configs import load_job
+from commands.options import PATH
+from commands.output import ignore_write_errors
+from commands.submission import numbers
+from commands.training import announce_if_finished, run_ranks
+
+if TYPE_CHECKING:
+    from trainer.config import JobConfig
+
+
+@click.command()
+@click.argument("task", type=PATH)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--model", type=PATH, required=True, help="A folder of weights and a tokenizer.")
+@click.option("--nproc", type=click.IntRange(min=1), help="Processes on this machine.")
+@click.option("--seeds", callback=numbers, help="One run per seed, such as 1,2,3.")
+def finetune(
+    task: str, overrides: tuple[str, ...], model: str, nproc: int | None, seeds: list[int]
+) -> None:
+    """Fine-tune the model in a folder on TASK, a file or a name from configs/task/.
+
+    The run is called after the task and the model, unless name=NAME is given. With several seeds
+    there is a run for each, and their best, mean and standard deviation are reported.
+    """
+    ignore_write_errors()
+    if not Path(model).is_dir():
+        raise click.UsageError(f"--model {model}: no such folder")
+    words = [f"teacher.init.pretrained={model}", *overrides]
+    if not any(word.startswith("name=") for word in overrides):
+        words.append(f"name={Path(task).stem}-{Path(model).resolve().name}")
+    if not seeds:
+        sys.exit(_train(task, tuple(words), nproc))
+    name = load_job(task, tuple(words)).name
+    runs = {seed: (*words, f"seed={seed}", f"name={name}-seed{seed}") for seed in seeds}
+    for own in runs.values():
+        if code := _train(task, own, nproc):
+            sys.exit(code)
+    click.echo(f"\n{_summary({seed: load_job(task, own) for seed, own in runs.items()})}")
+
+
+def _train(task: str, overrides: tuple[str, ...], nproc: int | None) -> int:
+    """Train the run to its end, unless it has come to it already; the exit code."""
+    job = load_job(task, overrides)
+    return 0 if announce_if_finished(job) else run_ranks(task, overrides, nproc)
+
+
+def _summary(jobs: dict[int, JobConfig]) -> str:
+    """The primary metric of each learner over the seeds, and where the best is."""
+    from trainer.run_folder.folder import RunFolder
+    from trainer.run_folder.run_files import primary_of, read_evaluation
+
+    folders = {seed: RunFolder.of(job) for seed, job in jobs.items()}
+    found: dict[int, dict[str, Any]] = {}
+    for seed, folder in folders.items():
+        results = read_evaluation(folder.evaluation)
+        assert results is not None, "a run that has ended well has results"
+        found[seed] = results
+    column = primary_of(next(iter(found.values())))
+    lines = [f"{column.name} over {len(jobs)} seeds"]
+    for learner in next(iter(found.values()))["learners"]:
+        scores = {
+            seed: results["learners"][learner][column.name] for seed, results in found.items()
+        }
+        scores = {seed: score for seed, score in scores.items() if score is not None}
+        if not scores:
+            continue
+        best = (max if column.higher_is_better else min)(scores, key=lambda seed: scores[seed])
+        mean, spread = statistics.fmean(scores.values()), statistics.pstdev(scores.values())
+        export = found[best]["learners"][learner].get("export", folders[best].path)
+        lines.append(
+            f"{learner}: best {column.written(scores[best])} (seed {best}, {export}), "
+            f"mean {column.written(mean)}, standard deviation {column.written(spread)}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,69 @@
+"""An encoded example, and what is known of all examples of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+WHOLE, TOKENS = "whole", "tokens"  # what a target has one value for: the example, each token
+NO_NUMBER = float("nan")
+
+Segment = NDArray[np.integer]  # token ids, without special tokens
+
+
+@dataclass(frozen=True)
+class EncodedExample:
+    """One example: its sequences, each of one or two segments, and its targets by name.
+
+    A target of the example is a number; a target of its tokens has one for each token of the
+    segments, in order, -100 where there is none.
+    """
+
+    sequences: Sequence[Sequence[Segment]]
+    targets: Mapping[str, float | NDArray[np.int64]]
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The segments of all sequences, in order."""
+        return [segment for sequence in self.sequences for segment in sequence]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What all examples of a task have in common.
+
+    segments: how many each of an example's sequences has. targets: each target's name, with what
+    it has a value for (`WHOLE` or `TOKENS`). numbers: the targets that are real numbers; the others
+    are classes or positions.
+    """
+
+    segments: tuple[int, ...]
+    targets: Mapping[str, str]
+    numbers: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, example: EncodedExample) -> Layout:
+        """The layout of one example, which the others must share."""
+        targets = {
+            name: TOKENS if isinstance(value, np.ndarray) else WHOLE
+            for name, value in example.targets.items()
+        }
+        numbers = tuple(name for name, one in example.targets.items() if isinstance(one, float))
+        return cls(tuple(len(one) for one in example.sequences), targets, numbers)
+
+    def dtype(self, target: str) -> np.dtype:
+        """How a target is stored."""
+        return np.dtype("<f4") if target in self.numbers else np.dtype("<i4")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for the manifest."""
+        return {**asdict(self), "segments": [*self.segments], "numbers": [*self.numbers]}
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Layout:
+        """The reverse of `to_json`."""
+        return cls(tuple(tree["segments"]), tree["targets"], tuple(tree["numbers"]))

@@ -1,0 +1,211 @@
+"""Reading the encoded examples of a split, as batches padded to their own longest sequence."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.errors import BadShard, DataError
+from data_pipeline.examples.example import TOKENS, WHOLE, Layout
+from data_pipeline.examples.order import POOL_BLOCKS, ExampleTable
+from data_pipeline.examples.storing import target_file
+from data_pipeline.masking.masker import NO_LABEL
+from data_pipeline.reading.batches import Batch, Target
+from data_pipeline.reading.corpus import Corpus, CorpusSplit
+from data_pipeline.shards import manifest
+from data_pipeline.shards.arrays import map_array
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """An example as it stands in its block."""
+
+    number: int
+    segments: list[NDArray[np.integer]]
+    first_token: int  # of its tokens, in the whole split
+    readable: bool = True
+
+
+class ExampleSplit:
+    """The examples of a split of a corpus that `store_examples` wrote. Not for several threads."""
+
+    def __init__(self, corpus: Corpus, split: str, skip_bad_shards: bool = False) -> None:
+        """Raise DataError when the corpus holds text, or the split nothing."""
+        self._split: CorpusSplit = corpus.split(split)
+        self.layout = layout_of(corpus)
+        self.vocabulary = corpus.vocabulary
+        self.table = ExampleTable(self._split.index, sum(self.layout.segments))
+        self._targets = {
+            name: map_array(corpus.folder / target_file(split, name))
+            for name in self.layout.targets
+        }
+        self._skip_bad_shards = skip_bad_shards
+        self._blocks: OrderedDict[int, NDArray[np.integer] | None] = OrderedDict()
+
+    @property
+    def total(self) -> int:
+        """The number of examples."""
+        return self.table.total
+
+    def labels(self, target: str) -> NDArray[Any]:
+        """All values of a target: of every example, or of every token."""
+        return self._targets[target]
+
+    def batch(self, numbers: NDArray[np.int64], epochs: NDArray[np.int64]) -> Batch:
+        """The examples with these numbers [R], padded to the longest sequence among them.
+
+        Their arrays are [R, L], or [R, C, L] where an example has C > 1 sequences.
+        """
+        rows = [self._row(int(number)) for number in numbers]
+        sheet = _Sheet.of(rows, self.layout, self.vocabulary.cls, self.vocabulary.sep)
+        input_ids, segment_ids, mask = sheet.filled(self.vocabulary.pad)
+        return Batch(
+            input_ids=input_ids,
+            segment_ids=segment_ids,
+            attention_mask=mask,
+            targets={name: self._target(name, rows, sheet) for name in self.layout.targets},
+            sample_ids=numbers,
+            epochs=epochs,
+            readable=np.array([row.readable for row in rows]),
+            is_trimmed=True,
+        )
+
+    def _row(self, number: int) -> _Row:
+        table = self.table
+        block = int(np.searchsorted(table.first_example, number, side="right")) - 1
+        starts, sizes = self._bounds(block)
+        within = number - int(table.first_example[block])
+        start, tokens = int(starts[within]), self._tokens(block)
+        if tokens is None:
+            return _Row(number, [np.zeros(0, np.uint16)] * sizes.shape[1], 0, readable=False)
+        ends = start + np.cumsum(sizes[within])
+        segments = [
+            tokens[end - size : end]
+            for end, size in zip(ends.tolist(), sizes[within].tolist(), strict=True)
+        ]
+        return _Row(number, segments, int(table.first_token[block]) + start)
+
+    def _bounds(self, block: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where each example of a block begins in it, and its segments' sizes."""
+        if block not in self._known_bounds:
+            span = self.table.first_example[block : block + 2].tolist()
+            sizes = self.table.segment_sizes(*span)
+            lengths = sizes.sum(axis=1)
+            self._known_bounds[block] = np.cumsum(lengths) - lengths, sizes
+            if len(self._known_bounds) > POOL_BLOCKS + 1:
+                self._known_bounds.popitem(last=False)
+        return self._known_bounds[block]
+
+    @cached_property
+    def _known_bounds(self) -> OrderedDict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        return OrderedDict()
+
+    def _tokens(self, block: int) -> NDArray[np.integer] | None:
+        """The tokens of a block; None if it cannot be read and bad shards are skipped."""
+        if block not in self._blocks:
+            self._blocks[block] = self._read(block)
+            if len(self._blocks) > POOL_BLOCKS + 1:
+                self._blocks.popitem(last=False)
+        return self._blocks[block]
+
+    def _read(self, block: int) -> NDArray[np.integer] | None:
+        try:
+            return self._split.read_block(block).tokens
+        except BadShard as error:
+            if not self._skip_bad_shards:
+                raise
+            _log.warning("%s: its unreadable examples are trained on without labels", error)
+            return None
+
+    def _target(self, name: str, rows: list[_Row], sheet: _Sheet) -> Target:
+        values = self._targets[name]
+        if self.layout.targets[name] == WHOLE:
+            labels = values[[row.number for row in rows]].astype(
+                np.float32 if name in self.layout.numbers else np.int64
+            )
+            labels[[not row.readable for row in rows]] = (
+                np.nan if name in self.layout.numbers else NO_LABEL
+            )
+            return Target(labels)
+        assert self.layout.targets[name] == TOKENS
+        return sheet.token_target(rows, values)
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """The sequences of some rows side by side: [R, C, L] ids, with the column of every token."""
+
+    shape: tuple[int, int, int]
+    ids: list[list[NDArray[np.integer]]]  # by row and sequence, special tokens included
+    second: list[list[int]]  # the columns where the second segments begin
+    columns: list[NDArray[np.int64]]  # of every ordinary token of a row, into C * L
+
+    @classmethod
+    def of(cls, rows: list[_Row], layout: Layout, first: int, sep: int) -> _Sheet:
+        special = np.array([first]), np.array([sep])
+        ids, second, starts = [], [], []
+        for row in rows:
+            sequences, seconds, places, at = [], [], [], 0
+            for count in layout.segments:
+                segments = row.segments[at : at + count]
+                at += count
+                parts, column = [special[0]], 1
+                for segment in segments:
+                    parts += [segment, special[1]]
+                    places.append((len(sequences), column, len(segment)))
+                    column += len(segment) + 1
+                sequences.append(np.concatenate(parts))
+                seconds.append(len(segments[0]) + 2 if count == 2 else column)
+            ids.append(sequences)
+            second.append(seconds)
+            starts.append(places)
+        longest = max(len(sequence) for sequences in ids for sequence in sequences)
+        columns = [
+            np.concatenate([np.arange(size) + c * longest + at for c, at, size in places])
+            for places in starts
+        ]
+        return cls((len(rows), len(layout.segments), longest), ids, second, columns)
+
+    def filled(self, pad: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Ids, segment ids and attention mask, [R, L] where there is one sequence."""
+        ids = np.full(self.shape, pad, np.int64)
+        segment_ids, mask = np.zeros((2, *self.shape), np.int64)
+        for row, sequences in enumerate(self.ids):
+            for number, sequence in enumerate(sequences):
+                ids[row, number, : len(sequence)] = sequence
+                mask[row, number, : len(sequence)] = 1
+                segment_ids[row, number, self.second[row][number] : len(sequence)] = 1
+        if self.shape[1] == 1:
+            return ids[:, 0], segment_ids[:, 0], mask[:, 0]
+        return ids, segment_ids, mask
+
+    def token_target(self, rows: list[_Row], values: NDArray[Any]) -> Target:
+        """The labels of the tokens that have one, [R, M], with their columns."""
+        found = []
+        for row, columns in zip(rows, self.columns, strict=True):
+            own = values[row.first_token : row.first_token + len(columns)].astype(np.int64)
+            chosen = own != NO_LABEL
+            found.append((own[chosen], columns[chosen]))
+        slots = max(1, *(len(labels) for labels, _ in found))
+        labels = np.full((len(rows), slots), NO_LABEL, np.int64)
+        positions = np.zeros_like(labels)
+        for number, (own, columns) in enumerate(found):
+            labels[number, : len(own)] = own
+            positions[number, : len(own)] = columns
+        return Target(labels, positions)
+
+
+def layout_of(corpus: Corpus) -> Layout:
+    """The layout of a corpus of examples; DataError where it holds text."""
+    found = manifest.read(corpus.folder)["tally"].get("examples")
+    if found is None:
+        raise DataError(f"{corpus.name}: holds text, not the examples of a task")
+    return Layout.from_json(found)

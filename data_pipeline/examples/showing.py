@@ -1,0 +1,51 @@
+"""A few encoded examples as text: ``tandem data show`` of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import tokenizers
+from rich.text import Text
+
+from data_pipeline.config import DataConfig
+from data_pipeline.examples.reading import ExampleSplit
+from data_pipeline.examples.stream import ExampleStream
+from data_pipeline.order.slots import BatchSizes
+from data_pipeline.reading.batches import Batch
+from data_pipeline.reading.corpus import Corpus
+from data_pipeline.tokenization import tokenizer as tokenization
+
+
+def show_examples(config: DataConfig, seed: int, sizes: BatchSizes, count: int) -> Iterator[Text]:
+    """How long the examples are, and the first `count` that the job reads, with their targets."""
+    corpus = Corpus.open(config.path)
+    split = ExampleSplit(corpus, "train")
+    lengths = split.table.lengths(0, split.total)
+    yield Text(
+        f"{split.total:,} examples to train on, {ExampleSplit(corpus, 'val').total:,} to score on; "
+        f"{lengths.mean():.0f} tokens in the mean, {lengths.max()} at most"
+    )
+    tokenizer, _ = tokenization.load(corpus.tokenizer_dir)
+    batch = ExampleStream(split, seed, sizes).batch(0)
+    for row in range(min(count, len(batch.sample_ids))):
+        yield Text(f"example {batch.sample_ids[row]}", style="bold underline")
+        for sequence, mask in zip(
+            np.atleast_2d(batch.input_ids[row]), np.atleast_2d(batch.attention_mask[row])
+        ):
+            yield Text(_words(sequence[mask == 1], tokenizer))
+        yield Text(", ".join(_targets(batch, row)), style="bold green")
+
+
+def _words(ids: np.ndarray, tokenizer: tokenizers.Tokenizer) -> str:
+    return " ".join(str(tokenizer.id_to_token(int(one))) for one in ids)
+
+
+def _targets(batch: Batch, row: int) -> Iterator[str]:
+    for name, target in batch.targets.items():
+        own, there = target.labels[row], target.is_labelled[row]
+        if target.positions is None:
+            yield f"{name}: {own}"
+        else:
+            pairs = zip(target.positions[row][there], own[there], strict=True)
+            yield f"{name}: " + " ".join(f"{column}:{label}" for column, label in pairs)

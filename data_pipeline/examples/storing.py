@@ -1,0 +1,124 @@
+"""Writing a task's encoded examples as a corpus: shards, index, tokenizer, manifest, and targets.
+
+An example is a document, and each segment of its sequences a sentence. The targets lie beside the
+index of each split, in the order of the examples::
+
+    train/target-NAME.npy   one value for each example, or for each token
+
+The folder is written under a hidden name, and renamed when it is complete.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.building.finishing import finish_folder
+from data_pipeline.errors import DataError
+from data_pipeline.examples.example import TOKENS, EncodedExample, Layout
+from data_pipeline.examples.text_encoder import TextEncoder
+from data_pipeline.reading.corpus import SPLITS
+from data_pipeline.shards.blocks import token_dtype
+from data_pipeline.shards.writing import SplitWriter, disk_errors
+
+SHARD_BYTES = 64 << 20
+
+
+def target_file(split: str, target: str) -> str:
+    """Where the values of a target are, inside the folder."""
+    return f"{split}/target-{target}.npy"
+
+
+def store_examples(
+    folder: Path,
+    encoder: TextEncoder,
+    tokenizer_dir: Path,
+    identity: Mapping[str, Any],
+    examples: Mapping[str, Iterable[EncodedExample]],
+) -> None:
+    """Write the `examples` of the splits "train" and "val" to `folder`, which must not exist.
+
+    `identity` says what they were made of; the manifest holds it. Raises DataError for examples of
+    different layouts, a split without examples, and a disk that is full.
+    """
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    try:
+        names, layout = [], None
+        for split in SPLITS:
+            writer = _SplitOfExamples(part, split, encoder, layout)
+            names += writer.write(examples.get(split, ()))
+            layout = writer.layout
+        assert layout is not None
+        finish_folder(
+            part,
+            lambda *paths: None,
+            str(tokenizer_dir),
+            dict(identity),
+            (encoder.tokenizer, encoder.vocabulary),
+            {"examples": layout.to_json(), "cut": encoder.cut},
+            names,
+        )
+        _publish(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _publish(part: Path, folder: Path) -> None:
+    """Give a complete folder its name, unless another process was faster."""
+    try:
+        os.rename(part, folder)
+    except OSError as error:
+        if not folder.is_dir():
+            raise DataError(f"{folder}: cannot be written: {error.strerror}") from None
+
+
+class _SplitOfExamples:
+    """The writer of one split, and the targets collected for it."""
+
+    def __init__(
+        self, folder: Path, split: str, encoder: TextEncoder, layout: Layout | None
+    ) -> None:
+        vocab_size = encoder.vocabulary.vocab_size
+        self.folder, self.split, self.layout = folder, split, layout
+        self._dtype = token_dtype(vocab_size)
+        self._writer = SplitWriter(
+            folder / split, lambda *paths: None, self._dtype, vocab_size, SHARD_BYTES
+        )
+        self._targets: dict[str, list[Any]] = {}
+
+    def write(self, examples: Iterable[EncodedExample]) -> list[str]:
+        """Write the split; returns the names of the files of its targets."""
+        for example in examples:
+            self._add(example)
+        self._writer.finish()
+        names = []
+        for name in self.layout.targets if self.layout else ():
+            names.append(target_file(self.split, name))
+            with disk_errors(self.folder):
+                np.save(self.folder / names[-1], self._joined(name))
+        return names
+
+    def _add(self, example: EncodedExample) -> None:
+        found = Layout.of(example)
+        if self.layout is None:
+            self.layout = found
+        if found != self.layout:
+            raise DataError(f"{self.split}: examples differ in their sequences or targets")
+        segments = example.segments
+        sizes = np.array([len(segment) for segment in segments], "<u2")
+        self._writer.add(np.concatenate(segments).astype(self._dtype, copy=False), sizes)
+        for name, value in example.targets.items():
+            self._targets.setdefault(name, []).append(value)
+
+    def _joined(self, name: str) -> NDArray[Any]:
+        assert self.layout is not None
+        values, dtype = self._targets.get(name, []), self.layout.dtype(name)
+        if self.layout.targets[name] == TOKENS:
+            return np.concatenate([np.zeros(0, dtype), *values]).astype(dtype)
+        return np.array(values, dtype)

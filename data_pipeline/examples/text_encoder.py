@@ -1,0 +1,60 @@
+"""Texts as token ids, cut to what fits into a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from data_pipeline.errors import DataError
+from data_pipeline.shards.blocks import token_dtype
+from data_pipeline.tokenization.tokenizer import load
+
+
+class TextEncoder:
+    """Encodes the texts of examples with one tokenizer; counts those that it has to cut."""
+
+    def __init__(self, tokenizer_dir: Path, length: int) -> None:
+        """`length` is the longest sequence, special tokens included.
+
+        Raises DataError when there is no tokenizer in the folder.
+        """
+        self.tokenizer, self.vocabulary = load(tokenizer_dir)
+        self.length = length
+        self.cut = 0
+        self._dtype = token_dtype(self.vocabulary.vocab_size)
+
+    def encode(self, text: str, place: str) -> tokenizers.Encoding:
+        """The tokens of a text, with their places in it; DataError where it has none."""
+        found = self.tokenizer.encode(text, add_special_tokens=False)
+        if not len(found.ids):
+            raise DataError(f"{place}: a text is empty; remove the example")
+        return found
+
+    def sequence(self, texts: Sequence[str], place: str) -> list[NDArray[np.integer]]:
+        """The segments of one sequence, cut to fit: the longest loses its last tokens first."""
+        segments = [self.array(self.encode(text, place).ids) for text in texts]
+        room = self.capacity(len(segments))
+        sizes = [len(segment) for segment in segments]
+        excess = sum(sizes) - room
+        if excess <= 0:
+            return segments
+        self.cut += 1
+        if len(sizes) == 2:
+            longer, shorter = sorted(range(2), key=lambda number: -sizes[number])
+            sizes[longer] = max(room - sizes[shorter], room - room // 2)
+            sizes[shorter] = room - sizes[longer]
+        else:
+            sizes[0] = room
+        return [segment[:size] for segment, size in zip(segments, sizes, strict=True)]
+
+    def capacity(self, segments: int) -> int:
+        """The tokens of text that fit into a sequence of this many segments."""
+        return self.length - segments - 1
+
+    def array(self, ids: Sequence[int]) -> NDArray[np.integer]:
+        """Ids as they are stored."""
+        return np.array(ids, self._dtype)

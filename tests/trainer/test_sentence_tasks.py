@@ -1,0 +1,190 @@
+"""A task from its files to its exports: trained, distilled, resumed, scored, exported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import configs
+from configs import ConfigError
+from data_pipeline import DataError
+from tests.distributed import run_distributed
+from tests.trainer import jobs
+from trainer.config import JobConfig
+from trainer.evaluation.finished import SavedLearners
+from trainer.job_data.examples import with_examples
+from trainer.run_folder import metrics
+from trainer.run_folder.folder import RunFolder
+
+LABELS = ["bright", "dull"]
+JOB = """
+name: moods
+steps: 40
+output_dir: {runs}
+data:
+  {{root: {folder}, train: train.tsv, validation: held_out.tsv, sequence_length: 12,
+  tokenizer: {corpus}/tokenizer}}
+batch: {{size: 16, micro_batch: 4}}
+teacher:
+  model: &model
+    {{hidden_size: 32, layers: 2, heads: 2, ffn_size: 64, vocab_size: 600, max_positions: 12}}
+  optimizer: &optimizer {{learning_rate: 3.0e-3}}
+  objective: {{single_sentence: {{}}}}
+students:
+  small:
+    model:
+      {{hidden_size: 16, layers: 1, heads: 2, ffn_size: 32, vocab_size: 600, max_positions: 12}}
+    optimizer: *optimizer
+    objective: {{single_sentence: {{weight: 2.0}}, hidden_mse: {{embedding: false}}}}
+evaluation: {{every: 20}}
+checkpoint: {{every: 20}}
+log: {{every: 1, wandb: disabled}}
+"""
+
+
+def lines(count: int, shift: int) -> list[str]:
+    """Texts with their labels: those with "was" in them are bright, those with "his" dull."""
+    words = ["the", "of", "and", "to", "in"]
+    rows = []
+    for number in range(shift, shift + count):
+        text = " ".join(words[(number * step) % 5] for step in range(1, 2 + number % 5))
+        bright = number // 2 % 2
+        rows.append(
+            f"{text} {'was' if bright else 'his'} {words[number % 5]}\t{LABELS[1 - bright]}"
+        )
+    return rows
+
+
+def write(path: Path, rows: list[str]) -> None:
+    path.write_text("\n".join(["text\tlabel", *rows]) + "\n")
+
+
+@pytest.fixture(scope="module")
+def job(corpus, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("moods")
+    write(folder / "train.tsv", lines(80, 0))
+    write(folder / "held_out.tsv", lines(21, 400))
+    path = folder / "job.yaml"
+    path.write_text(JOB.format(runs=folder / "runs", corpus=corpus, folder=folder))
+    return path
+
+
+def load(job: Path, *overrides: str) -> JobConfig:
+    return with_examples(configs.load(str(job), JobConfig, "job", overrides))
+
+
+def train(job: Path) -> str:
+    """The folder of the finished run. Collective."""
+    folder = jobs.run(load(job))
+    jobs.finish(folder)
+    return str(folder.path)
+
+
+def curves(job: Path, runs: Path) -> tuple[list, list]:
+    """What a run records that goes through, and one that stops and resumes. Collective."""
+    whole = jobs.run(load(job, f"output_dir={runs}", "name=whole"))
+    again = load(job, f"output_dir={runs}", "name=again")
+    jobs.run(again, stop_after=13)
+    return jobs.curve(whole), jobs.curve(jobs.run(again))
+
+
+@pytest.fixture(scope="module")
+def finished(job) -> RunFolder:
+    return RunFolder(Path(run_distributed(train, 2, job)[0]))
+
+
+def test_a_task_is_trained_distilled_scored_and_exported(finished) -> None:
+    last = [row for row in metrics.read(finished.metrics) if row["step"] == 40]
+    results = json.loads(finished.evaluation.read_text())["learners"]
+    score = "single_sentence_accuracy"
+    for learner in ("teacher", "students/small"):
+        assert any(f"{learner}/single_sentence" in row for row in last)
+        column = f"val/single_sentence/{learner}/{score}"
+        assert [row[column] for row in last if column in row] == [results[learner][score]]
+    assert results["teacher"][score] > 0.9
+    texts = [line.rpartition("\t")[0] for line in lines(21, 400)]
+    for learner, name in (("teacher", "teacher"), ("students/small", "small")):
+        exported = finished.path / "exports" / name
+        theirs = AutoModelForSequenceClassification.from_pretrained(exported).eval()
+        assert theirs.config.id2label == dict(enumerate(LABELS))
+        read = AutoTokenizer.from_pretrained(exported)(texts, return_tensors="pt", padding=True)
+        ours = SavedLearners(finished).load(learner)
+        with torch.no_grad():
+            got = ours(read.input_ids, None, read.attention_mask).heads["single_sentence"]
+            told = theirs(read.input_ids, attention_mask=read.attention_mask).logits
+        torch.testing.assert_close(got, told)
+        wanted = torch.tensor([LABELS.index(line.rpartition("\t")[2]) for line in lines(21, 400)])
+        accuracy = (told.argmax(-1) == wanted).float().mean().item()
+        assert accuracy == pytest.approx(results[learner][score])
+
+
+def test_two_ranks_train_as_one_does(finished, job, tmp_path) -> None:
+    alone = jobs.curve(RunFolder(Path(run_distributed(curve_of_one, 1, job, tmp_path)[0])))
+    both = dict(((step, name), value) for step, name, value in jobs.curve(finished))
+    compared = [(step, name, value) for step, name, value in alone if name.endswith("/loss")]
+    assert len(compared) >= 80
+    for step, name, value in compared:
+        assert both[step, name] == pytest.approx(value, rel=2e-4), (step, name)
+
+
+def curve_of_one(job: Path, runs: Path) -> str:
+    return str(jobs.run(load(job, f"output_dir={runs}")).path)
+
+
+def test_a_run_that_was_stopped_resumes_to_the_last_bit(job, tmp_path) -> None:
+    whole, again = run_distributed(curves, 2, job, tmp_path)[0]
+    assert whole == again
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["teacher.objective.single_sentence.labels=[a]"], "labels: must be two or more"),
+        (["data.train=''"], "is for a task's examples; set train too"),
+        (["data.train=''", "data.validation=''"], r"data\.train: must name the examples of"),
+        (["teacher.objective.mlm={}"], "objective.mlm: is about text, but the job reads the"),
+        (["students.small.objective.sentence_pair={}"], "one task must read it"),
+        (["epochs=2"], "epochs: set either steps or epochs"),
+        (["students.small.objective.single_sentence.target=number"], "must have the settings of"),
+        (["batch.tokens=100", "batch.size=null"], "a task's batch has one size"),
+    ],
+)
+def test_what_does_not_fit_is_refused(job, overrides, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(job, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("rows", "overrides", "message"),
+    [
+        (["fine\tdull", "x\tbright", "y\tgrey"], ["labels=[dull, bright]"], "train.tsv:4: label: 'grey' is none"),
+        (["fine\tdull", "x\tdull"], [], "has one label only, 'dull'; a task needs two"),
+        (["fine\t1", "x\tmuch"], ["target=number"], "'much' is not a number"),
+        (["fine\tdull", "\tbright"], [], "train.tsv:3: a text is empty"),
+        ([], [], "train.tsv: holds no rows"),
+    ],
+)  # fmt: skip
+def test_bad_examples_are_named(job, tmp_path, rows, overrides, message) -> None:
+    write(tmp_path / "train.tsv", rows)
+    keys = [f"teacher.objective.single_sentence.{one}" for one in overrides]
+    keys += [f"data.root={tmp_path}", "data.validation=''", "students=null"]
+    with pytest.raises(DataError) as refused:
+        load(job, *keys)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_epochs_labels_and_a_held_out_part_follow_from_the_file(job) -> None:
+    found = load(job, "steps=0", "epochs=2.5", "data.validation=''")
+    assert found.steps == -(-180 // 16)  # 72 of 80 examples, 2.5 times
+    assert found.teacher.objective.single_sentence.labels == LABELS
+    assert found.students["small"].objective.single_sentence.weight == 2.0
+    assert load(job).data.path == load(job, "name=other").data.path != found.data.path
+    again = configs.load_text(configs.dump(found), JobConfig, "job", [], "config.yaml")
+    assert again == found == with_examples(again)
+    with pytest.raises(DataError, match=r"data\.path: .* holds other examples"):
+        load(job, f"data.path={found.data.path}")

@@ -1,0 +1,41 @@
+"""The model of a learner that names a folder of weights, and no model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from configs import ConfigError
+from model import ModelError, read_config
+
+# Heads of the folder that the objective adds again where it trains them.
+_HEADS = ("pair_head", "task_heads")
+
+
+def fill_in_models(tree: Mapping[str, Any]) -> None:
+    """Write the model of its ``init.pretrained`` into each learner of a job's tree without one.
+
+    A learner that is trained gets it without the heads of earlier tasks. Raises ConfigError, naming
+    the key, where the folder holds no model.
+    """
+    for section, learner in _learners(tree):
+        init = learner.get("init")
+        folder = init.get("pretrained") if isinstance(init, dict) else None
+        if isinstance(folder, str) and folder != "???" and "model" not in learner:
+            try:
+                config = read_config(folder)
+            except ModelError as error:
+                raise ConfigError(f"{section}.init.pretrained: {error}") from error
+            model = dataclasses.asdict(config)
+            kept = learner.get("frozen") in ("true", True)
+            learner["model"] = {
+                key: value for key, value in model.items() if kept or key not in _HEADS
+            }
+
+
+def _learners(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    students = tree.get("students")
+    named = students.items() if isinstance(students, dict) else ()
+    found = [("teacher", tree.get("teacher")), *((f"students.{n}", one) for n, one in named)]
+    yield from ((section, one) for section, one in found if isinstance(one, dict))

@@ -1,0 +1,141 @@
+"""Single sentences and sentence pairs: which of several labels they have, or which number."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from configs.rules import Doc, OneOf
+from configs.section import Refusal
+from data_pipeline import DataError, EncodedExample, TextEncoder
+from data_pipeline.task_files.tables import as_number, read_table
+from model import (
+    CLASSIFICATION,
+    REGRESSION,
+    Capture,
+    EncoderConfig,
+    ModelShape,
+    TaskHeadConfig,
+    with_task_head,
+)
+from trainer import denominators
+from trainer.losses.states import label_cross_entropy, squared_error
+from trainer.objectives.task import TaskConfig, TaskFile
+from trainer.objectives.term import LossInputs, Term, register
+from trainer.scoring.metric import Metric
+from trainer.scoring.task_metrics import ClassMetric, NumberMetric
+from trainer.scoring.task_scores import CLASS_SCORES, NUMBER_SCORES
+
+CLASSES, NUMBER = "classes", "number"
+LABEL = "label"  # the column
+UNKNOWN_LABELS = ["0", "1"]  # until the training file is read
+
+
+@dataclass
+class SentenceTask(TaskConfig):
+    """What is predicted of texts from the pooled state of the model that reads them."""
+
+    labels: Annotated[
+        list[str],
+        Doc("The labels, two or more; none: those of the training file, sorted."),
+    ] = field(default_factory=list)
+    target: Annotated[
+        str,
+        OneOf(CLASSES, NUMBER),
+        Doc("What is predicted: one of the labels, or a number (squared error)."),
+    ] = CLASSES
+    metrics: Annotated[
+        list[str],
+        OneOf(*CLASS_SCORES, *NUMBER_SCORES),
+        Doc(
+            "The scores, the primary one first; none: accuracy, or pearson and spearman of a number."
+        ),
+    ] = field(default_factory=list)
+
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from super().conflicts()
+        if self.target == NUMBER and self.labels:
+            yield "labels", "a number has none; remove it, or set target: classes"
+        fit = NUMBER_SCORES if self.target == NUMBER else CLASS_SCORES
+        if not set(self.metrics) <= set(fit):
+            yield "metrics", f"of target: {self.target} are {', '.join(fit)}"
+        if self.labels and len(set(self.labels)) < max(2, len(self.labels)):
+            yield "labels", "must be two or more, each once"
+
+    def equip(self, model: EncoderConfig) -> EncoderConfig:
+        kind = REGRESSION if self.target == NUMBER else CLASSIFICATION
+        labels = self.labels or UNKNOWN_LABELS
+        head = TaskHeadConfig(kind, [] if kind == REGRESSION else labels)
+        return with_task_head(model, self.name, head)
+
+    def with_labels_of(self, file: TaskFile) -> TaskConfig:
+        if self.target == NUMBER or self.labels:
+            return self
+        rows = read_table(str(file.path), file.columns_of(LABEL))
+        found = sorted({row[LABEL] for _, row in rows})
+        if len(found) < 2:
+            raise DataError(f"{file.path}: has one label only, {found[0]!r}; a task needs two")
+        return dataclasses.replace(self, labels=found)
+
+    def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
+        texts = [name for name in self.fields if name != LABEL]
+        for place, row in read_table(str(file.path), file.columns_of(*self.fields)):
+            sequence = encoder.sequence([row[name] for name in texts], place)
+            yield EncodedExample([sequence], {self.name: self._value(row[LABEL], place)})
+
+    def _value(self, text: str, place: str) -> float:
+        if self.target == NUMBER:
+            return as_number(place, LABEL, text)
+        if text not in self.labels:
+            there = ", ".join(self.labels)
+            raise DataError(f"{place}: {LABEL}: {text!r} is none of the labels: {there}")
+        return self.labels.index(text)
+
+    def own_metrics(self) -> tuple[Metric[Any], ...]:
+        if self.target == NUMBER:
+            return (NumberMetric(self.name, self.metrics or ["pearson", "spearman"]),)
+        return (ClassMetric(self.name, self.metrics or ["accuracy"]),)
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
+        return SentenceTerm(self)
+
+
+@register("single_sentence")
+@dataclass
+class SingleSentence(SentenceTask):
+    """The label of a text, or a number about it; reads the columns text and label."""
+
+    name: ClassVar[str] = "single_sentence"
+    fields: ClassVar[tuple[str, ...]] = ("text", LABEL)
+
+
+@register("sentence_pair")
+@dataclass
+class SentencePair(SentenceTask):
+    """The label of two texts, or a number about them; reads the columns text_a, text_b, label."""
+
+    name: ClassVar[str] = "sentence_pair"
+    fields: ClassVar[tuple[str, ...]] = ("text_a", "text_b", LABEL)
+
+
+class SentenceTerm(Term):
+    """See `SentenceTask`."""
+
+    def __init__(self, config: SentenceTask) -> None:
+        super().__init__(config)
+        self.head = self.denominator = config.name
+        self.loss = squared_error if config.target == NUMBER else label_cross_entropy
+
+    def student_capture(self, step: int) -> Capture:
+        return Capture(heads=(self.head,))
+
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        return self.loss(inputs.features.heads[self.head], inputs.batch.row_labels(self.head))
+
+
+for _task in (SingleSentence, SentencePair):
+    denominators.register(_task.name, denominators.labelled(_task.name))
