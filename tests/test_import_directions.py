@@ -56,8 +56,8 @@ ROOMS = {
     "trainer": (
         "errors durable seeds learner_names measure tracking checkpoint optimizers watch batches "
         "denominators losses teacher_outputs scoring objectives tasks schedules "
-        "learner_config batch_config folder_models roles config run_folder control job_data report learners "
-        "step footprint evaluation record lifecycle job loop run"
+        "learner_config batch_config folder_models roles config run_folder control job_data "
+        "report learners step footprint evaluation record lifecycle job loop run"
     ),
     "trainer/checkpoint": (
         "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "
@@ -100,7 +100,7 @@ ROOMS = {
     "cluster/planning": "facts duration failures memory choice recipes plan text",
     "commands": (
         "errors options output job_configs data submission runs models results embedding training "
-        "reference"
+        "finetuning reference"
     ),
 }
 

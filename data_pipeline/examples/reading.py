@@ -128,13 +128,10 @@ class ExampleSplit:
     def _target(self, name: str, rows: list[_Row], sheet: _Sheet) -> Target:
         values = self._targets[name]
         if self.layout.targets[name] == WHOLE:
-            labels = values[[row.number for row in rows]].astype(
-                np.float32 if name in self.layout.numbers else np.int64
-            )
-            labels[[not row.readable for row in rows]] = (
-                np.nan if name in self.layout.numbers else NO_LABEL
-            )
-            return Target(labels)
+            is_number = name in self.layout.numbers
+            dtype: Any = np.float32 if is_number else np.int64
+            target = Target(values[[row.number for row in rows]].astype(dtype))
+            return target.without(np.array([not row.readable for row in rows]))
         assert self.layout.targets[name] == TOKENS
         return sheet.token_target(rows, values)
 
@@ -153,7 +150,10 @@ class _Sheet:
         special = np.array([first]), np.array([sep])
         ids, second, starts = [], [], []
         for row in rows:
-            sequences, seconds, places, at = [], [], [], 0
+            sequences: list[NDArray[np.integer]] = []
+            seconds: list[int] = []
+            places: list[tuple[int, int, int]] = []
+            at = 0
             for count in layout.segments:
                 segments = row.segments[at : at + count]
                 at += count

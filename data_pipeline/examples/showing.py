@@ -30,10 +30,9 @@ def show_examples(config: DataConfig, seed: int, sizes: BatchSizes, count: int) 
     batch = ExampleStream(split, seed, sizes).batch(0)
     for row in range(min(count, len(batch.sample_ids))):
         yield Text(f"example {batch.sample_ids[row]}", style="bold underline")
-        for sequence, mask in zip(
-            np.atleast_2d(batch.input_ids[row]), np.atleast_2d(batch.attention_mask[row])
-        ):
-            yield Text(_words(sequence[mask == 1], tokenizer))
+        mask = np.atleast_2d(batch.attention_mask[row]).astype(bool)
+        for sequence, there in zip(np.atleast_2d(batch.input_ids[row]), mask, strict=True):
+            yield Text(_words(sequence[there], tokenizer))
         yield Text(", ".join(_targets(batch, row)), style="bold green")
 
 

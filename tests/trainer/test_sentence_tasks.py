@@ -124,7 +124,7 @@ def test_a_task_is_trained_distilled_scored_and_exported(finished) -> None:
 
 def test_two_ranks_train_as_one_does(finished, job, tmp_path) -> None:
     alone = jobs.curve(RunFolder(Path(run_distributed(curve_of_one, 1, job, tmp_path)[0])))
-    both = dict(((step, name), value) for step, name, value in jobs.curve(finished))
+    both = {(step, name): value for step, name, value in jobs.curve(finished)}
     compared = [(step, name, value) for step, name, value in alone if name.endswith("/loss")]
     assert len(compared) >= 80
     for step, name, value in compared:
@@ -161,7 +161,8 @@ def test_what_does_not_fit_is_refused(job, overrides, message) -> None:
 @pytest.mark.parametrize(
     ("rows", "overrides", "message"),
     [
-        (["fine\tdull", "x\tbright", "y\tgrey"], ["labels=[dull, bright]"], "train.tsv:4: label: 'grey' is none"),
+        (["fine\tdull", "x\tbright", "y\tgrey"], ["labels=[dull, bright]"],
+         "train.tsv:4: label: 'grey' is none"),
         (["fine\tdull", "x\tdull"], [], "has one label only, 'dull'; a task needs two"),
         (["fine\t1", "x\tmuch"], ["target=number"], "'much' is not a number"),
         (["fine\tdull", "\tbright"], [], "train.tsv:3: a text is empty"),

@@ -17,7 +17,6 @@ from typing import Any
 
 from data_pipeline import Corpus, DataError, EncodedExample, ExampleSplit, TextEncoder
 from data_pipeline.examples.storing import store_examples
-from data_pipeline.hashing 
 from data_pipeline.shards import manifest
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
 from trainer.config import JobConfig

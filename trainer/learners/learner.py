@@ -187,8 +187,8 @@ class Learner:
     def update(self, step: int, loss: float, length: int, seconds: float) -> None:
         """Take the job's `step`, or skip it if loss or gradient is non-finite or the loss spikes.
 
-        `loss` is that of the global batch of sequences of `length` (0: it varies); the job has been trained for
-        this many `seconds`, on which all ranks agree.
+        `loss` is that of the global batch of sequences of `length` (0: it varies); the job has been
+        trained for this many `seconds`, on which all ranks agree.
         """
         if self.own_step(step) <= self._transfer_steps or self.counters.clocked_from is None:
             self.counters.clocked_from = seconds

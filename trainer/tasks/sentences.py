@@ -51,9 +51,7 @@ class SentenceTask(TaskConfig):
     metrics: Annotated[
         list[str],
         OneOf(*CLASS_SCORES, *NUMBER_SCORES),
-        Doc(
-            "The scores, the primary one first; none: accuracy, or pearson and spearman of a number."
-        ),
+        Doc("The scores, the primary first; none: accuracy, or pearson and spearman of a number."),
     ] = field(default_factory=list)
 
     def conflicts(self) -> Iterator[Refusal]:
