@@ -29,6 +29,7 @@ _CPU_PLAIN_LENGTH = {torch.bfloat16: 384, torch.float16: 384, torch.float32: 96}
 _CPU_PLAIN_LENGTH_NARROW = 192
 _NARROW = 32
 _WIDEST_FLASH_HEAD = 256
+_HEAD_MULTIPLE = 8  # of a GPU's flash and memory-efficient kernels; others get the math kernel
 
 
 class AttentionPattern(NamedTuple):
@@ -64,14 +65,14 @@ def choose_kernel(
             longest = max(longest, _CPU_PLAIN_LENGTH_NARROW)
         return PLAIN if length <= longest else FUSED
     fits = dtype in (torch.float16, torch.bfloat16) and not dropout
-    fits = fits and head_size % 8 == 0 and head_size <= _WIDEST_FLASH_HEAD
+    fits = fits and head_size <= _WIDEST_FLASH_HEAD
     return VARLEN if skips and fits and device == "cuda" and _has_varlen() else FUSED
 
 
 @lru_cache(maxsize=1)
 def _has_varlen() -> bool:
     flash = _varlen_attention()
-    if flash is None or "window_size" not in inspect.signature(flash).parameters:
+    if flash is None or not {"window_size", "scale"} <= inspect.signature(flash).parameters.keys():
         return False
     return torch.cuda.get_device_capability() >= (8, 0)
 
@@ -136,10 +137,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, dropout: 
     if not is_native(kernel_device(q.device), q.dtype):
         with torch.autocast(q.device.type, enabled=False):
             return attend(q.float(), k.float(), v.float(), pattern, dropout).to(q.dtype)
-    if pattern.kernel == VARLEN:
-        return _attend_runs(q, k, v, pattern)
-    if pattern.kernel == FUSED:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=pattern.visible, dropout_p=dropout)
+    if pattern.kernel != PLAIN:
+        return _attend_fused(q, k, v, pattern, dropout)
     weights = F.softmax(attention_scores(q, k, pattern.visible), dim=-1)
     if pattern.visible is not None and pattern.visible.shape[2] > 1:
         # Padding far from every real token sees no key. Its output is 0, as in the fused kernel.
@@ -149,7 +148,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, dropout: 
     return weights @ v
 
 
-def _attend_runs(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern) -> Tensor:
+def _attend_fused(
+    q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, dropout: float
+) -> Tensor:
+    """Attention by one kernel. On a GPU heads are padded with zeros to a size that it takes."""
+    size, scale = q.shape[-1], None
+    if size % _HEAD_MULTIPLE and kernel_device(q.device) == "cuda":
+        q, k, v = (F.pad(x, (0, -size % _HEAD_MULTIPLE)) for x in (q, k, v))
+        scale = size**-0.5  # by the padded size it would be another
+    if pattern.kernel == VARLEN:
+        mixed = _attend_runs(q, k, v, pattern, scale)
+    else:
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=pattern.visible, dropout_p=dropout, scale=scale
+        )
+    return mixed[..., :size]
+
+
+def _attend_runs(
+    q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, scale: float | None
+) -> Tensor:
     """Attention within runs of the flattened positions, each position within its window."""
     rows, _, length, _ = q.shape
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B * L, A, D]
@@ -157,7 +175,7 @@ def _attend_runs(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern) -> 
     flash = _varlen_attention()
     assert flash is not None
     cuts = pattern.boundaries
-    mixed = flash(q, k, v, cuts, cuts, length, length, window_size=near)
+    mixed = flash(q, k, v, cuts, cuts, length, length, window_size=near, scale=scale)
     assert isinstance(mixed, Tensor)
     return mixed.unflatten(0, (rows, length)).transpose(1, 2)
 

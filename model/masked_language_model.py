@@ -21,6 +21,7 @@ from model.precision import Dense
 from model.task_head_config import TaskHeadConfig
 
 NOTHING = Capture()
+RECOMPILE_LIMIT = 1024
 
 
 @dataclass
@@ -103,7 +104,15 @@ class MaskedLanguageModel(nn.Module):
 
         Compiled as modules in place: names, hooks and checkpointing stay as they are, and layers
         of equal shape share their code.
+
+        All models of a process share what torch counts its recompilations by. A job has as many as
+        models x (training, evaluation, masked rows only) x sequence lengths, and beyond a limit
+        torch would run a layer uncompiled without a word: here it is far off, and an error.
         """
+        from torch._dynamo import config
+
+        config.recompile_limit = config.accumulated_recompile_limit = RECOMPILE_LIMIT
+        config.fail_on_recompile_limit_hit = True
         for part in (*self.encoder.attention, *self.encoder.feed_forward):
             part.compile(dynamic=False, **options)
 

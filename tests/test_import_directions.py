@@ -54,10 +54,10 @@ ROOMS = {
         "task_heads family bert albert distilbert mobilebert modernbert weights folder importing"
     ),
     "trainer": (
-        "errors durable seeds learner_names measure tracking checkpoint optimizers watch batches "
-        "denominators losses teacher_outputs scoring objectives tasks schedules "
-        "learner_config batch_config folder_models roles config run_folder control job_data "
-        "report learners step footprint evaluation record lifecycle job loop run"
+        "errors durable device process_group seeds learner_names measure tracking checkpoint "
+        "optimizers watch batches denominators losses teacher_outputs scoring objectives tasks "
+        "schedules learner_config batch_config folder_models roles config run_folder control "
+        "job_data report learners step footprint evaluation record lifecycle job loop run"
     ),
     "trainer/checkpoint": (
         "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "

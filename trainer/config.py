@@ -105,7 +105,7 @@ class WatchConfig(Section):
         Unit("s"),
         Doc(
             "Without a step for this long (when scoring: a batch; at the end: an export) each rank "
-            "writes its stacks to its log and ends."
+            "writes its stacks to its log and ends. A minute later its collectives time out."
         ),
     ] = 1800.0
 

@@ -21,6 +21,7 @@ from trainer.lifecycle.finalize import finalize
 from trainer.lifecycle.start import StartedRun, start_run
 from trainer.loop import Outcome, train
 from trainer.measure.startup import Startup
+from trainer.process_group import limit_waiting
 from trainer.run_folder.folder import RunFolder
 from trainer.watch.first_failure import FAILED, explained, on_rank_0
 from trainer.watch.rank_zero import SendHeartbeat, run_on_rank_zero
@@ -52,6 +53,7 @@ def run_job(
     rank = dist.get_rank()
     started = on_rank_0(lambda: start_run(load(), Owner.here(scheduled_as, restart)))
     config = started.config
+    limit_waiting(config.watch.hang_timeout_s)
     if not any(learner.compile for learner in (config.teacher, *config.students.values())):
         leave_compiler_out()
     _log_to_file(RunFolder.of(config).rank_log(rank), rank)

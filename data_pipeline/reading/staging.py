@@ -175,10 +175,19 @@ def remove_leftovers(stage: Path) -> None:
 
 @contextmanager
 def _locked_folder(folder: Path) -> Iterator[None]:
-    """Create and lock a folder; remove it on exit."""
+    """Create and lock a folder; remove it on exit.
+
+    Raises DataError on a file system without locks.
+    """
     folder.mkdir(exist_ok=True)
     with open(folder / LOCK, "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise DataError(
+                f"data.stage: {folder} cannot be locked ({error.strerror}); name a folder on the "
+                "node's own disk"
+            ) from None
         try:
             yield
         finally:

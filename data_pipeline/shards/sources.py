@@ -2,16 +2,18 @@
 
 A URL is anything that ``webdataset.gopen`` opens: ``https://host/corpus``, ``pipe:ssh host cat
 /corpus/{}``, ``file:/corpus``. A file name is appended to it, or replaces ``{}``. The ranks of a
-node share the cache. One rank fetches a file while the others wait for it. A file appears in the
-cache complete or not at all. The least recently used shards are removed to make room; a shard that
-is being fetched counts with its full size.
+node share the cache. One rank fetches a file while the others wait for it; on a file system without
+locks each fetches it. A file appears in the cache complete or not at all. The least recently used
+shards are removed to make room; a shard that is being fetched counts with its full size.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -31,6 +33,7 @@ ATTEMPTS = 5
 FIRST_PAUSE = 0.5  # seconds, doubled after each failure
 STALL_SECONDS = 60.0
 CHUNK = 1 << 20
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def is_url(path: str) -> bool:
@@ -92,8 +95,8 @@ class Remote:
         path = self.cache / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if not self._is_cached(name, path):
-            with _exclusive(path):
-                for left in path.parent.glob(f".{path.name}.*.part"):
+            with _exclusive(path) as is_alone:
+                for left in path.parent.glob(f".{path.name}.*.part") if is_alone else ():
                     left.unlink()  # left by a process that died
                 if not self._is_cached(name, path):
                     self._fetch_with_retries(name, path)
@@ -105,7 +108,7 @@ class Remote:
 
     def _fetch_with_retries(self, name: str, path: Path) -> None:
         address = join(self.url, name)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        part = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.part")
         for attempt in range(ATTEMPTS):
             try:
                 self._reserve(name, part)
@@ -217,19 +220,32 @@ def _abandon(stream: BinaryIO) -> None:
 
 
 @contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    """Lock `path` against other processes; the lock is freed if this process dies."""
+def _exclusive(path: Path) -> Iterator[bool]:
+    """Lock `path` against other processes; the lock is freed if this process dies.
+
+    Yields False on a file system without locks, such as Lustre mounted without ``-o flock``.
+    """
     lock = path.with_name(f".{path.name}.lock")
     while True:
         with open(lock, "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if not _is_same(lock, file):
+            has_lock = _lock(file)
+            if has_lock and not _is_same(lock, file):
                 continue  # the previous holder has removed the lock file
             try:
-                yield
+                yield has_lock
             finally:
-                lock.unlink()
+                lock.unlink(missing_ok=not has_lock)
             return
+
+
+def _lock(file: IO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
 
 
 def _is_same(path: Path, file: IO) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import functools
 import http.server
 import multiprocessing
@@ -107,6 +109,24 @@ def test_what_a_process_that_died_leaves_behind_is_in_nobody_s_way(
         (folder / f".shard-{number:06d}.tar.99999.part").write_bytes(b"begun")
     assert_same_batches(stream(str(corpus.folder), tmp_path), stream(url, tmp_path))
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_file_system_without_locks_will_do(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lustre mounted without ``-o flock``."""
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    url = f"file:{corpus.folder}"
+    folder = Corpus.open(url, str(tmp_path)).folder / "train"
+    at_work = folder / ".shard-000000.tar.other-1.part"
+    at_work.write_bytes(b"begun")
+    assert_same_batches(stream(str(corpus.folder), tmp_path), stream(url, tmp_path))
+    assert at_work.exists(), "another rank's"
+    assert not list(tmp_path.rglob("*.lock"))
 
 
 def _read_everything(url: str, cache: str, bound: float, queue) -> None:

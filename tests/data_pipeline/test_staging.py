@@ -24,7 +24,14 @@ from data_pipeline import (
     PhaseConfig,
     SourceConfig,
 )
-from data_pipeline.reading.staging import LOCK, PREFIX, Stager, remove_leftovers, stage_folder
+from data_pipeline.reading.staging import (
+    LOCK,
+    PREFIX,
+    Stager,
+    _locked_folder,
+    remove_leftovers,
+    stage_folder,
+)
 from data_pipeline.shards import sources
 from data_pipeline.shards.staged import CHECKSUM_BYTES, Staged
 from tests.waiting import until
@@ -282,10 +289,21 @@ def test_what_a_killed_job_left_is_removed_and_nothing_else(tmp_path: Path) -> N
     assert (tmp_path / "shard-000001.tar.512").exists()
 
 
+def _no_locks(*_: object) -> None:
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
 def test_where_the_disk_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NODE_DISK", str(tmp_path))
     assert stage_folder("$NODE_DISK/me", "a-1") == tmp_path / "me" / f"{PREFIX}a-1"
     with pytest.raises(DataError, match=r"data\.stage: \$NOWHERE_AT_ALL names .* not set"):
         stage_folder("$NOWHERE_AT_ALL", "a-1")
+    with pytest.MonkeyPatch.context() as lustre:
+        lustre.setattr(fcntl, "flock", _no_locks)
+        with (
+            pytest.raises(DataError, match=r"data\.stage: .* cannot be locked \(Function not impl"),
+            _locked_folder(tmp_path / "stage"),
+        ):
+            pass
     with pytest.raises(ValueError, match="stage: is for corpora in folders"):
         DataConfig(path="https://host/corpus", stage="/local")

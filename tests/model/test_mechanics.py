@@ -213,10 +213,11 @@ def test_both_kernels_agree(masked: bool, local: bool) -> None:
 
 def attend_run_by_run(
     q: Tensor, k: Tensor, v: Tensor, cuts_q: Tensor, cuts_k: Tensor, longest_q: int,
-    longest_k: int, *, window_size: tuple[int, int],
+    longest_k: int, *, window_size: tuple[int, int], scale: float | None,
 ) -> Tensor:  # fmt: skip
     """What `torch.nn.attention.varlen.varlen_attn` is documented to compute; q, k, v [T, A, D]."""
     assert cuts_q.dtype == torch.int32
+    assert scale is None
     assert longest_q == longest_k >= cuts_q.diff().max()
     mixed = torch.full_like(q, float("nan"))
     for begin, end in zip(cuts_q[:-1], cuts_k[1:], strict=True):
@@ -291,10 +292,11 @@ def test_the_kernel_is_chosen_by_device_operands_and_what_it_may_skip(
     assert choose_kernel("cpu", torch.float32, 128, 26, True, 0.0) == PLAIN
     monkeypatch.setattr(attention_kernel, "_has_varlen", lambda: True)
     assert choose_kernel("cuda", torch.bfloat16, 128, 64, True, 0.0) == VARLEN
+    assert choose_kernel("cuda", torch.bfloat16, 128, 26, True, 0.0) == VARLEN
     for other in (
         ("cuda", torch.bfloat16, 128, 64, False, 0.0),
         ("cuda", torch.float32, 128, 64, True, 0.0),
-        ("cuda", torch.bfloat16, 128, 26, True, 0.0),
+        ("cuda", torch.bfloat16, 128, 257, True, 0.0),
         ("cuda", torch.bfloat16, 128, 64, True, 0.1),
     ):
         assert choose_kernel(*other) == FUSED

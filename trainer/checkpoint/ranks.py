@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
 
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
+from trainer.process_group import background_group
 
 T = TypeVar("T")
-_TIMEOUT = timedelta(hours=1)  # for the slowest rank's disk; a dead rank is noticed at once
 
 
 class Ranks:
-    """All ranks, over a separate gloo group. Creating it is collective.
-
-    Training does not use this group: two threads that use one group at the same time deadlock.
-    """
+    """All ranks, over the gloo group beside that of training. Creating it is collective."""
 
     def __init__(self) -> None:
-        self.group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+        self.group = background_group()
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from trainer.checkpoint.errors import CheckpointError
@@ -110,7 +111,12 @@ def _restore_holder(
 def _fill(
     piece: Piece, state: str, tensor: Tensor, saved: Mapping[str, TensorRecord], source: Source
 ) -> None:
-    source.fill(piece.name, saved[piece.name], state, piece.start, piece.of(tensor))
+    """Read a piece of one state; what every rank holds whole, rank 0 reads for all of them."""
+    out = piece.of(tensor)
+    if not piece.replicated or dist.get_rank() == 0:
+        source.fill(piece.name, saved[piece.name], state, piece.start, out)
+    if piece.replicated:
+        dist.broadcast(out, 0)
 
 
 def _scalar_device(settings: Mapping[str, Any], holder: Tensor) -> torch.device:

@@ -14,6 +14,7 @@ from torch import Tensor
 from data_pipeline import MASKED, Corpus
 from model import MaskedLanguageModel, describe
 from trainer.batches import MicroBatch, to_device
+from trainer.device import own_device
 from trainer.evaluation.agreement import agreement
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import Scores, ValidationSet
@@ -58,7 +59,7 @@ class _Measurement:
     def __init__(self, saved: SavedLearners, heartbeat: SendHeartbeat) -> None:
         self.saved = saved
         self.validation = ValidationSet(saved.job, saved.corpora, heartbeat)
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = own_device()
         self.teacher = saved.load(TEACHER).to(self.device)
         self.teacher_scores = self._score(TEACHER, self.teacher)
         learners = map(saved.config, saved.names)

@@ -21,13 +21,16 @@ from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from deepspeed.utils import logger as deepspeed_logger
 from torch import Tensor, nn
 
+from trainer.device import own_device
 from trainer.learner_config import LearnerConfig
 from trainer.measure.timing import watch_collectives
 from trainer.optimizers import GatedOptimizer, Lamb, Shards
+from trainer.process_group import allow_open_files
 
 # DeepSpeed keeps reduction buckets per engine, 5e8 elements by default: ten small students would
-# cost tens of gigabytes. A bucket never needs to be larger than the model.
-LARGEST_BUCKET = 200_000_000
+# cost tens of gigabytes. A bucket never needs to be larger than the model, and a large model's
+# gradients are reduced while its backward pass goes on only if they fill several: 7 for BERT-large.
+LARGEST_BUCKET = 50_000_000
 
 deepspeed_logger.setLevel(logging.ERROR)
 # DeepSpeed calls collectives by names that newer torch versions deprecate.
@@ -77,16 +80,24 @@ def deepspeed_config(
             "stage": config.zero_stage,
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
-            "overlap_comm": torch.cuda.is_available(),
+            # One bucket is full when the backward pass ends: nothing is left to overlap with, and
+            # DeepSpeed would wait for the device.
+            "overlap_comm": on_gpu() and parameters > LARGEST_BUCKET,
             "stage3_prefetch_bucket_size": bucket,
             "stage3_param_persistence_threshold": 10_000,
             "memory_efficient_linear": False,  # for the whole process: see `partitioned_linear`
             **_offload(config),
         },
+        "timers": {"throughput": {"enabled": False}},  # waits for the device in every pass
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": None,
     }
+
+
+def on_gpu() -> bool:
+    """Whether this process computes on a GPU."""
+    return torch.cuda.is_available()
 
 
 def bucket_size(parameters: int) -> int:
@@ -95,7 +106,7 @@ def bucket_size(parameters: int) -> int:
 
 
 def _offload(config: LearnerConfig) -> dict[str, Any]:
-    host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    host = {"device": "cpu", "pin_memory": on_gpu()}
     kept = {
         "offload_optimizer": config.offload != "none" and not config.frozen,
         "offload_param": config.offload == "parameters",
@@ -196,19 +207,18 @@ def join_process_group() -> torch.device:
     """Enter the process group that RANK, WORLD_SIZE and MASTER_ADDR describe; returns our device.
 
     gloo on CPU, NCCL on GPUs. Not DeepSpeed's own entry point, which compiles a shared-memory
-    extension on CPUs; its engines find the group that exists.
+    extension on CPUs; its engines find the group that exists, and share it. Raises TrainingError
+    where the GPU or the limit of open files does not serve.
     """
     # Needs a compiler, and gains nothing on gloo.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    if torch.cuda.is_available():
-        # SLURM may show each rank its own GPU only.
-        number = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
-        device = torch.device("cuda", number)
-        torch.cuda.set_device(device)
-        backend = "nccl"
-    else:
-        device, backend = torch.device("cpu"), "gloo"
+    device = own_device()
+    backend = "gloo"
+    if device.type == "cuda":
+        backend, os.environ["LOCAL_RANK"] = "nccl", str(device.index)  # DeepSpeed's device, too
+    allow_open_files(int(os.environ["WORLD_SIZE"]))
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
     assert dist.is_initialized()
+    deepspeed.utils.groups._WORLD_GROUP = dist.group.WORLD  # it would make another one like it
     watch_collectives()
     return device

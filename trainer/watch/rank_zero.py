@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from trainer.process_group import background_group
 from trainer.watch.hang_watch import HangWatch
 
 SendHeartbeat = Callable[[], None]
@@ -19,9 +19,8 @@ def run_on_rank_zero(work: Callable[[SendHeartbeat], object], watch: HangWatch) 
     Each call of `heartbeat` resets the `watch` of every rank. The whole work may take any time.
     If rank 0 hangs between two heartbeats, or its machine is gone, the watch of every rank fires.
     """
-    # All ranks wait, since a launcher takes a rank that exits early for one that died. The watch,
-    # not the collective's timeout, limits the wait.
-    group = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+    # All ranks wait, since a launcher takes a rank that exits early for one that died.
+    group = background_group()
     working = torch.ones(1, dtype=torch.int64)
 
     def heartbeat() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
+from safetensors import safe_open
 
 from tests.distributed import run_distributed
 from tests.trainer.checkpoint.learners import Kind, digest, start, train
@@ -18,6 +20,7 @@ from trainer.checkpoint import (
     Retention,
     full_state_dict,
     newest_intact,
+    reader,
 )
 
 SAVED_AT, END = 3, 7
@@ -167,3 +170,22 @@ def test_a_step_that_is_not_there_is_named_with_those_that_are(
         Checkpoint(folder / "asynchronous", 5)
     with pytest.raises(CheckpointError, match="no learner 'students/four', only teacher"):
         Checkpoint(folder / "asynchronous", 3).master_weights("students/four")
+
+
+def opened_to_resume(folder: Path, stage: int) -> int:
+    """How many files of tensors this rank opens to resume a learner."""
+    engine = start(Kind(stage), seed=1)
+    opened: list[Any] = []
+    checkpoint = Checkpoint(folder / "asynchronous", SAVED_AT)
+    watched = mock.patch.object(
+        reader, "safe_open", side_effect=lambda *file: opened.append(file) or safe_open(*file)
+    )
+    with watched:
+        checkpoint.load("teacher", engine)
+    return len(opened)
+
+
+@pytest.mark.usefixtures("saved")
+def test_replicas_are_read_once_whatever_the_number_of_ranks(folder: Path) -> None:
+    """Otherwise every rank opens every rank's file: at 512 ranks 262,144 opens per learner."""
+    assert run_distributed(opened_to_resume, 3, folder, 0) == [2, 0, 0]

@@ -1,0 +1,87 @@
+"""A DeepSpeed accelerator that passes for an asynchronous one: its GPU branches run on the CPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from unittest import mock
+
+import torch
+from deepspeed.accelerator import real_accelerator
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+from tests.gpu_kit.counting import caller
+
+waits: Counter[str] = Counter()  # what waits for the device: the kind, and the line that asks
+
+
+def pretend_gpu() -> None:
+    """From here on this process has one GPU in the eyes of DeepSpeed and of `trainer.learners`."""
+    real_accelerator.set_accelerator(PretendedGpu())
+    torch.Tensor.record_stream = lambda tensor, stream: None
+    mock.patch("trainer.learners.engine.on_gpu", return_value=True).start()
+
+
+class Stream:
+    """A stream whose work is done when it is given."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_stream(self, other: Stream) -> None: ...
+
+    def wait_event(self, event: Event) -> None: ...
+
+    def synchronize(self) -> None:
+        waits[f"stream.synchronize {caller()}"] += 1
+
+    def record_event(self, event: Event | None = None) -> Event:
+        return event or Event()
+
+
+class Event:
+    """An event that has always happened."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None:
+        waits[f"event.synchronize {caller()}"] += 1
+
+    def query(self) -> bool:
+        return True
+
+
+class _Inside:
+    def __init__(self, stream: Stream) -> None: ...
+
+    def __enter__(self) -> _Inside:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+
+class PretendedGpu(CPU_Accelerator):
+    """CPU tensors, on what DeepSpeed takes for an asynchronous device."""
+
+    Stream = Stream
+    Event = Event
+    _default = Stream()
+
+    def is_synchronized_device(self) -> bool:
+        return False
+
+    def resolves_data_dependency(self) -> bool:
+        return False
+
+    def stream(self, stream: Stream) -> _Inside:
+        return _Inside(stream)
+
+    def current_stream(self, device_index: int | None = None) -> Stream:
+        return self._default
+
+    def default_stream(self, device_index: int | None = None) -> Stream:
+        return self._default
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        waits[f"device.synchronize {caller()}"] += 1

@@ -1,0 +1,59 @@
+"""Joint steps of a tiny teacher and its students, as one rank of a job on GPUs makes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from typing import NamedTuple
+
+from tests.gpu_kit.counting import Collective, collectives, host_syncs
+from tests.gpu_kit.device import pretend_gpu
+from tests.trainer import tiny
+from trainer.learner_config import LearnerConfig
+from trainer.learner_names import TEACHER, student_key
+from trainer.learners.learner import Learner, StepShape
+from trainer.optimizers import OptimizerConfig
+from trainer.step import train_step
+
+MICRO_BATCH, ACCUMULATION = 2, 2
+
+
+class Counted(NamedTuple):
+    """What one step of a teacher and all its students costs."""
+
+    syncs: Counter[str]  # of the host, by kind and line
+    sent: list[Collective]
+    sent_without_one: list[Collective]  # in a step without the last student
+    seconds: float  # of this process's CPU time
+
+
+def learner_configs(stage: int, students: int, optimizer: str) -> dict[str, LearnerConfig]:
+    """A teacher and this many students, in bf16."""
+    teacher, *others = tiny.learner_configs((stage,) * 3).values()
+    named = {student_key(f"s{number}"): others[number % 2] for number in range(students)}
+    changes = {"precision": "bf16", "optimizer": OptimizerConfig(optimizer, 1e-4)}
+    return {
+        name: dataclasses.replace(config, **changes)
+        for name, config in {TEACHER: teacher, **named}.items()
+    }
+
+
+def count_step(stage: int, students: int, optimizer: str = "adamw") -> Counted:
+    """One step on a pretended GPU, after the first ones, which differ in DeepSpeed."""
+    pretend_gpu()
+    configs = learner_configs(stage, students, optimizer)
+    shape = StepShape(tiny.STEPS, tiny.SEED, MICRO_BATCH, ACCUMULATION)
+    teacher, *others = [
+        Learner(name, config, configs[TEACHER].model, shape) for name, config in configs.items()
+    ]
+    batch = tiny.random_batch(1, MICRO_BATCH * ACCUMULATION)
+    for step in range(3):
+        train_step(teacher, others, batch, step)
+    with host_syncs() as syncs, collectives() as sent:
+        train_step(teacher, others, batch, 3)
+    with collectives() as sent_without_one:
+        train_step(teacher, others[:-1], batch, 4)
+    began = time.process_time()
+    train_step(teacher, others, batch, 5)
+    return Counted(syncs, sent, sent_without_one, time.process_time() - began)

@@ -1,0 +1,91 @@
+"""The attention of a GPU, by kernels for the CPU: what they are given, and what comes of it."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from model import attention_kernel
+from model.attention_kernel import (
+    FUSED,
+    VARLEN,
+    AttentionPattern,
+    attend,
+    attention_pattern,
+    visible_keys,
+)
+from model.precision import kernels_of
+from tests.distributed import run_distributed
+
+CPU = torch.device("cpu")
+LENGTHS, LENGTH = torch.tensor([16, 3, 9, 1, 15]), 16
+
+
+def qkv(head_size):
+    generator = torch.Generator().manual_seed(0)
+    shape = (3, len(LENGTHS), 4, LENGTH, head_size)
+    return torch.randn(shape, generator=generator).to(torch.bfloat16)
+
+
+def varlen_on_the_cpu(window, head_size):
+    """torch's own operator, with a kernel for the CPU; head sizes it saw, and the largest error."""
+    from torch.nn.attention import varlen
+
+    sizes = []
+
+    @varlen._varlen_attn.register_kernel("cpu")
+    def _(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *args, **kwargs):
+        call = dict(zip(("is_causal", "scale", "window_size"), args, strict=False)) | kwargs
+        assert cu_seq_q.dtype == torch.int32
+        assert max_q == max_k == LENGTH
+        assert not call.get("is_causal")
+        sizes.append(query.shape[-1])
+        mixed = torch.zeros_like(query)
+        for begin, end in zip(cu_seq_q[:-1].tolist(), cu_seq_q[1:].tolist(), strict=True):
+            run = [x[begin:end].transpose(0, 1).float() for x in (query, key, value)]
+            left, _ = call["window_size"]
+            near = visible_keys(None, end - begin, 0 if left < 0 else 2 * left, CPU)
+            near = None if near is None else near[0]
+            fused = F.scaled_dot_product_attention(*run, attn_mask=near, scale=call["scale"])
+            mixed[begin:end] = fused.transpose(0, 1)
+        return mixed, torch.zeros(query.shape[1], query.shape[0]), torch.zeros(2)
+
+    operands = (CPU, torch.bfloat16)
+    q, k, v = qkv(head_size)
+    with kernels_of("cuda"), mock.patch.object(attention_kernel, "_has_varlen", return_value=True):
+        pattern = attention_pattern(LENGTHS, window, q[:, 0].shape[:2], head_size, operands, 0.0)
+        assert pattern.kernel == VARLEN
+        found = attend(q, k, v, pattern, 0.0)
+    seen = visible_keys(LENGTHS, LENGTH, window, CPU)
+    wanted = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=seen)
+    real = (torch.arange(LENGTH) < LENGTHS[:, None])[:, None, :, None]
+    assert found.isfinite().all()
+    return sizes, float(((found.float() - wanted) * real).abs().max())
+
+
+@pytest.mark.parametrize(("window", "head_size"), [(0, 16), (6, 16), (0, 26)])
+def test_torchs_varlen_operator_gets_what_it_takes(window, head_size):
+    sizes, error = run_distributed(varlen_on_the_cpu, 1, window, head_size)[0]
+    assert sizes == [head_size + -head_size % 8]
+    assert error < 0.02  # a bfloat16's
+
+
+def test_heads_that_no_fused_kernel_takes_are_padded():
+    """TinyBERT's of 26: with a mask, a GPU has only the math kernel for them."""
+    q, k, v = qkv(26).float()
+    pattern = AttentionPattern(FUSED, visible_keys(LENGTHS, LENGTH, 0, CPU))
+    plain, sizes = F.scaled_dot_product_attention, []
+
+    def fused(*operands, **settings):
+        sizes.extend(x.shape[-1] for x in operands)
+        return plain(*operands, **settings)
+
+    with mock.patch.object(F, "scaled_dot_product_attention", fused):
+        on_cpu = attend(q, k, v, pattern, 0.0)
+        with kernels_of("cuda"):
+            on_gpu = attend(q, k, v, pattern, 0.0)
+    assert sizes == [26] * 3 + [32] * 3
+    torch.testing.assert_close(on_cpu, on_gpu)

@@ -1,0 +1,36 @@
+"""What a joint step costs besides arithmetic, as a budget: host syncs, collectives, bytes.
+
+A number that falls is lowered here; one that rises is a regression, and the lists that the
+assertions print name the lines.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.gpu_kit.joint_step import count_step
+from tests.gpu_kit.ranks import run_as_rank_zero
+
+STUDENTS = 3
+# By ZeRO stage, for a teacher and three students in two micro-batches.
+SYNCS = {0: 6, 1: 18, 2: 18, 3: 22}
+PER_STUDENT = {0: 1, 1: 5, 2: 6, 3: 50}  # collectives that one more student adds
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("ranks", [2])
+def test_a_step_keeps_to_its_budget(stage, ranks, record_property):
+    found = run_as_rank_zero(count_step, ranks, stage, STUDENTS)
+    record_property("cpu_seconds", found.seconds)
+    assert sum(found.syncs.values()) <= SYNCS[stage], found.syncs.most_common()
+    added = len(found.sent) - len(found.sent_without_one)
+    lines = Counter(one.line for one in found.sent)
+    assert added <= PER_STUDENT[stage], lines.most_common()
+
+
+def test_nobody_waits_for_deepspeeds_timers_or_for_a_reduction_that_overlaps_nothing():
+    for stage in (0, 1, 2):
+        syncs = run_as_rank_zero(count_step, 2, stage, 1).syncs
+        assert not [line for line in syncs if "device.synchronize" in line], stage

@@ -1,0 +1,147 @@
+"""Which device a rank computes on, and which GPUs are refused, on a machine without any."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from tests.gpu_kit.ranks import run_as_rank_zero
+from trainer import device
+from trainer.errors import TrainingError
+
+CU130 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Some GPUs, each as good as an H100; yields what is set, by name."""
+    made = {"count": 4, "capability": (9, 0)}
+    fakes = {
+        "is_available": lambda: made["count"] > 0,
+        "device_count": lambda: made["count"],
+        "set_device": lambda device: made.update(device=str(device)),
+        "get_device_capability": lambda device: made["capability"],
+        "get_device_name": lambda device: "Tesla V100-SXM2-32GB",
+        "get_arch_list": lambda: CU130,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    yield made
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(("count", "local_rank", "found"), [(4, 3, "cuda:3"), (1, 3, "cuda:0")])
+def test_a_rank_takes_its_own_gpu_whether_it_is_shown_all_or_one(gpus, count, local_rank, found):
+    gpus["count"] = count
+    assert str(device.own_device({"LOCAL_RANK": str(local_rank)})) == gpus["device"] == found
+
+
+def test_more_ranks_than_gpus_are_refused(gpus):
+    gpus["count"] = 2
+    with pytest.raises(TrainingError, match=r"local rank 3 sees 2 GPUs .*: 0,1"):
+        device.own_device({"LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+def test_float32_products_use_tf32_on_a_gpu_only(gpus):
+    assert torch.get_float32_matmul_precision() == "highest"
+    device.own_device({})
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+@pytest.mark.parametrize(
+    ("capability", "built_for", "runs"),
+    [
+        ((7, 0), CU130, False),
+        ((7, 0), ["sm_70", *CU130], True),
+        ((8, 9), CU130, True),  # binary code for 8.6
+        ((8, 0), ["sm_86"], False),
+        ((12, 1), ["sm_90", "compute_120"], True),
+        ((8, 0), ["compute_90"], False),
+        ((9, 0), ["sm_90a"], True),
+    ],
+)
+def test_what_a_build_runs_on(capability, built_for, runs):
+    assert device.has_kernels(capability, built_for) is runs
+
+
+def test_a_gpu_that_the_build_has_no_kernels_for_is_refused(gpus):
+    gpus["capability"] = (7, 0)
+    with pytest.raises(TrainingError, match=r"V100-SXM2-32GB \(sm_70\): .* for sm_75, .* only"):
+        device.own_device({})
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch, gpus):
+    """An H100 with an old driver, which PyTorch cannot use."""
+    gpus["count"] = 0
+    facts = tmp_path / "gpus" / "0000:0a:00.0"
+    facts.mkdir(parents=True)
+    (facts / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t 42\n")
+    version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 2023\n"
+    (tmp_path / "version").write_text(version)
+    monkeypatch.setattr(device, "DRIVER", tmp_path)
+    return tmp_path
+
+
+def test_a_cuda_build_does_not_train_on_the_cpu_beside_a_gpu(driver):
+    with pytest.raises(TrainingError, match=r"use NVIDIA H100 80GB HBM3 with driver 535\.104\.05;"):
+        device.own_device({})
+
+
+def test_a_cuda_build_does_not_train_on_the_cpu_where_it_was_given_gpus(
+    gpus, tmp_path, monkeypatch
+):
+    gpus["count"] = 0
+    monkeypatch.setattr(device, "DRIVER", tmp_path / "none")
+    with pytest.raises(TrainingError, match="cannot use GPU 0,1 with no driver;"):
+        device.own_device({"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+@pytest.mark.parametrize("visible", device.NO_GPU)
+def test_the_cpu_can_be_asked_for(driver, visible):
+    assert str(device.own_device({"CUDA_VISIBLE_DEVICES": visible})) == "cpu"
+
+
+def test_a_cpu_build_trains_on_the_cpu(driver, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert str(device.own_device({})) == "cpu"
+
+
+def rank_3_with_one_gpu():
+    """The engine of a rank whose launcher shows it one GPU; which one DeepSpeed makes current."""
+    from unittest import mock
+
+    from deepspeed.accelerator import get_accelerator
+
+    from tests.gpu_kit.device import PretendedGpu, pretend_gpu
+    from tests.trainer import tiny
+    from trainer.learner_names import TEACHER
+    from trainer.learners import engine
+    from trainer.learners.learner import Learner, StepShape
+
+    pretend_gpu()
+    os.environ["LOCAL_RANK"] = "3"
+    current = []
+    one_gpu = {"device_count": lambda self: 1, "set_device": lambda self, n: current.append(n)}
+    init = engine.deepspeed.init_distributed
+
+    def enter_gloo(**_: object) -> None:
+        init()
+
+    with (
+        mock.patch.multiple(PretendedGpu, **one_gpu),
+        mock.patch.object(engine, "own_device", return_value=torch.device("cuda", 0)),
+        mock.patch.object(engine.deepspeed, "init_distributed", side_effect=enter_gloo),
+    ):
+        assert get_accelerator().device_count() == 1
+        engine.join_process_group()
+        config = tiny.learner_configs((0, 0, 0))[TEACHER]
+        Learner(TEACHER, config, config.model, StepShape(20, 3, 2, 2))
+    return current
+
+
+def test_deepspeed_takes_the_same_gpu():
+    assert set(run_as_rank_zero(rank_3_with_one_gpu, 2)) == {0}
