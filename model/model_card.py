@@ -7,6 +7,16 @@ from dataclasses import dataclass, field
 
 from model.accounting import describe
 from model.config import EncoderConfig
+from model.task_head_config import CHOICE, CLASSIFICATION, REGRESSION, SPAN, TAGGING, VECTOR
+
+_PIPELINES = {  # the hub's names of what a head is for
+    CLASSIFICATION: "text-classification",
+    REGRESSION: "text-classification",
+    CHOICE: "multiple-choice",
+    TAGGING: "token-classification",
+    SPAN: "question-answering",
+    VECTOR: "sentence-similarity",
+}
 
 
 @dataclass(frozen=True)
@@ -37,27 +47,42 @@ def model_card(name: str, config: EncoderConfig, training: Training | None = Non
     """
     size = describe(config)
     license = training.license if training else "other"
-    predicts = training is None or training.predicts
+    predicts = config.mlm_head and (training is None or training.predicts)
     lines = [
         "---",
         "library_name: transformers",
-        f"pipeline_tag: {'fill-mask' if predicts else 'feature-extraction'}",
+        f"pipeline_tag: {_pipeline(config, predicts)}",
         f"license: {license}",
-        "tags: [masked-language-modeling, tandem]",
+        f"tags: [{'masked-language-modeling, ' * config.mlm_head}tandem]",
         "---",
         f"# {name}",
         "",
-        f"A masked language model with {size.parameters:,} parameters (embeddings, encoder, pooler)"
-        f" and {size.head_parameters:,} in its heads: {config.layers} layers, hidden size"
+        f"{'A masked language model' if config.mlm_head else 'An encoder'} with"
+        f" {size.parameters:,} parameters (embeddings, encoder, pooler) and"
+        f" {size.head_parameters:,} in its heads: {config.layers} layers, hidden size"
         f" {config.hidden_size}, {config.heads} attention heads, {config.vocab_size:,} tokens in"
         f" the vocabulary, up to {config.longest_sequence} positions.",
         "",
     ]
-    lines += ["How it was trained is not recorded."] if training is None else _training(training)
+    for task, head in config.task_heads.items():
+        labels = f" ({', '.join(head.labels)})" if head.labels else ""
+        lines += [f"Head `{task}`: {head.kind}{labels}.", ""]
+    if training is None:
+        lines.append("How it was trained is not recorded.")
+    else:
+        lines += _training(training, untrained=config.mlm_head and not predicts)
     return "\n".join(lines) + "\n"
 
 
-def _training(training: Training) -> list[str]:
+def _pipeline(config: EncoderConfig, predicts: bool) -> str:
+    """The hub's name of what the model is for; `predicts`: it has a trained masked-LM head."""
+    if len(config.task_heads) == 1 and not config.mlm_head:
+        (head,) = config.task_heads.values()
+        return _PIPELINES[head.kind]
+    return "fill-mask" if predicts else "feature-extraction"
+
+
+def _training(training: Training, untrained: bool) -> list[str]:
     lines = [
         "## Training",
         "",
@@ -72,7 +97,7 @@ def _training(training: Training) -> list[str]:
     if training.objectives:
         lines += ["", "| objective | settings |", "|---|---|"]
         lines += [f"| {name} | {settings} |" for name, settings in training.objectives.items()]
-    if not training.predicts:
+    if untrained:
         lines += [
             "",
             "Its masked-LM head is not trained: no term of the objective predicts tokens. Use its"

@@ -15,8 +15,8 @@ from model.config import ModelError
 from model.masked_language_model import MaskedLanguageModel
 
 
-class _LogitsModel(nn.Module):
-    """The model with the input names of `transformers` and one output."""
+class _OutputsModel(nn.Module):
+    """The model with the input names of `transformers`, and what it predicts as a tuple."""
 
     def __init__(self, model: MaskedLanguageModel) -> None:
         super().__init__()
@@ -24,8 +24,15 @@ class _LogitsModel(nn.Module):
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
-    ) -> Tensor | None:
-        return self.model(input_ids, token_type_ids, attention_mask).logits
+    ) -> tuple[Tensor, ...]:
+        found = self.model(input_ids, token_type_ids, attention_mask)
+        words = () if found.logits is None else (found.logits,)
+        return (*words, *(found.heads[name] for name in self.model.config.task_heads))
+
+
+def _output_names(model: MaskedLanguageModel) -> list[str]:
+    names = ["logits"] * model.config.mlm_head + [*model.config.task_heads]
+    return ["logits"] if len(names) == 1 else names
 
 
 def _is_large(model: MaskedLanguageModel) -> bool:
@@ -34,7 +41,10 @@ def _is_large(model: MaskedLanguageModel) -> bool:
 
 
 def export_onnx(model: MaskedLanguageModel, path: str | Path) -> None:
-    """Write masked-LM logits [batch, length, V] of any batch size and length as ONNX.
+    """Write what the model predicts for any batch size and length as ONNX.
+
+    Outputs are masked-LM logits [batch, length, V] and those of each task head, by name; a single
+    one is called logits. Of a CRF they are its emissions.
 
     Inputs are int64 [batch, length]: input_ids, attention_mask (1 at real tokens) and, where the
     model has more than one segment type, token_type_ids. Raises ModelError when the packages
@@ -45,8 +55,9 @@ def export_onnx(model: MaskedLanguageModel, path: str | Path) -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ModelError(f"{path}: ONNX export needs `pip install onnx onnxscript`") from error
-    if not model.config.mlm_head:
-        raise ModelError(f"{path}: ONNX is for masked-LM logits; this model has no such head")
+    outputs = _output_names(model)
+    if not outputs:
+        raise ModelError(f"{path}: ONNX is for predictions; this model has no head for them")
     names = ["input_ids", "attention_mask"]
     if model.config.segment_types > 1:
         names.append("token_type_ids")
@@ -60,13 +71,13 @@ def export_onnx(model: MaskedLanguageModel, path: str | Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.onnx.export(
-            _LogitsModel(model).eval(),
+            _OutputsModel(model).eval(),
             examples,
             str(path),
             dynamo=True,
             external_data=_is_large(model),
             input_names=names,
-            output_names=["logits"],
+            output_names=outputs,
             dynamic_shapes=tuple({0: batch, 1: sequence} for _ in names),
         )
     model.train(was_training)

@@ -40,6 +40,18 @@ def test_a_model_whose_head_is_not_trained_is_said_to_predict_nothing() -> None:
     assert "not trained" not in body
 
 
+def test_a_fine_tuned_model_names_its_head() -> None:
+    config = dataclasses.replace(SMALL, mlm_head=False)
+    head = model.TaskHeadConfig("tagging", ["O", "B-PER"])
+    config = model.with_task_head(config, "names", head)
+    training = dataclasses.replace(TRAINING, predicts=False)
+    _, front, body = model.model_card("tagger", config, training).split("---\n", 2)
+    assert yaml.safe_load(front)["pipeline_tag"] == "token-classification"
+    assert yaml.safe_load(front)["tags"] == ["tandem"]
+    assert "Head `names`: tagging (O, B-PER)." in body
+    assert "masked" not in body.partition("## Held-out")[0]
+
+
 def test_every_saved_folder_has_one(tmp_path: Path) -> None:
     model.save_pretrained(model.build(SMALL, 0), tmp_path / "mine")
     text = (tmp_path / "mine" / "README.md").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import model
+from model import TaskHeadConfig, with_task_head
 from model.onnx_export import export_onnx
 from tests.model.test_mechanics import FAMILIES, built
 
@@ -42,6 +44,24 @@ def test_the_file_gives_the_models_logits_at_other_shapes(family: str, tmp_path:
         with torch.no_grad():
             expected = given(tokens, segments if len(wanted) == 3 else None, mask).logits.numpy()
         assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_a_fine_tuned_model_has_the_outputs_of_its_heads(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    config = dataclasses.replace(built("bert").config, mlm_head=False)
+    for name, kind in (("best", "choice"), ("answer", "span")):
+        config = with_task_head(config, name, TaskHeadConfig(kind))
+    given = model.build(config, seed=3).eval()
+    export_onnx(given, tmp_path / "model.onnx")
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"))
+    tokens = np.arange(1, 13).reshape(2, 6)
+    mask = np.array([[1] * 6, [1] * 4 + [0] * 2])
+    fed = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": 0 * mask}
+    with torch.no_grad():
+        expected = given(torch.tensor(tokens), None, torch.tensor(mask)).heads
+    for name, got in zip(expected, session.run([*expected], fed), strict=True):
+        assert np.abs(got - expected[name].numpy()).max() < 1e-5
 
 
 def test_without_the_packages_it_says_what_to_install(
