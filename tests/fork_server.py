@@ -178,6 +178,9 @@ def import_everything() -> None:
         for module in pkgutil.walk_packages([str(REPOSITORY / package)], f"{package}."):
             if not module.name.endswith("wandb_follower"):
                 importlib.import_module(module.name)
+    from trainer.learners.uncompiled import import_muon
+
+    import_muon()  # DeepSpeed does with every first engine of a process, in 1.4 s
 
 
 def serve(requests: socket.socket) -> _Call | None:

@@ -28,8 +28,15 @@ def leave_compiler_out() -> None:
     if _NAME in sys.modules:
         return
     sys.modules[_NAME] = _StandIn(_NAME)
+    import_muon()
+
+
+def import_muon() -> None:
+    """Import DeepSpeed's Muon without compiling its function, which imports torch's inductor.
+
+    DeepSpeed asks of each optimizer whether it is a Muon.
+    """
     with mock.patch.object(torch, "compile", lambda function: function):
-        # DeepSpeed asks of each optimizer whether it is a Muon; this module compiles a function.
         import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 
 
