@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -45,11 +45,11 @@ def data_section(config: str, overrides: tuple[str, ...]) -> tuple[DataConfig, i
 def models(config: str) -> list[tuple[str, Any, int | None]]:
     """(name, config, sequence length) of each model in a model or job file."""
     import configs
-    from model import EncoderConfig
+    from model import ModelConfig
 
     if not _is_job(config, "model"):
-        name = configs.find(config, "model").stem
-        return [(name, configs.load(config, EncoderConfig, "model"), None)]
+        name, schema = configs.find(config, "model").stem, cast(Any, ModelConfig)
+        return [(name, configs.load(config, schema, "model"), None)]
     job = load_job(config, ())
     learners = {"teacher": job.teacher, **job.students}
     return [(name, one.architecture, job.data.sequence_length) for name, one in learners.items()]

@@ -42,13 +42,13 @@ def kinds() -> dict[str, Any]:
     from configs.devices import DeviceConfig
     from configs.studies import StudyConfig
     from data_pipeline import DataConfig
-    from model import EncoderConfig
+    from model import ModelConfig
     from trainer.config import JobConfig
 
     return {
         "job": JobConfig,
         "data": DataConfig,
-        "model": EncoderConfig,
+        "model": ModelConfig,
         "cluster": ClusterConfig,
         "device": DeviceConfig,
         "study": StudyConfig,

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from configs.declared import Declared, declared, purpose
+from configs.kinds import KIND, kinds_of, must_be_named
 from configs.rules import Rule
 from configs.section import rules_in, split
 from configs.typed import options_of
@@ -53,10 +54,17 @@ class _Definitions:
         self.made: dict[str, Schema] = {}
 
     def section(self, schema: Any, kind: str) -> Schema:
-        """The schema of a dataclass; keys without a default are required unless there is a base."""
+        """The schema of a dataclass; keys without a default are required unless there is a base.
+
+        Where a dataclass comes in kinds, that of any of them.
+        """
+        if kinds := kinds_of(schema):
+            return {"anyOf": [self._reference(one, kind) for one in kinds.values()]}
         keys = declared(schema)
         properties = {key.name: self._property(key) for key in keys}
         required = [key.name for key in keys if key.is_required]
+        if must_be_named(schema):
+            required.append(KIND)
         made = {
             "type": "object",
             "description": purpose(schema),

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import yaml
 
 from configs.errors import ConfigError
+from configs.kinds import chosen
 from configs.typed import build, convert, hints_of, inside, nearest, options_of, shown
 from configs.yaml_text import MAX_DEPTH, parse
 
@@ -125,7 +126,7 @@ def _expand(
             raise ConfigError(f"{path}: base: must not lead back to this file")
         below = _expand(_read(path), schema, kind, key, _Origin(str(path), (*origin.above, path)))
         tree = _merge(below, tree)
-    for name, section in _sections(schema).items():
+    for name, section in _sections(chosen(schema, tree)).items():
         if name in tree:
             tree[name] = _expand_section(tree[name], section, name, inside(key, name), origin)
     return tree
@@ -158,7 +159,7 @@ def _find_base(name: str, schema: Any, kind: str, key: str, origin: _Origin) -> 
         place = f"{origin.source}: {key}: " if key else f"{origin.source}: base: "
         if (SHIPPED / kind).is_dir() or not key:
             raise ConfigError(f"{place}{error}") from error
-        keys = ", ".join(hints_of(schema))
+        keys = ", ".join(hints_of(chosen(schema, {})))
         raise ConfigError(
             f"{place}expected keys and values ({keys}) or a YAML file of them, not {shown(name)}"
         ) from error

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from configs.declared import Declared, declared, explanation, notes_within, purpose, sections_within
+from configs.kinds import kinds_of
 from configs.rules import Rule
 from configs.section import split
 from configs.typed import options_of
@@ -48,7 +49,7 @@ class _Page:
             self._titles.setdefault(schema, f"{kind}: {path}")
         yield f"## {self._titles[root]}"
         yield f"Files in `configs/{kind}/`; their schema is `configs/schema/{kind}.json`."
-        yield from self._table(root)
+        yield from self._keys(root)
         for schema in dict.fromkeys(schema for _, schema in found):
             if schema in self._kinds.values():
                 continue
@@ -56,21 +57,32 @@ class _Page:
             also = [f"`{path}`" for path, one in found if one is schema][1:]
             if also:
                 yield f"Also {', '.join(also)}."
-            yield from self._table(schema)
+            yield from self._keys(schema)
 
     def _walk(self, schema: Any, path: str) -> Iterator[tuple[str, Any]]:
         """The sections below a section, each by its dotted key, in depth-first order."""
-        for key in declared(schema):
+        keys = (key for one in kinds_of(schema).values() or [schema] for key in declared(one))
+        for key in keys:
             for mark, inner in sections_within(key.hint):
                 own = f"{path}.{key.name}{mark}".removeprefix(".")
                 yield own, inner
                 if inner not in self._kinds.values():
                     yield from self._walk(inner, own)
 
-    def _table(self, schema: Any) -> Iterator[str]:
+    def _keys(self, schema: Any) -> Iterator[str]:
+        """What a section means, and its keys; those of each kind where it comes in kinds."""
+        kinds = kinds_of(schema)
         yield from explanation(schema)
+        if not kinds:
+            yield self._table(schema)
+        for name, one in kinds.items():
+            yield f"#### {self._titles[schema].partition(':')[0]}, kind: {name}"
+            yield from explanation(one)
+            yield self._table(one)
+
+    def _table(self, schema: Any) -> str:
         rows = [_TITLES, ["---"] * len(_TITLES), *map(self._row, declared(schema))]
-        yield "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
     def _row(self, key: Declared) -> list[str]:
         allowed = "; ".join(dict.fromkeys(_allowed(key.hint)))

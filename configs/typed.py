@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from configs.errors import ConfigError
+from configs.kinds import KIND, chosen, kinds_of
 from configs.yaml_text import Plain
 
 T = TypeVar("T")
@@ -38,12 +39,13 @@ _shown.maxlevel, _shown.maxother, _shown.maxstring = 2, 60, 60
 
 
 def build(tree: Any, schema: type[T], path: str = "") -> T:
-    """Convert a mapping into a dataclass; `path` is its full key.
+    """Convert a mapping into a dataclass, or the kind of it that it names; `path` is its full key.
 
     Raises ConfigError, which begins with the full key of the invalid value.
     """
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{path}: expected keys and values, not {shown(tree)}")
+    schema = _kind(tree, schema, path)
     fields = {field.name: field for field in dataclasses.fields(schema) if field.init}  # type: ignore[arg-type]
     for key in tree:
         if key not in fields:
@@ -59,6 +61,19 @@ def build(tree: Any, schema: type[T], path: str = "") -> T:
         raise
     except ValueError as error:
         raise ConfigError(inside(path, str(error))) from error
+
+
+def _kind(tree: Mapping[str, Any], schema: type[T], path: str) -> type[T]:
+    """The dataclass that the tree is for, where `schema` comes in kinds."""
+    kinds = kinds_of(schema)
+    found: type[T] = chosen(schema, tree)
+    if kinds and found is schema:
+        name = tree[KIND]
+        wanted = nearest(name, list(kinds)) if isinstance(name, str) else ""
+        raise ConfigError(
+            f"{inside(path, KIND)}: must be one of {', '.join(kinds)}, not {shown(name)}{wanted}"
+        )
+    return found
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:

@@ -1,15 +1,16 @@
-"""One family of encoders, its heads, and import from and export to `transformers`.
+"""Kinds of models, their heads, and import from and export to `transformers`.
 
-An `EncoderConfig` describes an architecture. `build` makes a model with initial weights.
-`from_pretrained` and `save_pretrained` import and export it. Training uses
-`MaskedLanguageModel.features` and `output_projection`; other callers call the model itself.
+A `ModelConfig` describes an architecture: an `EncoderConfig`, the family that `transformers`
+shares, or another kind (`model.kinds`). `build` makes a `Model` with initial weights.
+`from_pretrained` and `save_pretrained` import and export it. Training uses `Model.features` and
+`output_projection`; other callers call the model itself.
 """
 
+import model.kinds  # noqa: F401 - registers them
 from model.accounting import ModelSize, describe
-from model.attention import QKV
-from model.config import EncoderConfig, ModelError
+from model.config import EncoderConfig
 from model.crf import Transitions, decode, log_likelihood
-from model.encoder import Capture
+from model.errors import ModelError
 from model.hugging_face import (
     from_pretrained,
     import_folder,
@@ -21,9 +22,11 @@ from model.hugging_face import (
 )
 from model.initialisation import build
 from model.layer_selection import double_layers, select_layers
-from model.masked_language_model import Features, MaskedLanguageModel, ModelOutput
+from model.masked_language_model import MaskedLanguageModel
 from model.model_card import Training, model_card
-from model.protocol import Model, ModelShape
+from model.model_config import Ability, ModelConfig, ModelShape
+from model.outputs import QKV, Capture, Features, ModelOutput
+from model.protocol import HEADS, Model, default_model, module_of
 from model.task_head_config import (
     CHOICE,
     CLASSIFICATION,
@@ -37,16 +40,19 @@ from model.task_head_config import (
 __all__ = [
     "CHOICE",
     "CLASSIFICATION",
+    "HEADS",
     "QKV",
     "REGRESSION",
     "SPAN",
     "TAGGING",
     "VECTOR",
+    "Ability",
     "Capture",
     "EncoderConfig",
     "Features",
     "MaskedLanguageModel",
     "Model",
+    "ModelConfig",
     "ModelError",
     "ModelOutput",
     "ModelShape",
@@ -56,12 +62,14 @@ __all__ = [
     "Transitions",
     "build",
     "decode",
+    "default_model",
     "describe",
     "double_layers",
     "from_pretrained",
     "import_folder",
     "log_likelihood",
     "model_card",
+    "module_of",
     "read_config",
     "require_free",
     "save_pretrained",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
@@ -11,14 +9,6 @@ from model.attention_kernel import AttentionPattern, attend
 from model.config import EncoderConfig
 from model.parts import DenseNorm, make_norm
 from model.precision import Dense
-
-
-class QKV(NamedTuple):
-    """The queries, keys and values of a layer, [B, heads, L, head_size] each."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
 
 
 def rotary_angles(length: int, head_size: int, theta: float, device: torch.device) -> Tensor:

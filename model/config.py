@@ -5,27 +5,34 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar, Self
 
 from configs.rules import FRACTION, PROBABILITY, Doc, OneOf, Range, Unit, positive
-from configs.section import Refusal, Section, within
-from model.task_head_config import TaskHeadConfig
+from configs.section import Refusal
+from model.model_config import Ability, ModelConfig
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 _MOST = 2**24  # beyond it no machine holds the model
 _WIDTH, _WIDTH_OR_NONE = Range(1, _MOST), Range(0, _MOST)
 _REPEATS = Range(1, 4096)
 DROPOUT_PLACES = ("embedding", "attention", "attention_output", "feed_forward", "head")
-PAIRS = "pairs"  # the name of the pair head's output
-
-
-class ModelError(ValueError):
-    """Something about a model or its files that the user can fix; the message is one line."""
 
 
 @dataclass
-class EncoderConfig(Section):
+class EncoderConfig(ModelConfig):
     """Sizes and parts of an encoder with its heads; the defaults are BERT-base."""
+
+    abilities: ClassVar[frozenset[Ability]] = frozenset(Ability)
+    layer_keys: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size", "ffn_size")
+    embedding_keys: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size", "word_size")
+    head_keys: ClassVar[tuple[str, ...]] = (*ModelConfig.head_keys, "pooler")
+    training_keys: ClassVar[tuple[str, ...]] = (
+        *ModelConfig.training_keys, "attention_dropout", "dropout_at", "initializer"
+    )  # fmt: skip
+
+    kind: Annotated[str, OneOf("encoder"), Doc("The kind of model.")] = field(
+        default="encoder", kw_only=True
+    )
 
     # Sizes
     vocab_size: Annotated[int, _WIDTH, Unit("tokens"), Doc("Rows of the word embedding.")] = 30522
@@ -137,15 +144,6 @@ class EncoderConfig(Section):
         OneOf("none", "first", "tanh"),
         Doc("first: the first token's state as it is; tanh: through a dense layer and tanh."),
     ] = "tanh"
-    pair_head: Annotated[
-        bool, Doc("Two logits on the pooled state: next sentence, or sentence order.")
-    ] = False
-    mlm_head: Annotated[
-        bool, Doc("There is a masked-LM head; a fine-tuned classifier has none.")
-    ] = True
-    task_heads: Annotated[dict[str, TaskHeadConfig], Doc("The heads that tasks add, by name.")] = (
-        field(default_factory=dict)
-    )
     head_activation: Annotated[
         str,
         OneOf("", *ACTIVATIONS),
@@ -193,25 +191,11 @@ class EncoderConfig(Section):
             yield "bottleneck_size", "is for norm_placement: post"
         if self.pair_head and self.pooler == "none":
             yield "pair_head", "needs a pooler"
-        for name, head in self.task_heads.items():
-            yield from within(f"task_heads.{name}", self._conflicts_with_head(name, head))
+        yield from self.conflicts_with_heads()
         if self.pad_token_id >= self.vocab_size:
             yield "pad_token_id", f"{self.pad_token_id} is outside the vocabulary"
         if self.positions == "learned_after_padding" and self.first_position >= self.max_positions:
             yield "max_positions", "must exceed pad_token_id + 1"
-
-    def _conflicts_with_head(self, name: str, head: TaskHeadConfig) -> Iterator[Refusal]:
-        if name == PAIRS or not name.isidentifier():
-            yield "", "choose another name, of letters, digits and underscores"
-        if not head.per_token and not head.pooling:
-            yield "pooling", "must be pooler, first or mean"
-        if not head.transform:
-            yield "transform", "must be none, tanh, relu or norm"
-        if head.pooling == "pooler" and self.pooler == "none":
-            yield "pooling", "is pooler, and the model has none; set pooler, or read first"
-        for layer in head.layers:
-            if not -self.layers - 1 <= layer <= self.layers:
-                yield "layers", f"there is no hidden state {layer} of {self.layers} layers"
 
     @property
     def word_size(self) -> int:
@@ -243,11 +227,59 @@ class EncoderConfig(Section):
         """Width of the vocabulary projection's input (MobileBERT reaches it by untied columns)."""
         return self.word_size if self.embedding_projection != "word" else self.hidden_size
 
-    def meaning(self) -> dict[str, object]:
-        """The keys, with what they imply: equal for models that compute the same from weights.
+    @property
+    def pooled_size(self) -> int:
+        """Width of the pooled state."""
+        return self.hidden_size
 
-        Keys that are for training only, or without effect here, are left out.
-        """
+    @property
+    def reads_segments(self) -> bool:
+        """Whether there are several segments to tell apart."""
+        return self.segment_types > 1
+
+    @property
+    def description(self) -> str:
+        """The sizes in words."""
+        return (
+            f"{self.layers} layers, hidden size {self.hidden_size}, {self.heads} attention heads, "
+            f"{self.vocab_size:,} tokens in the vocabulary, up to {self.longest_sequence} positions"
+        )
+
+    def cannot(self, ability: Ability) -> str:
+        """What of the model's keys stands in the way of an ability; empty if nothing does."""
+        if ability == Ability.POOL and self.pooler == "none":
+            return "is read from a pooled state; set model.pooler to tanh or first"
+        if ability == Ability.FREEZE_POSITIONS and self.positions == "rotary":
+            return "rotary positions have no weights; remove it"
+        if ability == Ability.LAYER_BY_LAYER and self.sharing != "none":
+            return "needs layers that share nothing; set model.sharing"
+        if ability == Ability.GROW and self.groups > 1:
+            return "is for models without groups of shared layers"
+        return super().cannot(ability)
+
+    def with_dropout(self, rate: float) -> Self:
+        """The same with this dropout, that of attention weights too."""
+        return dataclasses.replace(self, dropout=rate, attention_dropout=rate)
+
+    def with_layers(self, layers: int) -> Self:
+        """The same with this many layers."""
+        return dataclasses.replace(self, layers=layers)
+
+    def without_attention_dropout(self) -> Self:
+        """The same without dropout of attention weights."""
+        return dataclasses.replace(self, attention_dropout=0.0)
+
+    def layer_units(self, part: str) -> list[int]:
+        """As of every model; `part` is attention or feed_forward (ALBERT, arXiv 1909.11942)."""
+        if self.sharing not in ("all", {"feed_forward": "ffn"}.get(part, part)):
+            return list(range(self.layers))
+        return [i * self.groups // self.layers for i in range(self.layers)]
+
+    def has_same_norm(self, other: ModelConfig) -> bool:
+        """Whether the embedding norms have the same weights."""
+        return isinstance(other, EncoderConfig) and self.norm == other.norm
+
+    def meaning(self) -> dict[str, object]:
         local = tuple(layer for layer in range(self.layers) if self.is_local(layer))
         implied = {
             "embedding_size": self.word_size,
@@ -255,7 +287,7 @@ class EncoderConfig(Section):
             "fixed_norm_eps": self.fixed_norm_eps or self.norm_eps,
             "global_every": local,
         }
-        silent = ["dropout", "attention_dropout", "dropout_at", "initializer", "initializer_range"]
+        silent = []
         if not local:
             silent += ["local_window", "local_rope_theta"]
         if self.positions != "rotary":
@@ -264,7 +296,7 @@ class EncoderConfig(Section):
             silent.append("bottleneck_attention")
         if self.sharing == "none":
             silent.append("groups")
-        everything = dataclasses.asdict(self) | implied
+        everything = super().meaning() | implied
         return {key: value for key, value in everything.items() if key not in silent}
 
     def dropout_rate(self, place: str) -> float:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.config import EncoderConfig, ModelError
+from model.config import EncoderConfig
+from model.errors import ModelError
 from model.parts import make_norm
 from model.precision import Dense
 

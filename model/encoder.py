@@ -2,54 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.attention import QKV, Attention, at_rows, rotary_angles
+from model.attention import Attention, at_rows, rotary_angles
 from model.attention_kernel import AttentionPattern, attention_pattern
 from model.config import EncoderConfig
 from model.feed_forward import FeedForwardStack
+from model.outputs import QKV, Capture, Encoded
 from model.parts import make_norm
 from model.precision import product_dtype
-from model.sharing import attention_units, feed_forward_units
-
-
-@dataclass(frozen=True)
-class Capture:
-    """What to hand out besides the result, by layer number.
-
-    Hidden state 0 is the embedding output and i the output of layer i, 1 to N; attention layers
-    count from 1 to N. `all_positions` asks for the vocabulary projection's input at every position,
-    besides the masked ones. `last_hidden_state` asks for it at every position, and for what is
-    pooled from it: whoever reads neither gets the same losses and gradients for less work without.
-    `heads` are the names of the task heads to run.
-    """
-
-    hidden_states: tuple[int, ...] = ()
-    attention: tuple[int, ...] = ()
-    all_positions: bool = False
-    last_hidden_state: bool = False
-    heads: tuple[str, ...] = ()
-
-    def reads_last_layer(self, layers: int) -> bool:
-        """Whether the output of the last of this many layers is needed at every position."""
-        return self.last_hidden_state or self.all_positions or layers in self.hidden_states
-
-
-class Encoded(NamedTuple):
-    """The last hidden state, [B, L, H] or [P, H], and what was captured.
-
-    References, still in the graph. A tuple, because DeepSpeed looks for the tensors in what a
-    module returns.
-    """
-
-    last_hidden_state: Tensor
-    hidden_states: dict[int, Tensor]
-    attention: dict[int, QKV]
 
 
 class Encoder(nn.Module):
@@ -64,8 +28,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.checkpoint_activations = False
-        self.attention_plan = attention_units(config)
-        self.feed_forward_plan = feed_forward_units(config)
+        self.attention_plan = config.layer_units("attention")
+        self.feed_forward_plan = config.layer_units("feed_forward")
         self.attention = nn.ModuleList(
             Attention(config, is_first=i == 0) for i in range(self.attention_plan[-1] + 1)
         )

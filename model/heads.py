@@ -1,4 +1,4 @@
-"""The heads of an encoder: pooling, the masked-LM transform, and those that tasks add."""
+"""The heads of a model: the masked-LM transform, and those that tasks add."""
 
 from __future__ import annotations
 
@@ -6,25 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.config import EncoderConfig
 from model.crf import ConditionalRandomField
+from model.model_config import ModelConfig
 from model.parts import ACTIVATIONS
 from model.precision import Dense
 from model.task_head_config import TaskHeadConfig
-
-
-class Pooler(nn.Module):
-    """The first token's state, through a dense layer and tanh where configured."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.dense = None
-        if config.pooler == "tanh":
-            self.dense = Dense(config.hidden_size, config.hidden_size)
-
-    def forward(self, first: Tensor) -> Tensor:
-        """Map the first token's state [B, H] to [B, H]."""
-        return first if self.dense is None else torch.tanh(self.dense(first))
 
 
 class MaskedLanguageModelHead(nn.Module):
@@ -34,7 +20,7 @@ class MaskedLanguageModelHead(nn.Module):
     columns that are missing are ``extra`` [hidden - embedding, V].
     """
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         width = config.vocabulary_input_size
         self.activation = ACTIVATIONS[config.head_activation or config.activation]
@@ -53,7 +39,7 @@ class MaskedLanguageModelHead(nn.Module):
 class Transform(nn.Module):
     """The dense layer before a task head's output, with an activation and perhaps a norm."""
 
-    def __init__(self, config: EncoderConfig, kind: str, size: int) -> None:
+    def __init__(self, config: ModelConfig, kind: str, size: int) -> None:
         super().__init__()
         has_norm = kind == "norm"
         name = (config.head_activation or config.activation) if has_norm else kind
@@ -70,12 +56,13 @@ class Transform(nn.Module):
 
 
 class TaskHead(nn.Module):
-    """What a task reads of an encoder's states, as its `TaskHeadConfig` says."""
+    """What a task reads of a model's states, as its `TaskHeadConfig` says."""
 
-    def __init__(self, config: EncoderConfig, head: TaskHeadConfig) -> None:
+    def __init__(self, config: ModelConfig, head: TaskHeadConfig) -> None:
         super().__init__()
         self.head = head
-        size = config.hidden_size * max(1, len(head.layers))
+        is_pooled = head.pooling == "pooler"
+        size = config.pooled_size if is_pooled else config.hidden_size * max(1, len(head.layers))
         kind = head.transform
         self.transform = None if kind == "none" else Transform(config, kind, size)
         self.dropout = nn.Dropout(config.dropout_rate("head"))

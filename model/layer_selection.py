@@ -1,22 +1,24 @@
-"""Making a shallower model from selected layers, and one that is twice as deep."""
+"""Making a shallower model from selected layers, and one that is twice as deep.
+
+Layers are found by the names of their parameters, ``encoder.PART.N.`` (`model.protocol`).
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from model.config import EncoderConfig, ModelError
+from model.errors import ModelError
 from model.initialisation import build
-from model.sharing import attention_units, feed_forward_units
+from model.model_config import ModelConfig
 
-_LAYER = re.compile(r"encoder\.(attention|feed_forward)\.(\d+)\.(.+)")
+_LAYER = re.compile(r"encoder\.(\w+)\.(\d+)\.(.+)")
 
 
 def select_layers(
-    state: Mapping[str, Tensor], layers: Sequence[int], config: EncoderConfig | None = None
+    state: Mapping[str, Tensor], layers: Sequence[int], config: ModelConfig | None = None
 ) -> dict[str, Tensor]:
     """The state of a model with only these 0-based `layers`, in this order, and all other parts.
 
@@ -36,39 +38,42 @@ def select_layers(
         match = _LAYER.fullmatch(name)
         if match is None:
             continue
-        kind, unit, rest = match[1], int(match[2]), match[3]
-        plan = plans[kind]
+        part, unit, rest = match[1], int(match[2]), match[3]
+        plan = plans[part]
         for new, old in enumerate(layers if max(plan) or depth == 1 else [0]):
             if plan[old] == unit:
-                selected[f"encoder.{kind}.{new}.{rest}"] = value
+                selected[f"encoder.{part}.{new}.{rest}"] = value
     return selected
 
 
 def double_layers(
-    state: Mapping[str, Tensor], config: EncoderConfig
-) -> tuple[EncoderConfig, dict[str, Tensor]]:
+    state: Mapping[str, Tensor], config: ModelConfig
+) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Configuration and state with twice the layers: layer i + L is a copy of layer i.
 
     In a pre-norm model the first layer may lack the norm before its attention. Its copy gets that
     norm with initial weights. `config` must not share weights in groups.
     """
-    doubled = dataclasses.replace(config, layers=2 * config.layers)
+    doubled = config.with_layers(2 * config.layers)
     selected = select_layers(state, [*range(config.layers)] * 2, config)
     initial = build(doubled, seed=0).state_dict()
     return doubled, {name: selected.get(name, tensor) for name, tensor in initial.items()}
 
 
-def _plans(state: Mapping[str, Tensor], config: EncoderConfig | None) -> dict[str, list[int]]:
-    """The index of the weights that each layer uses, for attention and for feed-forward."""
+def _plans(state: Mapping[str, Tensor], config: ModelConfig | None) -> dict[str, list[int]]:
+    """The index of the weights that each layer uses, for each part of the layers."""
+    units = _units(state)
     if config is not None:
-        return {"attention": attention_units(config), "feed_forward": feed_forward_units(config)}
-    units = {kind: _units(state, kind) for kind in ("attention", "feed_forward")}
+        return {part: config.layer_units(part) for part in units}
     depth = max(units.values())
-    return {kind: [i if n == depth else 0 for i in range(depth)] for kind, n in units.items()}
+    return {part: [i if n == depth else 0 for i in range(depth)] for part, n in units.items()}
 
 
-def _units(state: Mapping[str, Tensor], kind: str) -> int:
-    numbers = [int(m[2]) for m in map(_LAYER.fullmatch, state) if m and m[1] == kind]
+def _units(state: Mapping[str, Tensor]) -> dict[str, int]:
+    """How many weights a state has for each part of the layers."""
+    numbers: dict[str, int] = {}
+    for match in filter(None, map(_LAYER.fullmatch, state)):
+        numbers[match[1]] = max(numbers.get(match[1], 0), int(match[2]) + 1)
     if not numbers:
         raise ModelError("layers: this state has no encoder layers")
-    return max(numbers) + 1
+    return numbers

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from model.accounting import describe
-from model.config import EncoderConfig
+from model.model_config import ModelConfig
 from model.task_head_config import CHOICE, CLASSIFICATION, REGRESSION, SPAN, TAGGING, VECTOR
 
 _PIPELINES = {  # the hub's names of what a head is for
@@ -40,7 +40,7 @@ class Training:
     predicts: bool = True
 
 
-def model_card(name: str, config: EncoderConfig, training: Training | None = None) -> str:
+def model_card(name: str, config: ModelConfig, training: Training | None = None) -> str:
     """The model card in Markdown, with the hub's front matter: sizes, training, metrics, license.
 
     Without `training` the card says that the training is not recorded.
@@ -59,9 +59,7 @@ def model_card(name: str, config: EncoderConfig, training: Training | None = Non
         "",
         f"{'A masked language model' if config.mlm_head else 'An encoder'} with"
         f" {size.parameters:,} parameters (embeddings, encoder, pooler) and"
-        f" {size.head_parameters:,} in its heads: {config.layers} layers, hidden size"
-        f" {config.hidden_size}, {config.heads} attention heads, {config.vocab_size:,} tokens in"
-        f" the vocabulary, up to {config.longest_sequence} positions.",
+        f" {size.head_parameters:,} in its heads: {config.description}.",
         "",
     ]
     for task, head in config.task_heads.items():
@@ -74,7 +72,7 @@ def model_card(name: str, config: EncoderConfig, training: Training | None = Non
     return "\n".join(lines) + "\n"
 
 
-def _pipeline(config: EncoderConfig, predicts: bool) -> str:
+def _pipeline(config: ModelConfig, predicts: bool) -> str:
     """The hub's name of what the model is for; `predicts`: it has a trained masked-LM head."""
     if len(config.task_heads) == 1 and not config.mlm_head:
         (head,) = config.task_heads.values()

@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from model.config import ModelError
-from model.masked_language_model import MaskedLanguageModel
+from model.errors import ModelError
+from model.protocol import Model
 
 
 class _OutputsModel(nn.Module):
     """The model with the input names of `transformers`, and what it predicts as a tuple."""
 
-    def __init__(self, model: MaskedLanguageModel) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
@@ -30,17 +30,17 @@ class _OutputsModel(nn.Module):
         return (*words, *(found.heads[name] for name in self.model.config.task_heads))
 
 
-def _output_names(model: MaskedLanguageModel) -> list[str]:
+def _output_names(model: Model) -> list[str]:
     names = ["logits"] * model.config.mlm_head + [*model.config.task_heads]
     return ["logits"] if len(names) == 1 else names
 
 
-def _is_large(model: MaskedLanguageModel) -> bool:
+def _is_large(model: Model) -> bool:
     """Whether the weights need a file of their own: protobuf is limited to 2 GiB."""
     return 4 * sum(parameter.numel() for parameter in model.parameters()) > 2**30
 
 
-def export_onnx(model: MaskedLanguageModel, path: str | Path) -> None:
+def export_onnx(model: Model, path: str | Path) -> None:
     """Write what the model predicts for any batch size and length as ONNX.
 
     Outputs are masked-LM logits [batch, length, V] and those of each task head, by name; a single
@@ -59,12 +59,13 @@ def export_onnx(model: MaskedLanguageModel, path: str | Path) -> None:
     if not outputs:
         raise ModelError(f"{path}: ONNX is for predictions; this model has no head for them")
     names = ["input_ids", "attention_mask"]
-    if model.config.segment_types > 1:
+    if model.config.reads_segments:
         names.append("token_type_ids")
-    length = min(7, model.config.longest_sequence)
+    longest = model.config.longest_sequence
+    length = min(7, longest or 7)
     examples = tuple(torch.ones(2, length, dtype=torch.int64) for _ in names)
     batch = torch.export.Dim("batch")
-    sequence = torch.export.Dim("length", min=2, max=model.config.longest_sequence)
+    sequence = torch.export.Dim("length", min=2, max=longest)
     was_training = model.training
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     # The exporter prints its progress and warns about the axis names that it chooses.

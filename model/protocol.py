@@ -1,40 +1,119 @@
-"""The protocol that training requires of a model: an encoder, or another kind of student."""
+"""What every kind of model is to whoever trains it, and which kinds there are.
+
+A kind is a config (`ModelConfig`) and a module (`Model`) that is registered for it. The names of a
+module's parameters are part of the protocol: ``embeddings.word.``, ``encoder.PART.N.`` for layer N
+from 0, ``pooler.``, and those of the heads (`HEADS`). Stacking, layer-by-layer transfer and the
+choice of a teacher's layers go by them.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from model.encoder import Capture
-from model.masked_language_model import Features
+from configs.kinds import add_kind, chosen
+from model.attention_kernel import attention_scores, visible_keys
+from model.errors import ModelError
+from model.heads import TaskHead, mean_over_tokens
+from model.model_config import PAIRS, ModelConfig
+from model.outputs import NOTHING, QKV, Capture, Encoded, Features, ModelOutput
+from model.task_head_config import TaskHeadConfig
+
+HEADS = ("head.", "pair_head.", "task_heads.")  # how the names of the heads' parameters begin
+
+_MODULES: dict[type[ModelConfig], type[Model]] = {}
+_Module = TypeVar("_Module", bound="type[Model]")
 
 
-class ModelShape(Protocol):
-    """The sizes from which loss terms are built. `EncoderConfig` satisfies it.
+def register(config: type[ModelConfig]) -> Callable[[_Module], _Module]:
+    """A decorator: the module of a kind of model, and so a choice of ``model.kind`` in YAML."""
 
-    Layers are numbered from 1. `window` is the number of tokens that a layer attends to, both sides
-    together; 0 means all.
+    def note(module: _Module) -> _Module:
+        add_kind(ModelConfig, config)
+        _MODULES[config] = module
+        return module
+
+    return note
+
+
+def default_model() -> ModelConfig:
+    """The model of a section that is not there."""
+    config: ModelConfig = chosen(ModelConfig, {})()
+    return config
+
+
+def module_of(config: ModelConfig) -> type[Model]:
+    """The module class of a config's kind."""
+    return _MODULES[type(config)]
+
+
+class Model(nn.Module, ABC):
+    """A model with a masked-LM head tied to its word embedding, a pair head, and task heads.
+
+    A kind makes the parts below, and `encode`. Captured tensors are references to those of the
+    ordinary forward pass, still in the graph.
     """
 
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def layers(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def initializer_range(self) -> float: ...
-    def window(self, number: int) -> int: ...
+    config: ModelConfig
+    pooler: nn.Module | None
+    head: nn.Module | None  # from hidden states to the vocabulary projection's input
+    pair_head: nn.Module | None
+    task_heads: nn.ModuleDict
 
+    @abstractmethod
+    def encode(
+        self,
+        input_ids: Tensor,
+        segment_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        capture: Capture = NOTHING,
+        rows: Tensor | None = None,
+    ) -> Encoded:
+        """Embeddings and layers only. Ids int64 [B, L]; the mask [B, L] is nonzero at real tokens.
 
-class Model(Protocol):
-    """A module that programs run and whose outputs terms read. `MaskedLanguageModel` satisfies it.
+        With `rows` int64 [P] the last hidden state is [P, H], at these flat positions of B * L.
 
-    Captured tensors are references to those of the ordinary forward pass, still in the graph.
-    """
+        Where the padding ends each row, the mask may be int64 [B] instead, the number of real
+        tokens: then no attention kernel that can skip padding works on it. Pass no mask when
+        nothing is padded: the kernels without one are faster.
+        """
+
+    @abstractmethod
+    def output_projection(self) -> tuple[Tensor, Tensor | None]:
+        """Weight [V, E] and bias [V] of the vocabulary projection of a masked-LM head."""
+
+    @abstractmethod
+    def fill(
+        self, module: nn.Module, key: str, name: str, parameter: Tensor, generator: torch.Generator
+    ) -> None:
+        """Set the parameter `key` of a `module`, `name` in the model, to its initial value."""
+
+    @abstractmethod
+    def flops_per_token(self, length: int, masked_fraction: float) -> float:
+        """Operations of the matrix products of a forward pass, per token (`model.accounting`)."""
+
+    def word_vectors(self, input_ids: Tensor) -> Tensor:
+        """The word embedding's rows for int64 [...]: [..., E]."""
+        found: Tensor = self.get_submodule("embeddings.word")(input_ids)
+        return found
+
+    def checkpoint_activations(self) -> None:
+        """Keep each layer's input only, and compute the rest again (`Ability.CHECKPOINT`)."""
+        raise NotImplementedError
+
+    def compile_layers(self, **options: Any) -> None:
+        """Run the layers through ``torch.compile`` (`Ability.COMPILE`)."""
+        raise NotImplementedError
+
+    def freeze_positions(self) -> None:
+        """Leave the position embeddings as they are (`Ability.FREEZE_POSITIONS`)."""
+        raise NotImplementedError
 
     def features(
         self,
@@ -42,15 +121,148 @@ class Model(Protocol):
         segment_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         masked_positions: Tensor | None = None,
-        capture: Capture = ...,
+        capture: Capture = NOTHING,
     ) -> Features:
-        """The hidden states, attention and head outputs that `capture` requests."""
+        """The training path: everything up to, and without, the vocabulary projection.
 
-    def output_projection(self) -> tuple[Tensor, Tensor | None]:
-        """Weight [V, E] and bias [V] of the vocabulary projection of a masked-LM head."""
+        `masked_positions` int64 [P] indexes the flattened B * L; the head's transform runs there
+        only. Losses project `vocabulary_input` with `output_projection()` in chunks.
+        """
+        capture = replace(capture, hidden_states=self._hidden_states_read(capture))
+        rows = self.rows_read(input_ids, masked_positions, capture)
+        encoded = self.encode(input_ids, segment_ids, attention_mask, capture, rows)
+        states = encoded.last_hidden_state
+        last = states if rows is None else None
+        first = states if rows is not masked_positions else None
+        all_positions = None
+        if last is not None:
+            first, states = last[:, 0], last.flatten(0, 1)
+            # A pass of its own: the bits at masked positions are the same with and without it.
+            all_positions = self._transform(states) if capture.all_positions else None
+            if masked_positions is not None:
+                states = states.index_select(0, masked_positions)
+        pooled = self.pool(first, last, attention_mask)
+        found = Features(
+            vocabulary_input=self._transform(states),
+            hidden_states=encoded.hidden_states,
+            attention=encoded.attention,
+            last_hidden_state=last,
+            pooled=pooled,
+            heads={},
+            all_positions=all_positions,
+        )
+        if self.pair_head is not None and pooled is not None:
+            found.heads[PAIRS] = self.pair_head(pooled)
+        self._run_task_heads(capture.heads, found, first, attention_mask)
+        return found
 
-    def compile_layers(self, **options: Any) -> None:
-        """Run the layers through ``torch.compile``."""
+    def rows_read(
+        self, input_ids: Tensor, masked_positions: Tensor | None, capture: Capture
+    ) -> Tensor | None:
+        """The flat positions of B * L that the last layer must compute; None: all."""
+        heads = [self.config.task_heads[name] for name in capture.heads]
+        if capture.reads_last_layer(self.config.layers):
+            return None
+        if not heads:
+            return masked_positions
+        if self.head is not None or not all(head.reads_first_token for head in heads):
+            return None
+        return torch.arange(0, input_ids.numel(), input_ids.shape[1], device=input_ids.device)
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """The call of what `model.from_pretrained` returns."""
+    def pool(
+        self, first: Tensor | None, last: Tensor | None, attention_mask: Tensor | None
+    ) -> Tensor | None:
+        """The pooled state [B, W] of the first tokens' states [B, H], or of all: [B, L, H]."""
+        if self.pooler is None or first is None:
+            return None
+        pooled: Tensor = self.pooler(first)
+        return pooled
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        segment_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        masked_positions: Tensor | None = None,
+        *,
+        output_hidden_states: bool = False,
+        output_attention_scores: bool = False,
+    ) -> ModelOutput:
+        """Logits at every position, or at the flat `masked_positions` [P] of B * L.
+
+        Raises ModelError for the attention scores of a model without attention.
+        """
+        if output_attention_scores and not self.config.heads:
+            raise ModelError(f"output_attention_scores: kind {self.config.kind} has no attention")
+        numbers = tuple(range(self.config.layers + 1))
+        capture = Capture(
+            hidden_states=numbers if output_hidden_states else (),
+            attention=numbers[1:] if output_attention_scores else (),
+            last_hidden_state=True,
+            heads=tuple(self.task_heads),
+        )
+        found = self.features(input_ids, segment_ids, attention_mask, masked_positions, capture)
+        output = ModelOutput(None, pooled=found.pooled, heads=found.heads)
+        if found.vocabulary_input is not None:
+            logits = F.linear(found.vocabulary_input, *self.output_projection())
+            is_flat = masked_positions is not None
+            output.logits = logits if is_flat else logits.unflatten(0, input_ids.shape)
+        if output_hidden_states:
+            output.hidden_states = tuple(found.hidden_states[i] for i in numbers)
+        if output_attention_scores:
+            output.attention_scores = tuple(
+                self._scores(i, found.attention[i], attention_mask) for i in numbers[1:]
+            )
+        return output
+
+    def _transform(self, states: Tensor) -> Tensor | None:
+        """The vocabulary projection's input [..., E], where there is a masked-LM head."""
+        return None if self.head is None else self.head(states)
+
+    def _hidden_states_read(self, capture: Capture) -> tuple[int, ...]:
+        """The numbers of the hidden states that are captured, or read by a captured head."""
+        heads = [self.config.task_heads[name] for name in capture.heads]
+        read = {layer % (self.config.layers + 1) for head in heads for layer in head.layers}
+        return tuple(sorted({*capture.hidden_states, *read}))
+
+    def _run_task_heads(
+        self,
+        names: Collection[str],
+        found: Features,
+        first: Tensor | None,
+        attention_mask: Tensor | None,
+    ) -> None:
+        """Add the outputs of these task heads, and the transitions of their CRFs, to `found`."""
+        for name in names:
+            head = self.task_heads[name]
+            assert isinstance(head, TaskHead)
+            found.heads[name] = head(self._head_input(head.head, found, first, attention_mask))
+            if head.crf is not None:
+                found.transitions[name] = head.crf()
+
+    def _head_input(
+        self,
+        head: TaskHeadConfig,
+        found: Features,
+        first: Tensor | None,
+        attention_mask: Tensor | None,
+    ) -> Tensor:
+        """What a task head reads: [B, size], or [B, L, size] where it has an output per token."""
+        if head.reads_first_token:
+            read = found.pooled if head.pooling == "pooler" else first
+            assert read is not None, "a task head that is captured has the states that it reads"
+            return read
+        states = found.last_hidden_state
+        if head.layers:
+            count = self.config.layers + 1
+            chosen = [found.hidden_states[layer % count] for layer in head.layers]
+            states = torch.cat(chosen, dim=-1)
+        assert states is not None
+        if head.per_token:
+            return states
+        return states[:, 0] if head.pooling == "first" else mean_over_tokens(states, attention_mask)
+
+    def _scores(self, number: int, qkv: QKV, attention_mask: Tensor | None) -> Tensor:
+        window, length = self.config.window(number), qkv.q.shape[2]
+        visible = visible_keys(attention_mask, length, window, qkv.q.device)
+        return attention_scores(qkv.q, qkv.k, visible)

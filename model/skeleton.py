@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from model.config import EncoderConfig
-from model.masked_language_model import MaskedLanguageModel
+from model.model_config import ModelConfig
+from model.protocol import Model, module_of
 
 
 class _NoInitialisation(TorchFunctionMode):
@@ -30,7 +30,7 @@ class _NoInitialisation(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def skeleton(config: EncoderConfig, device: str = "meta") -> MaskedLanguageModel:
+def skeleton(config: ModelConfig, device: str = "meta") -> Model:
     """The model of a configuration; on a device other than "meta" its weights are uninitialised."""
     with torch.device(device), _NoInitialisation():
-        return MaskedLanguageModel(config)
+        return module_of(config)(config)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.declared import notes_within
+from configs.kinds import chosen
 from configs.rules import OneOf, Range, Rule
 from configs.section import annotated_hints
 from configs.typed import hints_of, options_of
@@ -72,6 +73,7 @@ class Key:
 
 def keys(schema: Any, path: str = "", named: str = "one") -> Iterator[Key]:
     """All keys of a schema, sections before what is in them; `named` stands for a free name."""
+    schema = chosen(schema, {})  # its keys, where it comes in kinds
     for field in dataclasses.fields(schema):
         key = f"{path}.{field.name}" if path else field.name
         options = options_of(hints_of(schema)[field.name])

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     ".": "configs data_pipeline model cluster trainer commands tandem",
     "configs": (
-        "errors strict_json yaml_text typed rules section declared json_schema reference "
+        "errors strict_json yaml_text kinds typed rules section declared json_schema reference "
         "loading devices studies"
     ),
     "data_pipeline": (
@@ -46,9 +46,10 @@ ROOMS = {
         "encoding parallel_encoding journal claims finishing build merging checking reporting"
     ),
     "model": (
-        "precision task_head_config config parts sharing attention_kernel attention feed_forward "
-        "encoder embedding crf heads masked_language_model protocol skeleton initialisation "
-        "layer_selection accounting model_card hugging_face onnx_export"
+        "errors precision task_head_config crf outputs model_config config parts heads "
+        "attention_kernel protocol attention feed_forward encoder embedding pooler flops "
+        "initial_values masked_language_model kinds skeleton initialisation layer_selection "
+        "accounting model_card hugging_face onnx_export"
     ),
     "model/hugging_face": (
         "task_heads family bert albert distilbert mobilebert modernbert weights folder importing"
@@ -69,7 +70,8 @@ ROOMS = {
         "state step_decision admission uncompiled engine memory_errors programs module learner "
         "first_weights learners"
     ),
-    # A new task is one file, and nothing else names it: not this list either.
+    # A new kind of model, or task, is one file, and nothing else names it: not these lists either.
+    "model/kinds": " ".join(sorted(path.stem for path in (ROOT / "model/kinds").glob("[!_]*.py"))),
     "trainer/tasks": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tasks").glob("[!_]*.py"))
     ),

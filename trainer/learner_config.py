@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -19,8 +20,8 @@ from configs.rules import (
     Range,
     Unit,
 )
-from configs.section import Refusal, Section
-from model import EncoderConfig
+from configs.section import Refusal, Section, within
+from model import Ability, ModelConfig, ModelShape, default_model
 from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.progressive import ProgressiveConfig, Transfer
 from trainer.objectives.task import TaskConfig
@@ -34,6 +35,14 @@ from trainer.watch.guard import GuardConfig
 FROZEN_STAGES = (0, 3)
 PRECISIONS = ("fp32", "bf16", "fp16")
 OFFLOADS = {"none": 0, "optimizer": 1, "parameters": 3}  # and the least ZeRO stage for each
+# What a key asks of the model.
+_ABILITIES = {
+    "freeze_positions": Ability.FREEZE_POSITIONS,
+    "progressive": Ability.LAYER_BY_LAYER,
+    "masked_only": Ability.MASKED_ONLY,
+    "checkpoint_activations": Ability.CHECKPOINT,
+    "compile": Ability.COMPILE,
+}
 _FOR_TRAINING = (
     "objective", "optimizer", "schedule", "loss_scale", "gradient_clipping", "guard",
     "dropout", "checkpoint_activations", "stacking", "freeze_positions",
@@ -113,7 +122,7 @@ class InitConfig(Section):
 class LearnerConfig(Section):
     """A model being trained, and how."""
 
-    model: EncoderConfig = field(default_factory=EncoderConfig)
+    model: ModelConfig = field(default_factory=default_model)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     progressive: ProgressiveConfig | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -169,17 +178,18 @@ class LearnerConfig(Section):
         yield from self._conflicts_with_zero()
         if self.frozen:
             yield from self._conflicts_with_frozen()
-        if self.freeze_positions and self.model.positions == "rotary":
-            yield "freeze_positions", "rotary positions have no weights; remove it"
+        for key, ability in _ABILITIES.items():
+            if getattr(self, key) and (why := self.model.cannot(ability)):
+                yield key, why
         if self.progressive is not None:
             yield from self._conflicts_with_progressive()
         yield from self.stacking.conflicts_with(self.model)
         if self.stacking.steps and self.init.pretrained:
             yield "stacking", "begins with random weights; remove it, or init.pretrained"
-        yield from self.objective.unequippable(self.model)
+        yield from within("objective", self.objective.unequippable(self.model))
 
     @property
-    def architecture(self) -> EncoderConfig:
+    def architecture(self) -> ModelConfig:
         """The `model` with the heads that its objective trains: what is built, and exported."""
         return self.objective.equip(self.model)
 
@@ -189,6 +199,13 @@ class LearnerConfig(Section):
         terms = self.objective.terms().values()
         tasks = {one.head: one.own_metrics() for one in terms if isinstance(one, TaskConfig)}
         return metrics_of(self.architecture, tasks)
+
+    def with_layers(self, layers: int) -> LearnerConfig:
+        """The same with a model that has this many layers, and stays so."""
+        if layers == self.model.layers and not self.stacking.steps:
+            return self
+        model = self.model.with_layers(layers)
+        return dataclasses.replace(self, model=model, stacking=StackingConfig())
 
     def _conflicts_with_zero(self) -> Iterator[Refusal]:
         """What DeepSpeed would refuse later, or less clearly."""
@@ -202,8 +219,6 @@ class LearnerConfig(Section):
         if not self.objective.between_layers() or not self.objective.beyond_layers():
             why = "objective must have terms between layers, and others for afterwards"
             yield "progressive", why
-        if self.model.sharing != "none":
-            yield "progressive", "needs layers that share nothing; set model.sharing"
 
     def _conflicts_with_frozen(self) -> Iterator[Refusal]:
         """A frozen learner has nothing but a model and where it comes from."""
@@ -219,7 +234,7 @@ class LearnerConfig(Section):
             if getattr(self, key) != getattr(LearnerConfig(), key):
                 yield key, "is for training; remove it (null), or frozen"
 
-    def build_objective(self, teacher: EncoderConfig, seed: int) -> Objective:
+    def build_objective(self, teacher: ModelShape, seed: int) -> Objective:
         """The terms between this model and its `teacher`'s; ValueError where one does not fit."""
         transfer = Transfer(self.progressive, self.model.layers) if self.progressive else None
         return Objective(self.objective, self.model, teacher, seed, transfer)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from configs.section import Refusal, within
 from data_pipeline import DataConfig
-from model import EncoderConfig
+from model import ModelConfig
 from trainer.learner_config import BudgetConfig, InitConfig, LearnerConfig, StartConfig
 from trainer.objectives.task import TaskConfig
 from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM, columns_of
@@ -81,7 +81,7 @@ def _conflicts_with_examples(
 
 
 def _conflicts_of_student(
-    name: str, student: LearnerConfig, teacher: EncoderConfig
+    name: str, student: LearnerConfig, teacher: ModelConfig
 ) -> Iterator[Refusal]:
     if name == "teacher":
         yield "", "that name is the teacher's; choose another"
@@ -96,24 +96,25 @@ def _conflicts_of_student(
         copied = _conflicts_of_copied_layers(student.init.teacher_layers, student.model, teacher)
         yield from within("init.teacher_layers", copied)
     if student.init.teacher_embeddings:
-        sizes = ("vocab_size", "hidden_size", "word_size")
-        yield from within("init.teacher_embeddings", _unequal(student.model, teacher, sizes))
+        unequal = _unequal(student.model, teacher, teacher.embedding_keys)
+        yield from within("init.teacher_embeddings", unequal)
 
 
 def _conflicts_of_copied_layers(
-    chosen: Sequence[int], student: EncoderConfig, teacher: EncoderConfig
+    chosen: Sequence[int], student: ModelConfig, teacher: ModelConfig
 ) -> Iterator[Refusal]:
     if not all(0 <= layer < teacher.layers for layer in chosen):
         yield "", f"the teacher's layers are 0 to {teacher.layers - 1}"
     if len(chosen) != student.layers:
         yield "", f"lists {len(chosen)} for the student's {student.layers}"
-    yield from _unequal(student, teacher, ("vocab_size", "hidden_size", "ffn_size"))
+    yield from _unequal(student, teacher, teacher.layer_keys)
 
 
-def _unequal(
-    student: EncoderConfig, teacher: EncoderConfig, keys: Sequence[str]
-) -> Iterator[Refusal]:
-    """Sizes by which a student is not as wide as the teacher whose weights it begins with."""
+def _unequal(student: ModelConfig, teacher: ModelConfig, keys: Sequence[str]) -> Iterator[Refusal]:
+    """The keys in which a student is not like the teacher whose weights it begins with."""
+    if student.kind != teacher.kind:
+        yield "", f"model.kind is {student.kind}, and the teacher's {teacher.kind}"
+        return
     for key in keys:
         ours, theirs = getattr(student, key), getattr(teacher, key)
         if ours != theirs:

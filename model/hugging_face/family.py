@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from model.config import EncoderConfig, ModelError
+from model.config import EncoderConfig
+from model.errors import ModelError
 from model.hugging_face.task_heads import HeadForm
 
 _ACTIVATIONS = {

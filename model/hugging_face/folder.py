@@ -10,13 +10,15 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from configs import ConfigError, typed
-from model.config import EncoderConfig, ModelError
+from configs.kinds import chosen
+from model.config import EncoderConfig
+from model.errors import ModelError
 from model.hugging_face.albert import ALBERT
 from model.hugging_face.bert import BERT, ROBERTA
 from model.hugging_face.distilbert import DISTILBERT
@@ -26,11 +28,13 @@ from model.hugging_face.modernbert import MODERNBERT
 from model.hugging_face.task_heads import ENDINGS, in_form, read_task_heads, write_task_head
 from model.hugging_face.weights import read_weights, write_tensors
 from model.initialisation import empty
-from model.masked_language_model import MaskedLanguageModel
 from model.model_card import model_card
+from model.model_config import ModelConfig
+from model.protocol import Model
 from model.skeleton import skeleton
 from model.task_head_config import TaskHeadConfig
 
+Config = TypeVar("Config", bound=ModelConfig)
 FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT)
 OWN_TYPE = "tandem"
 _MAX_SHARED_LAYERS = 1024  # a model can have more layers than tensors only by sharing
@@ -67,7 +71,7 @@ def require_free(folder: str | Path) -> None:
             raise ModelError(f"{path}: exists; move it away, or choose another --out")
 
 
-def from_pretrained(folder: str | Path) -> MaskedLanguageModel:
+def from_pretrained(folder: str | Path) -> Model:
     """The model in a folder of `transformers` or of Tandem's own format, float32, in eval mode.
 
     Raises ModelError, one line naming the file, for a folder that is not such a model.
@@ -79,13 +83,13 @@ def from_pretrained(folder: str | Path) -> MaskedLanguageModel:
     return model.eval()
 
 
-def read_config(folder: str | Path) -> EncoderConfig:
+def read_config(folder: str | Path) -> ModelConfig:
     """The configuration of the model in a folder; as `from_pretrained`."""
     return read_folder(Path(folder))[0]
 
 
 def save_pretrained(
-    model: MaskedLanguageModel | tuple[EncoderConfig, Mapping[str, Tensor]],
+    model: Model | tuple[ModelConfig, Mapping[str, Tensor]],
     folder: str | Path,
     tokenizer: str | Path | None = None,
     card: str = "",
@@ -98,7 +102,7 @@ def save_pretrained(
     a card without training. Returns an empty string if `transformers` can express the model.
     Otherwise it returns one line that says why not, and the folder has Tandem's own format.
     """
-    if isinstance(model, MaskedLanguageModel):
+    if isinstance(model, Model):
         config, state = model.config, dict(model.state_dict())
     else:
         config, state = model[0], dict(model[1])
@@ -152,13 +156,15 @@ def _require_well_formed(path: Path) -> None:
         raise ModelError(f"{path}: cannot be read ({error})") from error
 
 
-def with_task_head(config: EncoderConfig, name: str, head: TaskHeadConfig) -> EncoderConfig:
+def with_task_head(config: Config, name: str, head: TaskHeadConfig) -> Config:
     """The model with this head too, in the form that `transformers` has for its architecture.
 
     What `head` leaves open (`pooling`, `transform`) is chosen so. The model gets a pooler where the
     head reads one, and loses one that no head reads: `transformers` has none then, and it would
-    never be trained.
+    never be trained. Another kind of model than an encoder has forms of its own.
     """
+    if not isinstance(config, EncoderConfig):
+        return config.with_task_head(name, head)
     whole = in_form(head, nearest_family(config).heads.get(head.kind))
     heads = {**config.task_heads, name: whole}
     pooler = config.pooler
@@ -183,12 +189,14 @@ def nearest_family(config: EncoderConfig) -> Family:
 
 
 def to_transformers(
-    config: EncoderConfig, state: Mapping[str, Tensor]
+    config: ModelConfig, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The config.json and the tensors in the format of `transformers`.
 
     Raises Inexpressible, naming what does not fit.
     """
+    if not isinstance(config, EncoderConfig):
+        raise Inexpressible(f"transformers has no class for a model of kind {config.kind}")
     family = nearest_family(config)
     theirs = family.write(config) | {"model_type": family.model_type, "dtype": "float32"}
     theirs |= _heads_of_a_fine_tuned(config, family, theirs["architectures"][0])
@@ -226,8 +234,9 @@ def _read(family: Family, theirs: Mapping[str, Any], names: Collection[str]) -> 
     heads = read_task_heads(theirs, names, family.heads)
     if heads:
         plain = {name: dataclasses.asdict(head) for name, head in heads.items()}
-        return _configuration(values | {"task_heads": plain, "mlm_head": False})
-    config = _configuration(values)
+        values |= {"task_heads": plain, "mlm_head": False}
+        return _configuration(values, EncoderConfig)
+    config = _configuration(values, EncoderConfig)
     expected = family.their_names(config, tensor_names(config))
     head = [name for ours, name in expected.items() if ours.startswith("head.")]
     return config if any(name in names for name in head) else replace(config, mlm_head=False)
@@ -251,11 +260,12 @@ def _require_same_meaning(config: EncoderConfig, read_back: EncoderConfig, famil
             )
 
 
-def read_folder(folder: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:
+def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration and the state, float32, of a model folder."""
     path = folder / "config.json"
     theirs = _read_json(path)
     weights = read_weights(folder)
+    config: ModelConfig
     try:
         _refuse_implausible_depth(theirs, weights)
         if theirs.get("model_type") == OWN_TYPE:
@@ -288,18 +298,20 @@ def _read_json(path: Path) -> dict[str, Any]:
     return theirs
 
 
-def _read_own(theirs: Mapping[str, Any]) -> EncoderConfig:
-    fields = {field.name for field in dataclasses.fields(EncoderConfig)}
-    unknown = sorted(set(theirs) - fields - {"model_type"})
+def _read_own(theirs: Mapping[str, Any]) -> ModelConfig:
+    values = {key: value for key, value in theirs.items() if key != "model_type"}
+    schema = chosen(ModelConfig, values)
+    known = {field.name for field in dataclasses.fields(schema)}
+    unknown = sorted(values.keys() - known)
     if unknown:
         raise ModelError(f"{unknown[0]}: unknown key; another version wrote this folder")
-    return _configuration({key: theirs[key] for key in theirs if key in fields})
+    return _configuration(values, schema)
 
 
-def _configuration(values: Mapping[str, Any]) -> EncoderConfig:
+def _configuration(values: Mapping[str, Any], schema: type[Config]) -> Config:
     """The configuration from values of a file. Raises ModelError, naming a value that is wrong."""
     try:
-        return typed.build(values, EncoderConfig)
+        return typed.build(values, schema)
     except ConfigError as error:
         raise ModelError(str(error)) from error
 
@@ -337,11 +349,12 @@ def _refuse_implausible_depth(theirs: Mapping[str, Any], weights: Mapping[str, T
 
 
 def _refuse_extra_weights(
-    config: EncoderConfig, weights: Container[str], names: Callable[[EncoderConfig], Iterable[str]]
+    config: Config, weights: Container[str], names: Callable[[Config], Iterable[str]]
 ) -> None:
     """Raise ModelError if the weights have more layers or networks than the configuration."""
     own = set(names(config))
-    for key in ("layers", "feed_forwards"):
+    keys = {field.name for field in dataclasses.fields(config)}
+    for key in sorted(keys & {"layers", "feed_forwards"}, reverse=True):
         larger = dataclasses.replace(config, **{key: getattr(config, key) + 1})
         try:
             of_larger = names(larger)
@@ -367,12 +380,12 @@ def _modern_name(name: str) -> str:
     return name.removesuffix("beta") + "bias" if name.endswith(".beta") else name
 
 
-def tensor_names(config: EncoderConfig) -> list[str]:
+def tensor_names(config: ModelConfig) -> list[str]:
     """The names of all tensors of a model with this configuration."""
     return list(skeleton(config).state_dict())
 
 
-def _checked(config: EncoderConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _checked(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state in float32. Raises ModelError if names, shapes or values do not fit."""
     expected = skeleton(config).state_dict()
     for name, tensor in expected.items():

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import yaml
 
-from model.config import EncoderConfig
 from model.hugging_face.folder import (
     TOKENIZER_FILES,
     from_pretrained,
@@ -16,10 +15,11 @@ from model.hugging_face.folder import (
     save_pretrained,
     special_ids_in,
 )
-from model.masked_language_model import MaskedLanguageModel
+from model.model_config import ModelConfig
+from model.protocol import Model
 
 
-def import_folder(source: str | Path, out: str | Path) -> MaskedLanguageModel:
+def import_folder(source: str | Path, out: str | Path) -> Model:
     """Read a `transformers` folder, check it, and write it to `out` for a job to use.
 
     `out` gets config.json, model.safetensors (float32), the tokenizer files if there are any, and
@@ -37,7 +37,7 @@ def import_folder(source: str | Path, out: str | Path) -> MaskedLanguageModel:
     return model
 
 
-def write_config(config: EncoderConfig, folder: Path, source: str) -> None:
+def write_config(config: ModelConfig, folder: Path, source: str) -> None:
     """Write model.yaml, which a job can name, beside the weights; `source` goes into a comment."""
     text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
     (folder / "model.yaml").write_text(f"# The model of {source}\n{text}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from model.config import EncoderConfig, ModelError
+from model.config import EncoderConfig
+from model.errors import ModelError
 from model.hugging_face.bert import POOLED_HEADS, read_sizes, require_segments, write_sizes
 from model.hugging_face.family import Family, Inexpressible, Rules, require
 

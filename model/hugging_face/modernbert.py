@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.config import EncoderConfig, ModelError
+from model.config import EncoderConfig
+from model.errors import ModelError
 from model.hugging_face.family import (
     Family,
     Rules,

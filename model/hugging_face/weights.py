@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from model.config import ModelError
+from model.errors import ModelError
 
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
 

@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import configs
 import model
-from model.accounting import describe, flops_per_token
+from model.accounting import describe
+from model.flops import flops_per_token
 from trainer.losses.vocabulary import chunked_cross_entropy
 
 torch.set_num_threads(1)
@@ -88,7 +89,8 @@ def test_albert_variants_round_to_the_paper(sharing: str, width: int) -> None:
 def test_every_shipped_configuration_loads() -> None:
     folder = Path(configs.__file__).parent / "model"
     for path in folder.glob("*.yaml"):
-        size = describe(load(path.stem))
+        config = configs.load(path.stem, model.ModelConfig, "model")  # type: ignore[type-abstract]
+        size = describe(config)
         assert size.bytes == 4 * (size.parameters + size.head_parameters)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline import MASKED
-from model import MaskedLanguageModel
+from model import Model
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.evaluation.held_out import ValidationSet
 from trainer.losses.vocabulary import chunked_kl_divergence
@@ -26,8 +26,8 @@ class Agreement:
 
 @torch.inference_mode()
 def agreement(
-    student: MaskedLanguageModel,
-    teacher: MaskedLanguageModel,
+    student: Model,
+    teacher: Model,
     validation: ValidationSet,
     micro_batch: int,
     device: torch.device,
@@ -47,9 +47,7 @@ def agreement(
     return Agreement(same / positions, divergence / positions)
 
 
-def _compare(
-    student: MaskedLanguageModel, teacher: MaskedLanguageModel, batch: MicroBatch
-) -> Tensor:
+def _compare(student: Model, teacher: Model, batch: MicroBatch) -> Tensor:
     """[3] float64: positions with the same first choice, summed divergence, all positions."""
     labelled = batch.targets[MASKED].labels >= 0  # [P]
     ours, theirs = _vocabulary_input(student, batch), _vocabulary_input(teacher, batch)
@@ -67,7 +65,7 @@ def _compare(
     return torch.stack([same.sum().double(), divergence.double(), positions.double()])
 
 
-def _vocabulary_input(model: MaskedLanguageModel, batch: MicroBatch) -> Tensor:
+def _vocabulary_input(model: Model, batch: MicroBatch) -> Tensor:
     found = model.features(
         batch.input_ids, batch.segment_ids, batch.lengths, batch.masked_positions
     ).vocabulary_input

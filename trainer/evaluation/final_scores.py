@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline import MASKED, Corpus
-from model import MaskedLanguageModel, describe
+from model import Model, describe
 from trainer.batches import MicroBatch, to_device
 from trainer.device import own_device
 from trainer.evaluation.agreement import agreement
@@ -88,7 +88,7 @@ class _Measurement:
             "finished_at": self.saved.state.learners[name].finished_at,
         }
 
-    def _score(self, name: str, model: MaskedLanguageModel) -> Scores:
+    def _score(self, name: str, model: Model) -> Scores:
         micro_batch, metrics = self.saved.job.batch.micro_batch, self.saved.config(name).metrics
 
         def of_batch(batch: MicroBatch) -> Sequence[Tensor]:
@@ -107,12 +107,12 @@ class _Measurement:
             return None
         return self.columns[primary].retention(ours, theirs)
 
-    def _agreement(self, model: MaskedLanguageModel) -> dict[str, float] | None:
+    def _agreement(self, model: Model) -> dict[str, float] | None:
         micro_batch = self.saved.job.batch.micro_batch
         found = agreement(model, self.teacher, self.validation, micro_batch, self.device)
         return None if found is None else dataclasses.asdict(found)
 
-    def _speed(self, model: MaskedLanguageModel) -> dict[str, float]:
+    def _speed(self, model: Model) -> dict[str, float]:
         sample = self.validation.sample()
         many, one = to_device(sample, self.device), to_device(sample.rows(0, 1), self.device)
         return {
@@ -121,7 +121,7 @@ class _Measurement:
         }
 
 
-def _encoding_seconds(model: MaskedLanguageModel, batch: MicroBatch) -> float:
+def _encoding_seconds(model: Model, batch: MicroBatch) -> float:
     """The median time of encoding `batch` once, without the vocabulary projection."""
     seconds: list[float] = []
     while sum(seconds) < SPEED_SECONDS or len(seconds) < 3:

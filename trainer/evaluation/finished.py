@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 from functools import cached_property
@@ -10,7 +9,7 @@ from functools import cached_property
 from torch import Tensor
 
 from data_pipeline import Corpus, open_corpora
-from model import MaskedLanguageModel, build
+from model import Model, build
 from trainer.checkpoint import Checkpoint, newest_intact
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
@@ -20,7 +19,6 @@ from trainer.learner_names import TEACHER, student_key
 from trainer.learners.first_weights import model_state
 from trainer.learners.state import JobState
 from trainer.run_folder.folder import RunFolder
-from trainer.schedules.stacking import StackingConfig
 
 _log = logging.getLogger(__name__)
 
@@ -65,8 +63,7 @@ class SavedLearners:
         """The config of the learner with this full name; a teacher's model as it is now."""
         if name == TEACHER:
             teacher = self.job.teacher
-            model = dataclasses.replace(teacher.model, layers=self.state.teacher_layers)
-            return dataclasses.replace(teacher, model=model, stacking=StackingConfig())
+            return teacher.with_layers(self.state.teacher_layers)
         return self.job.students[name.removeprefix("students/")]
 
     @property
@@ -83,7 +80,7 @@ class SavedLearners:
         """The model's float32 weights, without its objective's projections."""
         return model_state(self.checkpoint.master_weights(name))
 
-    def load(self, name: str) -> MaskedLanguageModel:
+    def load(self, name: str) -> Model:
         """The model, in evaluation mode, on the CPU."""
         model = build(self.config(name).architecture, seed=0)
         model.load_state_dict(self.weights(name))

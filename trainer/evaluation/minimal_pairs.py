@@ -15,7 +15,7 @@ import torch
 from data_pipeline import DataError
 from data_pipeline.task_files.minimal_pairs import MinimalPair, read_minimal_pairs
 from data_pipeline.tokenization.tokenizer import load
-from model import MaskedLanguageModel, ModelError, from_pretrained
+from model import Model, ModelError, from_pretrained
 from trainer.evaluation.pseudo_likelihood import pseudo_log_likelihoods
 
 
@@ -41,16 +41,14 @@ def score_minimal_pairs(folder: Path, pairs_path: str, device: torch.device) -> 
     return _scores(pairs, _are_right(model, folder, pairs))
 
 
-def _are_right(
-    model: MaskedLanguageModel, folder: Path, pairs: Sequence[MinimalPair]
-) -> list[bool]:
+def _are_right(model: Model, folder: Path, pairs: Sequence[MinimalPair]) -> list[bool]:
     """Of each pair, whether the good sentence is the more probable one."""
     tokenizer, vocabulary = load(folder)
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     encoded = [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
     longest = model.config.longest_sequence
     for number, ids in enumerate(encoded):
-        if len(ids) + 2 > longest:
+        if longest is not None and len(ids) + 2 > longest:
             where = pairs[number // 2].where
             raise DataError(f"{where}: has {len(ids) + 2} tokens, and the model reads {longest}")
     found = pseudo_log_likelihoods(model, vocabulary, encoded)

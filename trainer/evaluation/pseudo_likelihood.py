@@ -13,14 +13,14 @@ import torch
 from torch.nn import functional as F
 
 from data_pipeline import Vocabulary
-from model import MaskedLanguageModel
+from model import Model
 
 TOKENS = 1 << 14  # of one forward pass
 
 
 @torch.inference_mode()
 def pseudo_log_likelihoods(
-    model: MaskedLanguageModel,
+    model: Model,
     vocabulary: Vocabulary,
     sentences: Sequence[Sequence[int]],
     tokens_per_pass: int = TOKENS,
@@ -49,7 +49,7 @@ def _passes(lengths: Sequence[int], tokens_per_pass: int) -> Iterator[np.ndarray
 
 
 def _log_probabilities(
-    model: MaskedLanguageModel,
+    model: Model,
     vocabulary: Vocabulary,
     sentences: Sequence[Sequence[int]],
     rows: np.ndarray,

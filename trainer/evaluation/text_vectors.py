@@ -70,7 +70,7 @@ class TextEncoder:
         self._require_readable(ids, number)
         found = self.model(ids, output_hidden_states=True)
         states = found.hidden_states[-1][0]
-        static = self.model.embeddings.word(ids[0])
+        static = self.model.word_vectors(ids[0])
         # Without [CLS] and [SEP], as the offsets are.
         tokens = {MEAN: states[1:-1].numpy(), STATIC: static[1:-1].numpy()}
         words = []
@@ -90,7 +90,7 @@ class TextEncoder:
         length, longest = ids.shape[1], self.model.config.longest_sequence
         if length == 2:
             raise DataError(f"text {number + 1}: is empty")
-        if length > longest:
+        if longest is not None and length > longest:
             raise DataError(
                 f"text {number + 1}: has {length} tokens, and the model reads {longest}; shorten it"
             )

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from data_pipeline import MASKED, PAIRS, Batch, Target
-from model import Features, MaskedLanguageModel
+from model import Features, Model, ModelConfig, module_of
 from model.precision import kernels_of
 from trainer.batches import MicroBatch, MicroTarget, to_device
 from trainer.config import JobConfig
@@ -44,10 +44,23 @@ def _attention_backward(grad: Any, q: Sequence[int], k: Sequence[int], *_: Any, 
     return 2 * _attention(q, k, k)  # without what the kernel computes again
 
 
-ATTENTION = {
+def _recurrent(
+    x: Sequence[int], inputs: Sequence[int], states: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """FLOPs of one layer and direction of an LSTM on x [L, B, E], by its two weights."""
+    return 2 * math.prod(x[:2]) * (math.prod(inputs) + math.prod(states))
+
+
+def _recurrent_backward(*operands: Any, **keywords: Any) -> int:
+    return 2 * _recurrent(*operands, **keywords)
+
+
+KERNELS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-}
+    torch.ops.aten.mkldnn_rnn_layer: _recurrent,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward,
+}  # that the counter does not know
 LEAST_ROWS = 32  # below, the losses' chunks are not full, and memory does not grow evenly
 
 
@@ -186,7 +199,7 @@ class _Run:
             whole = None if bias is None else bias.detach()
             self.projection = OutputProjection(weight.detach(), whole)
         self.live = LiveBytes()
-        self.flops = FlopCounterMode(display=False, custom_mapping=ATTENTION)
+        self.flops = FlopCounterMode(display=False, custom_mapping=KERNELS)
         self.forward_flops = 0
 
     def __call__(self, program: Train, batch: MicroBatch) -> Features:
@@ -277,12 +290,16 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
-    module = assemble(name, config, job.teacher.model, job.seed, MaskedLanguageModel)
-    # Fused kernels keep the state of a generator, not the mask; the CPU's stand-in would keep it.
-    module.model.config.attention_dropout = 0.0
+    module = assemble(name, config, job.teacher.model, job.seed, _make)
     is_trained = bool(config.objective.terms())
     module.requires_grad_(is_trained)
     return module.train(is_trained)
+
+
+def _make(config: ModelConfig) -> Model:
+    # Fused kernels keep the state of a generator, not the mask; the CPU's stand-in would keep it.
+    config = config.without_attention_dropout()
+    return module_of(config)(config)
 
 
 def _micro_batch(job: JobConfig, rows: int, length: int) -> MicroBatch:

@@ -31,7 +31,8 @@ def require_fit(config: JobConfig, corpora: Mapping[str, Corpus]) -> None:
     for key, learner in _learners(config):
         for corpus in corpora.values():
             corpus.require_vocabulary(learner.model.vocab_size)
-        if learner.model.longest_sequence < longest:
+        most = learner.model.longest_sequence
+        if most is not None and most < longest:
             section = key.replace("/", ".")
             raise TrainingError(
                 f"{section}.model.max_positions: too few for data.sequence_length {longest}"

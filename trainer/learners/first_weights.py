@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from data_pipeline import MASKED, PAIRS
-from model import EncoderConfig, ModelError, from_pretrained, select_layers
+from model import ModelConfig, ModelError, from_pretrained, select_layers
 from trainer.checkpoint import full_state_dict
 from trainer.errors import TrainingError
 from trainer.learners.learner import Learner
 
 # Parameters of a learner's module that belong to the model, not to its objective.
 MODEL_PREFIX = "model."
-# Keys in which a model may differ from the folder of its weights: they have no weights, or are
-# parts that the folder may have in addition.
-FREE = (
-    *("dropout", "attention_dropout", "dropout_at", "initializer", "initializer_range"),
-    *("pooler", "pair_head", "mlm_head", "task_heads"),
-)
 
 
-def from_folder(section: str, folder: str, config: EncoderConfig) -> Mapping[str, Tensor]:
-    """The weights in a Hugging Face `folder`. Raises TrainingError where it is another model."""
+def from_folder(section: str, folder: str, config: ModelConfig) -> Mapping[str, Tensor]:
+    """The weights in a Hugging Face `folder`, which may have other heads.
+
+    Raises TrainingError where it is another model.
+    """
     try:
         found = from_pretrained(Path(folder))
     except ModelError as error:
         raise TrainingError(f"{section}.init.pretrained: {error}") from error
-    ours, theirs = _plain(config), _plain(found.config)
+    ours, theirs = config.meaning(), found.config.meaning()
     for key, value in theirs.items():
-        if key not in FREE and ours[key] != value:
+        if key not in config.head_keys and ours.get(key) != value:
             raise TrainingError(
-                f"{section}.model.{key}: is {ours[key]}, but {folder} has {value}; "
+                f"{section}.model.{key}: is {ours.get(key)}, but {folder} has {value}; "
                 f"name the model.yaml that `tandem import` and `tandem export` write"
             )
     return found.state_dict()
@@ -51,13 +46,13 @@ def from_layers(section: str, teacher: Learner, layers: Sequence[int]) -> Mappin
         raise TrainingError(f"{section}.init.teacher_layers: {error}") from error
 
 
-def from_embeddings(teacher: Learner, config: EncoderConfig) -> Mapping[str, Tensor]:
+def from_embeddings(teacher: Learner, config: ModelConfig) -> Mapping[str, Tensor]:
     """The teacher's embeddings and heads as they are now, but none of its layers. Collective.
 
     As MobileBERT's code does, which begins so: the embeddings' norm is left out where the student's
     is of another kind. The head's is a layer norm in every model.
     """
-    same_norm = config.norm == teacher.config.model.norm
+    same_norm = config.has_same_norm(teacher.config.model)
     left_out = "encoder." if same_norm else ("encoder.", "embeddings.norm.")
     return {
         name: tensor
@@ -81,14 +76,4 @@ def model_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name.removeprefix(MODEL_PREFIX): tensor
         for name, tensor in state.items()
         if name.startswith(MODEL_PREFIX)
-    }
-
-
-def _plain(config: EncoderConfig) -> dict[str, Any]:
-    """As a mapping, with what is implied written out."""
-    return {
-        **dataclasses.asdict(config),
-        "head_activation": config.head_activation or config.activation,
-        "embedding_size": config.word_size,
-        "global_every": [layer for layer in range(config.layers) if not config.is_local(layer)],
     }

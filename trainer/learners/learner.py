@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline import DEFAULT_VIEW
-from model import Capture, EncoderConfig, Features, MaskedLanguageModel
+from model import Capture, Features, Model, ModelConfig
 from trainer.batches import MicroBatch
 from trainer.denominators import Totals
 from trainer.learner_config import LearnerConfig
@@ -83,7 +83,7 @@ class Learner:
         self,
         name: str,
         config: LearnerConfig,
-        teacher: EncoderConfig,
+        teacher: ModelConfig,
         step_shape: StepShape,
         started_at: int = 0,
         weights: Mapping[str, Tensor] | None = None,
@@ -103,7 +103,7 @@ class Learner:
         self.engine.train(self.is_trained)
         if config.compile:
             module.model.compile_layers()
-        self.model: MaskedLanguageModel = module.model
+        self.model: Model = module.model
         self.device: torch.device = self.engine.device
         self.metrics = config.metrics
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
@@ -112,8 +112,8 @@ class Learner:
 
     def _start_engine(self, module: LearnerModule) -> DeepSpeedEngine:
         module.requires_grad_(self.is_trained)
-        if self.config.freeze_positions and module.model.embeddings.position is not None:
-            module.model.embeddings.position.requires_grad_(False)
+        if self.config.freeze_positions:
+            module.model.freeze_positions()
         self._optimizer: GatedOptimizer | None = None
         if self.is_trained:
             self._optimizer = build_optimizer(module, self.config.optimizer, self.objective)

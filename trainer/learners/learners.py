@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 from collections.abc import Mapping
 
@@ -25,7 +24,7 @@ from trainer.learners.first_weights import (
 )
 from trainer.learners.learner import Learner, StepShape
 from trainer.learners.state import JobState, LearnerState
-from trainer.schedules.stacking import StackingConfig, layers_of_the_moment
+from trainer.schedules.stacking import layers_of_the_moment
 from trainer.scoring.scores import primary_column
 
 
@@ -187,9 +186,7 @@ class Learners:
 
     def _build_teacher(self, layers: int, weights: Mapping[str, Tensor] | None) -> Learner:
         teacher = self.config.teacher
-        model = dataclasses.replace(teacher.model, layers=layers)
-        now = dataclasses.replace(teacher, model=model, stacking=StackingConfig())
-        return self._build(TEACHER, now, 0, weights)
+        return self._build(TEACHER, teacher.with_layers(layers), 0, weights)
 
     def _build(
         self,

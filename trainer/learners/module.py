@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from model import Capture, EncoderConfig, MaskedLanguageModel, build
+from model import HEADS, Capture, Model, ModelConfig, build
 from trainer.batches import MicroBatch
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
@@ -17,7 +16,6 @@ from trainer.learners.programs import Program, Result
 from trainer.objectives import Objective
 from trainer.seeds import derive
 
-HEADS = ("head.", "pooler.", "pair_head.", "task_heads.")  # how the names of their parameters begin
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -28,7 +26,7 @@ class LearnerModule(nn.Module):
     share with the word embedding, must be used in here.
     """
 
-    def __init__(self, model: MaskedLanguageModel, objective: Objective, precision: str) -> None:
+    def __init__(self, model: Model, objective: Objective, precision: str) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
@@ -53,7 +51,7 @@ def always_captured(name: str, config: LearnerConfig) -> Capture:
 def build_module(
     name: str,
     config: LearnerConfig,
-    teacher: EncoderConfig,
+    teacher: ModelConfig,
     seed: int,
     weights: Mapping[str, Tensor] | None = None,
 ) -> LearnerModule:
@@ -71,17 +69,15 @@ def build_module(
 def assemble(
     name: str,
     config: LearnerConfig,
-    teacher: EncoderConfig,
+    teacher: ModelConfig,
     seed: int,
-    make: Callable[[EncoderConfig], MaskedLanguageModel],
+    make: Callable[[ModelConfig], Model],
 ) -> LearnerModule:
     """A learner's objective, and its model as `make` makes it."""
     objective = config.build_objective(teacher, derive(seed, name, "objective"))
-    trained = dataclasses.replace(
-        config.architecture, dropout=config.dropout, attention_dropout=config.dropout
-    )
-    model = make(trained)
-    model.encoder.checkpoint_activations = config.checkpoint_activations
+    model = make(config.architecture.with_dropout(config.dropout))
+    if config.checkpoint_activations:
+        model.checkpoint_activations()
     return LearnerModule(model, objective, config.precision)
 
 
@@ -90,9 +86,7 @@ def section_of(name: str) -> str:
     return name.replace("/", ".")
 
 
-def _load(
-    model: MaskedLanguageModel, weights: Mapping[str, Tensor], section: str, *, whole: bool
-) -> None:
+def _load(model: Model, weights: Mapping[str, Tensor], section: str, *, whole: bool) -> None:
     """Every weight, or not the `whole` model, from `weights`, which may have more (a pooler).
 
     A head that the `weights` lack keeps its first weights: they came with other heads.
@@ -102,6 +96,6 @@ def _load(
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise TrainingError(f"{section}.init: the weights do not fit: {reason}") from error
-    missing = [name for name in found if not name.startswith(HEADS)]
+    missing = [name for name in found if not name.startswith(("pooler.", *HEADS))]
     if missing and whole:
         raise TrainingError(f"{section}.init: there are no weights for {', '.join(missing[:3])}")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from configs.section import Refusal, Section, declare_fields, within
 from data_pipeline import MASKED
-from model import Capture, EncoderConfig, ModelShape
+from model import Capture, ModelConfig, ModelShape
 from trainer.denominators import Totals
 from trainer.learner_names import TEACHER
 from trainer.losses.vocabulary import project_and_sum
@@ -67,8 +67,8 @@ class ObjectiveConfig(Section):
                     "be false",
                 )
 
-    def equip(self, model: EncoderConfig) -> EncoderConfig:
-        """The model with the heads that the terms train; ValueError if it cannot have one.
+    def equip(self, model: ModelConfig) -> ModelConfig:
+        """The model with the heads that the terms train.
 
         A model that only classifies has no masked-LM head.
         """
@@ -76,16 +76,13 @@ class ObjectiveConfig(Section):
             model = section.equip(model)
         trained = {section.head for section in self.terms().values()}
         if MASKED not in trained and not trained.isdisjoint(model.task_heads):
-            model = dataclasses.replace(model, mlm_head=False)
+            model = model.without_mlm_head()
         return model
 
-    def unequippable(self, model: EncoderConfig) -> Iterator[Refusal]:
-        """Why the model cannot have a head that a term trains."""
-        try:
-            self.equip(model)
-        except ValueError as error:
-            key, _, why = str(error).partition(": ")
-            yield key, why
+    def unequippable(self, model: ModelConfig) -> Iterator[Refusal]:
+        """The terms whose head the model cannot have."""
+        for name, section in self.terms().items():
+            yield from ((name, why) for need in section.needs if (why := model.cannot(need)))
 
     def conflicts_with_data(self, packings: Collection[str], masked: bool) -> Iterator[Refusal]:
         """The terms that are about what sequences do not have.

@@ -14,7 +14,7 @@ from typing import Annotated
 from configs.rules import COUNT, Doc, Range, Unit, positive
 from configs.section import Section
 
-_LAYER = re.compile(r"model\.encoder\.(?:attention|feed_forward)\.(\d+)\.")
+_LAYER = re.compile(r"model\.encoder\.\w+\.(\d+)\.")
 
 
 @dataclass

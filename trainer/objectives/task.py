@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from data_pipeline import EncodedExample, TextEncoder
 from data_pipeline.task_files.tables import Columns
+from model import Ability
 from trainer.objectives.term import TermConfig
 from trainer.scoring.metric import Metric
 
@@ -43,6 +44,7 @@ class TaskConfig(TermConfig):
     name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]] = ()
     source: ClassVar[None] = None
+    needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
     reads_all_positions: ClassVar[bool] = True
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from configs.rules import WEIGHT, Doc
 from configs.section import Refusal, Section
 from data_pipeline import MASKED
-from model import Capture, EncoderConfig, Features, ModelShape
+from model import Ability, Capture, Features, ModelConfig, ModelShape
 from trainer.batches import MicroBatch
 from trainer.denominators import ATTENDED
 from trainer.learner_names import TEACHER
@@ -77,6 +77,8 @@ Weight = Annotated[
 class TermConfig(Section, ABC):
     """The YAML section of a term; a number that may change (`Setting`) is kept as written."""
 
+    needs: ClassVar[tuple[Ability, ...]] = ()  # what its head asks of the model
+
     weight: Weight = 1.0
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -97,8 +99,8 @@ class TermConfig(Section, ABC):
         """The head of the learner's model that it trains, by its target; None: no head."""
         return None
 
-    def equip(self, model: EncoderConfig) -> EncoderConfig:
-        """The model with the head that it trains; ValueError, naming the key, if it cannot be."""
+    def equip(self, model: ModelConfig) -> ModelConfig:
+        """The model, which has what it `needs`, with the head that it trains."""
         return model
 
     def refusals(self, packings: Collection[str], masked: bool) -> Iterator[str]:

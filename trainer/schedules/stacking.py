@@ -12,7 +12,7 @@ from typing import Annotated
 
 from configs.rules import COUNT, Ascending, Doc, Unit
 from configs.section import Refusal, Section
-from model import EncoderConfig
+from model import Ability, ModelConfig
 from trainer.objectives.layer_maps import at_depth
 
 
@@ -28,13 +28,13 @@ class StackingConfig(Section):
         Doc("The job's steps before which the layers double; none: it is never smaller."),
     ] = field(default_factory=list)
 
-    def conflicts_with(self, model: EncoderConfig) -> Iterator[Refusal]:
+    def conflicts_with(self, model: ModelConfig) -> Iterator[Refusal]:
         """Why the final `model` cannot be reached by doubling."""
         times = 2 ** len(self.steps)
         if model.layers % times:
             yield "stacking.steps", f"{model.layers} layers are not {times} times a smaller number"
-        if self.steps and model.groups > 1:
-            yield "stacking.steps", "is for models without groups of shared layers"
+        if self.steps and (why := model.cannot(Ability.GROW)):
+            yield "stacking.steps", why
 
     def layers_at(self, step: int, final_layers: int) -> int:
         """The teacher's layers while it makes the 0-based `step`."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline import MASKED, NO_LABEL, PAIRS
-from model import CLASSIFICATION, Capture, EncoderConfig, Features
+from model import CLASSIFICATION, Capture, Features, ModelConfig
 from trainer.batches import MicroBatch
 from trainer.scoring.column import ACCURACY, LOSS, PAIR_ACCURACY, Column
 from trainer.scoring.metric import Metric, SummedMetric
@@ -109,7 +109,7 @@ register(HeadAccuracy(PAIRS, PAIR_ACCURACY))
 
 
 def metrics_of(
-    model: EncoderConfig, of_tasks: Mapping[str, Metrics] = MappingProxyType({})
+    model: ModelConfig, of_tasks: Mapping[str, Metrics] = MappingProxyType({})
 ) -> Metrics:
     """The metrics of a model's heads; those `of_tasks` bring their own, by head."""
     heads = [*([MASKED] if model.mlm_head else []), *([PAIRS] if model.pair_head else [])]

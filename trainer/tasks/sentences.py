@@ -17,7 +17,7 @@ from model import (
     CLASSIFICATION,
     REGRESSION,
     Capture,
-    EncoderConfig,
+    ModelConfig,
     ModelShape,
     TaskHeadConfig,
     with_task_head,
@@ -64,7 +64,7 @@ class SentenceTask(TaskConfig):
         if self.labels and len(set(self.labels)) < max(2, len(self.labels)):
             yield "labels", "must be two or more, each once"
 
-    def equip(self, model: EncoderConfig) -> EncoderConfig:
+    def equip(self, model: ModelConfig) -> ModelConfig:
         kind = REGRESSION if self.target == NUMBER else CLASSIFICATION
         labels = self.labels or UNKNOWN_LABELS
         head = TaskHeadConfig(kind, [] if kind == REGRESSION else labels)

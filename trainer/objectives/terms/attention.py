@@ -39,7 +39,9 @@ class MatrixTermConfig(LayerTermConfig):
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
         yield from super().misfits(student, teacher)
-        if student.heads != teacher.heads:
+        if not student.heads or not teacher.heads:
+            yield "", "student and teacher must have attention"
+        elif student.heads != teacher.heads:
             yield "", "student and teacher must have the same number of heads"
 
 

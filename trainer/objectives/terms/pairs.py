@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from data_pipeline import PAIRS
-from model import Capture, EncoderConfig, ModelShape
+from model import Ability, Capture, ModelConfig, ModelShape
 from trainer.losses.states import label_cross_entropy
 from trainer.objectives.term import LossInputs, Term, TermConfig
 
@@ -22,6 +21,7 @@ PAIRED = ("segment_pair", "sentence_pair", "sop")
 class PairConfig(TermConfig):
     """The YAML section of a pair term: the learner gets a pair head, which needs a pooler."""
 
+    needs: ClassVar[tuple[Ability, ...]] = (Ability.POOL,)
     packings: ClassVar[tuple[str, ...]]  # `data.packing` whose pair labels mean this
 
     @property
@@ -36,10 +36,8 @@ class PairConfig(TermConfig):
     def reads_all_positions(self) -> bool:
         return True
 
-    def equip(self, model: EncoderConfig) -> EncoderConfig:
-        if model.pooler == "none":
-            raise ValueError("model.pooler: pairs are read from it; set it to tanh or first")
-        return dataclasses.replace(model, pair_head=True)
+    def equip(self, model: ModelConfig) -> ModelConfig:
+        return model.with_pair_head()
 
     def refusals(self, packings: Collection[str], masked: bool) -> Iterator[str]:
         wrong = [one for one in packings if one in PAIRED and one not in self.packings]

@@ -1,0 +1,243 @@
+"""A bidirectional LSTM, the student of Tang et al. (arXiv 1903.12136)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from configs.rules import PROBABILITY, Doc, OneOf, Range, Unit, positive
+from configs.section import Refusal
+from model.crf import ConditionalRandomField
+from model.flops import head_flops
+from model.heads import MaskedLanguageModelHead, TaskHead
+from model.model_config import Ability, ModelConfig
+from model.outputs import NOTHING, Capture, Encoded
+from model.precision import Dense
+from model.protocol import Model, register
+
+_WIDTH = Range(1, 2**24)
+
+
+@dataclass
+class BiLSTMConfig(ModelConfig):
+    """A bidirectional LSTM: one layer, and a hidden layer before the labels (Tang et al. 2019).
+
+    Its last states in both directions, side by side, through a dense layer with ReLU, are the
+    pooled state. A masked-LM head, tied to the word vectors, predicts tokens. It reads any length.
+    """
+
+    abilities: ClassVar[frozenset[Ability]] = frozenset(
+        {Ability.POOL, Ability.TASK_HEAD, Ability.GROW}
+    )
+    layer_keys: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size")
+    embedding_keys: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size")
+
+    kind: Annotated[str, OneOf("bilstm"), Doc("The kind of model.")] = field(
+        default="bilstm", kw_only=True
+    )
+    vocab_size: Annotated[int, _WIDTH, Unit("tokens"), Doc("Rows of the word embedding.")] = 30522
+    hidden_size: Annotated[
+        int, _WIDTH, Doc("Width of the word vectors, and of both directions' states together.")
+    ] = 300
+    layers: Annotated[int, Range(1, 4096), Doc("Number of layers.")] = 1
+    pooled_size: Annotated[
+        int, _WIDTH, Doc("Width of the hidden layer between the last states and the labels.")
+    ] = 200
+    pad_token_id: Annotated[
+        int,
+        Range(-1, 2**24),
+        Doc("The padding token: its word vector gets no gradient from the input side; -1: none."),
+    ] = 0
+    dropout: Annotated[
+        float, PROBABILITY, Doc("Dropout probability of word vectors and of each layer's output.")
+    ] = 0.1
+    initializer_range: Annotated[
+        float,
+        positive(100.0),
+        Doc("Standard deviation of random weights outside of the LSTM: its own are uniform."),
+    ] = 0.02
+
+    def conflicts(self) -> Iterator[Refusal]:
+        if self.hidden_size % 2:
+            yield "hidden_size", f"{self.hidden_size} is not even: half is of each direction"
+        if self.pad_token_id >= self.vocab_size:
+            yield "pad_token_id", f"{self.pad_token_id} is outside the vocabulary"
+        yield from self.conflicts_with_heads()
+
+    def dropout_rate(self, place: str) -> float:
+        """The same everywhere."""
+        return self.dropout
+
+    @property
+    def description(self) -> str:
+        """The sizes in words."""
+        return (
+            f"a bidirectional LSTM of {self.layers} layer{'s' * (self.layers > 1)}, "
+            f"hidden size {self.hidden_size}, {self.vocab_size:,} tokens in the vocabulary"
+        )
+
+    def with_dropout(self, rate: float) -> Self:
+        """The same with this dropout."""
+        return replace(self, dropout=rate)
+
+    def with_layers(self, layers: int) -> Self:
+        """The same with this many layers."""
+        return replace(self, layers=layers)
+
+
+class WordVectors(nn.Module):
+    """Word vectors with dropout: int64 [B, L] to [B, L, H]."""
+
+    def __init__(self, config: BiLSTMConfig) -> None:
+        super().__init__()
+        pad = config.pad_token_id if config.pad_token_id >= 0 else None
+        self.word = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=pad)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        found: Tensor = self.dropout(self.word(input_ids))
+        return found
+
+
+class BothDirections(nn.Module):
+    """One layer: an LSTM that reads each row forwards and one that reads it backwards."""
+
+    def __init__(self, config: BiLSTMConfig) -> None:
+        super().__init__()
+        half = config.hidden_size // 2
+        self.forwards = nn.LSTM(config.hidden_size, half, batch_first=True)
+        self.backwards = nn.LSTM(config.hidden_size, half, batch_first=True)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, reverse: Tensor) -> Tensor:
+        """States [B, L, H] of x [B, L, H]; `reverse` int64 [B, L] reverses the tokens of a row."""
+        index = reverse[..., None]
+        ahead, _ = self.forwards(x)
+        back, _ = self.backwards(x.gather(1, index.expand_as(x)))
+        found: Tensor = self.dropout(
+            torch.cat([ahead, back.gather(1, index.expand_as(back))], dim=2)
+        )
+        return found
+
+
+class Layers(nn.Module):
+    """The layers, whose parameters are named as in `model.protocol`."""
+
+    def __init__(self, config: BiLSTMConfig) -> None:
+        super().__init__()
+        self.lstm = nn.ModuleList(BothDirections(config) for _ in range(config.layers))
+
+    def forward(self, x: Tensor, reverse: Tensor, capture: Capture) -> Encoded:
+        states = [x]
+        for layer in self.lstm:
+            states.append(layer(states[-1], reverse))
+        return Encoded(states[-1], {i: states[i] for i in capture.hidden_states}, {})
+
+
+class LastStates(nn.Module):
+    """The last state of each direction through a dense layer with ReLU."""
+
+    def __init__(self, config: BiLSTMConfig) -> None:
+        super().__init__()
+        self.dense = Dense(config.hidden_size, config.pooled_size)
+
+    def forward(self, states: Tensor, last: Tensor) -> Tensor:
+        """Map states [B, L, H] to [B, pooled_size]; `last` int64 [B] is each row's last token."""
+        rows, half = torch.arange(len(states), device=states.device), states.shape[2] // 2
+        ends = torch.cat([states[rows, last, :half], states[:, 0, half:]], dim=1)
+        return torch.relu(self.dense(ends))
+
+
+@register(BiLSTMConfig)
+class BiLSTM(Model):
+    """The bidirectional LSTM with its heads."""
+
+    config: BiLSTMConfig
+    pooler: LastStates
+    head: MaskedLanguageModelHead | None
+
+    def __init__(self, config: BiLSTMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = WordVectors(config)
+        self.encoder = Layers(config)
+        self.pooler = LastStates(config)
+        self.head = MaskedLanguageModelHead(config) if config.mlm_head else None
+        self.pair_head = Dense(config.pooled_size, 2) if config.pair_head else None
+        self.task_heads = nn.ModuleDict(
+            {name: TaskHead(config, head) for name, head in config.task_heads.items()}
+        )
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        segment_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        capture: Capture = NOTHING,
+        rows: Tensor | None = None,
+    ) -> Encoded:
+        """As of every model. Padding follows the tokens: states there mean nothing."""
+        tokens = _tokens(input_ids, attention_mask)[:, None]
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)
+        reverse = torch.where(places < tokens, tokens - 1 - places, places)
+        found = self.encoder(self.embeddings(input_ids), reverse, capture)
+        if rows is None:
+            return found
+        last = found.last_hidden_state.flatten(0, 1).index_select(0, rows)
+        return found._replace(last_hidden_state=last)
+
+    def rows_read(
+        self, input_ids: Tensor, masked_positions: Tensor | None, capture: Capture
+    ) -> Tensor | None:
+        whole = capture.reads_last_layer(self.config.layers) or capture.heads
+        return None if whole else masked_positions
+
+    def pool(
+        self, first: Tensor | None, last: Tensor | None, attention_mask: Tensor | None
+    ) -> Tensor | None:
+        if last is None:
+            return None
+        found: Tensor = self.pooler(last, _tokens(last[..., 0], attention_mask) - 1)
+        return found
+
+    def output_projection(self) -> tuple[Tensor, Tensor | None]:
+        """Weight [V, H], the word vectors themselves, and bias [V]."""
+        assert self.head is not None, "a model without a masked-LM head"
+        return self.embeddings.word.weight, self.head.bias
+
+    def fill(
+        self, module: nn.Module, key: str, name: str, parameter: Tensor, generator: torch.Generator
+    ) -> None:
+        """Normal weights and zero biases; those of an LSTM uniform in 1 / sqrt(its states)."""
+        if isinstance(module, nn.LSTM):
+            bound = 1.0 / math.sqrt(module.hidden_size)
+            parameter.uniform_(-bound, bound, generator=generator)
+        elif key == "bias" or isinstance(module, ConditionalRandomField):
+            parameter.zero_()
+        elif isinstance(module, nn.LayerNorm):
+            parameter.fill_(1.0)
+        else:
+            parameter.normal_(0.0, self.config.initializer_range, generator=generator)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            parameter[module.padding_idx].zero_()
+
+    def flops_per_token(self, length: int, masked_fraction: float) -> float:
+        """The four gates of each direction, from inputs and states; and the heads, as encoders'."""
+        config, hidden = self.config, self.config.hidden_size
+        half = hidden // 2
+        layer = 2 * 2 * 4 * half * (hidden + half)
+        head = (2 * hidden * hidden + 2 * hidden * config.vocab_size) * config.mlm_head
+        pooled = 2 * config.pooled_size * hidden + head_flops(config, length)
+        return config.layers * layer + masked_fraction * head + pooled / length
+
+
+def _tokens(of: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """How many tokens each row of `of` [B, L] has, int64 [B], by a mask as in `Model.encode`."""
+    if attention_mask is None:
+        return of.new_full((len(of),), of.shape[1], dtype=torch.int64)
+    return attention_mask if attention_mask.ndim == 1 else attention_mask.ne(0).sum(dim=1)

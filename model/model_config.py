@@ -1,0 +1,235 @@
+"""What the config of every kind of model declares, and what it can say about its model."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, ClassVar, Protocol, Self
+
+from configs.rules import Doc
+from configs.section import Refusal, Section, within
+from model.task_head_config import TaskHeadConfig
+
+PAIRS = "pairs"  # the name of the pair head's output
+
+
+class Ability(StrEnum):
+    """What training may ask of a model, and not every kind of model can do."""
+
+    POOL = "heads on a pooled state"
+    TASK_HEAD = "heads for tasks"
+    FREEZE_POSITIONS = "frozen position embeddings"
+    MASKED_ONLY = "a last layer at the masked positions only"
+    GROW = "layers that double"
+    LAYER_BY_LAYER = "layers that learn one at a time"
+    CHECKPOINT = "layers that are computed again in the backward pass"
+    COMPILE = "compiled layers"
+
+
+class ModelShape(Protocol):
+    """The sizes from which loss terms are built. Every `ModelConfig` satisfies it.
+
+    Layers are numbered from 1. `heads` is 0 where there is no attention. `window` is the number of
+    tokens that a layer attends to, both sides together; 0 means all.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def initializer_range(self) -> float: ...
+    def window(self, number: int) -> int: ...
+
+
+@dataclass(kw_only=True)
+class ModelConfig(Section, ABC):
+    """The model section: `kind` says what kind of model it is, and the other keys are that kind's.
+
+    A kind is a dataclass that derives from this one and gives `kind` its name as the default; its
+    module is registered for it (`model.protocol.register`).
+    """
+
+    abilities: ClassVar[frozenset[Ability]] = frozenset()
+    # Keys on which the shape of a layer's, or of the embeddings', weights depends.
+    layer_keys: ClassVar[tuple[str, ...]] = ()
+    embedding_keys: ClassVar[tuple[str, ...]] = ()
+    # Keys about the heads, in which a model may differ from the one that its weights come from.
+    head_keys: ClassVar[tuple[str, ...]] = ("pair_head", "mlm_head", "task_heads")
+    # Keys that make no difference to what is computed from weights.
+    training_keys: ClassVar[tuple[str, ...]] = ("dropout", "initializer_range")
+
+    kind: Annotated[str, Doc("The kind of model.")] = "encoder"
+    pair_head: Annotated[
+        bool, Doc("Two logits on the pooled state: next sentence, or sentence order.")
+    ] = False
+    mlm_head: Annotated[
+        bool, Doc("There is a masked-LM head; a fine-tuned classifier has none.")
+    ] = True
+    task_heads: Annotated[dict[str, TaskHeadConfig], Doc("The heads that tasks add, by name.")] = (
+        field(default_factory=dict)
+    )
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Rows of the word embedding."""
+
+    @property
+    @abstractmethod
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+
+    @property
+    @abstractmethod
+    def layers(self) -> int:
+        """Number of layers."""
+
+    @property
+    def heads(self) -> int:
+        """Attention heads in a layer; 0 without attention."""
+        return 0
+
+    @property
+    @abstractmethod
+    def initializer_range(self) -> float:
+        """Standard deviation of random weights, those of projections in the losses too."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """The sizes in words, for a model card."""
+
+    @property
+    def longest_sequence(self) -> int | None:
+        """Tokens that it can read at once; None: any number."""
+        return None
+
+    @property
+    def reads_segments(self) -> bool:
+        """Whether the segment ids make a difference."""
+        return False
+
+    @property
+    def word_size(self) -> int:
+        """Width of the word vectors, and of the vocabulary projection's tied weight."""
+        return self.hidden_size
+
+    @property
+    def vocabulary_input_size(self) -> int:
+        """Width of the vocabulary projection's input."""
+        return self.word_size
+
+    @property
+    def pooled_size(self) -> int:
+        """Width of the pooled state."""
+        return self.hidden_size
+
+    @property
+    def activation(self) -> str:
+        """Activation of the masked-LM transform, unless `head_activation` names another."""
+        return "gelu"
+
+    @property
+    def head_activation(self) -> str:
+        """Activation of the masked-LM transform; empty: `activation`."""
+        return ""
+
+    @property
+    def head_bias(self) -> bool:
+        """Whether the masked-LM transform has a bias."""
+        return True
+
+    @property
+    def decoder_bias(self) -> bool:
+        """Whether the vocabulary projection has a bias."""
+        return True
+
+    @property
+    def norm_eps(self) -> float:
+        """Added to the variance in a layer norm."""
+        return 1e-12
+
+    @property
+    def norm_bias(self) -> bool:
+        """Whether layer norms have a bias."""
+        return True
+
+    def dropout_rate(self, place: str) -> float:
+        """Dropout probability of a part; ``head`` is what a task head's last layer reads."""
+        return 0.0
+
+    def conflicts_with_heads(self) -> Iterator[Refusal]:
+        """The task heads that the model cannot have."""
+        for name, head in self.task_heads.items():
+            yield from within(f"task_heads.{name}", self._conflicts_with_head(name, head))
+
+    def _conflicts_with_head(self, name: str, head: TaskHeadConfig) -> Iterator[Refusal]:
+        if name == PAIRS or not name.isidentifier():
+            yield "", "choose another name, of letters, digits and underscores"
+        if not head.per_token and not head.pooling:
+            yield "pooling", "must be pooler, first or mean"
+        if not head.transform:
+            yield "transform", "must be none, tanh, relu or norm"
+        if head.pooling == "pooler" and self.cannot(Ability.POOL):
+            yield "pooling", "is pooler, and the model has none; set pooler, or read first"
+        for layer in head.layers:
+            if not -self.layers - 1 <= layer <= self.layers:
+                yield "layers", f"there is no hidden state {layer} of {self.layers} layers"
+
+    @abstractmethod
+    def with_dropout(self, rate: float) -> Self:
+        """The same with this dropout everywhere."""
+
+    def without_attention_dropout(self) -> Self:
+        """The same without dropout of attention weights."""
+        return self
+
+    def with_layers(self, layers: int) -> Self:
+        """The same with this many layers (`Ability.GROW`)."""
+        raise NotImplementedError
+
+    def with_pair_head(self) -> Self:
+        """The same with a pair head."""
+        return dataclasses.replace(self, pair_head=True)
+
+    def with_task_head(self, name: str, head: TaskHeadConfig) -> Self:
+        """The same with this head; what it leaves open is the pooled state as it is."""
+        pooling = head.pooling or ("" if head.per_token else "pooler")
+        whole = dataclasses.replace(head, pooling=pooling, transform=head.transform or "none")
+        return dataclasses.replace(self, task_heads={**self.task_heads, name: whole})
+
+    def without_mlm_head(self) -> Self:
+        """The same without a masked-LM head."""
+        return dataclasses.replace(self, mlm_head=False)
+
+    def cannot(self, ability: Ability) -> str:
+        """Why the model does not have an ability, to follow the key that asks; empty if it does."""
+        return "" if ability in self.abilities else f"a model of kind {self.kind} has no {ability}"
+
+    def window(self, number: int) -> int:
+        """Tokens that layer `number`, from 1, attends to, both sides together; 0: all."""
+        return 0
+
+    def layer_units(self, part: str) -> list[int]:
+        """The index of the weights, in this part of the layers, that each layer uses: [layers]."""
+        return list(range(self.layers))
+
+    def meaning(self) -> dict[str, object]:
+        """The keys, with what they imply: equal for models that compute the same from weights.
+
+        Keys that are for training only, or without effect here, are left out.
+        """
+        everything = dataclasses.asdict(self)
+        return {key: value for key, value in everything.items() if key not in self.training_keys}
+
+    def has_same_norm(self, other: ModelConfig) -> bool:
+        """Whether the embedding norms have the same weights."""
+        return True

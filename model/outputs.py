@@ -1,0 +1,97 @@
+"""What is asked of a model's forward pass, and what it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from model.crf import Transitions
+
+
+class QKV(NamedTuple):
+    """The queries, keys and values of a layer, [B, heads, L, head_size] each."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What to hand out besides the result, by layer number.
+
+    Hidden state 0 is the embedding output and i the output of layer i, 1 to N; attention layers
+    count from 1 to N. `all_positions` asks for the vocabulary projection's input at every position,
+    besides the masked ones. `last_hidden_state` asks for it at every position, and for what is
+    pooled from it: whoever reads neither gets the same losses and gradients for less work without.
+    `heads` are the names of the task heads to run.
+    """
+
+    hidden_states: tuple[int, ...] = ()
+    attention: tuple[int, ...] = ()
+    all_positions: bool = False
+    last_hidden_state: bool = False
+    heads: tuple[str, ...] = ()
+
+    def reads_last_layer(self, layers: int) -> bool:
+        """Whether the output of the last of this many layers is needed at every position."""
+        return self.last_hidden_state or self.all_positions or layers in self.hidden_states
+
+
+NOTHING = Capture()
+
+
+class Encoded(NamedTuple):
+    """The last hidden state, [B, L, H] or [P, H], and what was captured.
+
+    References, still in the graph. A tuple, because DeepSpeed looks for the tensors in what a
+    module returns.
+    """
+
+    last_hidden_state: Tensor
+    hidden_states: dict[int, Tensor]
+    attention: dict[int, QKV]
+
+
+@dataclass
+class Features:
+    """What objectives read. All tensors are in the graph; nothing has been copied for them.
+
+    vocabulary_input: [P, E], the vocabulary projection's input at the masked positions ([B * L, E]
+        when none were given), None without a masked-LM head. hidden_states: number -> [B, L, H].
+        attention: number -> QKV. last_hidden_state: [B, L, H] and pooled: [B, H], None unless
+        captured (or no positions were given). heads: by name, the output [B, outputs] of heads that
+        have one per text, and [B, L, outputs] of those that have one per token: the pair head where
+        `pooled` is not None, and the task heads that were captured. transitions: by name, those of
+        task heads with a CRF. all_positions: [B * L, E], the projection's input at every position,
+        or None.
+    """
+
+    vocabulary_input: Tensor | None
+    hidden_states: dict[int, Tensor]
+    attention: dict[int, QKV]
+    last_hidden_state: Tensor | None
+    pooled: Tensor | None
+    heads: dict[str, Tensor]
+    transitions: dict[str, Transitions] = field(default_factory=dict)
+    all_positions: Tensor | None = None
+
+
+@dataclass
+class ModelOutput:
+    """Result of calling the model; what was not asked for is None.
+
+    logits: [B, L, V], or [P, V] at masked positions; None without a masked-LM head. hidden_states:
+    N + 1 of [B, L, H].
+    attention_scores: N of [B, A, L, L], scaled, before the softmax, the dtype's lowest value at
+    hidden keys. pooled: [B, H]. heads: the output of each other head, by name: [B, outputs], or
+    [B, L, outputs] of one that has an output per token.
+    """
+
+    logits: Tensor | None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attention_scores: tuple[Tensor, ...] | None = None
+    pooled: Tensor | None = None
+    heads: dict[str, Tensor] = field(default_factory=dict)

@@ -1,0 +1,147 @@
+"""The bidirectional LSTM against torch's own, and what it shares with every kind of model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import configs
+import model
+from model.kinds.bilstm import BiLSTM, BiLSTMConfig
+
+LENGTHS = torch.tensor([9, 4, 1])
+
+
+def bilstm(**changes: object) -> BiLSTM:
+    sizes = {"vocab_size": 61, "hidden_size": 24, "layers": 2, "pooled_size": 10, "dropout": 0.0}
+    built = model.build(BiLSTMConfig(**{**sizes, **changes}), seed=3)  # type: ignore[arg-type]
+    assert isinstance(built, BiLSTM)
+    return built.eval()
+
+
+def with_mood() -> BiLSTM:
+    head = model.TaskHeadConfig(labels=["a", "b", "c"])
+    config = model.with_task_head(bilstm().config, "mood", head)
+    built = model.build(config, seed=3)
+    assert isinstance(built, BiLSTM)
+    return built.eval()
+
+
+def some_ids() -> Tensor:
+    return torch.randint(1, 61, (3, 9), generator=torch.Generator().manual_seed(0))
+
+
+def reference(ours: BiLSTM) -> nn.LSTM:
+    """torch's bidirectional LSTM with the same weights."""
+    config = ours.config
+    theirs = nn.LSTM(
+        config.hidden_size,
+        config.hidden_size // 2,
+        config.layers,
+        batch_first=True,
+        bidirectional=True,
+    )
+    state = {}
+    for number, layer in enumerate(ours.encoder.lstm):
+        for part, ending in ((layer.forwards, ""), (layer.backwards, "_reverse")):
+            for name, tensor in part.state_dict().items():
+                state[name.replace("_l0", f"_l{number}") + ending] = tensor
+    theirs.load_state_dict(state)
+    return theirs
+
+
+def test_states_and_pooled_state_are_those_of_torchs_lstm_over_packed_sequences() -> None:
+    ours, ids = with_mood(), some_ids()
+    found = ours.features(
+        ids, attention_mask=LENGTHS, capture=model.Capture((0, 2), heads=("mood",))
+    )
+    packed = pack_padded_sequence(
+        ours.embeddings.word(ids), LENGTHS, batch_first=True, enforce_sorted=False
+    )
+    output, (last, _) = reference(ours)(packed)
+    expected, _ = pad_packed_sequence(output, batch_first=True)
+    is_token = torch.arange(9) < LENGTHS[:, None]
+    assert found.last_hidden_state is not None
+    assert found.pooled is not None
+    torch.testing.assert_close(found.last_hidden_state[is_token], expected[is_token])
+    assert torch.equal(found.hidden_states[2], found.last_hidden_state)
+    ends = torch.cat([last[-2], last[-1]], dim=1)
+    pooled = torch.relu(ours.pooler.dense(ends))
+    torch.testing.assert_close(found.pooled, pooled)
+    torch.testing.assert_close(found.heads["mood"], ours.task_heads["mood"](pooled))
+
+
+def test_a_mask_says_as_much_as_lengths_and_padding_changes_nothing() -> None:
+    ours, ids = bilstm(), some_ids()
+    mask = (torch.arange(9) < LENGTHS[:, None]).long()
+    by_mask, by_length = ours(ids, None, mask), ours(ids * mask, None, LENGTHS)
+    alone = ours(ids[1:2, :4])
+    assert torch.equal(by_mask.logits[1, :4], by_length.logits[1, :4])
+    torch.testing.assert_close(by_mask.logits[1, :4], alone.logits[0])
+    at = ours(ids, None, mask, masked_positions=torch.tensor([2, 10]))
+    torch.testing.assert_close(at.logits, by_mask.logits.flatten(0, 1)[[2, 10]])
+
+
+def test_its_size_is_that_of_its_tensors_and_of_the_published_model() -> None:
+    config = BiLSTMConfig(vocab_size=1000)
+    size = model.describe(config)
+    lstm = nn.LSTM(300, 150, bidirectional=True)
+    assert size.parameters == 300 * 1000 + sum(p.numel() for p in lstm.parameters()) + 301 * 200
+    assert size.head_parameters == 301 * 300 + 2 * 300 + 1000
+    assert size.sequence_length == 512
+
+
+def test_attention_scores_are_refused() -> None:
+    with pytest.raises(model.ModelError, match="kind bilstm has no attention"):
+        bilstm()(some_ids(), output_attention_scores=True)
+
+
+def test_it_is_saved_in_our_own_format_and_read_back(tmp_path: Path) -> None:
+    ours = bilstm(pair_head=True)
+    reason = model.save_pretrained(ours, tmp_path)
+    assert "transformers has no class for a model of kind bilstm" in reason
+    again = model.from_pretrained(tmp_path)
+    assert again.config == ours.config
+    assert torch.equal(again(some_ids()).logits, ours(some_ids()).logits)
+    assert "a bidirectional LSTM of 2 layers" in (tmp_path / "README.md").read_text()
+
+
+def test_layers_are_chosen_and_doubled_by_their_names() -> None:
+    ours = bilstm()
+    state = model.select_layers(ours.state_dict(), [1], ours.config)
+    one = bilstm(layers=1)
+    one.load_state_dict(state)
+    weight = "encoder.lstm.1.forwards.weight_hh_l0"
+    assert torch.equal(one.encoder.lstm[0].forwards.weight_hh_l0, ours.state_dict()[weight])
+    config, doubled = model.double_layers(ours.state_dict(), ours.config)
+    assert config.layers == 4
+    assert torch.equal(doubled["encoder.lstm.3.forwards.weight_hh_l0"], ours.state_dict()[weight])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kind: bilsm", "kind: must be one of .*bilstm.*, not bilsm; did you mean bilstm?"),
+        ("kind: [bilstm]", "kind: must be one of"),
+        ("{kind: bilstm, heads: 2}", "heads: unknown key"),
+        ("pooled_size: 3", "pooled_size: unknown key"),
+        ("{kind: bilstm, poled_size: 3}", "poled_size: unknown key; did you mean pooled_size?"),
+        ("{kind: bilstm, hidden_size: 7}", "hidden_size: 7 is not even"),
+    ],
+)
+def test_keys_belong_to_the_kind(text: str, message: str) -> None:
+    with pytest.raises(configs.ConfigError, match=message):
+        configs.load_text(text, model.ModelConfig, "model", [], "x")  # type: ignore[type-abstract]
+
+
+def test_a_section_without_a_kind_is_an_encoder_and_a_dump_is_read_back() -> None:
+    def load(text: str) -> model.ModelConfig:
+        return configs.load_text(text, model.ModelConfig, "model", [], "x")  # type: ignore[type-abstract]
+
+    assert load("layers: 3") == model.EncoderConfig(layers=3)
+    again = load(configs.dump(BiLSTMConfig(hidden_size=8)))
+    assert again == BiLSTMConfig(hidden_size=8)
