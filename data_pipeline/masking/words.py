@@ -24,11 +24,11 @@ LOOKAHEAD = 16  # visits examined together
 
 @dataclass(frozen=True)
 class Words:
-    """The words of R rows, at most W in each, in reading order."""
+    """The words of R rows, at most W in each, in reading order; and columns S > W without words."""
 
-    columns: NDArray[np.int32]  # [R, W] column of the first token
-    sizes: NDArray[np.int32]  # [R, W] tokens; 0 after the last word
-    counts: NDArray[np.int64]  # [R] words
+    columns: NDArray[np.int32]  # [R, S] column of the first token
+    sizes: NDArray[np.int32]  # [R, S] tokens; 0 after the last word
+    width: int  # W
 
 
 def choose_words(
@@ -44,38 +44,46 @@ def choose_words(
     [R, L] all tokens of words. At most `budget` [R] tokens are chosen in a row. N-grams have 1 to
     `longest` words.
     """
-    found = find_words(starts, maskable)
+    found = find_words(starts, maskable, margin=longest)
     order = visiting_order(keys, found)
     if longest == 1:
         taken = _greedy(found.sizes, order, budget)
     else:
-        taken = _greedy_ngrams(found, order, ngram_lengths(keys, found, longest), budget)
-    row, word = np.nonzero(taken)
-    sizes = found.sizes[row, word]
-    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return np.repeat(row, sizes), np.repeat(found.columns[row, word], sizes) + within
+        taken = _greedy_ngrams(found, order, NgramLengths(keys, found, longest), budget)
+    chosen = np.flatnonzero(taken)
+    sizes = found.sizes.take(chosen)
+    # A token's column is its word's first column and the number of tokens since.
+    begins = found.columns.take(chosen) - np.cumsum(sizes) + sizes
+    rows = np.repeat(chosen // taken.shape[1], sizes)
+    return rows, np.repeat(begins, sizes) + np.arange(len(rows))
 
 
-def find_words(starts: NDArray[np.bool_], maskable: NDArray[np.bool_]) -> Words:
-    """The words of each row. A word ends at the next word or at a token that is not maskable."""
+def find_words(starts: NDArray[np.bool_], maskable: NDArray[np.bool_], margin: int) -> Words:
+    """The words of each row. A word ends at the next word or at a token that is not maskable.
+
+    `margin` is how many columns without words follow those of the row with the most.
+    """
     rows, length = starts.shape
     ends_one = starts | ~maskable
     ends_one[:, 0] = True  # a word ends with its row
-    boundaries = np.flatnonzero(ends_one)
-    sizes = np.diff(boundaries, append=rows * length)
-    is_start = starts.ravel()[boundaries]
+    boundaries = np.flatnonzero(ends_one).astype(np.int32)
+    sizes = np.empty_like(boundaries)
+    np.subtract(boundaries[1:], boundaries[:-1], out=sizes[:-1])
+    sizes[-1:] = rows * length - boundaries[-1:]
+    is_start = starts.ravel().take(boundaries)
     counts = np.count_nonzero(starts, axis=1)
-    columns = boundaries[is_start] - np.repeat(np.arange(0, rows * length, length), counts)
     width = max(1, int(counts.max(initial=0)))
-    there = np.arange(width) < counts[:, None]
-    table = np.zeros((2, rows, width), np.int32)
-    table[0][there], table[1][there] = columns, sizes[is_start]
-    return Words(table[0], table[1], counts)
+    there = np.arange(width + margin) < counts[:, None]
+    table = np.zeros((2, *there.shape), np.int32)
+    table[0][there] = boundaries[is_start]
+    table[0] -= there * np.arange(0, rows * length, length, dtype=np.int32)[:, None]
+    table[1][there] = sizes[is_start]
+    return Words(table[0], table[1], width)
 
 
 def visiting_order(keys: NDArray[np.uint64], found: Words) -> NDArray[np.int32]:
     """The word numbers of each row in random order, padding last: [R, W]."""
-    width = found.sizes.shape[1]
+    width = found.width
     numbers = np.arange(width, dtype=np.uint32)
     # The word's number replaces the low bits, so that sorting also yields it and no ties occur.
     bits = np.uint32((1 << (width - 1).bit_length()) - 1)
@@ -83,46 +91,56 @@ def visiting_order(keys: NDArray[np.uint64], found: Words) -> NDArray[np.int32]:
     draw >>= np.uint32(1)
     draw &= ~bits
     draw |= numbers
-    draw[found.sizes == 0] |= np.uint32(1 << 31)
+    draw[found.sizes[:, :width] == 0] |= np.uint32(1 << 31)
     draw.sort(axis=1)
     draw &= bits
     return draw.view(np.int32)
 
 
-def ngram_lengths(keys: NDArray[np.uint64], found: Words, longest: int) -> NDArray[np.int32]:
-    """The number of words of the n-gram that begins at each word, p(n) ~ 1/n: [R, W].
+class NgramLengths:
+    """The number of words of the n-gram that begins at a word, p(n) ~ 1/n.
 
-    It is 1 to `longest`, at most the number of adjacent words, and 0 where there is no word.
+    It is 1 to `longest`, at most the number of adjacent words, and 0 where there is no word. Drawn
+    for the words that are asked for: most words of a row are never visited.
     """
-    rows, width = found.sizes.shape
-    is_word = found.sizes > 0
-    follows = np.zeros((rows, width + longest), bool)
-    ends = found.columns + found.sizes
-    follows[:, 1:width] = (found.columns[:, 1:] == ends[:, :-1]) & is_word[:, 1:]
-    unbroken, reach = is_word, np.zeros((rows, width), np.int8)
-    for more in range(1, longest + 1):
-        reach += unbroken
-        unbroken = unbroken & follows[:, more : more + width]
-    draw = random_uint32(array_keys(NGRAM, keys.view(np.int64)), np.arange(width))
-    lengths = is_word.astype(np.int32)
-    shares = np.cumsum(1.0 / np.arange(1, longest + 1))
-    for room in range(2, longest + 1):
-        has_room = reach == room
-        for n in range(1, room):
-            limit = np.uint32(np.rint(shares[n - 1] / shares[room - 1] * 2.0**32))
-            lengths += has_room & (draw >= limit)  # more than n words
-    return lengths
+
+    def __init__(self, keys: NDArray[np.uint64], found: Words, longest: int) -> None:
+        """`keys` [R] seed the draws; `found` has a margin of `longest`."""
+        self.longest = longest
+        self._keys = array_keys(NGRAM, keys.view(np.int64))
+        self._is_word = found.sizes > 0
+        self._follows = np.zeros(found.sizes.shape, bool)  # the word before it, without a gap
+        ends = found.columns[:, :-1] + found.sizes[:, :-1]
+        np.equal(found.columns[:, 1:], ends, out=self._follows[:, 1:])
+        self._follows &= self._is_word
+        shares = np.cumsum(1.0 / np.arange(1, longest + 1))
+        # [n - 1, words there are]: an n-gram has more than n words from this draw on.
+        self._limits = np.full((longest - 1, longest + 1), 1 << 32, np.uint64)
+        self._limits[:, 1:] = np.rint(shares[:-1, None] / shares * 2.0**32)
+
+    def at(self, rows: NDArray[np.int64], words: NDArray[np.integer]) -> NDArray[np.int32]:
+        """The lengths at `words` [N, P] of `rows` [N]: [N, P]."""
+        place = rows[:, None] * self._is_word.shape[1] + words
+        unbroken = self._is_word.take(place)
+        lengths, reach = unbroken.astype(np.int32), unbroken.astype(np.intp)
+        for more in range(1, self.longest):
+            unbroken &= self._follows.take(place + more)
+            reach += unbroken
+        draw = random_uint32(self._keys[rows], words)
+        for limits in self._limits:
+            lengths += draw >= limits.take(reach)
+        return lengths
 
 
 def _greedy(
     sizes: NDArray[np.int32], order: NDArray[np.int32], budget: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """The words [R, W] that are taken when each is visited once and taken if it fits.
+    """The words [R, S] that are taken when each is visited once and taken if it fits.
 
     The budget left only shrinks. So the first word that does not fit also excludes all later words
     that are larger than the budget left. A few rounds over whole rows therefore suffice.
     """
-    width = sizes.shape[1]
+    width = order.shape[1]
     few = min(width, int(budget.max(initial=0)) + 16)  # nearly always enough visits
     for count in (few, width):
         visited = np.take_along_axis(sizes, order[:, :count], axis=1)
@@ -147,33 +165,30 @@ def _greedy(
 def _greedy_ngrams(
     found: Words,
     order: NDArray[np.int32],
-    lengths: NDArray[np.int32],
+    lengths: NgramLengths,
     budget: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """The words [R, W] that are taken when n-grams of `lengths` are visited in `order`."""
-    rows, width = order.shape
-    longest = int(lengths.max(initial=1))
-    ends = np.zeros((rows, width + longest + 1), np.int32)
-    np.cumsum(found.sizes, axis=1, out=ends[:, 1 : width + 1])
-    ends[:, width + 1 :] = ends[:, width : width + 1]
-    few = min(width, int(budget.max(initial=0)) + 8)  # nearly always enough visits
-    first = order[:, :few]
-    n = np.take_along_axis(lengths, first, axis=1)
-    free = _non_overlapping(first, n, longest)
+    """The words [R, S] that are taken when n-grams of `lengths` are visited in `order`."""
+    rows, stride = found.sizes.shape
+    few = min(found.width, int(budget.max(initial=0)) + 8)  # nearly always enough visits
+    first, row = order[:, :few], np.arange(rows)
+    n = lengths.at(row, first)
+    free = _non_overlapping(first, n, lengths.longest)
     # The budget changes no visit before the first n-gram that exceeds it.
-    cost = np.take_along_axis(ends, first + n, axis=1) - np.take_along_axis(ends, first, axis=1)
+    place = row[:, None] * stride + first
+    ends = found.columns + found.sizes
+    cost = ends.take(place + np.maximum(n, 1) - 1) - found.columns.take(place)
     spent = np.zeros((rows, few + 1), np.int32)
     np.cumsum(cost * free, axis=1, out=spent[:, 1:])
     curbed = spent[:, :-1] + cost > budget[:, None]
     made = np.where(curbed.any(axis=1), curbed.argmax(axis=1), few)
-    row, visit = np.nonzero(free & (np.arange(few) < made[:, None]))
-    taken = np.zeros((rows, width + longest), bool)
-    for more in range(longest):
-        long = n[row, visit] > more
-        taken[row[long], first[row, visit][long] + more] = True
-    left = budget - spent[np.arange(rows), made]
-    _VisitState(order, lengths, ends, taken, made, left).finish()
-    return taken[:, :width]
+    free &= np.arange(few) < made[:, None]
+    taken = np.zeros((rows, stride), bool)
+    for more in range(lengths.longest):
+        taken.put(place[free & (n > more)] + more, True)
+    left = budget - spent[row, made]
+    _VisitState(found, ends, order, n, lengths, taken, made, left).finish()
+    return taken
 
 
 def _non_overlapping(
@@ -189,7 +204,8 @@ def _non_overlapping(
     by_place = first << bits | np.arange(first.shape[1], dtype=np.int32)
     by_place.sort(axis=1)
     visit, words = by_place & ((1 << bits) - 1), by_place >> bits
-    n = np.take_along_axis(n, visit, axis=1)
+    place = np.arange(0, first.size, first.shape[1])[:, None] + visit
+    n = n.take(place)
     near = range(1, min(longest, first.shape[1]))
     touching = [words[:, by:] < words[:, :-by] + n[:, :-by] for by in near]
     later = [visit[:, by:] > visit[:, :-by] for by in near]
@@ -206,7 +222,7 @@ def _non_overlapping(
             open_[:, by:] &= ~(touches & now[:, :-by])
             open_[:, :-by] &= ~(touches & now[:, by:])
     found = np.empty_like(accepted)
-    np.put_along_axis(found, visit, accepted, axis=1)
+    found.put(place, accepted)
     return found
 
 
@@ -214,41 +230,61 @@ def _non_overlapping(
 class _VisitState:
     """The progress of the visits in R rows; the last three fields are updated in place."""
 
+    found: Words
+    ends: NDArray[np.int32]  # [R, S] the column after each word
     order: NDArray[np.int32]  # [R, W] word of each visit
-    lengths: NDArray[np.int32]  # [R, W] words of the n-gram that begins at each word
-    ends: NDArray[np.int32]  # [R, W + longest + 1] tokens before each word
-    taken: NDArray[np.bool_]  # [R, W + longest] words
+    drawn: NDArray[np.int32]  # [R, V] lengths at the first visits
+    lengths: NgramLengths
+    taken: NDArray[np.bool_]  # [R, S] words
     made: NDArray[np.int64]  # [R] visits made
     left: NDArray[np.int64]  # [R] tokens left of the budget
 
     def finish(self) -> None:
         """Make the remaining visits one by one, until the budget is used up."""
-        width = self.order.shape[1]
-        numbers = np.arange(self.taken.shape[1] - width)  # the words of an n-gram
+        width, stride = self.order.shape[1], self.ends.shape[1]
+        numbers = np.arange(self.lengths.longest)  # the words of an n-gram
         rows = np.flatnonzero((self.left > 0) & (self.made < width))
         while len(rows):
-            self.made[rows] += self._idle(rows)
-            rows = rows[self.made[rows] < width]
-            row, word = rows[:, None], self.order[rows, self.made[rows]][:, None]
+            visit, left = self.made[rows], self.left[rows]
+            visit += self._idle(rows, visit, left)
+            self.made[rows] = visit + 1
+            if visit.max() >= width:
+                there = visit < width
+                rows, visit, left = rows[there], visit[there], left[there]
+            word = self.order.take(rows * width + visit)[:, None]
+            place = (rows * stride)[:, None] + word + numbers
             # The tokens of n-grams of 1, 2, ... words.
-            cost = self.ends[row, word + numbers + 1] - self.ends[row, word]
-            n = ((numbers < self.lengths[row, word]) & (cost <= self.left[row])).sum(axis=1)
-            disturbed = self.taken[row, word + numbers]
+            cost = self.ends.take(place) - self.found.columns.take(place[:, :1])
+            longest = self._lengths(rows, visit, word)
+            n = ((numbers < longest) & (cost <= left[:, None])).sum(axis=1)
+            disturbed = self.taken.take(place)
             n *= ~(disturbed & (numbers < n[:, None])).any(axis=1)
-            self.taken[row, word + numbers] = disturbed | (numbers < n[:, None])
-            self.left[rows] -= np.where(n > 0, cost[np.arange(len(rows)), n - 1], 0)
-            self.made[rows] += 1
-            rows = rows[(self.left[rows] > 0) & (self.made[rows] < width)]
+            within = numbers < n[:, None]
+            self.taken.put(place, disturbed | within)
+            left -= (cost * within).max(axis=1, initial=0)
+            self.left[rows] = left
+            rows = rows[(left > 0) & (visit + 1 < width)]
 
-    def _idle(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many of the next visits of `rows` certainly take nothing, at most `LOOKAHEAD`.
+    def _lengths(
+        self, rows: NDArray[np.int64], visit: NDArray[np.int64], word: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """The lengths of n-grams at `visit` [N] of `rows` [N], which begin at `word` [N, 1]."""
+        if visit.max(initial=0) < self.drawn.shape[1]:
+            return self.drawn.take(rows * self.drawn.shape[1] + visit)[:, None]
+        return self.lengths.at(rows, word)
 
-        Their word is taken already, or is larger than the budget left.
+    def _idle(
+        self, rows: NDArray[np.int64], made: NDArray[np.int64], left: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """How many visits after those `made` in `rows` certainly take nothing, all [N].
+
+        At most `LOOKAHEAD`. Their word is taken already, or is larger than the budget `left`.
         """
-        visit = self.made[rows, None] + np.arange(LOOKAHEAD)
-        row = rows[:, None]
-        word = self.order[row, np.minimum(visit, self.order.shape[1] - 1)]
-        size = self.ends[row, word + 1] - self.ends[row, word]
-        idle = self.taken[row, word] | (size > self.left[row])
-        idle &= visit < self.order.shape[1]
+        width, stride = self.order.shape[1], self.ends.shape[1]
+        visit = made[:, None] + np.arange(LOOKAHEAD)
+        word = self.order.take((rows * width)[:, None] + np.minimum(visit, width - 1))
+        place = (rows * stride)[:, None] + word
+        idle = self.taken.take(place)
+        idle |= self.found.sizes.take(place) > left[:, None]
+        idle &= visit < width
         return np.where(idle.all(axis=1), LOOKAHEAD, idle.argmin(axis=1))
