@@ -35,12 +35,12 @@ def array_keys(key: int | NDArray[np.uint64], *parts: NDArray[np.int64]) -> NDAr
     state = np.full(shape, key, np.uint64)
     for part in parts:
         state ^= part.astype(np.uint64)
-        state += np.uint64(GOLDEN64)
-        state ^= state >> np.uint64(30)
-        state *= np.uint64(MIX64[0])
-        state ^= state >> np.uint64(27)
-        state *= np.uint64(MIX64[1])
-        state ^= state >> np.uint64(31)
+        state += GOLDEN64
+        state ^= state >> 30
+        state *= MIX64[0]
+        state ^= state >> 27
+        state *= MIX64[1]
+        state ^= state >> 31
     return state
 
 

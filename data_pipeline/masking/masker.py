@@ -92,7 +92,9 @@ class Masker:
             if self._config.smoothing:
                 draws = self._smoothed(draws, input_ids)
             return smallest(draws, maskable, budget, self.capacity)
-        starts = maskable & (self._word_starts[input_ids] | ~np.roll(maskable, 1, axis=1))
+        starts = self._word_starts[input_ids]
+        starts[:, 1:] |= ~maskable[:, :-1]  # a word begins after whatever is not maskable
+        starts &= maskable
         longest = self._config.max_ngram if self._config.unit == "ngram" else 1
         row, column = choose_words(keys, starts, maskable, budget, longest)
         return _slots(row, column, len(input_ids), self.capacity)
@@ -151,16 +153,17 @@ def _replace(
     vocabulary: Vocabulary,
 ) -> Masked:
     """Put mask and random tokens at the chosen positions; the labels are the original ids."""
-    original = np.take_along_axis(input_ids, positions, axis=1)
+    place = positions + np.arange(0, input_ids.size, input_ids.shape[1])[:, None]
+    original = input_ids.take(place)
     both = array_keys(PURPOSES, keys.view(np.int64)).ravel()  # [2 R]
     drawn = random_uint32(both, np.concatenate([positions, positions])).astype(np.int64)
     action, draw = drawn[: len(keys)], drawn[len(keys) :]
-    random_ids = vocabulary.ordinary[(draw * len(vocabulary.ordinary)) >> 32]
+    random_ids = vocabulary.ordinary.take((draw * len(vocabulary.ordinary)) >> 32)
     to_mask = round(config.mask_fraction * 2**32)
     to_random = round((config.mask_fraction + config.random_fraction) * 2**32)
     shown = np.where(action < to_random, random_ids, original)
     shown = np.where(action < to_mask, vocabulary.mask, shown)
     # Unused slots come last and hold column 0; they write its own id back.
     masked_ids = input_ids.copy()
-    np.put_along_axis(masked_ids, positions, np.where(used, shown, original), axis=1)
+    masked_ids.put(place, np.where(used, shown, original))
     return Masked(masked_ids, positions, np.where(used, original, NO_LABEL))

@@ -71,7 +71,7 @@ def find_words(starts: NDArray[np.bool_], maskable: NDArray[np.bool_], margin: i
     np.subtract(boundaries[1:], boundaries[:-1], out=sizes[:-1])
     sizes[-1:] = rows * length - boundaries[-1:]
     is_start = starts.ravel().take(boundaries)
-    counts = np.count_nonzero(starts, axis=1)
+    counts = starts.sum(axis=1)
     width = max(1, int(counts.max(initial=0)))
     there = np.arange(width + margin) < counts[:, None]
     table = np.zeros((2, *there.shape), np.int32)
@@ -213,17 +213,23 @@ def _non_overlapping(
     while open_.any():
         now = open_.copy()
         for by, touches, is_later in zip(near, touching, later, strict=True):
-            rivals = touches & open_[:, by:] & open_[:, :-by]
-            now[:, by:] &= ~(rivals & is_later)
-            now[:, :-by] &= ~rivals | is_later
+            rivals = touches & open_[:, by:]
+            rivals &= open_[:, :-by]
+            _clear(now[:, by:], rivals & is_later)
+            _clear(now[:, :-by], np.greater(rivals, is_later))
         accepted |= now
-        open_ &= ~now
+        _clear(open_, now)
         for by, touches in zip(near, touching, strict=True):
-            open_[:, by:] &= ~(touches & now[:, :-by])
-            open_[:, :-by] &= ~(touches & now[:, by:])
+            _clear(open_[:, by:], touches & now[:, :-by])
+            _clear(open_[:, :-by], touches & now[:, by:])
     found = np.empty_like(accepted)
     found.put(place, accepted)
     return found
+
+
+def _clear(flags: NDArray[np.bool_], where: NDArray[np.bool_]) -> None:
+    """``flags &= ~where``, in one pass."""
+    np.greater(flags, where, out=flags)
 
 
 @dataclass(frozen=True)

@@ -141,9 +141,9 @@ class Lanes:
         out.lengths[row] = length + 2
 
     def _fill_pair(self, out: Sequences, row: int, lane: _OpenBlock, number: int) -> None:
-        first, first_length, second, second_length, label = (
-            column[number] for column in lane.spans
-        )
+        firsts, first_lengths, seconds, second_lengths, labels = lane.spans
+        first, first_length = firsts[number], first_lengths[number]
+        second, second_length = seconds[number], second_lengths[number]
         ids, middle = out.input_ids[row], first_length + 2
         end = middle + second_length
         ids[1 : middle - 1] = lane.text[first : first + first_length]
@@ -151,7 +151,7 @@ class Lanes:
         ids[middle - 1] = ids[end] = self.split.vocabulary.sep
         out.segment_ids[row, middle : end + 1] = 1
         out.lengths[row] = end + 1
-        out.pair_labels[row] = label
+        out.pair_labels[row] = labels[number]
 
     def _fill_unreadable(self, out: Sequences, row: int) -> None:
         """Fill a row with [CLS] [SEP]: nothing to mask, but something to attend to."""

@@ -247,7 +247,7 @@ def by_a_plain_loop(found, order, lengths, budget: int, row: int) -> set[int]:
         for start, size in zip(found.columns[row].tolist(), found.sizes[row].tolist(), strict=True)
     ]
     taken: set[int] = set()
-    for word in order[row, : found.counts[row]].tolist():
+    for word in order[row, : np.count_nonzero(found.sizes[row])].tolist():
         n = int(lengths[row, word])
         while n and sum(map(len, spans[word : word + n])) > budget - len(taken):
             n -= 1
@@ -271,9 +271,9 @@ def test_words_and_ngrams_are_taken_as_by_a_plain_loop(seed, length, rate, longe
     keys = array_keys(seed, np.arange(5))
     budget = np.rint(rate * maskable.sum(1)).astype(np.int64)
     chosen_rows, columns = word_masking.choose_words(keys, starts, maskable, budget, longest)
-    found = word_masking.find_words(starts, maskable)
+    found = word_masking.find_words(starts, maskable, longest)
     order = word_masking.visiting_order(keys, found)
-    lengths = word_masking.ngram_lengths(keys, found, longest)
+    lengths = all_lengths(keys, found, longest)
     for row in range(5):
         assert [list(range(c, c + s)) for c, s in words_with_sizes(found, row)] == words_of(
             ids[row]
@@ -282,8 +282,15 @@ def test_words_and_ngrams_are_taken_as_by_a_plain_loop(seed, length, rate, longe
         assert columns[chosen_rows == row].tolist() == sorted(expected)
 
 
+def all_lengths(keys, found, longest: int):
+    """The n-gram lengths at every word, [R, W]."""
+    rows = np.arange(len(keys))
+    words = np.broadcast_to(np.arange(found.width), (len(keys), found.width))
+    return word_masking.NgramLengths(keys, found, longest).at(rows, words)
+
+
 def words_with_sizes(found, row: int) -> list[tuple[int, int]]:
-    count = int(found.counts[row])
+    count = np.count_nonzero(found.sizes[row])
     columns, sizes = found.columns[row, :count].tolist(), found.sizes[row, :count].tolist()
     return list(zip(columns, sizes, strict=True))
 
@@ -293,8 +300,8 @@ def test_ngram_lengths_are_albert_s_also_at_the_end_of_a_segment() -> None:
     ids = np.full((20000, 8), 7)
     ids[:, 0] = ids[:, 4] = ids[:, -1] = VOCABULARY.sep  # three words, then two
     maskable = ~VOCABULARY.is_special[ids]
-    found = word_masking.find_words(maskable, maskable)
-    lengths = word_masking.ngram_lengths(array_keys(3, np.arange(20000)), found, 3)
+    found = word_masking.find_words(maskable, maskable, 3)
+    lengths = all_lengths(array_keys(3, np.arange(20000)), found, 3)
     for word, room in enumerate((3, 2, 1, 2, 1)):
         shares = np.bincount(lengths[:, word], minlength=4)[1:] / 20000
         weights = np.array([1 / n if n <= room else 0 for n in (1, 2, 3)])
