@@ -87,7 +87,7 @@ ROOMS = {
     "trainer/report": (
         "words labels scale colours chart curves results savings table page refreshing"
     ),
-    "trainer/scoring": "column metric scores task_scores task_metrics",
+    "trainer/scoring": "column metric scores task_scores task_metrics span_metric",
     "trainer/footprint": "models_table footprint demands",
     "trainer/evaluation": (
         "text_vectors pseudo_likelihood minimal_pairs trained_heads primary held_out setbacks "

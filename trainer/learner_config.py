@@ -45,7 +45,7 @@ _ABILITIES = {
 }
 _FOR_TRAINING = (
     "objective", "optimizer", "schedule", "loss_scale", "gradient_clipping", "guard",
-    "dropout", "checkpoint_activations", "stacking", "freeze_positions",
+    "dropout", "checkpoint_activations", "stacking", "freeze_positions", "encoder",
 )  # fmt: skip
 
 
@@ -144,6 +144,11 @@ class LearnerConfig(Section):
     freeze_positions: Annotated[
         bool, Doc("The position embeddings stay as they begin (DistilBERT).")
     ] = False
+    encoder: Annotated[
+        str,
+        OneOf("trained", "frozen"),
+        Doc("frozen: embeddings and layers stay as they begin, and only heads are trained."),
+    ] = "trained"
     zero_stage: Annotated[
         int, OneOf(0, 1, 2, 3), Doc("DeepSpeed's ZeRO stage: what the ranks partition.")
     ] = 0

@@ -51,6 +51,14 @@ class TextEncoder:
             sizes[0] = room
         return [segment[:size] for segment, size in zip(segments, sizes, strict=True)]
 
+    def cut_to_fit(
+        self, ids: Sequence[int], labels: Sequence[int]
+    ) -> tuple[NDArray[np.integer], Sequence[int]]:
+        """A sequence of one segment, and the labels of its tokens, without what does not fit."""
+        room = self.capacity(1)
+        self.cut += len(ids) > room
+        return self.array(ids[:room]), labels[:room]
+
     def capacity(self, segments: int) -> int:
         """The tokens of text that fit into a sequence of this many segments."""
         return self.length - segments - 1

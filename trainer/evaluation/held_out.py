@@ -112,9 +112,9 @@ class ValidationSet:
         One is added to every count, so that no loss is infinite.
         """
         token_counts = np.asarray(sum(corpus.token_counts for corpus in self._opened.values()))
-        batches = [batch for corpus in self.corpora.values() for batch in corpus.batches()]
-        if not all(MASKED in batch.targets for batch in batches):
+        if any(isinstance(corpus, _HeldOutExamples) for corpus in self.corpora.values()):
             return {}
+        batches = [batch for corpus in self.corpora.values() for batch in corpus.batches()]
         labels = np.concatenate([batch.targets[MASKED].labels.ravel() for batch in batches])
         labels = labels[labels >= 0]
         smoothed = token_counts.astype(np.float64) + 1

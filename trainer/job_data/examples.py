@@ -38,7 +38,12 @@ def with_examples(job: JobConfig) -> JobConfig:
     if not job.data.train:
         return job
     name, task = task_of(job)
-    task = task.with_labels_of(TaskFile(job.data.task_files["train"], job.data.columns))
+    files = job.data.task_files
+    if task.needs_validation and "validation" not in files:
+        raise DataError(f"data.validation: must be set for {name}")
+    scored = files.get("validation", files["train"])
+    task = task.with_labels_of(TaskFile(files["train"], job.data.columns))
+    task = task.scored_on(TaskFile(scored, job.data.columns))
     folder = _encoded(job, name, task)
     job = _with_task(job, name, task)
     data = dataclasses.replace(job.data, path=str(folder))
@@ -97,9 +102,9 @@ def _encoded(job: JobConfig, name: str, task: TaskConfig) -> Path:
 
 def _identity(job: JobConfig, task: TaskConfig) -> dict[str, Any]:
     """All but the tokenizer that decides what the encoded examples are."""
-    data = job.data
+    data, settings = job.data, dataclasses.asdict(task)
     return {
-        "settings": {**dataclasses.asdict(task), "weight": None},
+        "settings": {key: one for key, one in settings.items() if key not in task.not_encoded},
         "code": _content(Path(inspect.getfile(type(task)))),
         "files": {split: _content(path) for split, path in data.task_files.items()},
         "columns": dict(data.columns),

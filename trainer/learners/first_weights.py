@@ -33,7 +33,13 @@ def from_folder(section: str, folder: str, config: ModelConfig) -> Mapping[str, 
                 f"{section}.model.{key}: is {ours.get(key)}, but {folder} has {value}; "
                 f"name the model.yaml that `tandem import` and `tandem export` write"
             )
-    return found.state_dict()
+    others = [
+        f"task_heads.{name}."
+        for name, head in found.config.task_heads.items()
+        if config.task_heads.get(name) != head  # of another task, or with other labels
+    ]
+    weights = found.state_dict()
+    return {name: one for name, one in weights.items() if not name.startswith(tuple(others))}
 
 
 def from_layers(section: str, teacher: Learner, layers: Sequence[int]) -> Mapping[str, Tensor]:

@@ -32,7 +32,13 @@ from trainer.learners.engine import (
     start_engine,
 )
 from trainer.learners.memory_errors import BEGINNING, EVALUATION, named_for
-from trainer.learners.module import LearnerModule, always_captured, build_module, section_of
+from trainer.learners.module import (
+    LearnerModule,
+    always_captured,
+    build_module,
+    freeze_encoder,
+    section_of,
+)
 from trainer.learners.programs import NOTHING, Predict, Program, Score, Train
 from trainer.learners.state import LearnerState
 from trainer.learners.step_decision import StepDecision, loss_scale, regime
@@ -114,6 +120,8 @@ class Learner:
         module.requires_grad_(self.is_trained)
         if self.config.freeze_positions:
             module.model.freeze_positions()
+        if self.config.encoder == "frozen":
+            freeze_encoder(module.model)
         self._optimizer: GatedOptimizer | None = None
         if self.is_trained:
             self._optimizer = build_optimizer(module, self.config.optimizer, self.objective)

@@ -16,6 +16,7 @@ from trainer.learners.programs import Program, Result
 from trainer.objectives import Objective
 from trainer.seeds import derive
 
+READ_OUT = ("pooler.", *HEADS)  # how the names of what is above the encoder begin
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -96,6 +97,13 @@ def _load(model: Model, weights: Mapping[str, Tensor], section: str, *, whole: b
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise TrainingError(f"{section}.init: the weights do not fit: {reason}") from error
-    missing = [name for name in found if not name.startswith(("pooler.", *HEADS))]
+    missing = [name for name in found if not name.startswith(READ_OUT)]
     if missing and whole:
         raise TrainingError(f"{section}.init: there are no weights for {', '.join(missing[:3])}")
+
+
+def freeze_encoder(model: Model) -> None:
+    """Let only what heads read by learn: the heads, and the pooler below them."""
+    for name, parameter in model.named_parameters():
+        if not name.startswith(READ_OUT):
+            parameter.requires_grad_(False)

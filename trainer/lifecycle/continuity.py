@@ -31,6 +31,11 @@ POLICY: tuple[tuple[str, str | None], ...] = (
     ("data.stage", None),
     ("data.stage_gb", None),
     ("data.on_bad_shard", None),
+    ("data.root", None),  # of a task's files, whose content data.path names
+    ("data.train", None),
+    ("data.validation", None),
+    ("data.test", None),
+    ("data.tokenizer", None),
     ("data.*", ORDER),
     ("seed", ORDER),
     ("batch.micro_batch", None),
@@ -39,6 +44,7 @@ POLICY: tuple[tuple[str, str | None], ...] = (
     ("*.model.initializer*", None),
     ("teacher.model.*", SHAPE),
     ("students.*.model.*", SHAPE),
+    ("*.encoder", SHAPE),
     ("*.freeze_positions", SHAPE),  # what is frozen has no optimizer state
 )
 ABSENT = "(none)"

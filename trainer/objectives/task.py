@@ -7,17 +7,21 @@ has the task.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from data_pipeline import EncodedExample, TextEncoder
+from configs.rules import Doc, Range
+from data_pipeline import DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.tables import Columns
-from model import Ability
+from model import Ability, ModelConfig, TaskHeadConfig, with_task_head
 from trainer.objectives.term import TermConfig
 from trainer.scoring.metric import Metric
+
+UNKNOWN_LABELS = ["0", "1"]  # of a head, until the training file is read
 
 
 @dataclass(frozen=True)
@@ -32,17 +36,40 @@ class TaskFile:
         named = {name: self.columns.get(name, name) for name in fields}
         return {name: int(one) if one.isdecimal() else one for name, one in named.items()}
 
+    def column_number(self, name: str) -> int | None:
+        """The number of a field's column in a file whose columns have no names; None: not named.
+
+        Raises DataError where it is no number.
+        """
+        named = self.columns.get(name)
+        if named is not None and not named.isdecimal():
+            raise DataError(f"data.columns.{name}: must be a column's number from 1, not {named}")
+        return None if named is None else int(named)
+
 
 @dataclass
 class TaskConfig(TermConfig):
     """The YAML section of a task.
 
     name: that of the task, which its head and its target share. fields: the columns that a table of
-    its examples has; none where it reads files of another form.
+    its examples has; none where it reads files of another form. needs_validation: whether a part of
+    the training file cannot stand in for a validation file. not_encoded: the keys that have no
+    effect on how examples are encoded.
     """
+
+    layers: Annotated[
+        list[int],
+        Range(-4097, 4096),
+        Doc(
+            "The hidden states that the head reads, side by side: 1 is the first layer's, -1 the "
+            "last; none: the last."
+        ),
+    ] = field(default_factory=list)
 
     name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]] = ()
+    needs_validation: ClassVar[bool] = False
+    not_encoded: ClassVar[tuple[str, ...]] = ("weight", "metrics", "layers")
     source: ClassVar[None] = None
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
     reads_all_positions: ClassVar[bool] = True
@@ -50,6 +77,14 @@ class TaskConfig(TermConfig):
     @property
     def head(self) -> str:
         return self.name
+
+    def with_head(self, model: ModelConfig, head: TaskHeadConfig) -> ModelConfig:
+        """The model with the task's head, which reads the task's `layers`."""
+        return with_task_head(model, self.name, dataclasses.replace(head, layers=self.layers))
+
+    def scored_on(self, file: TaskFile) -> TaskConfig:
+        """The section, for scores on the examples of `file`."""
+        return self
 
     def with_labels_of(self, file: TaskFile) -> TaskConfig:
         """The section with what its training file says of it, such as its labels."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline import NO_LABEL
+from model import decode
 from trainer.scoring.column import NUMBER, SHARE, Column
 from trainer.scoring.metric import GatheredMetric
 from trainer.scoring.scores import ScoreInputs
@@ -102,11 +103,22 @@ class TagMetric(TaskMetric):
         target = outputs.batch.targets[self.head]
         assert target.positions is not None
         logits = outputs.features.heads[self.head]  # [B, L, tags]
-        predicted = logits.flatten(0, 1).index_select(0, target.positions).argmax(dim=-1)
+        predicted = self._predicted(outputs).flatten().index_select(0, target.positions)
         rows = torch.stack([predicted, target.labels], dim=1).view(len(logits), -1, 2)
         ends = rows.new_full((len(rows), 1, 2), int(END))
         rows = torch.cat([rows, ends], dim=1).view(-1, 2)
         return rows[rows[:, 1] != NO_LABEL].double()
+
+    def _predicted(self, outputs: ScoreInputs) -> Tensor:
+        """The tag at every position, [B, L]; with a CRF, of the words that have a label."""
+        logits, target = outputs.features.heads[self.head], outputs.batch.targets[self.head]
+        transitions = outputs.features.transitions.get(self.head)
+        if transitions is None:
+            return logits.argmax(dim=-1)
+        assert target.positions is not None
+        words = torch.zeros_like(outputs.batch.input_ids, dtype=torch.bool)
+        words.view(-1)[target.positions[target.labels != NO_LABEL]] = True
+        return decode(logits, transitions, words)
 
     def scores(
         self, predictions: NDArray[np.float64], labels: NDArray[np.float64]

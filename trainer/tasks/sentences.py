@@ -20,11 +20,10 @@ from model import (
     ModelConfig,
     ModelShape,
     TaskHeadConfig,
-    with_task_head,
 )
 from trainer import denominators
 from trainer.losses.states import label_cross_entropy, squared_error
-from trainer.objectives.task import TaskConfig, TaskFile
+from trainer.objectives.task import UNKNOWN_LABELS, TaskConfig, TaskFile
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.task_metrics import ClassMetric, NumberMetric
@@ -32,7 +31,6 @@ from trainer.scoring.task_scores import CLASS_SCORES, NUMBER_SCORES
 
 CLASSES, NUMBER = "classes", "number"
 LABEL = "label"  # the column
-UNKNOWN_LABELS = ["0", "1"]  # until the training file is read
 
 
 @dataclass
@@ -67,8 +65,7 @@ class SentenceTask(TaskConfig):
     def equip(self, model: ModelConfig) -> ModelConfig:
         kind = REGRESSION if self.target == NUMBER else CLASSIFICATION
         labels = self.labels or UNKNOWN_LABELS
-        head = TaskHeadConfig(kind, [] if kind == REGRESSION else labels)
-        return with_task_head(model, self.name, head)
+        return self.with_head(model, TaskHeadConfig(kind, [] if kind == REGRESSION else labels))
 
     def with_labels_of(self, file: TaskFile) -> TaskConfig:
         if self.target == NUMBER or self.labels:

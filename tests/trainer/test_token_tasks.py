@@ -1,0 +1,259 @@
+"""Tagging, spans and multiple choice: from their files to scores that others compute too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+
+import configs
+from data_pipeline import Corpus, DataError, ExampleSplit
+from tests.distributed import run_distributed
+from tests.trainer import jobs
+from trainer.config import JobConfig
+from trainer.evaluation.finished import SavedLearners
+from trainer.job_data.examples import with_examples
+from trainer.run_folder.folder import RunFolder
+from trainer.scoring.span_metric import best_spans, best_threshold
+
+JOB = """
+name: {task}
+steps: {steps}
+output_dir: {folder}/runs
+data:
+  {{root: {folder}, train: {task}_train, validation: {task}_dev, sequence_length: 48,
+  tokenizer: {corpus}/tokenizer}}
+batch: {{size: 8, micro_batch: 4}}
+teacher:
+  model: {{hidden_size: 32, layers: 2, heads: 2, ffn_size: 64, vocab_size: 600, max_positions: 48}}
+  optimizer: {{learning_rate: 3.0e-3}}
+  objective: {{{task}: {settings}}}
+evaluation: {{every: 1000}}
+checkpoint: {{every: 1000}}
+log: {{every: 10, wandb: disabled}}
+"""
+WORDS = ["the", "of", "and", "to", "in", "that", "is", "was", "for", "his", "with", "as"]
+NAMES = ["Monday", "list", "class"]
+
+
+def sentence(number: int) -> list[str]:
+    return [WORDS[(number * step + step) % len(WORDS)] for step in range(1, 4 + number % 4)]
+
+
+def conll(count: int, shift: int) -> str:
+    """Words of which those in NAMES are names."""
+    rows = []
+    for number in range(shift, shift + count):
+        words = sentence(number)
+        words.insert(number % 3, NAMES[number % 3])
+        rows += [f"{word} {'B-NAME' if word in NAMES else 'O'}" for word in words] + [""]
+    return "\n".join(rows)
+
+
+def squad(count: int, shift: int, unanswerable: bool = False) -> str:
+    """Passages with one of NAMES in them, which is the answer; some longer than a window."""
+    paragraphs = []
+    for number in range(shift, shift + count):
+        words = sentence(number) * (1 + 8 * (number % 7 == 0))
+        place = number % len(words)
+        name = NAMES[number % 3]
+        none = unanswerable and number % 2 == 0
+        before = " ".join(words[:place])
+        start = len(before) + bool(before)
+        context = " ".join([*words[:place], *([] if none else [name]), *words[place:]])
+        answers = [] if none else [{"text": name, "answer_start": start}]
+        asked = {"id": f"q{number}", "question": "which is it", "answers": answers}
+        paragraphs.append({"context": context, "qas": [{**asked, "is_impossible": none}]})
+    return json.dumps({"version": "2.0", "data": [{"title": "x", "paragraphs": paragraphs}]})
+
+
+def dream(count: int, shift: int) -> str:
+    """Dialogues; the right answer is the name that is in them."""
+    records = []
+    for number in range(shift, shift + count):
+        name = NAMES[number % 3]
+        asked = {"question": "which is it", "choice": [f"it is {n}" for n in NAMES]}
+        records.append([[f"M: {' '.join(sentence(number))} {name}"],
+                        [{**asked, "answer": f"it is {name}"}], f"d{number}"])  # fmt: skip
+    return json.dumps(records)
+
+
+@pytest.fixture(scope="module")
+def folder(corpus, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    for name, make in {"tagging": conll, "span": squad, "multiple_choice": dream}.items():
+        (folder / f"{name}_train").write_text(make(60, 0))
+        (folder / f"{name}_dev").write_text(make(20, 300))
+    (folder / "open_train").write_text(squad(40, 0, True))
+    (folder / "open_dev").write_text(squad(12, 300, True))
+    return folder
+
+
+def load(folder: Path, corpus: Path, task: str, steps: int, settings: str, *more: str) -> JobConfig:
+    text = JOB.format(folder=folder, corpus=corpus, task=task, steps=steps, settings=settings)
+    return with_examples(configs.load_text(text, JobConfig, "job", more, "job.yaml"))
+
+
+def train(*job: object) -> str:
+    """Collective."""
+    folder = jobs.run(load(*job))
+    jobs.finish(folder)
+    return str(folder.path)
+
+
+def finished(ranks: int, *job: object) -> tuple[RunFolder, dict]:
+    run = RunFolder(Path(run_distributed(train, ranks, *job)[0]))
+    return run, json.loads(run.evaluation.read_text())["learners"]["teacher"]
+
+
+@pytest.mark.parametrize("crf", [False, True])
+def test_tags_are_learned_and_exported(folder, corpus, crf) -> None:
+    name = f"name=tags-{crf}"
+    run, scores = finished(2, folder, corpus, "tagging", 60, f"{{crf: {str(crf).lower()}}}", name)
+    assert scores["tagging_entity_f1"] > 0.9
+    if crf:
+        return  # transformers has no such class
+    exported = run.path / "exports" / "teacher"
+    theirs = AutoModelForTokenClassification.from_pretrained(exported).eval()
+    assert theirs.config.id2label == {0: "B-NAME", 1: "O"}
+    read = AutoTokenizer.from_pretrained(exported)(["of the Monday"], return_tensors="pt")
+    ours = SavedLearners(run).load("teacher")
+    with torch.no_grad():
+        got = ours(read.input_ids).heads["tagging"]
+        torch.testing.assert_close(got, theirs(read.input_ids).logits)
+
+
+def test_the_first_piece_of_a_word_has_its_tag(folder, corpus) -> None:
+    job = load(folder, corpus, "tagging", 10, "{}")
+    split = ExampleSplit(Corpus.open(job.data.path), "train")
+    tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
+    batch = split.batch(np.arange(6), np.zeros(6, np.int64))
+    for number in range(6):
+        words = [line.split()[0] for line in conll(1, number).split("\n") if line]
+        found = tokenizer(words, is_split_into_words=True)
+        columns = [found.word_ids().index(word) for word in range(len(words))]
+        there = batch.targets["tagging"].is_labelled[number]
+        assert batch.targets["tagging"].positions[number][there].tolist() == columns
+        labels = batch.targets["tagging"].labels[number][there]
+        assert (labels == 0).tolist() == [word in NAMES for word in words]
+
+
+def test_spans_are_learned_over_windows_and_exported(folder, corpus) -> None:
+    run, scores = finished(2, folder, corpus, "span", 120, "{stride: 8, longest_answer: 5}")
+    assert scores["span_exact_match"] > 0.5
+    assert scores["span_answer_f1"] >= scores["span_exact_match"]
+    exported = run.path / "exports" / "teacher"
+    theirs = AutoModelForQuestionAnswering.from_pretrained(exported).eval()
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    read = tokenizer("which is it", "of the Monday", return_tensors="pt")
+    ours = SavedLearners(run).load("teacher")
+    with torch.no_grad():
+        got = ours(read.input_ids, read.token_type_ids).heads["span"]
+        told = theirs(**read)
+    torch.testing.assert_close(got[..., 0], told.start_logits)
+    torch.testing.assert_close(got[..., 1], told.end_logits)
+
+
+def test_each_answer_is_in_a_window_at_its_place(folder, corpus) -> None:
+    job = load(folder, corpus, "span", 10, "{stride: 8}")
+    split = ExampleSplit(Corpus.open(job.data.path), "train")
+    assert split.total > 60
+    batch = split.batch(np.arange(split.total), np.zeros(split.total, np.int64))
+    tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
+    answered = set()
+    for row in range(split.total):
+        first, last = (batch.targets[name].labels[row] for name in ("span", "span_last"))
+        number = int(batch.targets["span_question"].labels[row])
+        if first:
+            text = tokenizer.decode(batch.input_ids[row, first : last + 1]).replace(" ", "")
+            assert text.lower() == NAMES[number % 3].lower()
+            answered.add(number)
+    assert answered == set(range(60))
+
+
+def test_questions_without_an_answer_get_a_threshold(folder, corpus) -> None:
+    task = "{unanswerable: true, metrics: [exact_match]}"
+    more = ("data.train=open_train", "data.validation=open_dev", "name=open")
+    _, scores = finished(1, folder, corpus, "span", 100, task, *more)
+    assert scores["span_exact_match"] >= 0.5
+    assert "span_null_threshold" in scores
+
+
+def test_a_best_span_ends_after_it_begins() -> None:
+    def target(*labels: int) -> SimpleNamespace:
+        return SimpleNamespace(labels=torch.tensor(labels), positions=torch.tensor([2, 3, 4, 0]))
+
+    logits = torch.tensor([[[1.0, 2.0], [9, 9], [0, 5], [3, 0], [1, 1]]])
+    targets = {
+        "a_begins": target(10, 20, 30, -100),
+        "a_ends": target(15, 25, 35, -100),
+    }
+    batch = SimpleNamespace(targets=targets, row_labels=lambda _: torch.tensor([7]))
+    # Begin at 20 (3.0) and end at 35 (1.0): the best pair that is in order is [0] to [0], 0 + 5.
+    assert best_spans(logits, batch, "a", 30).tolist() == [[7, 5, 3, 10, 15]]
+    logits[0, 2, 1] = 0
+    assert best_spans(logits, batch, "a", 30).tolist() == [[7, 4, 3, 20, 35]]
+    assert best_spans(logits, batch, "a", 1).tolist() == [[7, 3, 3, 20, 25]]
+
+
+def test_the_threshold_is_the_one_with_the_highest_score() -> None:
+    texts = {"a": "red", "b": "blue", "c": "x"}
+    right = {"a": ["red"], "b": [], "c": []}
+    assert best_threshold(texts, {"a": -2.0, "b": 1.0, "c": 3.0}, right) == -2.0
+    assert best_threshold(texts, {"a": 5.0, "b": 1.0, "c": 3.0}, right) < 1.0
+
+
+def test_the_right_one_of_several_answers_is_learned(folder, corpus) -> None:
+    run, scores = finished(2, folder, corpus, "multiple_choice", 100, "{}")
+    assert scores["multiple_choice_accuracy"] >= 0.5  # chance: a third
+    exported = run.path / "exports" / "teacher"
+    theirs = AutoModelForMultipleChoice.from_pretrained(exported).eval()
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    pairs = tokenizer(
+        ["of Monday"] * 3, ["is it a", "b", "of c"], return_tensors="pt", padding=True
+    )
+    ours = SavedLearners(run).load("teacher")
+    with torch.no_grad():
+        got = ours(pairs.input_ids, pairs.token_type_ids, pairs.attention_mask)
+        told = theirs(**{name: one[None] for name, one in pairs.items()}).logits
+    torch.testing.assert_close(got.heads["multiple_choice"].view(1, 3), told)
+
+
+def test_only_the_head_of_a_frozen_encoder_learns(folder, corpus) -> None:
+    more = ("teacher.encoder=frozen", "name=frozen")
+    settings = "{layers: [1, -1]}"
+    run, scores = finished(1, folder, corpus, "tagging", 20, settings, *more)
+    assert scores["tagging_entity_f1"] >= 0
+    found = SavedLearners(run).weights("teacher")
+    other, _ = finished(1, folder, corpus, "tagging", 5, settings, *more[:1], "name=shorter")
+    shorter = SavedLearners(other).weights("teacher")
+    changed = {name for name, one in found.items() if not torch.equal(one, shorter[name])}
+    assert changed
+    assert all(name.startswith("task_heads.tagging.") for name in changed)
+    assert found["task_heads.tagging.linear.weight"].shape == (2, 64)
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "more", "message"),
+    [
+        ("tagging", "{labels: [O, B-X]}", (), "'B-NAME' is none of the tags: O, B-X"),
+        ("tagging", "{}", ("data.columns.tag=tag",), "data.columns.tag: must be a column's number"),
+        ("span", "{}", ("data.validation=''",), "data.validation: must be set for span"),
+        ("span", "{}", ("data.train=open_train",), "has no answer; set unanswerable: true"),
+        ("span", "{}", ("data.sequence_length=9",), "leaves no room for its passage"),
+    ],
+)
+def test_what_cannot_be_encoded_is_named(folder, corpus, task, settings, more, message) -> None:
+    with pytest.raises(DataError) as refused:
+        load(folder, corpus, task, 10, settings, *more)
+    assert message in str(refused.value)

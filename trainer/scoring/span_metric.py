@@ -1,0 +1,146 @@
+"""Answers as spans: the best of each window, the best of each question, and SQuAD's scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from data_pipeline import NO_LABEL
+from data_pipeline.task_files.squad import read_squad
+from trainer.batches import MicroBatch
+from trainer.scoring.column import NUMBER, SHARE, Column
+from trainer.scoring.metric import GatheredMetric
+from trainer.scoring.scores import ScoreInputs
+from trainer.scoring.task_scores import answer_scores
+
+ANSWER_SCORES = ("answer_f1", "exact_match")
+THRESHOLD = "null_threshold"
+WIDTH = 5  # of a row: question, score of the best span, of no answer, its first and last character
+
+
+class SpanMetric(GatheredMetric[ScoreInputs]):
+    """Exact match and F1 of the answers, as SQuAD's scripts count them.
+
+    A span has j >= i and at most `longest` tokens; its score is the sum of its two logits. The best
+    window answers a question. Where questions may be `unanswerable`, there is no answer when that
+    scores higher than the best span by more than a threshold, the one with the highest F1 here.
+    """
+
+    def __init__(
+        self, head: str, names: Sequence[str], answers: str, longest: int, unanswerable: bool
+    ) -> None:
+        self.head, self.names, self.answers = head, tuple(names), answers
+        self.longest, self.unanswerable = longest, unanswerable
+        shown = [Column(f"{head}_{name}", name, SHARE) for name in names]
+        threshold = [Column(f"{head}_{THRESHOLD}", "threshold", NUMBER)] * unanswerable
+        self.columns = (*shown, *threshold)
+
+    @staticmethod
+    def question(head: str) -> str:
+        """The target that holds the number of a window's question in its file."""
+        return f"{head}_question"
+
+    @staticmethod
+    def begins(head: str) -> str:
+        """The target that holds the first character of each token of the passage."""
+        return f"{head}_begins"
+
+    @staticmethod
+    def ends(head: str) -> str:
+        """The target that holds the character after the last of each token of the passage."""
+        return f"{head}_ends"
+
+    def empty(self, device: torch.device) -> Tensor:
+        return torch.zeros(0, WIDTH, dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def of_batch(self, outputs: ScoreInputs) -> Tensor:
+        """[windows, WIDTH]: the best span of each window."""
+        batch = outputs.batch
+        if self.question(self.head) not in batch.targets:
+            return self.empty(batch.input_ids.device)
+        rows = best_spans(outputs.features.heads[self.head].float(), batch, self.head, self.longest)
+        return rows[rows[:, 0] != NO_LABEL]
+
+    def finish(self, total: Tensor) -> dict[str, float]:
+        if not len(total):
+            return {}
+        found = _best_windows(total.cpu().numpy())
+        questions = list(read_squad(self.answers))
+        right = {one.id: [answer.text for answer in one.answers] for one in questions}
+        texts = {
+            questions[number].id: questions[number].context[int(row[3]) : int(row[4])].strip()
+            for number, row in found.items()
+        }
+        threshold = None
+        if self.unanswerable:
+            margins = {questions[number].id: row[2] - row[1] for number, row in found.items()}
+            threshold = best_threshold(texts, margins, right)
+            texts = {name: "" if margins[name] > threshold else texts[name] for name in texts}
+        scores = answer_scores(texts, right)
+        shown = {f"{self.head}_{name}": scores[name] for name in self.names}
+        return shown if threshold is None else {**shown, f"{self.head}_{THRESHOLD}": threshold}
+
+    def scores(
+        self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
+    ) -> Mapping[str, float]:
+        raise AssertionError("the rows are no pairs: see `finish`")
+
+
+def best_spans(logits: Tensor, batch: MicroBatch, head: str, longest: int) -> Tensor:
+    """The best span of the passage in each window: float64 [B, WIDTH]. logits: [B, L, 2]."""
+    begins, ends = batch.targets[SpanMetric.begins(head)], batch.targets[SpanMetric.ends(head)]
+    assert begins.positions is not None
+    windows, flat = len(logits), logits.flatten(0, 1)
+    at_tokens = flat.index_select(0, begins.positions).view(windows, -1, 2)  # [B, M, 2]
+    at_tokens = at_tokens.masked_fill(
+        (begins.labels == NO_LABEL).view(windows, -1, 1), float("-inf")
+    )
+    scores = at_tokens[:, :, None, 0] + at_tokens[:, None, :, 1]  # [B, first, last]
+    allowed = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device)
+    allowed = allowed.triu() & allowed.tril(longest - 1)
+    best, place = scores.masked_fill(~allowed, float("-inf")).flatten(1).max(dim=1)
+    first, last = place // scores.shape[1], place % scores.shape[1]
+    return torch.stack(
+        [
+            batch.row_labels(SpanMetric.question(head)).double(),
+            best.double(),
+            logits[:, 0].sum(dim=1).double(),
+            begins.labels.view(windows, -1).gather(1, first[:, None])[:, 0].double(),
+            ends.labels.view(windows, -1).gather(1, last[:, None])[:, 0].double(),
+        ],
+        dim=1,
+    )
+
+
+def _best_windows(rows: NDArray[np.float64]) -> dict[int, NDArray[np.float64]]:
+    """By question, the row of its best window, with the lowest score that a window has for none."""
+    found: dict[int, NDArray[np.float64]] = {}
+    for row in rows[np.lexsort((rows[:, 3], -rows[:, 1], rows[:, 0]))]:
+        best = found.setdefault(int(row[0]), row.copy())
+        best[2] = min(best[2], row[2])
+    return found
+
+
+def best_threshold(
+    texts: Mapping[str, str], margins: Mapping[str, float], right: Mapping[str, Sequence[str]]
+) -> float:
+    """The margin of no answer over the best span above which giving none has the highest F1.
+
+    `texts`, `margins` and `right` are by question. The threshold is one of the margins, or, where
+    the best is never to answer, below all of them.
+    """
+    ordered = sorted(margins, key=lambda name: margins[name])
+    gains = [0.0]  # of answering the questions up to each, over giving no answer to any
+    for name in ordered:
+        answered, silent = (
+            answer_scores({name: text}, {name: right[name]})["answer_f1"]
+            for text in (texts[name], "")
+        )
+        gains.append(gains[-1] + answered - silent)
+    best = int(np.argmax(gains))
+    return margins[ordered[best - 1]] if best else margins[ordered[0]] - 1.0

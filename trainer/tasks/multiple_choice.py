@@ -1,0 +1,74 @@
+"""Multiple choice: which of several answers to a question about a passage is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from configs.rules import Doc, OneOf
+from data_pipeline import DataError, EncodedExample, TextEncoder
+from data_pipeline.task_files.multiple_choice import read_multiple_choice
+from model import CHOICE, Capture, ModelConfig, ModelShape, TaskHeadConfig
+from trainer import denominators
+from trainer.losses.states import label_cross_entropy
+from trainer.objectives.task import TaskConfig, TaskFile
+from trainer.objectives.term import LossInputs, Term, register
+from trainer.scoring.metric import Metric
+from trainer.scoring.task_metrics import ClassMetric
+
+NAME = "multiple_choice"
+denominators.register(NAME, denominators.labelled(NAME))
+
+
+@register(NAME)
+@dataclass
+class MultipleChoice(TaskConfig):
+    """The right one of several answers (the JSON of RACE and DREAM).
+
+    An example is a sequence for each answer: the passage, then the question with that answer.
+    """
+
+    metrics: Annotated[list[str], OneOf("accuracy"), Doc("The scores; none: accuracy.")] = field(
+        default_factory=list
+    )
+
+    name: ClassVar[str] = NAME
+
+    def equip(self, model: ModelConfig) -> ModelConfig:
+        return self.with_head(model, TaskHeadConfig(CHOICE))
+
+    def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
+        choices = 0
+        for one in read_multiple_choice(str(file.path)):
+            choices = choices or len(one.choices)
+            if len(one.choices) != choices:
+                why = f"has {len(one.choices)} choices where the first question has {choices}"
+                raise DataError(f"{one.where}: {why}; a task's questions must have equally many")
+            assert one.answer is not None
+            sequences = [
+                encoder.sequence([one.passage, f"{one.question} {choice}"], one.where)
+                for choice in one.choices
+            ]
+            yield EncodedExample(sequences, {NAME: one.answer})
+
+    def own_metrics(self) -> tuple[Metric[Any], ...]:
+        return (ClassMetric(NAME, self.metrics or ["accuracy"]),)
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
+        return MultipleChoiceTerm(self)
+
+
+class MultipleChoiceTerm(Term):
+    """Cross-entropy over the answers to each question."""
+
+    denominator = NAME
+
+    def student_capture(self, step: int) -> Capture:
+        return Capture(heads=(NAME,))
+
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        scores = inputs.features.heads[NAME].view(-1, inputs.batch.sequences)
+        return label_cross_entropy(scores, inputs.batch.row_labels(NAME))

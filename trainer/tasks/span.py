@@ -1,0 +1,135 @@
+"""Spans: where in a passage the answer to a question begins and ends (SQuAD 1.1 and 2.0)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from configs.rules import COUNT, Doc, OneOf, Unit
+from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
+from data_pipeline.task_files.squad import SpanQuestion, read_squad
+from model import SPAN, Capture, ModelConfig, ModelShape, TaskHeadConfig
+from trainer import denominators
+from trainer.losses.states import label_cross_entropy
+from trainer.objectives.task import TaskConfig, TaskFile
+from trainer.objectives.term import LossInputs, Term, register
+from trainer.scoring.metric import Metric
+from trainer.scoring.span_metric import ANSWER_SCORES, SpanMetric
+
+NAME = "span"
+FIRST, LAST = NAME, f"{NAME}_last"  # the columns of an answer's first and last token
+denominators.register(NAME, denominators.labelled(NAME))
+
+
+@register(NAME)
+@dataclass
+class Span(TaskConfig):
+    """The span of a passage that answers a question (BERT, arXiv 1810.04805, section 4.2).
+
+    A passage that does not fit is read in windows that overlap. In a window without the answer the
+    span is that of [CLS], which also stands for no answer.
+    """
+
+    stride: Annotated[
+        int, COUNT, Unit("tokens"), Doc("From the beginning of one window to that of the next.")
+    ] = 128
+    longest_question: Annotated[
+        int, COUNT, Unit("tokens"), Doc("A question is cut after these.")
+    ] = 64
+    longest_answer: Annotated[int, COUNT, Unit("tokens"), Doc("No longer span is predicted.")] = 30
+    unanswerable: Annotated[
+        bool, Doc("Some questions have no answer (SQuAD 2.0): the score tells when to give none.")
+    ] = False
+    metrics: Annotated[
+        list[str],
+        OneOf(*ANSWER_SCORES),
+        Doc("The scores, the primary first; none: answer_f1 and exact_match."),
+    ] = field(default_factory=list)
+    answers: Annotated[str, Doc("The file whose answers are right; filled in by the job.")] = ""
+
+    name: ClassVar[str] = NAME
+    needs_validation: ClassVar[bool] = True
+    not_encoded: ClassVar[tuple[str, ...]] = (*TaskConfig.not_encoded, "longest_answer", "answers")
+
+    def equip(self, model: ModelConfig) -> ModelConfig:
+        return self.with_head(model, TaskHeadConfig(SPAN))
+
+    def scored_on(self, file: TaskFile) -> TaskConfig:
+        return dataclasses.replace(self, answers=str(file.path))
+
+    def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
+        for number, question in enumerate(read_squad(str(file.path))):
+            if not question.answers and not self.unanswerable:
+                why = "has no answer; set unanswerable: true for SQuAD 2.0"
+                raise DataError(f"{question.where}: {why}")
+            yield from self._windows(number, question, encoder)
+
+    def _windows(
+        self, number: int, question: SpanQuestion, encoder: TextEncoder
+    ) -> Iterator[EncodedExample]:
+        asked = encoder.encode(question.question, question.where).ids[: self.longest_question]
+        passage = encoder.encode(question.context, question.where)
+        begins, ends = np.array(passage.offsets, np.int64).T
+        size = encoder.capacity(2) - len(asked)
+        if size < 1:
+            why = f"a question of {len(asked)} tokens leaves no room for its passage"
+            raise DataError(f"{question.where}: {why}; raise data.sequence_length")
+        first, last = _tokens_of_answer(question, begins, ends)
+        none = np.full(len(asked), NO_LABEL)
+        step = min(self.stride, size)
+        for start in range(0, max(1, len(begins) - size + step), step):
+            window = slice(start, start + size)
+            holds = first >= 0 and start <= first and last < min(start + size, len(begins))
+            shift = len(asked) + 2 - start  # from a token of the passage to its column
+            yield EncodedExample(
+                [[encoder.array(asked), encoder.array(passage.ids[window])]],
+                {
+                    FIRST: first + shift if holds else 0,
+                    LAST: last + shift if holds else 0,
+                    SpanMetric.question(NAME): number,
+                    SpanMetric.begins(NAME): np.concatenate([none, begins[window]]),
+                    SpanMetric.ends(NAME): np.concatenate([none, ends[window]]),
+                },
+            )
+
+    def own_metrics(self) -> tuple[Metric[Any], ...]:
+        names = self.metrics or ["answer_f1", "exact_match"]
+        return (SpanMetric(NAME, names, self.answers, self.longest_answer, self.unanswerable),)
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
+        return SpanTerm(self)
+
+
+def _tokens_of_answer(
+    question: SpanQuestion, begins: np.ndarray, ends: np.ndarray
+) -> tuple[int, int]:
+    """The first and the last token of the first answer; (-1, -1) without one."""
+    if not question.answers:
+        return -1, -1
+    answer = question.answers[0]
+    inside = np.flatnonzero((ends > answer.start) & (begins < answer.end))
+    if not len(inside):
+        raise DataError(f"{question.where}: no token holds the answer {answer.text!r}")
+    return int(inside[0]), int(inside[-1])
+
+
+class SpanTerm(Term):
+    """The mean of the cross-entropies of the first and the last token, over attended positions."""
+
+    denominator = NAME
+
+    def student_capture(self, step: int) -> Capture:
+        return Capture(heads=(NAME,))
+
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        logits = inputs.features.heads[NAME].float()  # [B, L, 2]
+        hidden = ~inputs.batch.attention_mask[..., None]
+        logits = logits.masked_fill(hidden, -1e4)  # not -inf: no row may be without any
+        first, count = label_cross_entropy(logits[..., 0], inputs.batch.row_labels(FIRST))
+        last, _ = label_cross_entropy(logits[..., 1], inputs.batch.row_labels(LAST))
+        return (first + last) / 2, count

@@ -1,0 +1,110 @@
+"""Token tagging: the tag of each word, read at its first piece (CoNLL's columns)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from configs.rules import NOT_EMPTY, Doc, OneOf
+from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
+from data_pipeline.task_files.conll import LAST, TaggedSentence, read_conll
+from model import TAGGING, Capture, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
+from trainer import denominators
+from trainer.objectives.task import UNKNOWN_LABELS, TaskConfig, TaskFile
+from trainer.objectives.term import LossInputs, Term, register
+from trainer.scoring.metric import Metric
+from trainer.scoring.task_metrics import TAG_SCORES, TagMetric
+
+NAME = "tagging"
+denominators.register(NAME, denominators.labelled(NAME))
+
+
+@register(NAME)
+@dataclass
+class Tagging(TaskConfig):
+    """The tag of each word, such as the names in a sentence; the columns are word and tag."""
+
+    labels: Annotated[list[str], Doc("The tags; none: those of the training file, sorted.")] = (
+        field(default_factory=list)
+    )
+    crf: Annotated[bool, Doc("A conditional random field over the tags of neighbouring words.")] = (
+        False
+    )
+    metrics: Annotated[
+        list[str], OneOf(*TAG_SCORES), Doc("The scores, the primary first; none: entity_f1.")
+    ] = field(default_factory=list)
+    encoding: Annotated[str, NOT_EMPTY, Doc("Of the characters in the files.")] = "utf-8"
+
+    name: ClassVar[str] = NAME
+
+    def equip(self, model: ModelConfig) -> ModelConfig:
+        labels = self.labels or UNKNOWN_LABELS
+        return self.with_head(model, TaskHeadConfig(TAGGING, labels, crf=self.crf))
+
+    def with_labels_of(self, file: TaskFile) -> TaskConfig:
+        if self.labels:
+            return self
+        found = sorted({tag for sentence in self._sentences(file) for tag in sentence.tags})
+        if len(found) < 2:
+            raise DataError(f"{file.path}: has one tag only, {found[0]!r}; a task needs two")
+        return dataclasses.replace(self, labels=found)
+
+    def _sentences(self, file: TaskFile) -> Iterator[TaggedSentence]:
+        word, tag = (file.column_number(name) for name in ("word", "tag"))
+        return read_conll(str(file.path), word or 1, tag or LAST, self.encoding)
+
+    def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
+        numbers = {label: number for number, label in enumerate(self.labels)}
+        for sentence in self._sentences(file):
+            pieces, tags = [], []
+            for word, tag in zip(sentence.words, sentence.tags, strict=True):
+                if tag not in numbers:
+                    there = ", ".join(self.labels)
+                    raise DataError(f"{sentence.where}: {tag!r} is none of the tags: {there}")
+                ids = encoder.encode(word, sentence.where).ids
+                pieces += ids
+                tags += [numbers[tag], *[NO_LABEL] * (len(ids) - 1)]
+            segment, labels = encoder.cut_to_fit(pieces, tags)
+            yield EncodedExample([[segment]], {NAME: np.array(labels, np.int64)})
+
+    def own_metrics(self) -> tuple[Metric[Any], ...]:
+        return (TagMetric(NAME, self.metrics or ["entity_f1"], self.labels),)
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
+        return TaggingTerm(self)
+
+
+class TaggingTerm(Term):
+    """Cross-entropy of the tag of each word; with a CRF, the negative log-likelihood of all.
+
+    Both are sums over sentences, and the count is that of the words.
+    """
+
+    denominator = NAME
+
+    def student_capture(self, step: int) -> Capture:
+        return Capture(heads=(NAME,))
+
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        target, logits = inputs.batch.targets[NAME], inputs.features.heads[NAME]  # [B, L, K]
+        assert target.positions is not None
+        there = target.labels != NO_LABEL
+        transitions = inputs.features.transitions.get(NAME)
+        if transitions is None:
+            at_words = logits.flatten(0, 1).index_select(0, target.positions).float()
+            loss = F.cross_entropy(at_words, target.labels, ignore_index=NO_LABEL, reduction="sum")
+            return loss, there.sum()
+        # A spare slot stands for no position: it writes into a place behind the last.
+        slots = torch.where(there, target.positions, inputs.batch.input_ids.numel())
+        dense = target.labels.new_full((inputs.batch.input_ids.numel() + 1,), NO_LABEL)
+        tags = dense.scatter(0, slots, target.labels)[:-1].view_as(inputs.batch.input_ids)
+        mask = tags != NO_LABEL
+        likelihood = log_likelihood(logits, transitions, tags.clamp(min=0), mask)
+        return -likelihood.sum(), there.sum()
