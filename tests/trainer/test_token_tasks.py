@@ -250,7 +250,6 @@ def test_only_the_head_of_a_frozen_encoder_learns(folder, corpus) -> None:
         ("tagging", "{}", ("data.columns.tag=tag",), "data.columns.tag: must be a column's number"),
         ("span", "{}", ("data.validation=''",), "data.validation: must be set for span"),
         ("span", "{}", ("data.train=open_train",), "has no answer; set unanswerable: true"),
-        ("span", "{}", ("data.sequence_length=9",), "leaves no room for its passage"),
     ],
 )
 def test_what_cannot_be_encoded_is_named(folder, corpus, task, settings, more, message) -> None:
