@@ -23,7 +23,7 @@ from trainer.optimizers import OptimizerConfig
 from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.step import train_step
 
-ROWS, SAVED_AT, END = 12, 4, 9
+ROWS, SAVED_AT, END = 12, 4, 7
 TOLERANCES = {"fp32": 1e-6, "fp16": 1e-3}
 OFFLOAD = ("none", "optimizer", "optimizer", "parameters")  # the most there is at each stage
 
