@@ -17,6 +17,8 @@ from trainer.optimizers import OptimizerConfig
 from trainer.step import train_step
 
 MICRO_BATCH, ACCUMULATION = 2, 2
+# At most this many host syncs in a step of a teacher and three students, by ZeRO stage.
+SYNCS = {0: 6, 1: 18, 2: 18, 3: 22}
 
 
 class Counted(NamedTuple):

@@ -1,0 +1,285 @@
+"""What a GPU reaches: speed, what joint training saves, host syncs, ZeRO, checkpoints, resumption.
+
+    python benchmarks/gpu.py [--only speed syncs]
+
+Under 8 minutes on one card. With two or more cards two ranks share all but `speed` and `joint`.
+Random tokens, 15% masked, no padding, no dropout, bf16, AdamW. Arms take turns, and the median
+counts. MFU is the models' FLOPs (`model.describe`) over the maker's dense peak. `transformers` is
+BertForMaskedLM with SDPA under ``torch.compile``. On a machine without a GPU everything runs
+through at toy size, to show that it does: its figures say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+from torch.profiler import ProfilerActivity, profile
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.cotraining_speed import forward, learn
+from benchmarks.gpu_learners import (
+    MASKED_FRACTION,
+    Size,
+    Step,
+    our_step,
+    random_batch,
+    student,
+    teacher,
+    their_step,
+)
+from cluster.ranks import free_port
+from model import describe
+from tests.gpu_kit.joint_step import SYNCS
+from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
+from trainer.learners.engine import join_process_group
+from trainer.learners.learner import Learner
+from trainer.record.utilisation import known_device
+from trainer.step import train_step
+from trainer.teacher_outputs import detach
+
+Row = tuple[str, str]  # what was measured, and the figures
+ON_GPU = torch.cuda.is_available()
+SIZES = [
+    Size("BERT-base", 768, 12, 128, 128),
+    Size("BERT-base", 768, 12, 512, 32),
+    Size("BERT-large", 1024, 24, 128, 64),
+    Size("BERT-large", 1024, 24, 512, 16),
+]
+STUDENTS = [(384, 6), (256, 4), (128, 2)]  # hidden size, layers
+TOY, TOY_STUDENTS = Size("toy", 128, 2, 32, 4, vocabulary=1000), [(64, 2)] * 3
+STAGES = (0, 1, 2, 3)
+TURNS = 10 if ON_GPU else 1
+# What a host calls to wait for its GPU, by the profiler's names.
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+
+
+def main() -> None:
+    """Run the sections one after the other, each in processes of its own; print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    only, rows = parser.parse_args().only, list[Row]()
+    for name in only:
+        began = time.monotonic()
+        rows += in_processes(name, ranks_of(name))
+        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+    where = torch.cuda.get_device_name(0) if ON_GPU else "no GPU: figures of a GPU are missing"
+    print(f"| {where} | |\n|---|---|")
+    for what, figures in rows:
+        print(f"| {what} | {figures} |")
+
+
+def ranks_of(section: str) -> int:
+    """Two where there are two cards and the section is about ranks; two on a CPU, too."""
+    cards = torch.cuda.device_count() if ON_GPU else 2
+    return 1 if section in ("speed", "joint") else min(2, cards)
+
+
+def in_processes(section: str, ranks: int) -> list[Row]:
+    """A section's rows, from rank 0."""
+    rows = multiprocessing.get_context("spawn").SimpleQueue()
+    multiprocessing.spawn(_rank, (ranks, free_port(), section, rows), nprocs=ranks)
+    found: list[Row] = rows.get()
+    return found
+
+
+def _rank(rank: int, ranks: int, port: int, section: str, rows: Any) -> None:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if not ON_GPU:
+        torch.set_num_threads(1)
+    found = list(SECTIONS[section](join_process_group()))
+    if rank == 0:
+        rows.put(found)
+    dist.destroy_process_group()
+
+
+def take_turns(arms: dict[str, Step]) -> dict[str, float]:
+    """The median seconds of each arm; the first two turns, which allocate and compile, are out."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for turn in range(TURNS + 2):
+        for name, arm in arms.items():
+            began = now()
+            arm()
+            if turn > 1:
+                seconds[name].append(now() - began)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def now() -> float:
+    """The clock, once the device has done what it was given."""
+    if ON_GPU:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def speed(device: torch.device) -> Iterator[Row]:
+    """Tokens per second and MFU of a learner alone, beside `transformers`."""
+    for size in SIZES if ON_GPU else [TOY]:
+        batch = random_batch(size)
+        arms = {"Tandem": our_step(teacher(size), batch)}
+        if ON_GPU:
+            arms["Tandem, compile: true"] = our_step(teacher(size, is_compiled=True), batch)
+        seconds = take_turns({**arms, "transformers": their_step(size, batch, device)})
+        for name, median in seconds.items():
+            what = f"{size.name}, {size.rows} x {size.length}, {name}"
+            tokens = batch.input_ids.size / median
+            yield what, f"{tokens:,.0f} tokens/s, MFU {mfu(size, tokens, device)}"
+
+
+def mfu(size: Size, tokens_per_second: float, device: torch.device) -> str:
+    """Of the device's peak in bf16; "-" where it is not known."""
+    facts = known_device(device)
+    if facts is None:
+        return "-"
+    flops = describe(size.encoder, size.length, MASKED_FRACTION).flops_per_token
+    return f"{tokens_per_second * flops / facts.flops('bf16'):.1%}"
+
+
+def joint(device: torch.device) -> Iterator[Row]:
+    """A step of a teacher and three students, and what the same costs one after the other."""
+    size, shapes = (SIZES[2], STUDENTS) if ON_GPU else (TOY, TOY_STUDENTS)
+    one, batch = teacher(size), random_batch(size)
+    students = [student(number, size, *shape) for number, shape in enumerate(shapes)]
+
+    def sequential() -> None:
+        train_step(one, [], batch, 0)
+        for each in students:
+            features = forward(one, [each], batch)
+            learn(each, detach(features, one.output_projection()), batch)
+
+    together = partial(train_step, one, students, batch, 0)
+    seconds = take_turns({"joint": together, "sequential": sequential})
+    ratio = seconds["joint"] / seconds["sequential"]
+    yield f"{size.name} + 3 students, joint step", f"{1e3 * seconds['joint']:.1f} ms"
+    yield "the same, one after the other", f"{1e3 * seconds['sequential']:.1f} ms ({ratio:.3f})"
+
+
+def company(stage: int) -> tuple[Learner, list[Learner], Size]:
+    """A teacher and three students at a ZeRO stage."""
+    size, shapes = (SIZES[0], STUDENTS) if ON_GPU else (TOY, TOY_STUDENTS)
+    others = [
+        student(number, size, *shape, zero_stage=stage) for number, shape in enumerate(shapes)
+    ]
+    return teacher(size, stage), others, size
+
+
+def syncs(device: torch.device) -> Iterator[Row]:
+    """How often the host waits for its GPU in a step, as the profiler sees it."""
+    for stage in STAGES:
+        one, students, size = company(stage)
+        batch = random_batch(size, dist.get_rank())
+        for _ in range(3):
+            train_step(one, students, batch, 0)
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if ON_GPU else [])]
+        with profile(activities=activities) as seen:
+            train_step(one, students, batch, 0)
+        count = sum(event.count for event in seen.key_averages() if event.key in WAITS)
+        figures = f"{count} (budget {SYNCS[stage]})" if ON_GPU else "- (needs a GPU)"
+        yield f"host syncs of a step, T+3, stage {stage}", figures
+
+
+def zero(device: torch.device) -> Iterator[Row]:
+    """A joint step at each ZeRO stage."""
+    for stage in STAGES:
+        one, students, size = company(stage)
+        batch = random_batch(size, dist.get_rank())
+        median = take_turns({"step": partial(train_step, one, students, batch, 0)})["step"]
+        peak = f", {torch.cuda.max_memory_allocated() / 1e9:.1f} GB at most" if ON_GPU else ""
+        ranks = dist.get_world_size()
+        yield f"{size.name} + 3, stage {stage}, {ranks} rank(s)", f"{1e3 * median:.1f} ms{peak}"
+        if ON_GPU:
+            torch.cuda.reset_peak_memory_stats()
+
+
+def stall(device: torch.device) -> Iterator[Row]:
+    """How much longer a step takes that a checkpoint is saved beside, and a save alone."""
+    size = SIZES[2] if ON_GPU else TOY
+    one, batch = teacher(size, 1), random_batch(size, dist.get_rank())
+    step = our_step(one, batch)
+    with shared_folder() as folder:
+        writer = CheckpointWriter(folder / "checkpoints", Retention(last=1))
+        number = iter(range(1, 100))
+
+        def save(wait: bool) -> None:
+            writer.save(next(number), {one.name: one.engine}, {}, wait=wait)
+
+        alone = take_turns({"step": step})["step"]
+        waited = take_turns({"save": lambda: save(wait=True)})["save"]  # the first one allocates
+        began = now()
+        save(wait=False)
+        step()
+        beside = now() - began
+        writer.wait()
+    yield f"{size.name}, checkpoint that training waits for", f"{waited:.2f} s"
+    yield "stall of a step beside a checkpoint", f"{max(0.0, beside - alone):.3f} s"
+
+
+def resumed(device: torch.device) -> Iterator[Row]:
+    """Whether a resumed learner has the bits of one that was not interrupted."""
+    for stage in STAGES:
+        size = SIZES[0] if ON_GPU else TOY
+        once = teacher(size, stage)
+        with shared_folder() as folder:
+            steps(once, size, range(3))
+            writer = CheckpointWriter(folder / "checkpoints", Retention(last=1))
+            writer.save(3, {once.name: once.engine}, {}, wait=True)
+            again = teacher(size, stage)
+            Checkpoint(folder / "checkpoints", 3).load(again.name, again.engine)
+        digests = [bits(steps(one, size, range(3, 6))) for one in (once, again)]
+        same = "the same bits" if digests[0] == digests[1] else "OTHER BITS"
+        yield f"{size.name}, resumed at step 3, at step 6, stage {stage}", same
+
+
+def steps(learner: Learner, size: Size, numbers: range) -> Learner:
+    """The learner after these steps."""
+    for number in numbers:
+        batch = random_batch(size, dist.get_world_size() * number + dist.get_rank())
+        train_step(learner, [], batch, number)
+    return learner
+
+
+def bits(learner: Learner) -> str:
+    """A digest of its weights. Collective."""
+    digest = hashlib.sha256()
+    for tensor in full_state_dict(learner.engine).values():
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def shared_folder() -> Iterator[Path]:
+    """A folder that all ranks see, removed at the end. Collective."""
+    names: list[str | None] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(names)
+    folder = Path(str(names[0]))
+    try:
+        yield folder
+        dist.barrier()
+    finally:
+        if dist.get_rank() == 0:
+            shutil.rmtree(folder)
+
+
+SECTIONS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
+    one.__name__: one for one in (speed, joint, syncs, zero, stall, resumed)
+}
+
+if __name__ == "__main__":
+    main()
