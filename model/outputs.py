@@ -26,7 +26,8 @@ class Capture:
     count from 1 to N. `all_positions` asks for the vocabulary projection's input at every position,
     besides the masked ones. `last_hidden_state` asks for it at every position, and for what is
     pooled from it: whoever reads neither gets the same losses and gradients for less work without.
-    `heads` are the names of the task heads to run.
+    `heads` are the names of the task heads to run. `exits` are layers whose output the masked-LM
+    head reads, as it reads the last one's.
     """
 
     hidden_states: tuple[int, ...] = ()
@@ -34,6 +35,7 @@ class Capture:
     all_positions: bool = False
     last_hidden_state: bool = False
     heads: tuple[str, ...] = ()
+    exits: tuple[int, ...] = ()
 
     def reads_last_layer(self, layers: int) -> bool:
         """Whether the output of the last of this many layers is needed at every position."""
@@ -66,7 +68,7 @@ class Features:
         have one per text, and [B, L, outputs] of those that have one per token: the pair head where
         `pooled` is not None, and the task heads that were captured. transitions: by name, those of
         task heads with a CRF. all_positions: [B * L, E], the projection's input at every position,
-        or None.
+        or None. exits: number -> what `vocabulary_input` would be if that layer were the last.
     """
 
     vocabulary_input: Tensor | None
@@ -77,6 +79,7 @@ class Features:
     heads: dict[str, Tensor]
     transitions: dict[str, Transitions] = field(default_factory=dict)
     all_positions: Tensor | None = None
+    exits: dict[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass

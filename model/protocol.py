@@ -153,6 +153,8 @@ class Model(nn.Module, ABC):
         )
         if self.pair_head is not None and pooled is not None:
             found.heads[PAIRS] = self.pair_head(pooled)
+        for layer in capture.exits:
+            found.exits[layer] = self._exit(encoded.hidden_states[layer], masked_positions)
         self._run_task_heads(capture.heads, found, first, attention_mask)
         return found
 
@@ -220,10 +222,19 @@ class Model(nn.Module, ABC):
         return None if self.head is None else self.head(states)
 
     def _hidden_states_read(self, capture: Capture) -> tuple[int, ...]:
-        """The numbers of the hidden states that are captured, or read by a captured head."""
+        """The numbers of the hidden states that are captured, or that exits and heads read."""
         heads = [self.config.task_heads[name] for name in capture.heads]
         read = {layer % (self.config.layers + 1) for head in heads for layer in head.layers}
-        return tuple(sorted({*capture.hidden_states, *read}))
+        return tuple(sorted({*capture.hidden_states, *capture.exits, *read}))
+
+    def _exit(self, states: Tensor, masked_positions: Tensor | None) -> Tensor:
+        """The vocabulary projection's input [P, E] that the head makes of states [B, L, H]."""
+        rows = states.flatten(0, 1)
+        if masked_positions is not None:
+            rows = rows.index_select(0, masked_positions)
+        found = self._transform(rows)
+        assert found is not None, "exits of a model without a masked-LM head"
+        return found
 
     def _run_task_heads(
         self,

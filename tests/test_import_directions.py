@@ -65,7 +65,7 @@ ROOMS = {
         "manifest restore attempts reader branching carried publication writer"
     ),
     "trainer/objectives": "layer_maps step_schedule progressive term task terms objective",
-    "trainer/objectives/terms": "states attention pairs vocabulary two_way",
+    "trainer/objectives/terms": "states attention pairs vocabulary two_way exits",
     "trainer/learners": (
         "state step_decision admission uncompiled engine memory_errors programs module learner "
         "first_weights learners"

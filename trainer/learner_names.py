@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 TEACHER = "teacher"
+OWN = "own"  # a source: the learner's own last head
 
 
 def student_key(name: str) -> str:

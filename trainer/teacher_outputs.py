@@ -78,4 +78,5 @@ def union(captures: Iterable[Capture]) -> Capture:
         all_positions=any(one.all_positions for one in captures),
         last_hidden_state=any(one.last_hidden_state for one in captures),
         heads=tuple(sorted({name for one in captures for name in one.heads})),
+        exits=tuple(sorted({n for one in captures for n in one.exits})),
     )

@@ -180,13 +180,13 @@ def test_what_neither_layer_attends_to_is_not_compared(
 
 
 def test_everything_is_a_term():
-    """A task of its own data has tests of its own."""
+    """A task of its own data, and a term with another source, have tests of their own."""
     names = [
         name
         for name, section in registered_terms().items()
         if section.__module__.startswith("trainer.objectives.")
     ]
-    assert {*names} <= {*EVERYTHING.terms(), "from_student"}  # the last is a teacher's
+    assert {*names} <= {*EVERYTHING.terms(), "from_student", "early_exits"}
     assert [*EVERYTHING.terms()] == [
         name for name in registered_terms() if name in EVERYTHING.terms()
     ]

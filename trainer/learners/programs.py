@@ -15,10 +15,11 @@ from torch import Tensor
 from model import Capture, Features, Model
 from trainer.batches import MicroBatch
 from trainer.denominators import Totals
+from trainer.learner_names import OWN
 from trainer.objectives import LossInputs, Objective
 from trainer.scoring.metric import Metric
 from trainer.scoring.scores import ScoreInputs, capture_for
-from trainer.teacher_outputs import OutputProjection, TeacherOutputs
+from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach
 
 NOTHING = Capture()
 Result = TypeVar("Result", covariant=True)
@@ -49,7 +50,10 @@ class Train:
     ) -> tuple[Tensor, Tensor, Features]:
         features = features_of(model, batch, self.capture)
         projection = own_projection(model, features)
-        inputs = LossInputs(batch, features, projection, self.sources, self.step)
+        sources = dict(self.sources)
+        if OWN in objective.sources:
+            sources[OWN] = detach(features, projection)
+        inputs = LossInputs(batch, features, projection, sources, self.step)
         loss, shares = objective(inputs, self.totals)
         return loss, shares, features
 

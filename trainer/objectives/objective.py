@@ -16,7 +16,7 @@ from configs.section import Refusal, Section, declare_fields, within
 from data_pipeline import MASKED
 from model import Capture, ModelConfig, ModelShape
 from trainer.denominators import Totals
-from trainer.learner_names import TEACHER
+from trainer.learner_names import OWN, TEACHER
 from trainer.losses.vocabulary import project_and_sum
 from trainer.objectives import terms
 from trainer.objectives.progressive import Transfer
@@ -49,6 +49,13 @@ class ObjectiveConfig(Section):
         """The sections that are on, by name."""
         sections = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: section for name, section in sections.items() if section is not None}
+
+    def conflicts(self) -> Iterator[Refusal]:
+        on = self.terms()
+        trains_words = any(one.head == MASKED and one.source != OWN for one in on.values())
+        for name, section in on.items():
+            if section.source == OWN and not trains_words:
+                yield name, "needs a term beside it that trains the last head, such as mlm"
 
     def needs_teacher(self) -> bool:
         """Whether any term compares with a teacher."""

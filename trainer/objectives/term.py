@@ -55,8 +55,8 @@ def registered_terms() -> dict[str, type[TermConfig]]:
 class LossInputs:
     """Everything a term may read of one micro-batch.
 
-    sources: outputs of other learners, by the name by which a term asks for them; step: the
-    learner's own, from 0 at its start.
+    sources: what others hand out, or the learner itself, by the name by which a term asks for it;
+    step: the learner's own, from 0 at its start.
     """
 
     batch: MicroBatch

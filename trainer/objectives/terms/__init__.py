@@ -11,6 +11,7 @@ from trainer.objectives.terms.attention import (
     AttentionTransfer,
     ValueRelation,
 )
+from trainer.objectives.terms.exits import EarlyExits
 from trainer.objectives.terms.pairs import PairConfig
 from trainer.objectives.terms.states import (
     PKD,
@@ -35,6 +36,7 @@ __all__ = [
     "AttentionTransfer",
     "Blended",
     "Cosine",
+    "EarlyExits",
     "Embedding",
     "FeatureMaps",
     "FromStudent",

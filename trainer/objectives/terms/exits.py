@@ -1,0 +1,87 @@
+"""A learner that learns from itself: its earlier layers from its own last head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from configs.rules import Ascending, Doc, Range
+from configs.section import Refusal
+from data_pipeline import MASKED
+from model import Capture, ModelShape
+from trainer.learner_names import OWN
+from trainer.losses.rows import kl_divergence_rows
+from trainer.losses.vocabulary import project_and_sum
+from trainer.objectives.step_schedule import StepSchedule
+from trainer.objectives.term import (
+    LossInputs,
+    Term,
+    TermConfig,
+    projected,
+    register,
+    weigh_positions,
+)
+from trainer.objectives.terms.vocabulary import Temperature
+
+
+@register("early_exits", order=190)
+@dataclass
+class EarlyExits(TermConfig):
+    """T^2 KL(softmax(t / T) || softmax(s / T)) at masked positions (arXiv 1905.08094).
+
+    t are the learner's own predictions, detached. s is what its masked-LM head predicts from the
+    output of an earlier layer. Summed over `layers`, so that each of them can end a forward pass.
+    """
+
+    layers: Annotated[
+        list[int],
+        Range(1, 4096),
+        Ascending(),
+        Doc("The layers that learn, from 1; the last one is the one that they learn from."),
+    ] = field(default_factory=list)
+    temperature: Temperature = 1.0
+
+    source: ClassVar[str] = OWN
+    reads_masked: ClassVar[bool] = True
+    reads_states: ClassVar[bool] = False
+
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from super().conflicts()
+        if not self.layers:
+            yield "layers", "name at least one"
+
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        if self.layers[-1] >= student.layers:
+            why = f"must be below {student.layers}, the last layer, from which they learn"
+            yield "layers", why
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
+        return EarlyExitsTerm(self)
+
+
+class EarlyExitsTerm(Term):
+    denominator = MASKED
+    reads_logits = True
+
+    def __init__(self, config: EarlyExits) -> None:
+        super().__init__(config)
+        self.layers = tuple(config.layers)
+        self.temperature = StepSchedule.read(config.temperature)
+
+    def student_capture(self, step: int) -> Capture:
+        return Capture(exits=self.layers)
+
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        temperature, weights = self.temperature.at(inputs.step), weigh_positions(inputs, MASKED)
+        own = self.outputs(inputs).distributions[MASKED]
+        row_loss = kl_divergence_rows(own, temperature, weights * temperature**2)
+        _, projection = projected(inputs, MASKED)
+        losses = [
+            project_and_sum(inputs.features.exits[layer], projection, [row_loss])[0]
+            for layer in self.layers
+        ]
+        return torch.stack(losses).sum(), weights.sum()
