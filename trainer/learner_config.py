@@ -134,7 +134,8 @@ class LearnerConfig(Section):
         bool,
         Doc(
             "Of a teacher: its last layer computes the masked positions only, up to 12% less work, "
-            "and students learn from its predictions there only. A student does so by itself."
+            "or the first tokens only, where a task reads no others; students learn from its "
+            "predictions there only. A student does so by itself."
         ),
     ] = False
     stacking: StackingConfig = field(default_factory=StackingConfig)

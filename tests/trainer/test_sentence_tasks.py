@@ -140,6 +140,22 @@ def test_a_run_that_was_stopped_resumes_to_the_last_bit(job, tmp_path) -> None:
     assert whole == again
 
 
+def losses_of_both_ways(job: Path, runs: Path) -> list[list[float]]:
+    """Of a teacher alone, whose last layer computes all tokens, or the first ones only."""
+    found = []
+    for narrow in ("false", "true"):
+        words = [f"output_dir={runs}", f"name=narrow-{narrow}", "students=null", "steps=3"]
+        folder = jobs.run(load(job, *words, f"teacher.masked_only={narrow}"))
+        found.append([row["teacher/loss"] for row in metrics.read(folder.metrics)])
+    return found
+
+
+def test_a_teacher_may_compute_the_first_tokens_only(job, tmp_path) -> None:
+    (found,) = run_distributed(losses_of_both_ways, 1, job, tmp_path)
+    assert len(found[0]) == 3
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

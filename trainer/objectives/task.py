@@ -72,7 +72,6 @@ class TaskConfig(TermConfig):
     not_encoded: ClassVar[tuple[str, ...]] = ("weight", "metrics", "layers")
     source: ClassVar[None] = None
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
-    reads_all_positions: ClassVar[bool] = True
 
     @property
     def head(self) -> str:
