@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import click
 
-from commands import data, embedding, finetuning, models, results, runs, submission, training
+from commands import (
+    data,
+    embedding,
+    finetuning,
+    models,
+    prediction,
+    results,
+    runs,
+    submission,
+    training,
+)
 from commands.errors import OneLineErrors
 
 
@@ -34,6 +44,7 @@ for command in (
     results.evaluate,
     results.export,
     embedding.embed,
+    prediction.predict,
 ):
     main.add_command(command)
 

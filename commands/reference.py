@@ -41,6 +41,7 @@ def kinds() -> dict[str, Any]:
     from cluster.config import ClusterConfig
     from configs.devices import DeviceConfig
     from configs.studies import StudyConfig
+    from configs.suites import SuiteConfig
     from data_pipeline import DataConfig
     from model import ModelConfig
     from trainer.config import JobConfig
@@ -52,6 +53,7 @@ def kinds() -> dict[str, Any]:
         "cluster": ClusterConfig,
         "device": DeviceConfig,
         "study": StudyConfig,
+        "suite": SuiteConfig,
     }
 
 

@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from commands.options import PATH
-
-if TYPE_CHECKING:
-    pass
+from commands.submission import numbers
+from commands.suites import compare
 
 
 @click.command()
-@click.argument("run", type=PATH)
+@click.argument("names", nargs=-1, required=True, metavar="RUN | DIR... [KEY=VALUE]...")
 @click.option("--learner", help="Only this learner: teacher, or a student's name.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def evaluate(run: str, learner: str | None, as_json: bool) -> None:
-    """Score RUN's learners on held-out text."""
+@click.option("--suite", type=PATH, help="A file, or a name from configs/suite/.")
+@click.option("--out", type=PATH, help="Where the runs and the report of a suite go.")
+@click.option("--seeds", callback=numbers, help="Instead of the suite's, such as 1,2,3.")
+def evaluate(
+    names: tuple[str, ...],
+    learner: str | None,
+    as_json: bool,
+    suite: str | None,
+    out: str | None,
+    seeds: list[int],
+) -> None:
+    """Score RUN's learners on held-out text, or the models in DIRs on a suite of tasks.
+
+    With --suite, every model is fine-tuned on every task and compared with the first one; job keys
+    change every task's job. The same command resumes a comparison that was stopped.
+    """
+    if suite is not None:
+        if learner or as_json:
+            raise click.UsageError("--learner and --json do not go with --suite")
+        folders = [name for name in names if "=" not in name]
+        if not folders:
+            raise click.UsageError("--suite: name the folder of a model, or several")
+        overrides = [name for name in names if "=" in name]
+        compare(suite, folders, Path(out or f"runs/{Path(suite).stem}"), overrides, seeds)
+        return
+    if out or seeds or len(names) > 1:
+        raise click.UsageError("one RUN; --out, --seeds and several names are for --suite")
+    _evaluate_run(names[0], learner, as_json)
+
+
+def _evaluate_run(run: str, learner: str | None, as_json: bool) -> None:
     from configs.strict_json import strict_json
     from trainer.evaluation.final_scores import evaluate_run
     from trainer.evaluation.finished import SavedLearners

@@ -17,7 +17,7 @@ ROOMS = {
     ".": "configs data_pipeline model cluster trainer commands tandem",
     "configs": (
         "errors strict_json yaml_text kinds typed rules section declared json_schema reference "
-        "loading devices studies"
+        "loading devices studies suites"
     ),
     "data_pipeline": (
         "errors hashing text task_files shards config tokenization packing order masking reading "
@@ -58,7 +58,8 @@ ROOMS = {
         "errors durable device process_group seeds learner_names measure tracking checkpoint "
         "optimizers watch batches denominators losses teacher_outputs scoring objectives tasks "
         "schedules learner_config batch_config folder_models roles config run_folder control "
-        "job_data report learners step footprint evaluation record lifecycle job loop run"
+        "job_data report learners step footprint task_facts evaluation record lifecycle job loop "
+        "run prediction suites"
     ),
     "trainer/checkpoint": (
         "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "
@@ -93,6 +94,8 @@ ROOMS = {
         "text_vectors pseudo_likelihood minimal_pairs trained_heads primary held_out setbacks "
         "evaluations finished agreement final_scores export"
     ),
+    "trainer/prediction": "passes predictor texts tags choices predicting",
+    "trainer/suites": "results comparison",
     "trainer/record": "utilisation gauges display recorder syncing",
     "trainer/lifecycle": "unreached continuity start resumption saving skips forking finalize",
     "cluster": (
@@ -101,8 +104,8 @@ ROOMS = {
     ),
     "cluster/planning": "facts duration failures memory choice recipes plan text",
     "commands": (
-        "errors options output job_configs data submission runs models results embedding training "
-        "finetuning reference"
+        "errors options output job_configs data submission runs models embedding training "
+        "finetuning suites results prediction reference"
     ),
 }
 

@@ -27,7 +27,7 @@ from data_pipeline.text.sentences import sentence_ends
 
 TRAIN, VALIDATION = "train", "validation"
 EXAMPLES = {TRAIN: 2000, VALIDATION: 500}  # of each task, at most
-PAIRS = 300  # of each phenomenon, at most
+PAIRS = 150  # of each phenomenon, at most
 HELD_OUT = 8  # every 8th document is for validation
 WORDS = range(6, 31)  # of a sentence
 OTHER_NUMBER = {

@@ -12,10 +12,12 @@ from data_pipeline import MASKED, Vocabulary
 from model import Training, model_card, save_pretrained, write_config
 from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
+from trainer.job_data.examples import task_of
 from trainer.learner_names import TEACHER
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.run_files import read_evaluation
+from trainer.task_facts import LABEL, TaskFacts
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +43,18 @@ def export_learner(
     ids = _special_ids(corpus.vocabulary)
     note = save_pretrained((config, saved.weights(name)), out, corpus.tokenizer_dir, card, ids)
     write_config(config, out, title)
+    if saved.job.data.train:
+        _task_facts(saved.job).write(out)
     if note:
         _log.warning("%s: %s", name, note)
+
+
+def _task_facts(job: JobConfig) -> TaskFacts:
+    """What `tandem predict` has to know of a job's task."""
+    name, task = task_of(job)
+    fields = tuple(field for field in task.fields if field != LABEL)
+    settings = {"task": name, **dataclasses.asdict(task)}
+    return TaskFacts(fields, dict(job.data.columns), job.data.sequence_length, settings)
 
 
 def _special_ids(vocabulary: Vocabulary) -> dict[str, int]:

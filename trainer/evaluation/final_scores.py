@@ -115,8 +115,10 @@ class _Measurement:
     def _speed(self, model: Model) -> dict[str, float]:
         sample = self.validation.sample()
         many, one = to_device(sample, self.device), to_device(sample.rows(0, 1), self.device)
+        seconds = _encoding_seconds(model, many)
         return {
-            "tokens_per_second": int(many.attention_mask.sum()) / _encoding_seconds(model, many),
+            "tokens_per_second": int(many.attention_mask.sum()) / seconds,
+            "sequences_per_second": len(many.input_ids) / seconds,
             "seconds_per_sequence": _encoding_seconds(model, one),
         }
 

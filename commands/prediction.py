@@ -1,0 +1,63 @@
+"""The command that applies a fine-tuned model: `tandem predict`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+import click
+
+from commands.options import PATH
+
+
+@click.command()
+@click.argument("folder", type=PATH, metavar="DIR")
+@click.argument("input_", type=PATH, metavar="INPUT")
+@click.option("--out", type=PATH, help="The file to write; standard output without it.")
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="FIELD=COLUMN",
+    help="Where a text stands in a table, by name or number; may be repeated.",
+)
+def predict(folder: str, input_: str, out: str | None, columns: tuple[str, ...]) -> None:
+    """Apply the fine-tuned model in DIR to the examples in INPUT, a file or - .
+
+    INPUT has the form of the task's own files; labels are not read. A .txt file and - hold a text
+    a line, or two with a tab between them, for tasks about texts. Prints one JSON object per line.
+    """
+    from trainer.device import own_device
+    from trainer.prediction.predicting import predictions
+
+    chosen = dict(_assignment(word) for word in columns)
+    with _written(out) as file:
+        for answer in predictions(Path(folder), input_, own_device(), chosen):
+            print(json.dumps(answer, ensure_ascii=False), file=file)
+
+
+def _assignment(word: str) -> tuple[str, str]:
+    field, equals, column = word.partition("=")
+    if not (field and equals and column):
+        raise click.UsageError(f"--column {word}: must be FIELD=COLUMN, as in text=review")
+    return field, column
+
+
+@contextmanager
+def _written(out: str | None) -> Iterator[TextIO]:
+    """Standard output, or a file that has its name only once it is complete."""
+    if out is None:
+        yield sys.stdout
+        return
+    part = Path(f"{out}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            yield file
+        os.replace(part, out)
+    finally:
+        part.unlink(missing_ok=True)

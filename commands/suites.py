@@ -1,0 +1,188 @@
+"""Suites: models fine-tuned and scored on several tasks, for `tandem evaluate --suite`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.job_configs import load_job
+from commands.training import run_ranks
+
+if TYPE_CHECKING:
+    from configs.suites import SuiteConfig
+    from trainer.suites.results import ModelResults, TaskScore
+
+ROOT_KEY = "data.root"
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A model fine-tuned on a task with a seed: the task's job and the words that change it."""
+
+    task: str
+    model: str
+    seed: int
+    config: str
+    words: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.model}-seed{self.seed}"
+
+
+def compare(
+    name: str, folders: Sequence[str], out: Path, overrides: Sequence[str], seeds: Sequence[int]
+) -> None:
+    """Fine-tune and score the models in `folders` on a suite, as far as that is not done yet.
+
+    Everything goes to `out`: the runs, ``suite.json`` and ``report.html``. Raises ConfigError,
+    ModelError and DataError before anything is trained.
+    """
+    import configs
+    from configs.suites import SuiteConfig
+    from trainer.suites.comparison import comparison_table, write_comparison
+    from trainer.suites.results import to_json
+
+    suite = configs.load(name, SuiteConfig, "suite")
+    models = _models(folders)
+    words = [*_assignments(suite.job), *overrides]
+    runs = [
+        _Run(task, model, seed, one.task or task, _words(one.job, words, folder, out, seed))
+        for task, one in suite.tasks.items()
+        for model, folder in models.items()
+        for seed in seeds or suite.seeds
+    ]
+    for run in runs:
+        load_job(run.config, (*run.words, f"name={run.name}"))  # errors show before the first run
+    evaluations = {run: _evaluation_of(run, out) for run in runs}
+    results = _results(suite, models, evaluations, words)
+    (out / "suite.json").write_text(json.dumps(to_json(results), indent=2) + "\n")
+    write_comparison(out / "report.html", Path(name).stem, suite.about, results)
+    click.echo(f"{suite.about}\n\n{comparison_table(results)}\n\nReport: {out / 'report.html'}")
+
+
+def _models(folders: Sequence[str]) -> dict[str, Path]:
+    """The folders by a name for each: their own, with as many parents as make them differ."""
+    from model import ModelError, read_config
+
+    paths = [Path(folder).resolve() for folder in folders]
+    for path in paths:
+        read_config(path)
+        if paths.count(path) > 1:
+            raise ModelError(f"{path}: is named twice")
+    depth = 1
+    while len({path.parts[-depth:] for path in paths}) < len(paths):
+        depth += 1
+    return {"-".join(path.parts[-depth:]): path for path in paths}
+
+
+def _words(
+    job: Mapping[str, Any], shared: Sequence[str], folder: Path, out: Path, seed: int
+) -> tuple[str, ...]:
+    own = [f"teacher.init.pretrained={folder}", f"output_dir={out / 'runs'}", f"seed={seed}"]
+    return (*own, *_assignments(job), *shared)
+
+
+def _assignments(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The values of nested sections as ``key=value``."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _assignments(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}={json.dumps(value)}"
+
+
+def _evaluation_of(run: _Run, out: Path) -> dict[str, Any]:
+    """The results of a run, which is trained to its end first, unless it has come to it."""
+    from trainer.run_folder.folder import RunFolder
+    from trainer.run_folder.run_files import primary_of, read_evaluation
+
+    words = (*run.words, f"name={run.name}")
+    job = load_job(run.config, words)
+    folder = RunFolder.of(job)
+    found = read_evaluation(folder.evaluation)
+    if found is None or found["step"] < job.steps:
+        with _output_to(out / "logs" / f"{run.name}.log"):
+            code = run_ranks(run.config, words, None)
+        if code:
+            click.echo(f"tandem: {run.name}: ended early; the same command resumes it", err=True)
+            sys.exit(code)
+        found = read_evaluation(folder.evaluation)
+        assert found is not None, "a run that has ended well has results"
+    column = primary_of(found)
+    score = found["learners"]["teacher"].get(column.name)
+    click.echo(f"{run.name}: {'undefined' if score is None else column.written(score)}")
+    return found
+
+
+@contextmanager
+def _output_to(log: Path) -> Iterator[None]:
+    """Standard output, that of the ranks too, goes to a file; errors are shown as ever."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _results(
+    suite: SuiteConfig,
+    models: Mapping[str, Path],
+    evaluations: Mapping[_Run, Mapping[str, Any]],
+    words: Sequence[str],
+) -> dict[str, ModelResults]:
+    from trainer.suites.results import ModelResults, task_score
+
+    pairs = _pair_scores(suite, models, words)
+    results = {}
+    for model, folder in models.items():
+        scores = {}
+        for task in suite.tasks:
+            found = {
+                run.seed: evaluation
+                for run, evaluation in evaluations.items()
+                if (run.task, run.model) == (task, model)
+            }
+            scores[task] = task_score(found)
+        results[model] = ModelResults(str(folder), _parameters(folder), scores | pairs[model])
+    return results
+
+
+def _pair_scores(
+    suite: SuiteConfig, models: Mapping[str, Path], words: Sequence[str]
+) -> dict[str, dict[str, TaskScore]]:
+    """The scores on minimal pairs, after all training: this process has threads afterwards."""
+    from trainer.device import own_device
+    from trainer.evaluation.minimal_pairs import score_minimal_pairs
+    from trainer.suites.results import pair_score
+
+    device = own_device()
+    roots = [word.partition("=")[2].strip('"') for word in words if word.startswith(f"{ROOT_KEY}=")]
+    root = Path(roots[-1] if roots else "")
+    return {
+        model: {
+            name: pair_score(score_minimal_pairs(folder, str(root / path), device).accuracy)
+            for name, path in suite.minimal_pairs.items()
+        }
+        for model, folder in models.items()
+    }
+
+
+def _parameters(folder: Path) -> int:
+    from model import describe, read_config
+
+    return describe(read_config(folder)).parameters

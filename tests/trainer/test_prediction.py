@@ -1,0 +1,204 @@
+"""`tandem predict`, against `transformers` on the same exported model, an example at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import (
+    AutoModelForMultipleChoice,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+
+import tandem
+from data_pipeline.tokenization.tokenizer import load
+from data_pipeline.tokenization.training import train
+from model import (
+    CHOICE,
+    CLASSIFICATION,
+    REGRESSION,
+    TAGGING,
+    TaskHeadConfig,
+    build,
+    save_pretrained,
+    with_task_head,
+)
+from tests.trainer import tiny
+from trainer.prediction import passes
+from trainer.task_facts import TaskFacts
+
+TEXTS = [
+    "The system runs a small command.",
+    "no",
+    "A file is read, and then it is written again to another place on the disk.",
+    "Who has seen it?",
+]
+TAGS = ["O", "B-PER", "I-PER"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train([str(text)], "wordpiece", 300, str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(
+    tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[TaskHeadConfig, TaskFacts], Path]:
+    def make(head: TaskHeadConfig, facts: TaskFacts) -> Path:
+        folder = tmp_path_factory.mktemp(head.kind)
+        size = load(tokenizer)[1].vocab_size
+        config = tiny.encoder(
+            vocab_size=size, max_positions=64, mlm_head=False, initializer_range=0.3
+        )
+        model = build(with_task_head(config, "task", head), seed=4)
+        save_pretrained(model, folder, tokenizer=tokenizer)
+        facts.write(folder)
+        return folder
+
+    return make
+
+
+def predicted(*words: object, given: str | None = None) -> list[dict[str, Any]]:
+    """What `tandem predict` prints."""
+    ended = CliRunner().invoke(tandem.main, ["predict", *map(str, words)], input=given)
+    assert ended.exit_code == 0, ended.output
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def refused(*words: object) -> str:
+    ended = CliRunner().invoke(tandem.main, ["predict", *map(str, words)])
+    assert ended.exit_code == 1
+    assert ended.stderr.count("\n") == 1
+    return ended.stderr
+
+
+@pytest.fixture(scope="module")
+def classifier(exported) -> Path:
+    head = TaskHeadConfig(CLASSIFICATION, ["bad", "good", "so so"])
+    return exported(head, TaskFacts(columns={"text": "review"}, sequence_length=64))
+
+
+@torch.no_grad()
+def class_chances(folder: Path, *texts: str) -> np.ndarray:
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    read = AutoTokenizer.from_pretrained(folder)(*texts, return_tensors="pt")
+    return model(**read).logits[0].softmax(dim=-1).numpy()
+
+
+@pytest.mark.parametrize("tokens", [1 << 13, 20])
+def test_labels_in_the_order_of_the_input(classifier, tmp_path, monkeypatch, tokens) -> None:
+    monkeypatch.setattr(passes, "TOKENS", tokens)
+    path = tmp_path / "reviews.tsv"
+    path.write_text("id\treview\n" + "".join(f"7\t{text}\n" for text in TEXTS))
+    found = predicted(classifier, path)
+    assert len(found) == len(TEXTS)
+    for text, one in zip(TEXTS, found, strict=True):
+        chances = class_chances(classifier, text)
+        np.testing.assert_allclose(list(one["probabilities"].values()), chances, atol=1e-5)
+        assert one["label"] == ["bad", "good", "so so"][int(chances.argmax())]
+    assert len({one["label"] for one in found}) > 1
+
+
+def test_ways_in_and_out_for_texts(classifier, tmp_path) -> None:
+    plain = "\n".join(TEXTS) + "\n"
+    expected = predicted(classifier, "-", given=plain)
+    (tmp_path / "a.csv").write_text("t\n" + "".join(f'"{text}"\n' for text in TEXTS))
+    assert predicted(classifier, tmp_path / "a.csv", "--column", "text=t") == expected
+    out = tmp_path / "answers.jsonl"
+    assert predicted(classifier, tmp_path / "a.csv", "--column", "text=1", "--out", out) == []
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert answers[1:] == expected  # the header is a text too
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_numbers_of_pairs(exported, tmp_path) -> None:
+    facts = TaskFacts(("text_a", "text_b"), sequence_length=64)
+    folder = exported(TaskHeadConfig(REGRESSION), facts)
+    (tmp_path / "pairs.jsonl").write_text(
+        "".join(json.dumps({"text_a": one, "text_b": TEXTS[0]}) + "\n" for one in TEXTS)
+    )
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    read = AutoTokenizer.from_pretrained(folder)
+    for text, one in zip(TEXTS, predicted(folder, tmp_path / "pairs.jsonl"), strict=True):
+        with torch.no_grad():
+            logit = model(**read(text, TEXTS[0], return_tensors="pt")).logits.item()
+        assert one == {"number": pytest.approx(logit, abs=1e-4)}
+
+
+def test_tags_of_words(exported, tmp_path) -> None:
+    folder = exported(TaskHeadConfig(TAGGING, TAGS), TaskFacts(sequence_length=64))
+    words = [text.split() for text in TEXTS]
+    path = tmp_path / "sentences.conll"
+    path.write_text("\n".join("".join(f"{word} X O\n" for word in one) for one in words))
+    model = AutoModelForTokenClassification.from_pretrained(folder).eval()
+    read = AutoTokenizer.from_pretrained(folder)
+    for own, one in zip(words, predicted(folder, path), strict=True):
+        batch = read(own, is_split_into_words=True, return_tensors="pt")
+        with torch.no_grad():
+            best = model(**batch).logits[0].argmax(dim=-1)
+        firsts = [batch.word_ids().index(number) for number in range(len(own))]
+        assert one == {"words": own, "tags": [TAGS[best[place]] for place in firsts]}
+
+
+def test_tags_of_a_random_field_and_of_words_that_do_not_fit(exported, tmp_path) -> None:
+    folder = exported(TaskHeadConfig(TAGGING, TAGS, crf=True), TaskFacts(sequence_length=8))
+    (tmp_path / "a.conll").write_text("".join("x\n" for _ in range(9)))
+    (one,) = predicted(folder, tmp_path / "a.conll")
+    assert len(one["tags"]) == 9
+    assert set(one["tags"][:6]) <= set(TAGS)
+    assert one["tags"][6:] == [None] * 3
+
+
+def test_choices(exported, tmp_path) -> None:
+    folder = exported(TaskHeadConfig(CHOICE), TaskFacts((), sequence_length=64))
+    asked = {"question": "Who?", "choice": TEXTS[:3], "answer": TEXTS[0]}
+    path = tmp_path / "dev.json"
+    path.write_text(json.dumps([[[TEXTS[3], "W: No."], [asked], "14-3"]]))
+    (one,) = predicted(folder, path)
+    model = AutoModelForMultipleChoice.from_pretrained(folder).eval()
+    passage = f"{TEXTS[3]}\nW: No."
+    read = AutoTokenizer.from_pretrained(folder)
+    pairs = read([passage] * 3, [f"Who? {c}" for c in TEXTS[:3]], return_tensors="pt", padding=True)
+    with torch.no_grad():
+        logits = model(**{name: value[None] for name, value in pairs.items()}).logits[0]
+    assert one["id"] == "14-3-0"
+    assert one["choice"] == int(logits.argmax())
+    assert one["answer"] == TEXTS[one["choice"]]
+    np.testing.assert_allclose(one["probabilities"], logits.softmax(dim=0).numpy(), atol=1e-5)
+
+
+def test_input_that_cannot_be_read(classifier, tokenizer, tmp_path) -> None:
+    def write(name: str, text: str) -> Path:
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    assert "no column 'review'" in refused(classifier, write("a.tsv", "text\nx\n"))
+    assert "a.tsv: holds no rows" in refused(classifier, write("a.tsv", ""))
+    assert "a.tsv:3: a text is empty" in refused(
+        classifier, write("a.tsv", "review\tx\na\tb\n\tb\n")
+    )
+    assert "nothing.tsv: cannot be read" in refused(classifier, tmp_path / "nothing.tsv")
+    out = tmp_path / "out.jsonl"
+    refused(classifier, write("a.tsv", "review\tx\na\tb\n\tb\n"), "--out", out)
+    assert not out.exists()
+    column = refused(classifier, write("a.tsv", "t\nx\n"), "--column", "txt=t")
+    assert "--column txt: no such field; there are: text" in column
+    bare = tmp_path / "bare"
+    save_pretrained(build(tiny.encoder(vocab_size=300), seed=1), bare, tokenizer=tokenizer)
+    assert "bare: has no head of a task" in refused(bare, tmp_path / "a.tsv")
+    assert "config.json" in refused(tmp_path / "nowhere", tmp_path / "a.tsv")
+    (classifier / "task.json").rename(tmp_path / "kept.json")
+    (classifier / "task.json").write_text("{}")
+    assert "task.json: cannot be read" in refused(classifier, tmp_path / "a.tsv")
+    (tmp_path / "kept.json").rename(classifier / "task.json")

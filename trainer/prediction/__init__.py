@@ -1,0 +1,1 @@
+"""What a fine-tuned, exported model says about examples of its task."""

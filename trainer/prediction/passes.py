@@ -1,0 +1,72 @@
+"""The outputs of a task's head for many sequences, those of like lengths in one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from data_pipeline import Vocabulary
+from model import Capture, MaskedLanguageModel
+
+TOKENS = 1 << 13  # of one forward pass, padding included
+Segments = Sequence[NDArray[np.integer]]  # of one sequence, without special tokens
+
+
+@torch.inference_mode()
+def head_outputs(
+    model: MaskedLanguageModel,
+    head: str,
+    vocabulary: Vocabulary,
+    sequences: Sequence[Segments],
+) -> list[Tensor]:
+    """What the head says of each sequence, float32 on the CPU, in the order given.
+
+    It is [outputs], or [L, outputs] of a head with an output per token, L being the sequence's own
+    length with its special tokens. Passes go from the longest sequences to the shortest.
+    """
+    outputs: list[Tensor] = [torch.empty(0)] * len(sequences)
+    per_token = model.config.task_heads[head].per_token
+    for rows in _passes(sequences):
+        found = _of_pass(model, head, vocabulary, [sequences[row] for row in rows])
+        for row, output in zip(rows, found.float().cpu(), strict=True):
+            outputs[row] = output[: _length(sequences[row])] if per_token else output
+    return outputs
+
+
+def _length(segments: Segments) -> int:
+    """With [CLS], and [SEP] after each segment."""
+    return 1 + sum(len(segment) + 1 for segment in segments)
+
+
+def _passes(sequences: Sequence[Segments]) -> Iterator[list[int]]:
+    order = sorted(range(len(sequences)), key=lambda row: -_length(sequences[row]))
+    first = 0
+    while first < len(order):
+        last = first + max(1, TOKENS // _length(sequences[order[first]]))
+        yield order[first:last]
+        first = last
+
+
+def _of_pass(
+    model: MaskedLanguageModel, head: str, vocabulary: Vocabulary, sequences: list[Segments]
+) -> Tensor:
+    lengths = np.array([_length(segments) for segments in sequences])
+    ids = np.full((len(sequences), lengths.max()), vocabulary.pad, np.int64)
+    second = np.zeros_like(ids)  # 1 in the second segment
+    for row, segments in enumerate(sequences):
+        parts = [part for segment in segments for part in (segment, [vocabulary.sep])]
+        ids[row, : lengths[row]] = np.concatenate([[vocabulary.cls], *parts])
+        second[row, 2 + len(segments[0]) : lengths[row]] = 1
+    device = next(model.parameters()).device
+    tensors = [torch.from_numpy(array).to(device) for array in (ids, second, lengths)]
+    found = model.features(
+        tensors[0],
+        tensors[1] if model.config.segment_types > 1 else None,
+        tensors[2] if lengths.min() < lengths.max() else None,
+        capture=Capture(heads=(head,)),
+    )
+    return found.heads[head]

@@ -1,0 +1,49 @@
+"""The tags of the words of sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_pipeline.task_files.conll import read_conll
+from model import decode
+from trainer.prediction.predictor import Predictor, Query
+
+
+@dataclass(frozen=True)
+class _Words:
+    words: tuple[str, ...]
+    first_pieces: list[int]  # where each word begins in the sequence; of those that fit
+
+
+class TagPredictor(Predictor):
+    """``{"words": [...], "tags": [...]}`` of each sentence; null for words that did not fit."""
+
+    def queries(self, path: str) -> Iterator[Query]:
+        word = int(self.facts.columns.get("word", 1))
+        for sentence in read_conll(path, word=word, tag=None):
+            pieces = [self.encoder.encode(one, sentence.where).ids for one in sentence.words]
+            ends = np.cumsum([len(one) for one in pieces])
+            fit = int((ends <= self.encoder.capacity(1)).sum())
+            ids = self.encoder.array([number for one in pieces[:fit] for number in one])
+            firsts = [1 + int(end) - len(one) for end, one in zip(ends, pieces[:fit], strict=False)]
+            yield Query([[ids]], _Words(sentence.words, firsts))
+
+    def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
+        (logits,) = outputs
+        read = query.source
+        tags = [self.head.labels[number] for number in self._best(logits, read.first_pieces)]
+        missing = len(read.words) - len(tags)
+        return {"words": list(read.words), "tags": [*tags, *[None] * missing]}
+
+    def _best(self, logits: Tensor, first_pieces: list[int]) -> list[int]:
+        if self.transitions is None:
+            return logits[first_pieces].argmax(dim=-1).tolist()
+        chain = torch.zeros(len(logits), dtype=torch.bool)
+        chain[first_pieces] = True
+        return decode(logits[None], self.transitions, chain[None])[0, first_pieces].tolist()

@@ -1,0 +1,40 @@
+"""Classes and numbers of texts and pairs of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from data_pipeline.task_files.contents import suffix_of
+from data_pipeline.task_files.tables import LAYOUTS, TSV, Columns, read_table
+from model import REGRESSION
+from trainer.prediction.predictor import Predictor, Query
+
+PLAIN = ("", ".txt")  # suffixes of files with an example a line and no header, as standard input
+
+
+class TextPredictor(Predictor):
+    """``{"label": ..., "probabilities": {...}}``, or ``{"number": ...}``, of each row."""
+
+    def queries(self, path: str) -> Iterator[Query]:
+        fields = self.facts.fields
+        layout = TSV if suffix_of(path) in PLAIN else LAYOUTS.get(suffix_of(path))
+        for where, row in read_table(path, self._columns(path), layout):
+            yield Query([self.encoder.sequence([row[name] for name in fields], where)])
+
+    def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
+        (output,) = outputs
+        if self.head.kind == REGRESSION:
+            return {"number": output.item()}
+        chances = output.softmax(dim=-1).tolist()
+        label = self.head.labels[int(output.argmax())]
+        return {"label": label, "probabilities": dict(zip(self.head.labels, chances, strict=True))}
+
+    def _columns(self, path: str) -> Columns:
+        """Where the texts stand: as in the training file, or, in a plain one, first to last."""
+        if suffix_of(path) in PLAIN and not self.facts.columns:
+            return {name: number for number, name in enumerate(self.facts.fields, start=1)}
+        named = {name: self.facts.columns.get(name, name) for name in self.facts.fields}
+        return {name: int(one) if one.isdecimal() else one for name, one in named.items()}

@@ -1,0 +1,1 @@
+"""Several models compared on several tasks."""

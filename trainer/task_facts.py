@@ -1,0 +1,51 @@
+"""``task.json`` beside an exported model: how its task's examples are read and encoded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from data_pipeline import DataError
+from model import ModelError
+
+FILE = "task.json"
+LABEL = "label"  # the field that is predicted
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """What a task's examples look like; the defaults are those of any model of single texts.
+
+    fields: the texts of an example in a table. columns: where the fields stand, by name, unless
+    under their own. sequence_length: the longest that was trained on. settings: the task's own.
+    """
+
+    fields: tuple[str, ...] = ("text",)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    sequence_length: int = 512
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> TaskFacts:
+        """Those of an exported model; the defaults for one that another program has made."""
+        path = folder / FILE
+        if not path.exists():
+            return cls()
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**{**tree, "fields": tuple(tree["fields"])})
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ModelError(f"{path}: cannot be read ({error}); export the model again") from error
+
+    def with_columns(self, columns: Mapping[str, str]) -> TaskFacts:
+        """With other places of some fields. Raises DataError for a field that there is not."""
+        for name in columns.keys() - set(self.fields):
+            raise DataError(f"--column {name}: no such field; there are: {', '.join(self.fields)}")
+        return replace(self, columns={**self.columns, **columns})
+
+    def write(self, folder: Path) -> None:
+        """Write the file of an exported model."""
+        (folder / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
