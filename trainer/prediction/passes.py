@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline import Vocabulary
-from model import Capture, MaskedLanguageModel
+from model import Capture, Model
 
 TOKENS = 1 << 13  # of one forward pass, padding included
 Segments = Sequence[NDArray[np.integer]]  # of one sequence, without special tokens
@@ -18,7 +18,7 @@ Segments = Sequence[NDArray[np.integer]]  # of one sequence, without special tok
 
 @torch.inference_mode()
 def head_outputs(
-    model: MaskedLanguageModel,
+    model: Model,
     head: str,
     vocabulary: Vocabulary,
     sequences: Sequence[Segments],
@@ -51,9 +51,7 @@ def _passes(sequences: Sequence[Segments]) -> Iterator[list[int]]:
         first = last
 
 
-def _of_pass(
-    model: MaskedLanguageModel, head: str, vocabulary: Vocabulary, sequences: list[Segments]
-) -> Tensor:
+def _of_pass(model: Model, head: str, vocabulary: Vocabulary, sequences: list[Segments]) -> Tensor:
     lengths = np.array([_length(segments) for segments in sequences])
     ids = np.full((len(sequences), lengths.max()), vocabulary.pad, np.int64)
     second = np.zeros_like(ids)  # 1 in the second segment

@@ -58,7 +58,8 @@ def predictions(
     if path == STDIN:  # has no header, whatever the training file had
         facts = replace(facts, columns={})
     facts = facts.with_columns(columns)
-    encoder = TextEncoder(folder, min(facts.sequence_length, model.config.longest_sequence))
+    longest = model.config.longest_sequence or facts.sequence_length
+    encoder = TextEncoder(folder, min(facts.sequence_length, longest))
     predictor = PREDICTORS[head.kind](head, facts, encoder, _transitions(model.task_heads[name]))
     queries = predictor.queries(path)
     while some := list(islice(queries, AT_ONCE)):

@@ -1,0 +1,150 @@
+"""Suites: what is said of several models, and the command that finds it out and resumes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.tokenization.tokenizer import load
+from data_pipeline.tokenization.training import train
+from model import build, save_pretrained
+from tests.conftest import command_environment
+from tests.fork_server import run_command
+from tests.trainer import tiny
+from trainer.scoring.column import NUMBER, Column
+from trainer.suites.comparison import comparison_table, write_comparison
+from trainer.suites.results import ModelResults, pair_score, task_score, to_json
+
+SUITE = """
+about: One small task, and pairs.
+tasks:
+  moods: {task: single_sentence, job: {data: {train: moods.tsv, validation: moods.tsv}}}
+minimal_pairs: {pairs: pairs.jsonl}
+job: {batch: {size: 4, micro_batch: 4}, epochs: 1, data: {sequence_length: 16}}
+"""
+
+
+def evaluation(score: float | None, speed: float) -> dict:
+    column = {"name": "m", "heading": "matthews", "form": NUMBER, "higher_is_better": True}
+    return {
+        "metric": "m",
+        "columns": [column],
+        "learners": {"teacher": {"m": score, "sequences_per_second": speed}},
+    }
+
+
+@pytest.fixture
+def models() -> dict[str, ModelResults]:
+    big = task_score({1: evaluation(0.5, 100.0), 2: evaluation(0.7, 110.0)})
+    small = task_score({1: evaluation(0.3, 300.0), 2: evaluation(None, 300.0)})
+    return {
+        "big": ModelResults("models/big", 1_000_000, {"cola": big, "pairs": pair_score(0.8)}),
+        "small": ModelResults("models/small", 500_000, {"cola": small, "pairs": pair_score(0.6)}),
+    }
+
+
+def test_means_deviations_and_retention(models: dict[str, ModelResults]) -> None:
+    found = to_json(models)
+    cola = found["big"]["tasks"]["cola"]
+    assert cola["mean"] == pytest.approx(0.6)
+    assert cola["deviation"] == pytest.approx(0.02**0.5)
+    assert cola["examples_per_second"] == 105.0
+    assert found["small"]["tasks"]["cola"]["by_seed"] == {1: 0.3}
+    assert found["small"]["retention"] == pytest.approx((0.3 / 0.6 + 0.6 / 0.8) / 2)
+    assert found["big"]["mean"] == pytest.approx(0.7)
+
+
+def test_the_table_and_the_page_say_the_same(
+    models: dict[str, ModelResults], tmp_path: Path
+) -> None:
+    lines = comparison_table(models).splitlines()
+    assert lines[0].split() == [
+        "model",
+        "parameters",
+        "cola",
+        "pairs",
+        "mean",
+        "retention",
+        "examples/s",
+    ]
+    assert lines[1].split() == ["big", "1M", "0.600", "±", "0.141", "80.0%", "70.0%", "105"]
+    assert lines[2].split() == ["small", "500k", "0.300", "60.0%", "45.0%", "62.5%", "300"]
+    assert "Scores: cola matthews, pairs accuracy" in lines[4]
+    write_comparison(tmp_path / "report.html", "glue", "Tasks <all>", models)
+    page = (tmp_path / "report.html").read_text()
+    for cell in ("0.600 ± 0.141", "62.5%", "Tasks &lt;all&gt;", "models/small"):
+        assert cell in page
+
+
+def test_a_score_that_no_seed_defines() -> None:
+    undefined = task_score({1: evaluation(None, 10.0)})
+    assert undefined.mean is undefined.deviation is None
+    loss = Column("loss", "loss", NUMBER, higher_is_better=False)
+    assert undefined.retention(undefined) is None
+    one = ModelResults("a", 1, {"x": undefined})
+    assert "undefined" in comparison_table({"a": one})
+    assert one.mean is one.retention(one) is None
+    assert loss.retention(2.0, 1.0) == 0.5
+
+
+@pytest.fixture(scope="module")
+def folder(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A suite with its files, and two models."""
+    folder = tmp_path_factory.mktemp("suite")
+    train([str(text)], "wordpiece", 300, str(folder / "tokenizer"))
+    size = load(folder / "tokenizer")[1].vocab_size
+    for name, layers in (("big", 2), ("small", 1)):
+        config = tiny.encoder(vocab_size=size, max_positions=64, layers=layers)
+        save_pretrained(build(config, seed=1), folder / name, tokenizer=folder / "tokenizer")
+    rows = [f"a file is {one}\t{one}" for one in ("read", "written")] * 4
+    (folder / "moods.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    names = ("sentence_good", "sentence_bad", "UID", "linguistics_term")
+    pair = dict(zip(names, ("it is read", "it are read", "x", "y"), strict=True))
+    (folder / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
+    (folder / "suite.yaml").write_text(SUITE)
+    return folder
+
+
+def evaluate(folder: Path, *words: str) -> tuple[int, str, str]:
+    given = ["--suite", str(folder / "suite.yaml"), "--out", str(folder / "out"), *words]
+    return run_command(["evaluate", *given, f"data.root={folder}"], command_environment(), 240)
+
+
+def test_models_are_fine_tuned_and_compared_once(folder: Path) -> None:
+    both = str(folder / "big"), str(folder / "small")
+    code, output, errors = evaluate(folder, *both)
+    assert code == 0, errors
+    table = output[output.index("model ") :].splitlines()
+    assert [line.split()[0] for line in table[1:3]] == ["big", "small"]
+    found = json.loads((folder / "out" / "suite.json").read_text())
+    for name in ("big", "small"):
+        assert set(found[name]["tasks"]) == {"moods", "pairs"}
+        run = json.loads((folder / f"out/runs/moods-{name}-seed1/evaluation.json").read_text())
+        score = run["learners"]["teacher"]["single_sentence_accuracy"]
+        assert found[name]["tasks"]["moods"]["by_seed"] == {"1": score}
+        assert json.loads(
+            (folder / f"out/runs/moods-{name}-seed1/exports/teacher/task.json").read_text()
+        )
+    metrics = folder / "out/runs/moods-big-seed1/metrics.jsonl"
+    before = metrics.stat().st_mtime_ns
+    assert evaluate(folder, *both)[0] == 0
+    assert metrics.stat().st_mtime_ns == before, "what is finished is not run again"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["nowhere"], 1, "nowhere"),
+        (["big", "big"], 1, "is named twice"),
+        (["big", "data.train=none.tsv"], 1, "none.tsv"),
+        ([], 2, "name the folder of a model, or several"),
+    ],
+)
+def test_what_cannot_be_compared(folder: Path, words: list[str], code: int, message: str) -> None:
+    named = [word if "=" in word else str(folder / word) for word in words]
+    ended, _, errors = evaluate(folder, *named)
+    assert ended == code, errors
+    assert message in errors
+    assert "Traceback" not in errors
