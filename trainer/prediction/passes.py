@@ -63,7 +63,7 @@ def _of_pass(model: Model, head: str, vocabulary: Vocabulary, sequences: list[Se
     tensors = [torch.from_numpy(array).to(device) for array in (ids, second, lengths)]
     found = model.features(
         tensors[0],
-        tensors[1] if model.config.segment_types > 1 else None,
+        tensors[1] if model.config.reads_segments else None,
         tensors[2] if lengths.min() < lengths.max() else None,
         capture=Capture(heads=(head,)),
     )
