@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.config import JobConfig
-from trainer.learner_config import LearnerConfig
+from trainer.learner_config import LearnerConfig, StartConfig
 from trainer.learner_names import TEACHER, student_key
 
 EXPECTED = 0.5
@@ -107,8 +107,7 @@ def _at_age(taught: Curve, steps: int) -> float | None:
 
 
 def _advice(config: JobConfig, name: str) -> str:
-    start = config.students[name].start
-    waits = start.step or start.teacher is not None
+    waits = config.students[name].start != StartConfig()
     if config.teacher.frozen or waits or not config.students[name].objective.needs_teacher():
         return "weigh its terms about the teacher less, or lower its learning rate"
     half = config.steps // 2
