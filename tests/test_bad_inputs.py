@@ -24,6 +24,7 @@ from trainer.config import JobConfig
 QUICK = 150  # of each schema's
 OF_JOBS, OF_OTHERS = 3800, 150
 THROUGH_THE_COMMAND_LINE = 4000
+PARTS = 10  # each of which ends within the time of one test
 SCHEMAS: dict[str, Any] = {"job": JobConfig, "cluster": ClusterConfig, "device": DeviceConfig}
 NAMES = {"job": str(TINY_JOB), "cluster": "cpu", "device": "h100"}
 
@@ -117,11 +118,12 @@ def through_the_command_line(folder: Path) -> list[Case]:
 
 
 @pytest.mark.slow
-def test_no_command_takes_a_wrong_value(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_command_takes_a_wrong_value(part: int, tmp_path: Path) -> None:
     accepted, faults = [], []
     cases = through_the_command_line(tmp_path)
     with serving() as run:
-        for case in cases:
+        for case in cases[part::PARTS]:
             ended = run(case)
             if ended.fault:
                 faults.append((case, ended.fault, ended.errors[-300:]))
