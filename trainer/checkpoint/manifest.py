@@ -95,35 +95,42 @@ def check_file(folder: Path, file: StoredFile) -> None:
         raise CheckpointError(f"{path} is damaged ({error.strerror})") from None
 
 
-def merge_learner(snapshots: Sequence[Snapshot], files: Sequence[int]) -> LearnerRecord:
-    """One learner's record, from the snapshots of all ranks (``data`` is not read).
+def digest(snapshot: Snapshot) -> str:
+    """Of what all ranks must agree on: a learner's tensors with their scalars."""
+    return _digest(snapshot.tensors)
+
+
+def merge_learner(
+    own: Snapshot, parts: Sequence[tuple[Sequence[Fragment], str]], files: Sequence[int]
+) -> LearnerRecord:
+    """One learner's record, from rank 0's snapshot and what the ranks have written.
+
+    Each rank sends its fragments, and only a digest of what it knows of the tensors: the tensors
+    themselves would be hundreds of megabytes at thousands of ranks.
 
     Args:
-        snapshots: one per rank.
+        own: rank 0's snapshot (``data`` is not read).
+        parts: of each rank, its fragments and its snapshot's `digest`.
         files: for each rank, the index of its file in the manifest.
+
+    Raises:
+        CheckpointError: a rank's tensors differ from those of rank 0.
     """
-    head = snapshots[0]
-    fragments: dict[str, list[tuple[Fragment, int]]] = {name: [] for name in head.tensors}
-    for snapshot, file in zip(snapshots, files, strict=True):
-        for fragment in snapshot.fragments:
-            fragments[fragment.name].append((fragment, file))
-    tensors = {}
-    for name, about in head.tensors.items():
-        scalars = _agreed_scalars(name, [snapshot.tensors[name] for snapshot in snapshots])
-        states, cuts = _cuts(name, fragments[name], prod(about["shape"]))
-        tensors[name] = TensorRecord(about["shape"], about["group"], scalars, states, cuts)
-    return LearnerRecord(tensors, head.engine)
-
-
-def _agreed_scalars(name: str, about: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    scalars = about[0]["scalars"]
-    for rank, other in enumerate(about):
-        if other["scalars"] != scalars:
+    wanted = digest(own)
+    fragments: dict[str, list[tuple[Fragment, int]]] = {name: [] for name in own.tensors}
+    for rank, ((written, found), file) in enumerate(zip(parts, files, strict=True)):
+        if found != wanted:
             raise CheckpointError(
-                f"{name}: rank {rank} holds {other['scalars']} and rank 0 {scalars}: "
+                f"rank {rank} has other tensors, or other steps of its optimizer, than rank 0: "
                 "the ranks have diverged"
             )
-    return scalars
+        for fragment in written:
+            fragments[fragment.name].append((fragment, file))
+    tensors = {}
+    for name, about in own.tensors.items():
+        states, cuts = _cuts(name, fragments[name], prod(about["shape"]))
+        tensors[name] = TensorRecord(about["shape"], about["group"], about["scalars"], states, cuts)
+    return LearnerRecord(tensors, own.engine)
 
 
 def _cuts(

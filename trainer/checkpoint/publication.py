@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-
-import torch
 
 from trainer.checkpoint.attempts import Attempt, published
 from trainer.checkpoint.carried import Carried
@@ -23,11 +21,11 @@ from trainer.checkpoint.folder import (
     remove,
     step_name,
 )
-from trainer.checkpoint.manifest import LearnerRecord, Manifest, merge_learner, read_manifest
+from trainer.checkpoint.manifest import Manifest, digest, merge_learner, read_manifest
 from trainer.checkpoint.ranks import Ranks
 from trainer.checkpoint.reader import newest_sound
 from trainer.checkpoint.retention import Retention
-from trainer.checkpoint.snapshot import Snapshot
+from trainer.checkpoint.snapshot import Fragment, Snapshot
 from trainer.checkpoint.soundness import (
     Health,
     Portion,
@@ -143,9 +141,10 @@ def _begin(save: Save, store: Store, staging: Path, needed: int) -> None:
 
 @dataclass(frozen=True)
 class _Part:
-    """One rank's part of a learner; `head` is the snapshot without the data."""
+    """What rank 0 must know of one rank's part of a learner."""
 
-    head: Snapshot
+    fragments: list[Fragment]
+    digest: str  # of the rank's tensors
     file: StoredFile
     portion: Portion
 
@@ -157,7 +156,7 @@ def _write(save: Save, staging: Path, ranks: Ranks) -> dict[str, _Part]:
         header = safetensors_header({f.key: (f.dtype, f.numel) for f in snapshot.fragments})
         path = f"{name}/rank-{ranks.rank:05d}.safetensors"
         stored = write_durably(staging, path, safetensors_chunks(header, snapshot.data))
-        parts[name] = _Part(_without_data(snapshot), stored, measure(snapshot))
+        parts[name] = _Part(snapshot.fragments, digest(snapshot), stored, measure(snapshot))
     save.carried.copy(staging, ranks.rank, ranks.size)
     return parts
 
@@ -169,7 +168,9 @@ def _commit(save: Save, store: Store, staging: Path, parts: list[dict[str, _Part
     if save.metrics is not None:
         files.append(write_durably(staging, METRICS, [save.metrics()]))
     for name in save.learners:
-        learners[name] = _merge(name, parts, first_file=len(files))
+        written = [(part[name].fragments, part[name].digest) for part in parts]
+        numbers = range(len(files), len(files) + len(parts))
+        learners[name] = merge_learner(save.learners[name], written, numbers)
         files += [part[name].file for part in parts]
     learners |= save.carried.records(first_file=len(files))
     files += save.carried.files
@@ -197,11 +198,6 @@ def _judge(
     now = with_older_evaluations(measured, before)
     carried = {name: before[name] for name in save.carried.learners if name in before}
     return {**now, **carried}, suspicions(save.step, now, before)
-
-
-def _merge(name: str, parts: list[dict[str, _Part]], first_file: int) -> LearnerRecord:
-    snapshots = [part[name].head for part in parts]
-    return merge_learner(snapshots, range(first_file, first_file + len(parts)))
 
 
 def _rename_into_place(staging: Path, final: Path, number: int) -> None:
@@ -247,7 +243,3 @@ def _is_suspect(checkpoint: Path) -> bool:
         return bool(read_manifest(checkpoint).suspect)
     except CheckpointError:
         return True
-
-
-def _without_data(snapshot: Snapshot) -> Snapshot:
-    return replace(snapshot, data=torch.empty(0, dtype=torch.uint8))
