@@ -1,67 +1,84 @@
-"""Run a study: each arm with each seed through the command line; then print its table.
+"""Run studies: each arm with each seed through the command line; then print their tables.
 
-    python benchmarks/study.py online --corpus runs/enwiki
-    python benchmarks/study.py online --table       # of the runs there are
+    python benchmarks/study.py online two_way --corpus runs/enwiki
+    python benchmarks/study.py online --table       # of the results there are
+    python benchmarks/study.py online --cost 30     # time 30 steps of each arm
 
 A study is a YAML in ``configs/study/``. An arm is a job: the sections that all arms share, and its
 own over them. In an arm, ``$seed`` and ``$runs`` stand for the seed and the folder of the study's
 runs, so that an arm can begin with what an earlier one left (``$runs/ARM-$seed/exports/teacher``).
-What has finished is not run again; ``key=value`` overrides change every job.
+
+One seed of every arm comes first, in the order of the command line and of the files, then the next
+seed. What a finished run came to is appended to ``docs/studies/results/STUDY.jsonl``, and a job
+whose result is there is not run again; an interrupted run is resumed. So the command can be stopped
+at any time and given again. ``key=value`` overrides change every job, and so their results.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from string import Template
-from typing import Any
 
 import click
-import yaml
 
 import configs
+from benchmarks.studies import results, tables
+from benchmarks.studies.jobs import StudyJob, in_order
 from configs.studies import StudyConfig
+from trainer.config import JobConfig
 
-Facts = Mapping[str, Any]  # of one learner, from `evaluation.json`
+AT_ONCE = "{step: 0, fraction: null, teacher: null}"
+STOPPED = 75  # how `tandem train` ends on request
+SHORT = ["log.every=1", "evaluation.every=100000", "evaluation.sequences=8"]
+RESULTS = Path(__file__).resolve().parents[1] / "docs/studies/results"
 
 
 @click.command()
-@click.argument("name", metavar="[STUDY]", required=False)
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("told", nargs=-1, metavar="[STUDY]... [KEY=VALUE]...")
 @click.option("--corpus", default="corpus", help="Made by `tandem data build`.")
 @click.option("--runs", default="runs/studies", show_default=True, help="Where the runs go.")
+@click.option("--results", "kept", default=str(RESULTS), help="Where their results are kept.")
 @click.option("--arm", "arms", multiple=True, help="Only this one; may be repeated.")
 @click.option("--seed", "seeds", type=int, multiple=True, help="Instead of the study's.")
 @click.option("--table", "only_table", is_flag=True, help="Run nothing.")
+@click.option("--cost", "timed_steps", type=click.IntRange(min=2), metavar="STEPS",
+              help="Say what the arms cost instead, timing so many steps of each.")  # fmt: skip
 def main(
-    name: str | None,
-    overrides: tuple[str, ...],
+    told: tuple[str, ...],
     corpus: str,
     runs: str,
+    kept: str,
     arms: tuple[str, ...],
     seeds: tuple[int, ...],
     only_table: bool,
+    timed_steps: int | None,
 ) -> None:
-    """Run what is missing of STUDY (a name or file of configs/study), and print the table.
+    """Run what is missing of each STUDY (a name or file of configs/study), and print its table.
 
     Without STUDY, say which there are.
     """
-    if name is None:
+    overrides = tuple(one for one in told if "=" in one)
+    studies = {Path(one).stem: load(one) for one in told if "=" not in one}
+    if not studies:
         for path in sorted(Path(configs.__file__).parent.glob("study/*.yaml")):
             click.echo(f"{path.stem}: {load(path.stem).question}")
+    by_study = [
+        jobs_of(name, study, Path(runs), arms, seeds, overrides) for name, study in studies.items()
+    ]
+    data = f"data.path={Path(corpus).absolute()}"
+    if timed_steps:
+        for jobs in by_study:
+            click.echo(costs([job for job in jobs if job.seed == jobs[0].seed], data, timed_steps))
         return
-    study = load(name)
-    for arm in set(arms) - study.arms.keys():
-        raise click.BadParameter(f"{name} has no arm {arm!r}; there are: {', '.join(study.arms)}")
-    folder = Path(runs, Path(name).stem).absolute()
-    if not only_table:
-        for job in job_files(study, folder, seeds or study.seeds, arms):
-            train(job, [f"data.path={Path(corpus).absolute()}", *overrides])
-    click.echo(f"{study.question}\n\n{table(study, folder)}")
+    failed = [] if only_table else run_missing(in_order(by_study), data, Path(kept))
+    for name, study in studies.items():
+        found = results.read(Path(kept, f"{name}.jsonl"))
+        click.echo(f"{study.question}\n\n{tables.of_scores(study, found, overrides)}\n")
+    if failed:
+        raise click.ClickException(f"failed: {', '.join(failed)}")
 
 
 def load(name: str) -> StudyConfig:
@@ -72,77 +89,71 @@ def load(name: str) -> StudyConfig:
         raise click.ClickException(str(error)) from error
 
 
-def job_files(
-    study: StudyConfig, folder: Path, seeds: Sequence[int], arms: Sequence[str] = ()
-) -> Iterator[Path]:
-    """Write the job of every seed of every arm (or of those named), and return its file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shared = folder / "shared.yaml"
-    shared.write_text(yaml.safe_dump(study.job), encoding="utf-8")
-    for seed in seeds:
-        for name in arms or study.arms:
-            own = {**study.arms[name].job, "name": f"{name}-{seed}", "seed": seed}
-            job = {"base": str(shared), **own, "output_dir": str(folder)}
-            text = Template(yaml.safe_dump(job)).substitute(runs=folder, seed=seed)
-            path = folder / f"{name}-{seed}.yaml"
-            path.write_text(text, encoding="utf-8")
-            yield path
+def jobs_of(
+    name: str,
+    study: StudyConfig,
+    runs: Path,
+    arms: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    overrides: tuple[str, ...] = (),
+) -> list[StudyJob]:
+    """The jobs of a study, or of the arms and seeds that are named."""
+    for arm in set(arms) - study.arms.keys():
+        raise click.BadParameter(f"{name} has no arm {arm!r}; there are: {', '.join(study.arms)}")
+    folder = Path(runs, name).absolute()
+    return [
+        StudyJob(study, name, arm, seed, folder, overrides)
+        for seed in seeds or study.seeds
+        for arm in arms or study.arms
+    ]
 
 
-def train(job: Path, overrides: Sequence[str]) -> None:
-    """Run the job, or resume it; one that has finished only says so."""
-    print(f"== {job.stem}", file=sys.stderr, flush=True)
+def run_missing(jobs: Iterable[StudyJob], data: str, kept: Path) -> list[str]:
+    """Run the jobs that have no result yet, and record theirs; returns the runs that failed.
+
+    Runs that a job begins with come before it where they are not there.
+    """
+    failed: list[str] = []
+    for job in jobs:
+        file = kept / f"{job.name}.jsonl"
+        if any(results.is_of(one, job) for one in results.read(file)):
+            continue
+        started = [one for one in (*job.needed(), job) if not one.has_finished]
+        if all(train(one.write(), [data, *one.overrides]) for one in started):
+            results.append(file, results.of_run(job))
+        else:
+            failed.append(str(job.run))
+    return failed
+
+
+def train(job: Path, overrides: Sequence[str]) -> bool:
+    """Run a job, or resume it; returns whether it finished. Exits where it was stopped."""
+    click.echo(f"== {job.stem}", err=True)
     command = [sys.executable, "-m", "tandem", "train", str(job), *overrides]
     code = subprocess.run(command, stdout=sys.stderr).returncode
-    if code:
+    if code == STOPPED:
         sys.exit(code)
+    return code == 0
 
 
-def table(study: StudyConfig, folder: Path) -> str:
-    """A row for each learner of each arm: mean and standard deviation of its scores over seeds.
+def costs(jobs: Sequence[StudyJob], data: str, steps: int) -> str:
+    """The table of what each arm takes, with the seconds of a step from a short run of it.
 
-    The last column is the first score's difference to the first row's, seed by seed: what two rows
-    share by their seed (order of the data, masks) does not blur it. Runs with seeds that the study
-    does not name count too. A head that nothing has trained has no score.
+    A run is timed with everyone in it from the first step on. Only an idle machine gives seconds
+    that mean anything.
     """
-    reference: dict[int, float] | None = None
-    lines = []
-    for name, arm in study.arms.items():
-        for learner in arm.learners:
-            found = _results(folder, name, learner)
-            columns = [_by_seed(found, score) for score in study.scores]
-            first = columns[0]
-            reference = first if reference is None else reference
-            differences = {
-                seed: first[seed] - reference[seed] for seed in first.keys() & reference.keys()
-            }
-            spreads = [spread(list(column.values())) for column in [*columns, differences]]
-            cells = [name, learner, len(found), *spreads]
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-    titles = ["arm", "learner", "seeds", *study.scores, "difference"]
-    return "\n".join([f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", *lines])
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean and, of several values, sample standard deviation: ``0.2345 ± 0.0012``."""
-    if len(values) < 2:
-        return f"{values[0]:.4f}" if values else ""
-    return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
-
-
-def _by_seed(found: Mapping[int, Facts], score: str) -> dict[int, float]:
-    return {seed: facts[score] for seed, facts in found.items() if facts[score] is not None}
-
-
-def _results(folder: Path, arm: str, learner: str) -> dict[int, Facts]:
-    """The learner's final scores by seed, where its run has finished and has trained its head."""
-    key = learner if learner == "teacher" else f"students/{learner}"
-    found = {}
-    for path in folder.glob(f"{arm}-*/evaluation.json"):
-        learners = json.loads(path.read_text(encoding="utf-8"))["learners"]
-        if key in learners and learners[key]["accuracy"] is not None:
-            found[int(path.parent.name.rpartition("-")[2])] = learners[key]
-    return found
+    flops: dict[str, dict[str, float]] = {}
+    seconds: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for job in jobs:
+            config = configs.load(str(job.write()), JobConfig, "job", job.overrides)
+            flops[job.arm] = results.flops(config)
+            short = [f"steps={steps}", f"output_dir={folder}", *SHORT]
+            starts = [f"students.{name}.start={AT_ONCE}" for name in config.students]
+            if train(job.write(), [data, *job.overrides, *short, *starts]):
+                a_step = results.seconds_per_step(Path(folder, job.run.name))
+                seconds[job.arm] = results.seconds(config, a_step)
+    return tables.of_costs(flops, seconds)
 
 
 if __name__ == "__main__":

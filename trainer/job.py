@@ -104,6 +104,13 @@ class Job:
             layers = self.learners.teacher.config.model.layers
             self.recorder.say(f"step {self.state.step:,}: the teacher grows to {layers} layers")
 
+    def finish_teacher(self) -> None:
+        """Let the teacher teach on without training once its budget is used up."""
+        if self.learners.finish_teacher():
+            self.recorder.say(
+                f"step {self.state.step:,}: the teacher has used up its budget and teaches on"
+            )
+
     def admit_students(self) -> None:
         """Start the students whose time has come."""
         for name in self.learners.admit(self.state, self.evaluations.unigram):

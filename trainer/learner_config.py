@@ -10,6 +10,7 @@ from typing import Annotated
 import trainer.tasks  # noqa: F401 - their terms are keys of an objective
 from configs.rules import (
     COUNT,
+    FRACTION,
     HOURS,
     INDEX,
     NOT_EMPTY,
@@ -19,6 +20,7 @@ from configs.rules import (
     OneOf,
     Range,
     Unit,
+    positive,
 )
 from configs.section import Refusal, Section, within
 from model import Ability, ModelConfig, ModelShape, default_model
@@ -74,20 +76,37 @@ class StartConfig(Section):
     """When a student joins: at a step, and once the teacher has reached a threshold."""
 
     step: Annotated[int, INDEX, Unit("steps"), Doc("The job's step from which it may join.")] = 0
+    fraction: Annotated[
+        float | None, FRACTION, Doc("Or the fraction of the job's steps after which it may.")
+    ] = None
     teacher: Annotated[
         ThresholdConfig | None, Doc("What the teacher has to score; null: nothing.")
     ] = None
 
+    def conflicts(self) -> Iterator[Refusal]:
+        if self.step and self.fraction is not None:
+            yield "fraction", "set either this or step"
+
+    def in_steps(self, steps: int) -> StartConfig:
+        """The same, without a fraction, in a job of so many steps."""
+        if self.fraction is None:
+            return self
+        return dataclasses.replace(self, step=round(self.fraction * steps), fraction=None)
+
 
 @dataclass
 class BudgetConfig(Section):
-    """A student's own budget, counted from its start; without one it trains to the job's end.
+    """A learner's own budget, counted from its start; without one it trains to the job's end.
 
-    Its schedule runs over the budget. The first of them that is used up ends it. A step takes as
-    long as it takes, so that no two runs with `hours` are the same.
+    Its schedule runs over the budget, and the first of them that is used up ends its training. A
+    student is then done. A teacher goes on teaching as a finished one, at the cost of its forward.
+    A step takes as long as it takes, so that no two runs with `hours` are the same.
     """
 
     steps: Annotated[int | None, COUNT, Unit("steps"), Doc("Its own steps.")] = None
+    fraction: Annotated[
+        float | None, positive(1.0), Doc("Or its own steps as a fraction of the job's.")
+    ] = None
     tokens: Annotated[int | None, COUNT, Unit("tokens"), Doc("Tokens that it has read.")] = None
     hours: Annotated[
         float | None,
@@ -95,6 +114,17 @@ class BudgetConfig(Section):
         Unit("hours"),
         Doc("Time in training, over all restarts, without a progressive transfer."),
     ] = None
+
+    def conflicts(self) -> Iterator[Refusal]:
+        if self.steps is not None and self.fraction is not None:
+            yield "fraction", "set either this or steps"
+
+    def in_steps(self, steps: int) -> BudgetConfig:
+        """The same, without a fraction, in a job of so many steps."""
+        if self.fraction is None:
+            return self
+        own = max(1, round(self.fraction * steps))
+        return dataclasses.replace(self, steps=own, fraction=None)
 
 
 @dataclass
@@ -110,6 +140,14 @@ class InitConfig(Section):
     ] = False
     pretrained: Annotated[
         str | None, NOT_EMPTY, Doc("A folder in Hugging Face format, or an export.")
+    ] = None
+    seed: Annotated[
+        int | None,
+        INDEX,
+        Doc(
+            "Random weights are drawn with this seed: equal models with equal seeds begin alike. "
+            "null: with the job's seed and the learner's name."
+        ),
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -130,6 +168,15 @@ class LearnerConfig(Section):
     start: StartConfig = field(default_factory=StartConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     init: InitConfig = field(default_factory=InitConfig)
+    min_lead: Annotated[
+        float | None,
+        positive(100.0),
+        Unit("nats"),
+        Doc(
+            "A student's terms about a teacher that still learns are off until the teacher's loss "
+            "is this much lower than its own, and count in full from twice that on; null: always."
+        ),
+    ] = None
     masked_only: Annotated[
         bool,
         Doc(
@@ -194,6 +241,20 @@ class LearnerConfig(Section):
             yield "stacking", "begins with random weights; remove it, or init.pretrained"
         yield from within("objective", self.objective.unequippable(self.model))
 
+    def finished(self) -> LearnerConfig:
+        """A teacher's, once its budget is used up: that of a frozen one with its weights."""
+        kept = {key: getattr(LearnerConfig(), key) for key in _FOR_TRAINING}
+        return dataclasses.replace(
+            self,
+            **kept,
+            model=self.architecture,
+            frozen=True,
+            init=InitConfig(pretrained="its own"),
+            budget=BudgetConfig(),
+            zero_stage=3 if self.zero_stage == 3 else 0,
+            offload="parameters" if self.offload == "parameters" else "none",
+        )
+
     @property
     def architecture(self) -> ModelConfig:
         """The `model` with the heads that its objective trains: what is built, and exported."""
@@ -243,4 +304,6 @@ class LearnerConfig(Section):
     def build_objective(self, teacher: ModelShape, seed: int) -> Objective:
         """The terms between this model and its `teacher`'s; ValueError where one does not fit."""
         transfer = Transfer(self.progressive, self.model.layers) if self.progressive else None
-        return Objective(self.objective, self.model, teacher, seed, transfer)
+        objective = Objective(self.objective, self.model, teacher, seed, transfer)
+        objective.heard_changes = self.min_lead is not None
+        return objective

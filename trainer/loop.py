@@ -19,6 +19,7 @@ def train(job: Job) -> Outcome:
     """Take `job` from where it is to its end, or to a requested stop. Collective."""
     while not job.is_done:
         job.grow_teacher()
+        job.finish_teacher()
         job.admit_students()
         job.recorder.before(job.state.step)
         result = train_step(

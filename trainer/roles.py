@@ -20,9 +20,13 @@ def conflicts_of_roles(teacher: LearnerConfig, students: Students) -> Iterator[R
     """What only the one or the other can be or do, and what does not fit between the two."""
     for name, student in students.items():
         yield from within(f"students.{name}", _conflicts_of_student(name, student, teacher.model))
+        if student.min_lead is not None:
+            yield from within(f"students.{name}.min_lead", _conflicts_of_lead(student, teacher))
     yield from within("teacher", _conflicts_of_teacher(teacher))
     if teacher.frozen and not students:
         yield "students", "a frozen teacher needs at least one"
+    if teacher.budget != BudgetConfig() and not students:
+        yield "teacher.budget", "is for a teacher that teaches on; without students see steps"
     yield from within("teacher.objective.from_student", _conflicts_of_peer(teacher, students))
 
 
@@ -100,6 +104,18 @@ def _conflicts_of_student(
         yield from within("init.teacher_embeddings", unequal)
 
 
+def _conflicts_of_lead(student: LearnerConfig, teacher: LearnerConfig) -> Iterator[Refusal]:
+    """A student that cannot tell how far its teacher is ahead, or need not know."""
+    if teacher.frozen:
+        yield "", "is for a teacher that still learns; remove it"
+    elif not student.objective.needs_teacher():
+        yield "", "nothing in its objective is about the teacher; remove it"
+    elif student.progressive is not None or not (
+        student.objective.label_terms() & teacher.objective.label_terms()
+    ):
+        yield "", "compares losses, so that student and teacher need one in common (mlm)"
+
+
 def _conflicts_of_copied_layers(
     chosen: Sequence[int], student: ModelConfig, teacher: ModelConfig
 ) -> Iterator[Refusal]:
@@ -127,9 +143,15 @@ def _conflicts_of_teacher(teacher: LearnerConfig) -> Iterator[Refusal]:
         yield "objective", "name at least one term"
     if teacher.objective.needs_teacher():
         yield "objective", "a teacher has nobody to learn from; use mlm, nsp, sop"
-    if teacher.start != StartConfig() or teacher.budget != BudgetConfig():
-        yield "start", "it and teacher.budget are for students; see steps and hours"
-    if teacher.init != InitConfig(pretrained=teacher.init.pretrained):
+    if teacher.min_lead is not None:
+        yield "min_lead", "is for students; remove it"
+    if teacher.start != StartConfig():
+        yield "start", "is for students; remove it"
+    if teacher.budget != BudgetConfig() and teacher.frozen:
+        yield "budget", "a frozen teacher has none; remove it, or frozen"
+    if teacher.budget != BudgetConfig() and teacher.stacking.steps:
+        yield "budget", "is for a teacher of one size; remove it, or stacking"
+    if teacher.init != InitConfig(pretrained=teacher.init.pretrained, seed=teacher.init.seed):
         yield "init", "its teacher_... keys are for students"
 
 

@@ -64,6 +64,9 @@ def train_step(
     tokens, unreadable, seconds = sums.on_host()
     for learner in learners:
         learner.update(step, losses[learner.name], batch.common_length, seconds)
+    for student in students:
+        if teacher.is_trained and student.config.min_lead is not None:
+            student.note_lead(terms[student.name], terms[TEACHER])
     positions = batch.input_ids.size * dist.get_world_size()
     return StepResult(terms, losses, tokens, positions, unreadable, agreed, seconds)
 
@@ -79,6 +82,8 @@ def _accumulate(
     """Forward and backward of everyone, one micro-batch and one student's graph at a time."""
     size = teacher.step_shape.micro_batch
     passes = -(-len(rows.input_ids) // size)
+    for student in students:
+        student.listen(teacher.is_trained)
     teacher_pass = TeacherPass.of(teacher, students, step)
     micro_batches = to_micro_batches(rows, size, teacher.device, masker)
     for number, micro_batch in enumerate(micro_batches):

@@ -22,7 +22,9 @@ class LearnerFacts:
         activations, captured: bytes of a micro-batch, as (fixed, per sequence); `captured` stays
             for the learners after this one.
         projection: elements of the vocabulary projection that students read; 0 if none reads it.
-        active: fraction of the job's steps in which the learner trains.
+        active: fraction of the job's steps in which the learner takes part.
+        training: fraction of the job's steps in which a teacher trains; in the others it only
+            teaches, and its flops are the mean of both.
     """
 
     name: str
@@ -39,6 +41,7 @@ class LearnerFacts:
     projection: int = 0
     offloaded: bool = False
     active: float = 1.0
+    training: float = 1.0
 
 
 @dataclass(frozen=True)

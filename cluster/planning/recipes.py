@@ -52,7 +52,7 @@ def compare(job: JobFacts, apart: Sequence[LearnerFacts], machine: Machine) -> l
     _, joint = costs[JOINT]
     teacher = job.learners[0]
     a_step = step_time(job, machine).learners[teacher.name].total
-    own_steps = round(teacher.active * job.steps)
+    own_steps = round(teacher.training * job.steps)
     return [
         RecipeCost(
             recipe=name,
@@ -67,8 +67,8 @@ def compare(job: JobFacts, apart: Sequence[LearnerFacts], machine: Machine) -> l
 
 
 def _separate(job: JobFacts, apart: Sequence[LearnerFacts]) -> Iterator[JobFacts]:
-    yield from _pretraining(job)
     teacher, *students = apart
+    yield from _pretraining(job, teacher)
     for student in students:
         learners = (teacher, replace(student, active=1.0))
         yield replace(job, steps=_steps(job, student), learners=learners)
@@ -76,18 +76,25 @@ def _separate(job: JobFacts, apart: Sequence[LearnerFacts]) -> Iterator[JobFacts
 
 def _shared(job: JobFacts, apart: Sequence[LearnerFacts]) -> Iterator[JobFacts]:
     """The students start together, and the job ends with the one that trains longest."""
-    yield from _pretraining(job)
+    yield from _pretraining(job, apart[0])
     students = job.learners[1:]
     longest = max(one.active for one in students)
     learners = [replace(one, active=one.active / longest) for one in students]
     yield replace(job, steps=round(longest * job.steps), learners=(apart[0], *learners))
 
 
-def _pretraining(job: JobFacts) -> Iterator[JobFacts]:
+def _pretraining(job: JobFacts, finished: LearnerFacts) -> Iterator[JobFacts]:
+    """The steps in which the teacher trains; `finished` is what it takes when it only teaches."""
     teacher = job.learners[0]
     if teacher.trained:
-        learners = (replace(teacher, active=1.0),)
-        yield replace(job, steps=_steps(job, teacher), learners=learners)
+        teaches = 1 - teacher.training
+        trains = replace(
+            teacher,
+            forward_flops=(teacher.forward_flops - teaches * finished.forward_flops)
+            / teacher.training,
+            backward_flops=teacher.backward_flops / teacher.training,
+        )
+        yield replace(job, steps=round(teacher.training * job.steps), learners=(trains,))
 
 
 def _steps(job: JobFacts, learner: LearnerFacts) -> int:

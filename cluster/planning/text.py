@@ -214,9 +214,12 @@ def assumptions(job: JobFacts, machine: Machine) -> Iterator[str]:
         f"checkpoints: {machine.copy_gbs:g} GB/s from a GPU to its host while training stalls, "
         f"{machine.store_gbs:g} GB/s to storage in the background"
     )
+    teacher = job.learners[0]
     partly = any(one.active < 1 for one in job.learners)
-    students = "students train from their start.step until their budget is spent"
-    yield students if partly else "every learner trains in every step"
+    students = "students train from their start until their budget is spent"
+    yield students if partly else "every learner takes part in every step"
+    if teacher.training < 1:
+        yield f"the teacher trains in {teacher.training:.0%} of the steps, and then only teaches"
     yield from job.assumed
     yield "data loading never delays a step; held-out evaluation is not counted"
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 import configs
 from benchmarks import study
+from benchmarks.studies import results, tables
+from benchmarks.studies.jobs import StudyJob, digest, in_order
+from benchmarks.studies.results import Result
 from configs.studies import ArmConfig, StudyConfig
 from tests.configs.run_jobs import run_jobs
 from trainer.config import JobConfig
@@ -21,14 +25,18 @@ TINY = [
 ]  # fmt: skip
 
 
+def run_study(*arguments: object) -> None:
+    study.main([str(one) for one in arguments], standalone_mode=False)
+
+
 def at_once(job: Path) -> list[str]:
     """Overrides by which every student of the job joins before the first step."""
     students = configs.load(str(job), JobConfig, "job").students
-    return [f"students.{name}.start.step=0" for name in students]
+    return [f"students.{name}.start={study.AT_ONCE}" for name in students]
 
 
-def jobs(name: str, folder: Path) -> list[Path]:
-    return list(study.job_files(study.load(name), folder, [1]))
+def jobs(name: str, runs: Path) -> list[StudyJob]:
+    return study.jobs_of(name, study.load(name), runs, seeds=[1])
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -36,9 +44,12 @@ def test_every_job_of_a_shipped_study_is_one_that_can_run(name, tmp_path):
     """The strict loader takes it, and a job before it leaves what it begins with."""
     before: list[str] = []
     for job in jobs(name, tmp_path):
-        config = configs.load(str(job), JobConfig, "job")
+        config = configs.load(str(job.write()), JobConfig, "job")
         start = config.teacher.init.pretrained
-        assert start is None or start in [f"{tmp_path}/{one}/exports/teacher" for one in before]
+        left = [f"{tmp_path}/{name}/{one}/exports/teacher" for one in before]
+        assert start is None or start in left
+        needed = [str(one.run / "exports/teacher") for one in job.needed()]
+        assert needed[-1:] == ([] if start is None else [start])
         before.append(config.name)
 
 
@@ -49,19 +60,22 @@ def test_every_job_of_a_shipped_study_is_one_that_can_run(name, tmp_path):
 )  # fmt: skip
 def test_a_shipped_study_runs_and_has_its_rows(name, corpus, tmp_path, monkeypatch, capsys):
     """The runner's own train would start a process for every job; here one runs them all."""
-    told = {
-        job.stem: ["train", str(job), f"data.path={corpus}", *TINY, *at_once(job)]
-        for job in jobs(name, tmp_path / name)
-    }
+    told = {}
+    for job in jobs(name, tmp_path):
+        file = job.write()
+        told[file.stem] = ["train", str(file), f"data.path={corpus}", *TINY, *at_once(file)]
     for job, (code, output) in run_jobs(told, tmp_path).items():
         assert code == 0, (job, output)
-    asked: list[str] = []
-    monkeypatch.setattr(study, "train", lambda job, overrides: asked.append(job.stem))
-    study.main([name, "--runs", str(tmp_path), "--seed", "1"], standalone_mode=False)
-    assert asked == list(told)
-    rows = [row.split(" | ") for row in capsys.readouterr().out.splitlines()[4:]]
-    assert len(rows) == sum(len(arm.learners) for arm in study.load(name).arms.values())
-    assert all(row[2] == "1" for row in rows), rows
+    monkeypatch.setattr(study, "train", lambda job, overrides: pytest.fail("it has finished"))
+    for _ in range(2):
+        run_study(name, "--runs", tmp_path, "--seed", 1, "--results", tmp_path / "kept")
+        rows = [row.split(" | ") for row in capsys.readouterr().out.splitlines() if "| 1 |" in row]
+        assert len(rows) == sum(len(arm.learners) for arm in study.load(name).arms.values())
+    found = results.read(tmp_path / "kept" / f"{name}.jsonl")
+    assert [one.arm for one in found] == [*study.load(name).arms]
+    for one in found:
+        assert one.flops.keys() == one.scores.keys()
+        assert min(one.flops.values()) > 0
 
 
 def test_it_names_the_studies(capsys):
@@ -81,46 +95,110 @@ def test_names_that_there_are_not(arguments, said):
     assert (result.exit_code > 0, said in result.output) == (True, True), result.output
 
 
-def write_scores(folder: Path, run: str, **accuracies: float) -> None:
-    learners = {
-        name.replace("_", "/"): {"accuracy": one, "loss": 6.0} for name, one in accuracies.items()
-    }
-    path = folder / run / "evaluation.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"learners": learners}), encoding="utf-8")
+def two_arms(**job: object) -> StudyConfig:
+    arms = {"first": ArmConfig(), "second": ArmConfig({"init": "$runs/first-$seed"}, ["pupil"])}
+    return StudyConfig("Why?", {"steps": 1, **job}, arms, seeds=[1, 2], scores=["accuracy"])
 
 
-def test_the_table_gives_mean_spread_and_paired_difference(tmp_path):
+def result(config: StudyConfig, arm: str, seed: int, **accuracies: float) -> Result:
+    scores = {name: {"accuracy": one} for name, one in accuracies.items()}
+    return Result(arm, seed, digest(config, arm), "abc", 1.0, {}, 100, scores)
+
+
+def test_the_table_gives_mean_spread_and_paired_difference():
     """Paired: seeds that differ by 0.1 do not blur a difference of 0.02 that each of them has."""
-    arms = {"alone": ArmConfig(), "taught": ArmConfig(learners=["pupil", "late"])}
-    config = StudyConfig("Why?", {}, arms, seeds=[1, 2, 3], scores=["accuracy"])
-    write_scores(tmp_path, "alone-1", teacher=0.1)
-    write_scores(tmp_path, "alone-2", teacher=0.2)
-    write_scores(tmp_path, "taught-1", students_pupil=0.12)
-    write_scores(tmp_path, "taught-2", students_pupil=0.22)
-    assert study.table(config, tmp_path).splitlines() == [
+    config, before = two_arms(), two_arms(steps=9)
+    found = [
+        result(config, "first", 1, teacher=0.1),
+        result(config, "first", 2, teacher=0.2),
+        result(config, "second", 1, pupil=0.12),
+        result(config, "second", 2, pupil=0.22),
+        result(before, "second", 3, pupil=0.9),
+    ]
+    assert tables.of_scores(config, found).splitlines() == [
         "| arm | learner | seeds | accuracy | difference |",
         "|---|---|---|---|---|",
-        "| alone | teacher | 2 | 0.1500 ± 0.0707 | 0.0000 ± 0.0000 |",
-        "| taught | pupil | 2 | 0.1700 ± 0.0707 | 0.0200 ± 0.0000 |",
-        "| taught | late | 0 |  |  |",
+        "| first | teacher | 2 | 0.1500 ± 0.0707 | 0.0000 ± 0.0000 |",
+        "| second | pupil | 2 | 0.1700 ± 0.0707 | 0.0200 ± 0.0000 |",
+    ]
+    assert tables.of_scores(config, found[3:]).splitlines()[2:] == [
+        "| first | teacher | 0 |  |  |",
+        "| second | pupil | 1 | 0.2200 |  |",
     ]
 
 
-def test_without_results_of_the_first_row_there_is_no_difference(tmp_path, monkeypatch, capsys):
-    """And `--table` runs nothing, and counts seeds that the study does not name."""
-    monkeypatch.setattr(study, "train", lambda job, overrides: pytest.fail("it ran a job"))
-    write_scores(tmp_path / "masking", "dynamic-4", teacher=0.1)
-    study.main(["masking", "--runs", str(tmp_path), "--table"], standalone_mode=False)
-    assert capsys.readouterr().out.splitlines()[4:] == [
-        "| static | teacher | 0 |  |  |  |",
-        "| dynamic | teacher | 1 | 0.1000 | 6.0000 |  |",
+def test_an_arm_is_another_when_it_or_one_that_it_begins_with_changes():
+    now, changed = two_arms(), two_arms()
+    assert digest(now, "second") == digest(changed, "second")
+    assert digest(now, "second", ["steps=2"]) != digest(now, "second")
+    changed.arms["first"].job["steps"] = 2
+    assert digest(now, "second") != digest(changed, "second")
+    changed.arms["first"].job.clear()
+    changed.arms["second"].learners.clear()  # what the table shows
+    assert digest(now, "second") == digest(changed, "second")
+
+
+def test_one_seed_of_everything_comes_first(tmp_path):
+    one, other = (
+        study.jobs_of(name, two_arms(), tmp_path, seeds=seeds)
+        for name, seeds in {"one": [1, 2], "other": [3]}.items()
+    )
+    ordered = [(job.name, job.arm, job.seed) for job in in_order([one, other])]
+    assert ordered == [
+        *[("one", "first", 1), ("one", "second", 1), ("other", "first", 3), ("other", "second", 3)],
+        *[("one", "first", 2), ("one", "second", 2)],
     ]
 
 
-def test_a_job_begins_with_what_an_earlier_arm_left(tmp_path):
-    arms = {"first": ArmConfig(), "second": ArmConfig({"teacher": {"init": "$runs/first-$seed"}})}
-    config = StudyConfig("Why?", {"steps": 1}, arms, seeds=[1, 2])
-    jobs = list(study.job_files(config, tmp_path, [2], ["second"]))
-    assert [job.name for job in jobs] == ["second-2.yaml"]
-    assert f"init: {tmp_path}/first-2\n" in jobs[0].read_text()
+def test_what_is_recorded_is_not_run_and_what_it_needs_is(tmp_path, monkeypatch):
+    """A failure does not stop the others; a run that an earlier arm made is not taken for it."""
+    config, asked = two_arms(), []
+    jobs = study.jobs_of("why", config, tmp_path)
+
+    def train(file: Path, overrides: list[str]) -> bool:
+        asked.append(file.stem)
+        (tmp_path / "why" / file.stem).mkdir()
+        return file.stem != "second-1"
+
+    monkeypatch.setattr(study, "train", train)
+    monkeypatch.setattr(results, "of_run", lambda job: result(config, job.arm, job.seed))
+    for seed in (1, 2):
+        results.append(tmp_path / "why.jsonl", result(config, "first", seed))
+    failed = study.run_missing(jobs, "data.path=corpus", tmp_path)
+    assert failed == [f"{tmp_path}/why/second-1"]
+    assert asked == ["first-1", "second-1", "first-2", "second-2"]
+    assert f"init: {tmp_path}/why/first-2\n" in (tmp_path / "why/second-2.yaml").read_text()
+    assert len(results.read(tmp_path / "why.jsonl")) == 3
+    other = study.jobs_of("why", two_arms(steps=9), tmp_path)[1]
+    with pytest.raises(click.ClickException, match="second-1: was made by an earlier second"):
+        other.write()
+
+
+def test_a_file_that_is_no_record_is_named(tmp_path):
+    (tmp_path / "online.jsonl").write_text('{"arm": "alone"}\n', encoding="utf-8")
+    told = ["online", "--table", "--results", str(tmp_path)]
+    outcome = CliRunner().invoke(study.main, told)
+    assert (outcome.exit_code, "online.jsonl:1: is no result" in outcome.output) == (1, True)
+
+
+def test_what_an_arm_costs(corpus, tmp_path, monkeypatch, capsys):
+    """Seconds of a step, times the steps that the learner takes part in."""
+
+    def train(file: Path, overrides: list[str]) -> bool:
+        folder = next(one for one in overrides if one.startswith("output_dir=")).partition("=")[2]
+        (Path(folder) / file.stem).mkdir()
+        row = {"seconds": 9.0}
+        for name in ("teacher", "students/student"):
+            row |= {f"{name}/seconds_forward": 0.25, f"{name}/seconds_step": 0.25}
+        (Path(folder) / file.stem / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        return True
+
+    monkeypatch.setattr(study, "train", train)
+    run_study("online", "--arm", "delayed", "--cost", 5, "--runs", tmp_path)
+    rows = [row.split(" | ") for row in capsys.readouterr().out.splitlines()[2:]]
+    assert [(row[1], row[3].strip(" |")) for row in rows] == [
+        ("teacher", "400.0"),
+        ("student", "300.0"),
+    ]
+    teacher, student = (float(row[2]) for row in rows)
+    assert teacher > student > 0

@@ -16,7 +16,7 @@ from trainer.config import JobConfig
 from trainer.run_folder import metrics
 
 JOBS = sorted(path.stem for path in (REPOSITORY / "configs" / "job").glob("*.yaml"))
-AT_ONCE = "{step: 0, teacher: null}"
+AT_ONCE = "{step: 0, fraction: null, teacher: null}"
 VOCABULARY, LENGTH = 600, 32  # of the corpus that all tests share
 BATCH = "{size: 4, tokens: null, growth: [], micro_batch: 2}"
 # Jobs whose teacher another of them has trained, and where that leaves it.

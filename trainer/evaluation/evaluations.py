@@ -36,7 +36,9 @@ class Evaluations:
         where = (self._device, dist.get_rank(), dist.get_world_size())
         found: dict[str, Scores] = {}
         for name, learner in learners.by_name.items():
-            trained = trained_heads(learner.config, learner.counters, state.step)
+            # A finished teacher's own config has no objective any more.
+            config = self._config.teacher if name == TEACHER else learner.config
+            trained = trained_heads(config, learner.counters, state.step)
             scores = self._validation.evaluate(
                 learner.evaluate, learner.metrics, self._config.batch.micro_batch, *where
             )

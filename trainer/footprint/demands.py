@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.config import JobConfig
 from trainer.footprint.footprint import Footprint, Passes, footprints, passes_apart
 from trainer.job_data.batch_plan import usual_rows
-from trainer.learner_config import FROZEN_STAGES, LearnerConfig, StartConfig
+from trainer.learner_config import FROZEN_STAGES, LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.engine import bucket_size
 
@@ -20,7 +21,7 @@ def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[d
     over the steps. What else is simplified is said by ``assumed``.
     """
     shares = _lengths(job)
-    sizes = {length: footprints(job, device, length) for length in shares}
+    sizes = {length: _footprints(job, device, length) for length in shares}
     configs = {TEACHER: job.teacher, **{student_key(n): one for n, one in job.students.items()}}
     learners = [
         _learner(name, config, {length: found[name] for length, found in sizes.items()}, job)
@@ -73,6 +74,22 @@ def _mean_passes(passes: Mapping[int, Passes], shares: Mapping[int, float]) -> d
     }
 
 
+def _footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]:
+    """Of every learner; FLOPs of a teacher with a budget are the mean over the job's steps."""
+    found = footprints(job, device, length)
+    trained = _budget_steps(job.teacher, job) / job.steps
+    if trained < 1:
+        only_teaches = dataclasses.replace(job, teacher=job.teacher.finished())
+        finished = footprints(only_teaches, device, length)[TEACHER]
+        forward = found[TEACHER].forward_flops
+        found[TEACHER] = dataclasses.replace(
+            found[TEACHER],
+            forward_flops=trained * forward + (1 - trained) * finished.forward_flops,
+            backward_flops=trained * found[TEACHER].backward_flops,
+        )
+    return found
+
+
 def _lengths(job: JobConfig) -> dict[int, float]:
     """Each length of the job's sequences, and the share of the steps that have it."""
     starts = [0, *(min(phase.from_step, job.steps) for phase in job.data.phases), job.steps]
@@ -100,22 +117,31 @@ def _learner(
         "captured": largest.captured,
         "projection": largest.projection,
         "active": _active_steps(config, job) / job.steps,
+        "training": _budget_steps(config, job) / job.steps if config is job.teacher else 1.0,
     }
 
 
 def _active_steps(config: LearnerConfig, job: JobConfig) -> float:
     """How many steps a learner takes part in, by its start and its budget."""
-    left = max(0, job.steps - config.start.step)
+    if config is job.teacher:  # which teaches on when its own budget is used up
+        return job.steps
+    left = max(0, job.steps - config.start.in_steps(job.steps).step)
+    return min(left, _budget_steps(config, job))
+
+
+def _budget_steps(config: LearnerConfig, job: JobConfig) -> float:
+    """How many steps a learner's budget gives it; at most the job's."""
     tokens = usual_rows(job) * sum(length * share for length, share in _lengths(job).items())
-    budgets = [config.budget.steps, config.budget.tokens and config.budget.tokens / tokens]
-    return min([left, *(budget for budget in budgets if budget)])
+    own = config.budget.in_steps(job.steps)
+    budgets = [own.steps, own.tokens and own.tokens / tokens]
+    return min([job.steps, *(budget for budget in budgets if budget)])
 
 
 def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     """Whether each simplification makes a difference to the job, and what it is."""
     students = job.students.values()
-    waits = any(one.start != StartConfig(step=one.start.step) for one in students)
-    clocks = [job.hours, *(one.budget.hours for one in students)]
+    waits = any(one.start.teacher is not None for one in students)
+    clocks = [job.hours, *(one.budget.hours for one in (job.teacher, *students))]
     yield waits, "no student waits for the teacher's quality"
     yield any(clocks), "budgets of hours are not used up before those of steps"
     yield bool(job.batch.growth), "the global batch is that of most steps"

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
 Result = TypeVar("Result")
+LEAD_STEPS = 50  # over which a teacher's lead is averaged
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,24 @@ class Learner:
         norm = float(clip_gradients(self.engine, clipping, scale))
         return lambda: norm
 
+    def listen(self, teacher_learns: bool) -> None:
+        """Before a step: count the terms about the teacher by how far it was ahead so far."""
+        least = self.config.min_lead
+        if least is None or not teacher_learns:
+            self.objective.heard = 1.0
+        else:
+            self.objective.heard = min(max(self.counters.lead / least - 1.0, 0.0), 1.0)
+
+    def note_lead(self, ours: Mapping[str, float], theirs: Mapping[str, float]) -> None:
+        """After a step: how much lower the teacher's loss was, by the terms of both.
+
+        It is the sum over what both learn from labels.
+        """
+        shared = [name for name in self.objective.label_terms if name in theirs]
+        lead = sum(ours[name] - theirs[name] for name in shared)
+        if math.isfinite(lead):
+            self.counters.lead += (lead - self.counters.lead) / LEAD_STEPS
+
     def follow(self, teacher_layers: int) -> None:
         """Learn from a teacher that now has this many layers."""
         self.objective.follow(teacher_layers)
@@ -257,7 +276,8 @@ class Learner:
         before, done = self._transfer_steps, self.own_step(step)
         if done < before:
             return peak
-        total = schedule_steps(config.budget, self.counters, step, self.step_shape.steps)
+        last = self.step_shape.steps
+        total = schedule_steps(config.budget.in_steps(last), self.counters, step, last)
         used = time_used(config.budget, self.counters, seconds, self.step_shape.seconds)
         return peak * factor(config.schedule, done - before, total - before, used)
 

@@ -23,6 +23,7 @@ from trainer.learners.first_weights import (
     model_state,
 )
 from trainer.learners.learner import Learner, StepShape
+from trainer.learners.module import section_of
 from trainer.learners.state import JobState, LearnerState
 from trainer.schedules.stacking import layers_of_the_moment
 from trainer.scoring.scores import primary_column
@@ -45,7 +46,9 @@ class Learners:
         self.config = config
         self.step_shape = step_shape
         first = self._first_weights(TEACHER, config.teacher) if checkpoint is None else None
-        self.teacher = self._build_teacher(state.teacher_layers or self._layers_at(0), first)
+        has_finished = checkpoint is not None and self._is_done(TEACHER, config.teacher, state)
+        layers = state.teacher_layers or self._layers_at(0)
+        self.teacher = self._build_teacher(layers, first, has_finished)
         self._students: dict[str, Learner] = {}
         self._finished: dict[str, LearnerState] = {}  # by name in the config, like `_students`
         if checkpoint is not None:
@@ -111,13 +114,31 @@ class Learners:
             student.follow(due)
         return True
 
+    def finish_teacher(self) -> bool:
+        """Let the teacher teach on without training once its budget is used up.
+
+        Returns whether it just has. Its engine and its optimizer's states go; its weights stay.
+        """
+        if not self.teacher.is_trained or self.teacher.counters.finished_at is None:
+            return False
+        counters, config = self.teacher.counters, self.teacher.config
+        weights = model_state(full_state_dict(self.teacher.engine))
+        self.teacher.engine.destroy()
+        del self.teacher
+        gc.collect()
+        self.teacher = self._build_teacher(config.model.layers, weights, has_finished=True)
+        self.teacher.counters = counters
+        return True
+
     def admit(self, state: JobState, unigram: Mapping[str, float]) -> list[str]:
         """Start the students whose time has come; returns their names."""
-        joined = []
+        joined, steps = [], self.config.steps
         primary = primary_column(self.config.teacher.metrics, self.config.evaluation.metric).name
         for name, config in self.config.students.items():
             key = student_key(name)
-            if key in self.waiting and is_due(config.start, state, unigram, primary):
+            if key in self.waiting and is_due(
+                config.start.in_steps(steps), state, unigram, primary
+            ):
                 weights = self._first_weights(key, config)
                 self._students[name] = self._build(key, config, state.step, weights)
                 joined.append(key)
@@ -125,8 +146,9 @@ class Learners:
 
     def mark_finished(self, step: int, seconds: float) -> None:
         """Note who has used up its budget after this many steps and seconds of the job."""
-        for learner in self.active:
-            if is_over(learner.config.budget, learner.counters, step, seconds):
+        for learner in [self.teacher, *self.active]:
+            budget = learner.config.budget.in_steps(self.config.steps)
+            if learner.is_trained and is_over(budget, learner.counters, step, seconds):
                 learner.counters.finished_at = step
 
     def has_finished_at(self, step: int) -> bool:
@@ -151,21 +173,30 @@ class Learners:
             counters = state.learners.get(student_key(name))
             if counters is None:
                 continue
-            step = counters.finished_at or state.step
-            if is_over(config.budget, counters, step, state.seconds):
-                counters.finished_at = step  # its budget may have been cut
-            elif counters.finished_at is not None:
-                raise TrainingError(
-                    f"students.{name}.budget: a larger budget comes too late, it was done at step "
-                    f"{counters.finished_at}; put it back, or fork the run from a step before"
-                )
-            if counters.finished_at is None:
-                self._students[name] = self._build(student_key(name), config, counters.started_at)
-            else:
+            if self._is_done(student_key(name), config, state):
                 self._finished[name] = counters
+            else:
+                self._students[name] = self._build(student_key(name), config, counters.started_at)
         for name, learner in self.by_name.items():
             learner.counters = state.learners[name]
             checkpoint.load(name, learner.engine)
+
+    def _is_done(self, name: str, config: LearnerConfig, state: JobState) -> bool:
+        """Whether a learner of the checkpoint has used up its budget, as that is now.
+
+        It may have been cut. Raises TrainingError where it is larger and comes too late.
+        """
+        counters = state.learners[name]
+        step = counters.finished_at or state.step
+        budget = config.budget.in_steps(self.config.steps)
+        if is_over(budget, counters, step, state.seconds):
+            counters.finished_at = step
+        elif counters.finished_at is not None:
+            raise TrainingError(
+                f"{section_of(name)}.budget: a larger budget comes too late, it was done at step "
+                f"{counters.finished_at}; put it back, or fork the run from a step before"
+            )
+        return counters.finished_at is not None
 
     def _first_weights(self, name: str, config: LearnerConfig) -> Mapping[str, Tensor] | None:
         """The weights to begin with; None for random ones."""
@@ -184,8 +215,12 @@ class Learners:
         teacher = self.config.teacher
         return teacher.stacking.layers_at(step, teacher.model.layers)
 
-    def _build_teacher(self, layers: int, weights: Mapping[str, Tensor] | None) -> Learner:
+    def _build_teacher(
+        self, layers: int, weights: Mapping[str, Tensor] | None, has_finished: bool = False
+    ) -> Learner:
         teacher = self.config.teacher
+        if has_finished:
+            teacher = teacher.finished()
         return self._build(TEACHER, teacher.with_layers(layers), 0, weights)
 
     def _build(

@@ -58,9 +58,12 @@ def build_module(
 ) -> LearnerModule:
     """A learner's module: its first weights are `weights`, or a pure function of (seed, name).
 
+    Of `init.seed` alone where that is set.
+
     Raises TrainingError, naming the config's section, when the weights do not fit.
     """
-    module = assemble(name, config, teacher, seed, lambda model: build(model, derive(seed, name)))
+    drawn = derive(seed, name) if config.init.seed is None else derive(config.init.seed)
+    module = assemble(name, config, teacher, seed, lambda model: build(model, drawn))
     if weights is not None:
         whole = not config.init.teacher_embeddings
         _load(module.model, weights, section_of(name), whole=whole)

@@ -24,6 +24,7 @@ class LearnerState:
     loss_scale: LossScale | None = None  # float16's, once there was a step
     overflows: int = 0  # steps that only made the loss scale smaller
     given_heads: list[str] = field(default_factory=list)  # that came with its first weights
+    lead: float = 0.0  # of a student's teacher: how much lower its loss is, a running mean
     clocked_from: float | None = None  # the job's seconds of training when its schedule began
 
     @property

@@ -24,8 +24,8 @@ def _unreached(config: JobConfig) -> Iterator[str]:
     for section, learner in {"teacher": config.teacher, **students}.items():
         if learner.schedule.warmup_steps >= _steps_of(learner, steps):
             yield f"{section}.schedule.warmup_steps ({learner.schedule.warmup_steps})"
-        if learner.start.step >= steps:
-            yield f"{section}.start.step ({learner.start.step})"
+        if learner.start.in_steps(steps).step >= steps:
+            yield f"{section}.start.step ({learner.start.in_steps(steps).step})"
     for key, starts in {
         "batch.growth": [one.step for one in config.batch.growth],
         "data.phases": [one.from_step for one in config.data.phases],
@@ -38,4 +38,4 @@ def _unreached(config: JobConfig) -> Iterator[str]:
 
 
 def _steps_of(learner: LearnerConfig, steps: int) -> int:
-    return min(learner.budget.steps or steps, steps)
+    return min(learner.budget.in_steps(steps).steps or steps, steps)

@@ -61,6 +61,10 @@ class ObjectiveConfig(Section):
         """Whether any term compares with a teacher."""
         return any(section.source == TEACHER for section in self.terms().values())
 
+    def label_terms(self) -> set[str]:
+        """The terms that read nobody's outputs: what is learnt from labels."""
+        return {name for name, section in self.terms().items() if section.source is None}
+
     def conflicts_with_masked_only(self, is_teacher: bool) -> Iterator[Refusal]:
         """The terms that need a teacher's states at every position.
 
@@ -163,6 +167,8 @@ class Objective(nn.Module):
         for key, why in config.misfits(learner, teacher, transfer is not None):
             raise ValueError(f"{key}: {why}")
         self.transfer = transfer
+        self.heard = 1.0  # what the terms about a teacher count, of their weights
+        self.heard_changes = False  # set before an optimizer asks for groups
         self.terms = nn.ModuleDict(_build(config, learner, teacher, transfer))
         self._initialise(learner.initializer_range, seed)
 
@@ -180,8 +186,11 @@ class Objective(nn.Module):
             term.follow(teacher_layers)
 
     def weights(self, step: int) -> dict[str, float]:
-        """What each term weighs at the learner's `step`."""
-        return {name: term.weight.at(step) for name, term in self.by_name.items()}
+        """What each term weighs at the learner's `step`, as much as its teacher is heard now."""
+        return {
+            name: term.weight.at(step) * (self.heard if term.source == TEACHER else 1.0)
+            for name, term in self.by_name.items()
+        }
 
     def group(self, parameter: str) -> str:
         prefix, _, rest = parameter.partition(TERMS)
@@ -212,6 +221,11 @@ class Objective(nn.Module):
     def sources(self) -> set[str]:
         """The learners whose outputs any term reads, by name."""
         return {term.source for term in self.by_name.values() if term.source is not None}
+
+    @property
+    def label_terms(self) -> list[str]:
+        """The terms that read nobody's outputs: what is learnt from labels."""
+        return [name for name, term in self.by_name.items() if term.source is None]
 
     def source_capture(self, step: int, source: str = TEACHER) -> Capture:
         """What the forward of a source must hand out at the learner's `step`."""
@@ -284,7 +298,11 @@ class Objective(nn.Module):
         """The terms that are off at some steps."""
         if self.transfer is not None:
             return set(self.terms)
-        return {name for name, term in self.by_name.items() if 0.0 in term.weight.values}
+        return {
+            name
+            for name, term in self.by_name.items()
+            if 0.0 in term.weight.values or (self.heard_changes and term.source == TEACHER)
+        }
 
     def _initialise(self, standard_deviation: float, seed: int) -> None:
         """Normal weights and zero biases, a pure function of the seed."""

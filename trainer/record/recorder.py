@@ -227,6 +227,8 @@ def _row(state: JobState, result: StepResult, learners: Sequence[Learner]) -> di
         row[f"{name}/lr"] = learner.rate
         row[f"{name}/grad_norm"] = learner.gradient_norm
         row[f"{name}/skipped_steps"] = learner.counters.skipped_steps
+        if learner.config.min_lead is not None:
+            row[f"{name}/lead"] = learner.counters.lead
         if learner.config.precision == "fp16":
             row[f"{name}/overflows"] = learner.counters.overflows
             row[f"{name}/loss_scale"] = learner.loss_scale.value

@@ -1,0 +1,131 @@
+"""What the finished runs of a study came to: a line of JSON for each, in a file that is kept.
+
+Tables are made from these files alone, and a job whose result is in one is not run again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+import configs
+from benchmarks.studies.jobs import StudyJob
+from trainer.config import JobConfig
+from trainer.footprint.demands import demands
+
+TEACHER = "teacher"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    digest: of the arm as it was then (`jobs.digest`); revision: the code's; seconds: of training,
+    on a machine that may have been busy; flops: matrix products of each learner, over its steps;
+    held_out_tokens: of the corpus; scores: of each learner, by name.
+    """
+
+    arm: str
+    seed: int
+    digest: str
+    revision: str
+    seconds: float
+    flops: Mapping[str, float]
+    held_out_tokens: int
+    scores: Mapping[str, Mapping[str, float]]
+
+
+def read(path: Path) -> list[Result]:
+    """The results in a file; none where there is no file."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+
+
+def append(path: Path, result: Result) -> None:
+    """Write a result after the others."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(dataclasses.asdict(result)) + "\n")
+
+
+def is_of(result: Result, job: StudyJob) -> bool:
+    """Whether a result is that of a job as the study now has it."""
+    return (result.arm, result.seed, result.digest) == (job.arm, job.seed, job.digest)
+
+
+def of_run(job: StudyJob) -> Result:
+    """The result of a job whose run has finished."""
+    facts = json.loads((job.run / "evaluation.json").read_text(encoding="utf-8"))
+    first_line, _, _ = (job.run / "config.yaml").read_text(encoding="utf-8").partition("\n")
+    config = configs.load(str(job.run / "config.yaml"), JobConfig, "job")
+    columns = [column["name"] for column in facts["columns"]]
+    return Result(
+        arm=job.arm,
+        seed=job.seed,
+        digest=job.digest,
+        revision=first_line.rpartition(" ")[2],
+        seconds=round(_rows(job.run)[-1]["seconds"], 1),
+        flops=flops(config),
+        held_out_tokens=facts["corpus"]["validation_tokens"],
+        scores={
+            name.removeprefix("students/"): _known(one, columns)
+            for name, one in facts["learners"].items()
+        },
+    )
+
+
+def flops(config: JobConfig) -> dict[str, float]:
+    """Matrix products of each learner of a job over its steps, by the job's own accounting."""
+    facts, learners = demands(config, "cpu")
+    rows = facts["steps"] * facts["rows"]
+    return {
+        one["name"]: one["active"] * rows * (one["forward_flops"] + one["backward_flops"])
+        for one in learners
+    }
+
+
+def seconds(config: JobConfig, a_step: Mapping[str, float]) -> dict[str, float]:
+    """What each learner takes of a job, where it takes so many seconds of a step."""
+    facts, learners = demands(config, "cpu")
+    return {one["name"]: one["active"] * facts["steps"] * a_step[one["name"]] for one in learners}
+
+
+def seconds_per_step(run: Path) -> dict[str, float]:
+    """The median over the timed steps of a run of what each learner takes of a step."""
+    found = defaultdict(list)
+    for row in _rows(run):
+        parts: dict[str, float] = defaultdict(float)
+        for key, seconds in row.items():
+            learner, _, part = key.rpartition("/seconds_")
+            if learner and part in ("forward", "backward", "step"):
+                parts[learner.removeprefix("students/")] += seconds
+        for learner, seconds in parts.items():
+            found[learner].append(seconds)
+    return {learner: statistics.median(seconds) for learner, seconds in found.items()}
+
+
+def _rows(run: Path) -> list[dict[str, Any]]:
+    text = (run / "metrics.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines()]
+    return [row for row in rows if "seconds" in row]
+
+
+def _known(scores: Mapping[str, Any], columns: list[str]) -> dict[str, float]:
+    return {name: scores[name] for name in columns if scores.get(name) is not None}
+
+
+def _parse(line: str, where: str) -> Result:
+    try:
+        return Result(**json.loads(line))
+    except (ValueError, TypeError) as error:
+        raise click.ClickException(f"{where}: is no result of a run: {error}") from error

@@ -1,0 +1,73 @@
+"""Tables of a study, in Markdown, from its recorded results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from benchmarks.studies.jobs import digest
+from benchmarks.studies.results import Result
+from configs.studies import StudyConfig
+
+
+def of_scores(study: StudyConfig, results: Sequence[Result], overrides: Sequence[str] = ()) -> str:
+    """A row for each learner of each arm: mean and standard deviation of its scores over seeds.
+
+    The last column is the first score's difference to the first row's, seed by seed: what two rows
+    share by their seed (order of the data, masks) does not blur it. Results with seeds that the
+    study does not name count too, those of an arm as it was earlier do not.
+    """
+    reference: dict[int, float] | None = None
+    rows = []
+    for name, arm in study.arms.items():
+        found = current(study, name, results, overrides)
+        for learner in arm.learners:
+            columns = [_by_seed(found, learner, score) for score in study.scores]
+            first = columns[0]
+            reference = first if reference is None else reference
+            differences = {
+                seed: first[seed] - reference[seed] for seed in first.keys() & reference.keys()
+            }
+            seeds = sum(learner in one.scores for one in found)
+            spreads = [spread(list(column.values())) for column in [*columns, differences]]
+            rows.append([name, learner, seeds, *spreads])
+    return _markdown(["arm", "learner", "seeds", *study.scores, "difference"], rows)
+
+
+def of_costs(
+    flops: Mapping[str, Mapping[str, float]], seconds: Mapping[str, Mapping[str, float]]
+) -> str:
+    """A row for each learner of each arm: its matrix products, and its seconds where known."""
+    rows = []
+    for arm, learners in flops.items():
+        for learner, count in learners.items():
+            taken = seconds.get(arm, {}).get(learner)
+            rows.append(
+                [arm, learner, f"{count / 1e12:.2f}", "" if taken is None else f"{taken:.1f}"]
+            )
+    return _markdown(["arm", "learner", "TFLOPs", "seconds"], rows)
+
+
+def current(
+    study: StudyConfig, arm: str, results: Sequence[Result], overrides: Sequence[str] = ()
+) -> list[Result]:
+    """The results of an arm as the study now has it."""
+    now = digest(study, arm, overrides)
+    return [one for one in results if (one.arm, one.digest) == (arm, now)]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and, of several values, sample standard deviation: ``0.2345 ± 0.0012``."""
+    if len(values) < 2:
+        return f"{values[0]:.4f}" if values else ""
+    return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
+
+
+def _by_seed(found: Sequence[Result], learner: str, score: str) -> dict[int, float]:
+    there = {one.seed: one.scores.get(learner, {}).get(score) for one in found}
+    return {seed: value for seed, value in there.items() if value is not None}
+
+
+def _markdown(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [f"| {' | '.join(map(str, row))} |" for row in [titles, *rows]]
+    return "\n".join([lines[0], "|---" * len(titles) + "|", *lines[1:]])

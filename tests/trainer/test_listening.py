@@ -1,0 +1,115 @@
+"""A student that listens to its teacher only once that is ahead."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch.distributed as dist
+
+import configs
+from tests.distributed import run_distributed
+from tests.trainer.jobs import curve, run, tiny_job, with_students
+from trainer.learners.learner import LEAD_STEPS
+from trainer.run_folder.folder import RunFolder
+
+NAME = "students/tinybert"
+LEAST = 0.01
+# The student stands still, and the teacher leaves it behind.
+JOB = [
+    "steps=12", "teacher.zero_stage=1", "teacher.optimizer.learning_rate=1e-2",
+    "teacher.schedule.warmup_steps=0", "students.tinybert.optimizer.learning_rate=1e-30",
+]  # fmt: skip
+STUDENT = "students.tinybert."
+HEARD = (
+    STUDENT + "objective={hidden_mse: {weight: 0.1}, soft_kl: {weight: 2.0}, attention_mse: null}"
+)
+ALONE = STUDENT + "objective={soft_kl: null, hidden_mse: null, attention_mse: null}"
+
+
+def job(corpus, runs, name, *overrides):
+    made = tiny_job(corpus, runs, f"name={name}", *JOB, *overrides)
+    return with_students(made, tinybert=made.students["tinybert"])
+
+
+def jobs(corpus, runs):
+    ranks, least = dist.get_world_size(), f"{STUDENT}min_lead={LEAST}"
+    run(job(corpus, runs, f"heard-{ranks}", HEARD, least))
+    if ranks == 1:
+        return
+    whole = job(corpus, runs, "whole", HEARD, least, f"{STUDENT}zero_stage=2")
+    run(whole)
+    stopped = dataclasses.replace(whole, name="stopped")
+    run(stopped, stop_after=7)
+    run(stopped)
+    learns = f"{STUDENT}optimizer.learning_rate=1e-3"
+    run(job(corpus, runs, "never", HEARD, learns, f"{STUDENT}min_lead=90"))
+    run(job(corpus, runs, "alone", ALONE, learns))
+
+
+@pytest.fixture(scope="module")
+def runs(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("listening")
+    for ranks in (1, 2):
+        run_distributed(jobs, ranks, corpus, folder)
+    return folder
+
+
+def column(folder, name, learner=NAME):
+    return {
+        step: value
+        for step, key, value in curve(RunFolder(folder), learner)
+        if key == f"{learner}/{name}"
+    }
+
+
+@pytest.mark.parametrize("run_name", ["heard-1", "heard-2", "whole"])
+def test_terms_about_the_teacher_count_by_its_lead(runs, run_name):
+    """By the formula, from what was recorded of the steps before."""
+    parts = {name: column(runs / run_name, name) for name in ("mlm", "hidden_mse", "soft_kl")}
+    theirs = column(runs / run_name, "mlm", "teacher")
+    lead, weights = 0.0, []
+    for step, loss in column(runs / run_name, "loss").items():
+        weights.append(min(max(lead / LEAST - 1, 0.0), 1.0))
+        about_teacher = 0.1 * parts["hidden_mse"][step] + 2.0 * parts["soft_kl"][step]
+        assert loss == pytest.approx(parts["mlm"][step] + weights[-1] * about_teacher, rel=1e-6)
+        lead += (parts["mlm"][step] - theirs[step] - lead) / LEAD_STEPS
+        assert column(runs / run_name, "lead")[step] == pytest.approx(lead, rel=1e-6)
+    assert weights[0] == 0.0
+    assert weights[-1] == 1.0
+    assert any(0.0 < weight < 1.0 for weight in weights)
+
+
+def test_on_two_ranks_it_is_that_of_the_whole_batch(runs):
+    one, two = (column(runs / f"heard-{ranks}", "loss") for ranks in (1, 2))
+    assert two == {step: pytest.approx(loss, rel=1e-5) for step, loss in one.items()}
+
+
+def test_the_lead_is_resumed(runs):
+    assert curve(RunFolder(runs / "stopped")) == curve(RunFolder(runs / "whole"))
+
+
+def test_a_student_that_hears_nothing_is_alone(runs):
+    never, alone = (column(runs / name, "mlm") for name in ("never", "alone"))
+    assert never == alone
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("teacher.min_lead=0.1", "teacher.min_lead: is for students"),
+        (
+            "students.tinybert={min_lead: 0.1, objective: {soft_kl: null, hidden_mse: null, "
+            "attention_mse: null}}",
+            "students.tinybert.min_lead: nothing in its objective is about the teacher",
+        ),
+        (
+            "students.tinybert={min_lead: 0.1, objective: {mlm: null, soft_kl: {}}}",
+            "students.tinybert.min_lead: compares losses, so that student and teacher need",
+        ),
+    ],
+)
+def test_who_cannot_compare_is_refused(corpus, tmp_path, override, reason):
+    with pytest.raises(configs.ConfigError) as failed:
+        tiny_job(corpus, tmp_path, override)
+    assert reason in str(failed.value)
