@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import configs
 from configs import ConfigError
 from data_pipeline import DataError
+from model import from_pretrained
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.config import JobConfig
@@ -40,6 +41,12 @@ students:
       {{hidden_size: 16, layers: 1, heads: 2, ffn_size: 32, vocab_size: 600, max_positions: 12}}
     optimizer: *optimizer
     objective: {{single_sentence: {{weight: 2.0}}, hidden_mse: {{embedding: false}}}}
+  lstm:
+    model:
+      {{kind: bilstm, hidden_size: 16, pooled_size: 8, vocab_size: 600, initializer_range: 0.1}}
+    optimizer: {{learning_rate: 2.0e-2}}
+    schedule: {{warmup_steps: 0}}
+    objective: {{single_sentence: {{}}, hidden_mse: {{embedding: false}}}}
 evaluation: {{every: 20}}
 checkpoint: {{every: 20}}
 log: {{every: 1, wandb: disabled}}
@@ -120,6 +127,16 @@ def test_a_task_is_trained_distilled_scored_and_exported(finished) -> None:
         wanted = torch.tensor([LABELS.index(line.rpartition("\t")[2]) for line in lines(21, 400)])
         accuracy = (told.argmax(-1) == wanted).float().mean().item()
         assert accuracy == pytest.approx(results[learner][score])
+
+
+def test_another_kind_of_model_learns_the_task_too(finished) -> None:
+    results = json.loads(finished.evaluation.read_text())["learners"]
+    assert results["students/lstm"]["single_sentence_accuracy"] > 0.9
+    exported = from_pretrained(finished.path / "exports" / "lstm")
+    assert exported.config.task_heads["single_sentence"].labels == LABELS
+    ids = torch.arange(1, 9)[None]
+    ours = SavedLearners(finished).load("students/lstm")
+    assert torch.equal(exported(ids).heads["single_sentence"], ours(ids).heads["single_sentence"])
 
 
 def test_two_ranks_train_as_one_does(finished, job, tmp_path) -> None:
