@@ -16,6 +16,7 @@ from commands import (
     prediction,
     results,
     runs,
+    schema,
     submission,
     training,
 )
@@ -41,6 +42,7 @@ for command in (
     models.describe_models,
     models.make_plan,
     models.import_model,
+    schema.print_schema,
     results.evaluate,
     results.export,
     embedding.embed,

@@ -30,9 +30,10 @@ or by a URL; the shipped files have it:
 # yaml-language-server: $schema=../schema/job.json
 ```
 
-The schema checks keys, types, bounds and choices, except those of a job's own `plugins`. Rules
-across keys are checked only when a command reads the file. An installed package has the schemas
-too, in `configs/schema/`, beside `configs/job/`.
+The schema checks keys, types, bounds and choices. Rules across keys are checked only when a command
+reads the file. An installed package has the schemas too, in `configs/schema/`, beside
+`configs/job/`. A job's own `plugins` add keys: `tandem schema PLUGIN.py > job.json` writes a schema
+that has them.
 """
 
 
@@ -59,18 +60,25 @@ def kinds() -> dict[str, Any]:
 
 def made_files() -> dict[Path, str]:
     """Every generated file, and its content."""
-    from configs.json_schema import json_schema
     from configs.loading import SHIPPED
     from configs.reference import reference
 
     roots = kinds()
-    names = {kind: [path.stem for path in (SHIPPED / kind).glob("*.yaml")] for kind in roots}
-    schemas = {kind: json_schema(kind, root, names) for kind, root in roots.items()}
+    schemas = {kind: schema_of(kind, root) for kind, root in roots.items()}
     page = {REPOSITORY / "docs" / "reference.md": f"{_INTRODUCTION}\n{reference(roots)}"}
     return page | {
         SHIPPED / "schema" / f"{kind}.json": json.dumps(schema, indent=2) + "\n"
         for kind, schema in schemas.items()
     }
+
+
+def schema_of(kind: str, root: Any) -> dict[str, Any]:
+    """The JSON schema of a kind of file, whose dataclass is `root`."""
+    from configs.json_schema import json_schema
+    from configs.loading import SHIPPED
+
+    names = {one: [path.stem for path in (SHIPPED / one).glob("*.yaml")] for one in kinds()}
+    return json_schema(kind, root, names)
 
 
 def main() -> None:

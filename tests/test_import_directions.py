@@ -105,7 +105,7 @@ ROOMS = {
     "cluster/planning": "facts duration failures memory choice recipes plan text",
     "commands": (
         "errors options output job_configs data submission runs models embedding training "
-        "finetuning suites results prediction reference"
+        "finetuning suites results prediction reference schema"
     ),
 }
 

@@ -1,0 +1,129 @@
+"""A task in a user's file, named by `plugins:`, through the real command line from end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from transformers import AutoModelForSequenceClassification
+
+from tests.conftest import tandem
+
+PLUGIN = '''
+"""Whether a text is short."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from configs.rules import COUNT, Doc
+from data_pipeline import EncodedExample
+from data_pipeline.task_files.tables import read_table
+from model import CLASSIFICATION, Capture, TaskHeadConfig
+from trainer import denominators
+from trainer.losses.states import label_cross_entropy
+from trainer.objectives.task import TaskConfig
+from trainer.objectives.term import Term, register
+from trainer.scoring.task_metrics import ClassMetric
+
+denominators.register("shortness", denominators.labelled("shortness"))
+
+
+@register("shortness")
+@dataclass
+class Shortness(TaskConfig):
+    """Whether a text has fewer words than a limit."""
+
+    limit: Annotated[int, COUNT, Doc("Texts of this many words are long.")] = 4
+
+    name: ClassVar[str] = "shortness"
+    fields: ClassVar[tuple[str, ...]] = ("text",)
+
+    def equip(self, model):
+        return self.with_head(model, TaskHeadConfig(CLASSIFICATION, ["long", "short"]))
+
+    def encode(self, file, encoder):
+        for place, row in read_table(str(file.path), file.columns_of("text")):
+            is_short = len(row["text"].split()) < self.limit
+            yield EncodedExample([encoder.sequence([row["text"]], place)], {self.name: is_short})
+
+    def own_metrics(self):
+        return (ClassMetric(self.name, ["accuracy"]),)
+
+    def build(self, student, teacher):
+        return ShortnessTerm(self)
+
+
+class ShortnessTerm(Term):
+    head = denominator = "shortness"
+
+    def student_capture(self, step):
+        return Capture(heads=(self.head,))
+
+    def forward(self, inputs):
+        return label_cross_entropy(
+            inputs.features.heads[self.head], inputs.batch.row_labels(self.head)
+        )
+'''
+JOB = """
+name: lengths
+steps: 30
+plugins: [{folder}/shortness.py]
+output_dir: {folder}/runs
+data:
+  root: {folder}
+  train: train.tsv
+  validation: held_out.tsv
+  sequence_length: 12
+  tokenizer: {corpus}/tokenizer
+batch: {{size: 16, micro_batch: 16}}
+teacher:
+  model: {{hidden_size: 32, layers: 1, heads: 2, ffn_size: 64, vocab_size: 600, max_positions: 12}}
+  optimizer: {{learning_rate: 3.0e-3}}
+  objective: {{shortness: {{limit: 4}}}}
+evaluation: {{every: 30}}
+checkpoint: {{every: 30}}
+log: {{wandb: disabled}}
+"""
+
+
+@pytest.fixture
+def job(corpus: Path, tmp_path: Path) -> Path:
+    words = ["the", "of", "and", "to", "in", "was"]
+    for name, count in (("train.tsv", 60), ("held_out.tsv", 20)):
+        texts = [" ".join(words[: 1 + number % 6]) for number in range(count)]
+        (tmp_path / name).write_text("\n".join(["text", *texts]) + "\n")
+    (tmp_path / "shortness.py").write_text(PLUGIN)
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB.format(folder=tmp_path, corpus=corpus))
+    return path
+
+
+def test_a_users_task_is_trained_evaluated_and_exported(job: Path, tmp_path: Path) -> None:
+    trained = tandem("train", job)
+    assert trained.returncode == 0, trained.stderr
+    run = tmp_path / "runs" / "lengths"
+    scored = tandem("evaluate", run, "--json")
+    assert scored.returncode == 0, scored.stderr
+    results = json.loads(scored.stdout)
+    assert results["metric"] == "shortness_accuracy"
+    assert results["learners"]["teacher"]["shortness_accuracy"] > 0.9
+    exported = tandem("export", run, "--learner", "teacher", "--out", tmp_path / "out")
+    assert exported.returncode == 0, exported.stderr
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert loaded.config.id2label == {0: "long", 1: "short"}
+
+
+def test_an_editor_learns_the_keys_of_a_plugin(job: Path, tmp_path: Path) -> None:
+    made = tandem("schema", tmp_path / "shortness.py")
+    assert made.returncode == 0, made.stderr
+    schema = json.loads(made.stdout)
+    found = {"name": "a", "steps": 1, "data": {}, "teacher": {"objective": {"shortness": {}}}}
+    jsonschema.validate(found, schema)
+    found["teacher"]["objective"]["shortness"]["limit"] = 0
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(found, schema)
+    missing = tandem("schema", tmp_path / "missing.py")
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert missing.stderr.startswith("tandem: plugins: ")
