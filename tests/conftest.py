@@ -10,7 +10,7 @@ import pytest
 
 from tests.fork_server import REPOSITORY, run_command
 
-pytest_plugins = ["tests.timeouts"]
+pytest_plugins = ["tests.order", "tests.timeouts"]
 
 TINY_JOB = Path(__file__).with_name("tiny_job.yaml")
 
