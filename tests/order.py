@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 SECONDS_OF_A_TEST = 0.1  # in a file that is not listed
-# About how long a whole file takes without its slow tests: seconds of processor time, and of SLURM's
+# About how long a file takes without its slow tests: seconds of processor time, and of SLURM's
 # files, which wait more than they compute, estimates. A file belongs here from ten seconds on.
 SECONDS = {
     "tests/slurm/test_jobs.py": 120,
