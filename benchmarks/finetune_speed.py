@@ -1,0 +1,324 @@
+"""Fine-tuning and prediction beside `transformers`' own Trainer: examples per second, and scores.
+
+    python benchmarks/finetune_speed.py --tokenizer DIR --train FILE --validation FILE
+        [--model DIR] [--layers 4] [--hidden-size 256] [--text sentence] [--batch 32] [--length 64]
+        [--steps 100] [--rounds 3] [--threads 2] [--precision fp32] [--epochs 0] [--profile]
+
+The files are tables with a header and the columns `--text` and label, as SST-2's. The model is a
+random BERT of that size, exported, unless `--model` names a BERT: every arm loads the same folder.
+The arms are processes of their own that take turns, so that other work on the machine meets them
+all: `tandem` (the job of `tandem finetune`, and its scoring), `random` (the Trainer as it comes)
+and `grouped` (the same with its grouping by length). Each pads to the longest text of a batch, and
+has the same batch, precision, threads, optimizer (fused AdamW), clipping and dropout. The first
+steps are not timed. Predicting is of the validation file, already encoded. Medians over the rounds,
+by the clock and by the processor: on a busy machine only the latter says something, with
+`--threads 1`. With `--epochs` each arm trains on the whole file instead of `--steps`, in each round
+with another seed, and the accuracy means something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import lzma
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+ARMS = ("tandem", "random", "grouped")
+WARM_UP = 10  # steps before the clock starts
+RATE, WEIGHT_DECAY = 5e-5, 0.01
+
+
+def main() -> None:
+    """Run all arms in turn; or, as a process that this has started, one."""
+    arguments = _arguments()
+    if arguments.arm:
+        found = (tandem_arm if arguments.arm == "tandem" else trainer_arm)(arguments)
+        print("\n" + json.dumps(found))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        model = arguments.model or str(random_model(arguments, Path(folder) / "model"))
+        results: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
+        for turn in range(arguments.rounds):
+            for arm in ARMS:
+                own = {"arm": arm, "seed": turn + 1, "model": model, "folder": folder}
+                results[arm].append(in_a_process({**vars(arguments), **own}))
+                print(f"round {turn + 1}, {arm}: {json.dumps(results[arm][-1])}", flush=True)
+    print_table(results)
+
+
+def random_model(arguments: argparse.Namespace, folder: Path) -> Path:
+    """A BERT with first weights, and the tokenizer, as a folder that both sides load."""
+    from data_pipeline.tokenization.tokenizer import install, load
+    from model import EncoderConfig, build, save_pretrained
+
+    size = arguments.hidden_size
+    config = EncoderConfig(
+        vocab_size=load(Path(arguments.tokenizer))[1].vocab_size,
+        hidden_size=size, layers=arguments.layers, heads=max(1, size // 64), ffn_size=4 * size,
+    )  # fmt: skip
+    save_pretrained(build(config, seed=0), folder)
+    install(Path(arguments.tokenizer), folder)
+    return folder
+
+
+def in_a_process(settings: dict[str, Any]) -> dict[str, float]:
+    """What one arm reports."""
+    words = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in settings.items()
+        if value
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"])}
+    done = subprocess.run(
+        [sys.executable, __file__, *words], env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"{settings['arm']}: {done.stderr[-3000:]}")
+    if settings["profile"]:
+        print(done.stdout)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+class Marks:
+    """The clock and the processor time at the beginning of each step."""
+
+    def __init__(self) -> None:
+        self.at: list[tuple[float, float]] = []
+
+    def set(self) -> None:
+        """A step begins."""
+        self.at.append((time.perf_counter(), time.process_time()))
+
+    def rates(self, batch: int) -> dict[str, float]:
+        """Examples per second of the clock, and processor milliseconds per example."""
+        (began, worked), (ended, worked_in_all) = self.at[WARM_UP], self.at[-1]
+        examples = batch * (len(self.at) - 1 - WARM_UP)
+        return {
+            "train": examples / (ended - began),
+            "train_cpu_ms": 1000 * (worked_in_all - worked) / examples,
+        }
+
+
+@contextmanager
+def timed_prediction(examples: int) -> Iterator[dict[str, float]]:
+    """The speed of predicting this many examples."""
+    found: dict[str, float] = {}
+    began, worked = time.perf_counter(), time.process_time()
+    yield found
+    found["predict"] = examples / (time.perf_counter() - began)
+    found["predict_cpu_ms"] = 1000 * (time.process_time() - worked) / examples
+
+
+def tandem_arm(arguments: argparse.Namespace) -> dict[str, float]:
+    """The job of `tandem finetune` in this process, and the predictions of what it exports."""
+    import torch
+
+    # P from trainer.prediction.predicting import predictions
+    import trainer.loop
+    from benchmarks.cotraining_speed import alone_in_the_world
+    from commands.job_configs import load_job
+    from trainer.evaluation.finished import SavedLearners
+    from trainer.evaluation.held_out import ValidationSet
+    from trainer.learner_names import TEACHER
+    from trainer.learners.programs import score
+    from trainer.run import run_job
+    from trainer.run_folder.folder import RunFolder
+
+    marks, step = Marks(), trainer.loop.train_step
+
+    def marked(*inputs: Any, **keywords: Any) -> Any:
+        marks.set()
+        return step(*inputs, **keywords)
+
+    trainer.loop.train_step = marked  # type: ignore[assignment]
+    torch.set_num_threads(arguments.threads)
+    alone_in_the_world()
+    job = load_job("single_sentence", tuple(tandem_words(arguments)))
+    with profiled(arguments.profile):
+        run_job(lambda: job, lambda: False, lambda *_: None)
+    saved = SavedLearners(RunFolder.of(job))
+    model, metrics = saved.load(TEACHER).eval(), job.teacher.metrics
+    validation = ValidationSet(job, saved.corpora)
+    _, labels = read_table(arguments.validation, arguments.text)
+    with torch.inference_mode(), timed_prediction(len(labels)) as speed:
+        scores = validation.evaluate(
+            lambda batch: score(model, batch, metrics),
+            metrics,
+            arguments.batch,
+            torch.device("cpu"),
+        )
+    (accuracy,) = scores.overall.values()
+    return {**marks.rates(arguments.batch), **speed, "accuracy": accuracy or 0.0}
+
+
+def tandem_words(arguments: argparse.Namespace) -> Iterator[str]:
+    """The job's settings, as on the command line."""
+    yield from (f"data.train={arguments.train}", f"data.validation={arguments.validation}")
+    yield f"data.columns.text={arguments.text}"
+    yield f"data.sequence_length={arguments.length}"
+    yield f"teacher.init.pretrained={arguments.model}"
+    yield f"teacher.precision={arguments.precision}"
+    yield f"teacher.optimizer={{learning_rate: {RATE}, weight_decay: {WEIGHT_DECAY}}}"
+    yield from (f"seed={arguments.seed}", f"name=seed-{arguments.seed}")
+    yield f"output_dir={arguments.folder}/runs"
+    yield from (f"batch.size={arguments.batch} batch.micro_batch={arguments.batch}".split())
+    if arguments.epochs:
+        yield f"epochs={arguments.epochs}"
+    else:
+        yield from (f"steps={WARM_UP + arguments.steps + 1}", "epochs=null")
+    yield from ("evaluation.every=1000000", "checkpoint.every=1000000", "log.wandb=disabled")
+
+
+def trainer_arm(arguments: argparse.Namespace) -> dict[str, float]:
+    """`transformers`' Trainer."""
+    import numpy as np
+    import torch
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainerCallback,
+    )
+
+    torch.set_num_threads(arguments.threads)
+    marks = Marks()
+
+    class Mark(TrainerCallback):
+        def on_step_begin(self, *states: Any, **keywords: Any) -> None:
+            marks.set()
+
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    texts, labels = read_table(arguments.train, arguments.text)
+    names = sorted(set(labels))
+    torch.manual_seed(arguments.seed)
+    fine_tuned = Trainer(
+        model=AutoModelForSequenceClassification.from_pretrained(
+            arguments.model, num_labels=len(names)
+        ),
+        args=training_arguments(arguments),
+        train_dataset=rows(tokenizer, texts, arguments.length, map(names.index, labels)),
+        data_collator=DataCollatorWithPadding(tokenizer),
+        callbacks=[Mark()],
+    )
+    with profiled(arguments.profile):
+        fine_tuned.train()
+    texts, labels = read_table(arguments.validation, arguments.text)
+    encoded = rows(tokenizer, texts, arguments.length)
+    with timed_prediction(len(labels)) as speed:
+        logits = fine_tuned.predict(encoded).predictions
+        told = [names[number] for number in np.argmax(logits, axis=1)]
+    accuracy = statistics.mean(a == b for a, b in zip(told, labels, strict=True))
+    return {**marks.rates(arguments.batch), **speed, "accuracy": accuracy}
+
+
+def training_arguments(arguments: argparse.Namespace) -> Any:
+    """The Trainer's own defaults, but for what both sides share."""
+    from transformers import TrainingArguments
+
+    length = {"num_train_epochs": arguments.epochs} if arguments.epochs else {
+        "max_steps": WARM_UP + arguments.steps + 1
+    }  # fmt: skip
+    return TrainingArguments(
+        output_dir=f"{arguments.folder}/{arguments.arm}",
+        per_device_train_batch_size=arguments.batch,
+        per_device_eval_batch_size=arguments.batch,
+        learning_rate=RATE,
+        weight_decay=WEIGHT_DECAY,
+        warmup_steps=0.1,
+        bf16=arguments.precision == "bf16",
+        seed=arguments.seed,
+        train_sampling_strategy="group_by_length" if arguments.arm == "grouped" else "random",
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        **length,
+    )
+
+
+def rows(
+    tokenizer: Any, texts: Sequence[str], length: int, labels: Iterator[int] | None = None
+) -> list[dict[str, Any]]:
+    """Encoded texts as a Dataset: a list of what the collator takes."""
+    found = tokenizer(list(texts), truncation=True, max_length=length)
+    encoded = [
+        dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)
+    ]
+    if labels is None:
+        return encoded
+    return [{**row, "labels": label} for row, label in zip(encoded, labels, strict=True)]
+
+
+def read_table(path: str, column: str) -> tuple[list[str], list[str]]:
+    """The texts and labels of a table, tab-separated, perhaps compressed."""
+    with (lzma.open if path.endswith(".xz") else open)(path, "rt", encoding="utf-8") as file:
+        found = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return [row[column] for row in found], [row["label"] for row in found]
+
+
+@contextmanager
+def profiled(wanted: bool) -> Iterator[None]:
+    """Print where the time went, by operator, where it is wanted."""
+    if not wanted:
+        yield
+        return
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        yield
+    print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=25))
+
+
+def print_table(results: dict[str, list[dict[str, float]]]) -> None:
+    """Markdown: medians, and how often as fast Tandem is."""
+    middle = {
+        arm: {key: statistics.median(one[key] for one in found) for key in found[0]}
+        for arm, found in results.items()
+    }
+    print("\n| | " + " | ".join(ARMS) + " | over random | over grouped |")
+    print("|---|" + "---|" * (len(ARMS) + 2))
+    for key in middle["tandem"]:
+        ours = middle["tandem"][key]
+        ratios = [ours / middle[arm][key] for arm in ARMS[1:]]
+        cells = [f"{middle[arm][key]:.3g}" for arm in ARMS] + [f"{one:.2f}" for one in ratios]
+        print(f"| {key} | " + " | ".join(cells) + " |")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--train", required=True)
+    parser.add_argument("--validation", required=True)
+    parser.add_argument("--tokenizer", default="")
+    parser.add_argument("--model", default="")
+    parser.add_argument("--text", default="sentence")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    for name, default in {"layers": 4, "hidden_size": 256, "batch": 32, "length": 64, "steps": 100,
+                          "rounds": 3, "threads": 2, "epochs": 0, "seed": 0}.items():  # fmt: skip
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--arm", choices=ARMS, default="", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if not (arguments.model or arguments.tokenizer):
+        parser.error("name a --tokenizer for a random model, or a --model")
+    return arguments
+
+
+if __name__ == "__main__":
+    main()
