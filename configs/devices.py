@@ -22,7 +22,10 @@ class DeviceConfig(Section):
         dict[Annotated[str, OneOf("fp32", "bf16", "fp16")], float],
         positive(1e9),
         Unit("TFLOP/s"),
-        Doc("Matrix products by precision; `fp32` is used for a missing precision."),
+        Doc(
+            "Matrix products by precision; `fp32` is used for a missing precision. Where a GPU has "
+            "TF32, that is the rate of `fp32`, whose products use it."
+        ),
     ]
     memory_bandwidth: Annotated[
         float, positive(1e9), Unit("GB/s"), Doc("Bandwidth of the accelerator's memory.")

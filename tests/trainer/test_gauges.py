@@ -169,7 +169,7 @@ def test_mfu_is_model_flops_over_the_peak():
     data = DataConfig(path="x", sequence_length=16)
     size = describe(teacher.model, 16, 0.15)
     seconds = utilisation.seconds_at_peak([teacher], data, 0, h100)
-    assert seconds == pytest.approx(size.flops_per_token / 66.9e12)
+    assert seconds == pytest.approx(size.flops_per_token / 494.7e12)
     assert utilisation.known_device(torch.device("cpu")) is None
 
 
