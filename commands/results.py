@@ -38,7 +38,7 @@ def evaluate(
         if not folders:
             raise click.UsageError("--suite: name the folder of a model, or several")
         overrides = [name for name in names if "=" in name]
-        compare(suite, folders, Path(out or f"runs/{Path(suite).stem}"), overrides, seeds)
+        compare(suite, folders, Path(out or f"runs/suites/{Path(suite).stem}"), overrides, seeds)
         return
     if out or seeds or len(names) > 1:
         raise click.UsageError("one RUN; --out, --seeds and several names are for --suite")

@@ -6,7 +6,7 @@ The labels come for nothing: from the order of the words, of the sentences, and 
 letters that the author wrote. Each task has a file to train on and one to score on, of different
 documents. The same text always gives the same files.
 
-- ``order_*.tsv``: is a sentence as it was written, or have two neighbouring words been swapped?
+- ``order_*.tsv``: is a sentence as it was written, or are its words shuffled?
 - ``neighbours_*.tsv``: does a sentence follow another, or is it from another document?
 - ``capitals_*.txt``: which words, here in small letters, begin with a capital (CoNLL, IOB2)?
 - ``pairs.jsonl``: minimal pairs, with words swapped or a verb in the wrong number.
@@ -53,13 +53,13 @@ def documents(path: str) -> Iterator[Document]:
 
 
 def order_examples(texts: Sequence[Document], draw: random.Random) -> Iterator[str]:
-    """Lines of a text and its label: written or swapped."""
+    """Lines of a text and its label: written or shuffled."""
     yield "text\tlabel"
     for sentence in _shuffled(texts, draw):
         if draw.random() < 0.5:
             yield f"{sentence}\twritten"
-        elif other := swapped(sentence, draw):
-            yield f"{other}\tswapped"
+        elif (other := shuffled(sentence, draw)) != sentence:
+            yield f"{other}\tshuffled"
 
 
 def neighbour_examples(texts: Sequence[Document], draw: random.Random) -> Iterator[str]:
@@ -95,6 +95,13 @@ def minimal_pairs(texts: Sequence[Document], draw: random.Random) -> Iterator[st
         for good, bad in islice(((good, bad) for good, bad in made if bad), PAIRS):
             names = {"UID": phenomenon.replace(" ", "_"), "linguistics_term": phenomenon}
             yield json.dumps({"sentence_good": good, "sentence_bad": bad, **names})
+
+
+def shuffled(sentence: str, draw: random.Random) -> str:
+    """The sentence with all words but the first and the last in a random order."""
+    first, *middle, last = sentence.split()
+    draw.shuffle(middle)
+    return " ".join([first, *middle, last])
 
 
 def swapped(sentence: str, draw: random.Random) -> str:

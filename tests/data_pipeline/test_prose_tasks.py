@@ -36,7 +36,7 @@ def test_the_same_text_gives_the_same_files(made: Path, text: Path, tmp_path: Pa
         assert path.read_bytes() == (tmp_path / path.name).read_bytes()
 
 
-def test_swapped_sentences_have_the_same_words(made: Path, sentences: list[list[str]]) -> None:
+def test_shuffled_sentences_have_the_same_words(made: Path, sentences: list[list[str]]) -> None:
     written = {one for document in sentences for one in document}
     bags = {tuple(sorted(one.split())) for one in written}
     labels = Counter()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline.task_files.conll import read_conll
+from data_pipeline.task_files.contents import UTF_8
 from model import decode
 from trainer.prediction.predictor import Predictor, Query
 
@@ -26,7 +27,8 @@ class TagPredictor(Predictor):
 
     def queries(self, path: str) -> Iterator[Query]:
         word = int(self.facts.columns.get("word", 1))
-        for sentence in read_conll(path, word=word, tag=None):
+        encoding = str(self.facts.settings.get("encoding", UTF_8))
+        for sentence in read_conll(path, word=word, tag=None, encoding=encoding):
             pieces = [self.encoder.encode(one, sentence.where).ids for one in sentence.words]
             ends = np.cumsum([len(one) for one in pieces])
             fit = int((ends <= self.encoder.capacity(1)).sum())
