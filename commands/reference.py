@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
+TASK = "task"
 _INTRODUCTION = """\
 # Reference: every key
 
@@ -64,7 +65,8 @@ def made_files() -> dict[Path, str]:
     from configs.reference import reference
 
     roots = kinds()
-    schemas = {kind: schema_of(kind, root) for kind, root in roots.items()}
+    with_tasks = {**roots, TASK: roots["job"]}  # a task's file is a job whose bases are tasks
+    schemas = {kind: schema_of(kind, root) for kind, root in with_tasks.items()}
     page = {REPOSITORY / "docs" / "reference.md": f"{_INTRODUCTION}\n{reference(roots)}"}
     return page | {
         SHIPPED / "schema" / f"{kind}.json": json.dumps(schema, indent=2) + "\n"
@@ -77,7 +79,8 @@ def schema_of(kind: str, root: Any) -> dict[str, Any]:
     from configs.json_schema import json_schema
     from configs.loading import SHIPPED
 
-    names = {one: [path.stem for path in (SHIPPED / one).glob("*.yaml")] for one in kinds()}
+    every_kind = [*kinds(), TASK]
+    names = {one: [path.stem for path in (SHIPPED / one).glob("*.yaml")] for one in every_kind}
     return json_schema(kind, root, names)
 
 
