@@ -20,7 +20,9 @@ SECONDS = {
     "tests/slurm/test_failures.py": 60,
     "tests/faults/test_kills.py": 46,
     "tests/trainer/test_exactness.py": 45,
+    "tests/trainer/test_footprint.py": 44,
     "tests/configs/test_shipped_jobs.py": 31,
+    "tests/test_errors.py": 29,
     "tests/faults/test_live_run.py": 27,
     "tests/trainer/test_lifecycle.py": 25,
     "tests/trainer/checkpoint/test_checkpoint_learners.py": 20,
@@ -28,6 +30,8 @@ SECONDS = {
     "tests/trainer/test_ways_to_run.py": 15,
     "tests/faults/test_one_rank.py": 13,
     "tests/trainer/test_independence.py": 12,
+    "tests/trainer/test_tracking.py": 12,
+    "tests/test_job.py": 11,
     "tests/trainer/checkpoint/test_checkpoint_elastic.py": 12,
 }
 
