@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from configs import ConfigError
@@ -16,13 +17,14 @@ _HEADS = ("pair_head", "task_heads")
 def fill_in_models(tree: Mapping[str, Any]) -> None:
     """Write the model of its ``init.pretrained`` into each learner of a job's tree without one.
 
-    A learner that is trained gets it without the heads of earlier tasks. Raises ConfigError, naming
-    the key, where the folder holds no model.
+    A learner that is trained gets it without the heads of earlier tasks. A folder that is not on
+    this machine is left for the start of the job. Raises ConfigError, naming the key, for a damaged
+    one.
     """
     for section, learner in _learners(tree):
         init = learner.get("init")
         folder = init.get("pretrained") if isinstance(init, dict) else None
-        if isinstance(folder, str) and folder != "???" and "model" not in learner:
+        if isinstance(folder, str) and "model" not in learner and _holds_model(folder):
             try:
                 config = read_config(folder)
             except ModelError as error:
@@ -32,6 +34,10 @@ def fill_in_models(tree: Mapping[str, Any]) -> None:
             learner["model"] = {
                 key: value for key, value in model.items() if kept or key not in _HEADS
             }
+
+
+def _holds_model(folder: str) -> bool:
+    return (Path(folder) / "config.json").is_file()
 
 
 def _learners(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

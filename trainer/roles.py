@@ -11,6 +11,7 @@ from model import ModelConfig
 from trainer.learner_config import BudgetConfig, InitConfig, LearnerConfig, StartConfig
 from trainer.objectives.task import TaskConfig
 from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM, columns_of
+from trainer.tasks.soft_labels import SoftLabels
 
 Students = Mapping[str, LearnerConfig]
 _FOR_TEACHERS = ("frozen", "masked_only", "stacking")
@@ -77,6 +78,10 @@ def _conflicts_with_examples(
                 first, other = tasks.setdefault(name, (key, term))
                 if dataclasses.replace(term, weight=other.weight) != other:
                     yield key, f"must have the settings of {first}, except its weight"
+            elif isinstance(term, SoftLabels) and not config.objective.has_task:
+                yield key, "needs the task beside it, whose weight may be 0"
+            elif term.head in config.objective.terms():
+                continue  # about the head of a task that stands beside it
             elif data.train and (term.reads_masked or term.head is not None):
                 yield key, f"is about text, but the job reads the examples in {data.train}"
     if data.train and len(tasks) != 1:

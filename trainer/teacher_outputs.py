@@ -32,6 +32,7 @@ class TeacherOutputs:
     last_hidden_state: Tensor | None  # [B, L, H]; None where the teacher never hands it out
     hidden_states: dict[int, Tensor]  # layer -> [B, L, H]; 0 is the embedding output
     attention: dict[int, QKV]  # layer, from 1 -> queries, keys, values, each [B, A, L, D]
+    heads: dict[str, Tensor]  # by name, of the task heads that students asked for
     # At masked positions, and at all where a student asked for those; empty if nobody asked.
     distributions: dict[str, Distribution]
 
@@ -52,6 +53,7 @@ def detach(
             layer: QKV(*(tensor.detach() for tensor in qkv))
             for layer, qkv in features.attention.items()
         },
+        heads={name: logits.detach() for name, logits in features.heads.items()},
         distributions={}
         if projection is None
         else _distributions(features, projection, logit_consumers),

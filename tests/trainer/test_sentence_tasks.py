@@ -13,9 +13,11 @@ import configs
 from configs import ConfigError
 from data_pipeline import DataError
 from model import from_pretrained
+from tests.conftest import tandem
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.config import JobConfig
+from trainer.errors import TrainingError
 from trainer.evaluation.finished import SavedLearners
 from trainer.job_data.examples import with_examples
 from trainer.run_folder import metrics
@@ -40,7 +42,9 @@ students:
     model:
       {{hidden_size: 16, layers: 1, heads: 2, ffn_size: 32, vocab_size: 600, max_positions: 12}}
     optimizer: *optimizer
-    objective: {{single_sentence: {{weight: 2.0}}, hidden_mse: {{embedding: false}}}}
+    objective:
+      {{single_sentence: {{weight: 2.0}}, soft_labels: {{temperature: 2.0}},
+      hidden_mse: {{embedding: false}}}}
   lstm:
     model:
       {{kind: bilstm, hidden_size: 16, pooled_size: 8, vocab_size: 600, initializer_range: 0.1}}
@@ -100,13 +104,13 @@ def curves(job: Path, runs: Path) -> tuple[list, list]:
 
 
 @pytest.fixture(scope="module")
-def finished(job) -> RunFolder:
+def run_of_two(job) -> RunFolder:
     return RunFolder(Path(run_distributed(train, 2, job)[0]))
 
 
-def test_a_task_is_trained_distilled_scored_and_exported(finished) -> None:
-    last = [row for row in metrics.read(finished.metrics) if row["step"] == 40]
-    results = json.loads(finished.evaluation.read_text())["learners"]
+def test_a_task_is_trained_distilled_scored_and_exported(run_of_two) -> None:
+    last = [row for row in metrics.read(run_of_two.metrics) if row["step"] == 40]
+    results = json.loads(run_of_two.evaluation.read_text())["learners"]
     score = "single_sentence_accuracy"
     for learner in ("teacher", "students/small"):
         assert any(f"{learner}/single_sentence" in row for row in last)
@@ -115,11 +119,11 @@ def test_a_task_is_trained_distilled_scored_and_exported(finished) -> None:
     assert results["teacher"][score] > 0.9
     texts = [line.rpartition("\t")[0] for line in lines(21, 400)]
     for learner, name in (("teacher", "teacher"), ("students/small", "small")):
-        exported = finished.path / "exports" / name
+        exported = run_of_two.path / "exports" / name
         theirs = AutoModelForSequenceClassification.from_pretrained(exported).eval()
         assert theirs.config.id2label == dict(enumerate(LABELS))
         read = AutoTokenizer.from_pretrained(exported)(texts, return_tensors="pt", padding=True)
-        ours = SavedLearners(finished).load(learner)
+        ours = SavedLearners(run_of_two).load(learner)
         with torch.no_grad():
             got = ours(read.input_ids, None, read.attention_mask).heads["single_sentence"]
             told = theirs(read.input_ids, attention_mask=read.attention_mask).logits
@@ -129,19 +133,19 @@ def test_a_task_is_trained_distilled_scored_and_exported(finished) -> None:
         assert accuracy == pytest.approx(results[learner][score])
 
 
-def test_another_kind_of_model_learns_the_task_too(finished) -> None:
-    results = json.loads(finished.evaluation.read_text())["learners"]
+def test_another_kind_of_model_learns_the_task_too(run_of_two) -> None:
+    results = json.loads(run_of_two.evaluation.read_text())["learners"]
     assert results["students/lstm"]["single_sentence_accuracy"] > 0.9
-    exported = from_pretrained(finished.path / "exports" / "lstm")
+    exported = from_pretrained(run_of_two.path / "exports" / "lstm")
     assert exported.config.task_heads["single_sentence"].labels == LABELS
     ids = torch.arange(1, 9)[None]
-    ours = SavedLearners(finished).load("students/lstm")
+    ours = SavedLearners(run_of_two).load("students/lstm")
     assert torch.equal(exported(ids).heads["single_sentence"], ours(ids).heads["single_sentence"])
 
 
-def test_two_ranks_train_as_one_does(finished, job, tmp_path) -> None:
+def test_two_ranks_train_as_one_does(run_of_two, job, tmp_path) -> None:
     alone = jobs.curve(RunFolder(Path(run_distributed(curve_of_one, 1, job, tmp_path)[0])))
-    both = {(step, name): value for step, name, value in jobs.curve(finished)}
+    both = {(step, name): value for step, name, value in jobs.curve(run_of_two)}
     compared = [(step, name, value) for step, name, value in alone if name.endswith("/loss")]
     assert len(compared) >= 80
     for step, name, value in compared:
@@ -181,6 +185,7 @@ def test_a_teacher_may_compute_the_first_tokens_only(job, tmp_path) -> None:
         (["data.train=''", "data.validation=''"], r"data\.train: must name the examples of"),
         (["teacher.objective.mlm={}"], "objective.mlm: is about text, but the job reads the"),
         (["students.small.objective.sentence_pair={}"], "one task must read it"),
+        (["students.small.objective.single_sentence=null"], "soft_labels: needs the task beside"),
         (["epochs=2"], "epochs: set either steps or epochs"),
         (["students.small.objective.single_sentence.target=number"], "must have the settings of"),
         (["batch.tokens=100", "batch.size=null"], "a task's batch has one size"),
@@ -222,3 +227,62 @@ def test_epochs_labels_and_a_held_out_part_follow_from_the_file(job) -> None:
     assert again == found == with_examples(again)
     with pytest.raises(DataError, match=r"data\.path: .* holds other examples"):
         load(job, f"data.path={found.data.path}")
+
+
+def test_a_frozen_teacher_of_the_task_teaches_its_labels(run_of_two, job, tmp_path) -> None:
+    teacher = run_of_two.path / "exports" / "teacher"
+    frozen = ["teacher=null", f"teacher.init.pretrained={teacher}", "teacher.frozen=true"]
+    student = "students.small.objective={single_sentence: {weight: 0}, soft_labels: {}}"
+    words = (*frozen, student, f"output_dir={tmp_path}", "steps=20")
+    run = RunFolder(Path(run_distributed(train_with, 1, job, words)[0]))
+    results = json.loads(run.evaluation.read_text())["learners"]
+    assert results["teacher"]["single_sentence_accuracy"] > 0.9
+    assert results["students/small"]["single_sentence_accuracy"] is not None
+    terms = [one for one in metrics.read(run.metrics) if "students/small/soft_labels" in one]
+    assert terms[-1]["students/small/soft_labels"] < terms[0]["students/small/soft_labels"]
+    other = "students.small.objective.single_sentence.labels=[bright, dull, grey]"
+    with pytest.raises(TrainingError, match="its head tells bright, dull, but the labels"):
+        load(job, *words, other)
+
+
+def train_with(job: Path, words: tuple[str, ...]) -> str:
+    folder = jobs.run(load(job, *words))
+    jobs.finish(folder)
+    return str(folder.path)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (configs.SHIPPED / "task").iterdir()))
+def test_a_shipped_task_has_its_head(name: str) -> None:
+    words = ["teacher.model=bert_tiny", "teacher.init.pretrained=x", "data.root=somewhere"]
+    given = ["data.train=a", "data.validation=b"]
+    own = [] if name in TASKS_WITH_FILES else given
+    job = configs.load(name, JobConfig, "task", [*words, *own])
+    assert job.teacher.objective.has_task
+    assert job.teacher.architecture.task_heads
+
+
+TASKS_WITH_FILES = {
+    "sst2", "cola", "mrpc", "rte", "qnli", "stsb", "wikiqa", "conll", "squad", "dream"
+}  # fmt: skip
+
+
+def test_finetune_takes_a_table_and_reports_over_seeds(finished, tmp_path) -> None:
+    table = tmp_path / "mine.csv"
+    rows = [f"{number} of them was here,{number % 2}" for number in range(40)]
+    table.write_text("\n".join(["review,stars", *rows]) + "\n")
+    model = finished[0] / "exports" / "teacher"
+    columns = [f"data.train={table}", "data.columns.text=review", "data.columns.label=stars"]
+    few = [f"output_dir={tmp_path}/runs", "epochs=null", "steps=2", "batch.size=8"]
+    words = ["single_sentence", "--model", model, *columns, *few, "data.sequence_length=16"]
+    done = tandem("finetune", *words, "--seeds", "1,2")
+    assert done.returncode == 0, done.stderr
+    assert "single_sentence_accuracy over 2 seeds" in done.stdout
+    assert "standard deviation" in done.stdout
+    best = tmp_path / "runs" / "single_sentence-teacher-seed1" / "exports" / "teacher"
+    assert from_pretrained(best).config.task_heads["single_sentence"].labels == ["0", "1"]
+    shown = tandem("data", "show", *[w for w in words if w not in ("--model", model)],
+                   f"teacher.init.pretrained={model}")  # fmt: skip
+    assert "36 examples to train on, 4 to score on" in shown.stdout, shown.stderr
+    refused = tandem("finetune", "single_sentence", "--model", tmp_path / "none")
+    assert refused.returncode == 2
+    assert "no such folder" in refused.stderr

@@ -23,9 +23,12 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.objectives.task import TaskConfig, TaskFile
+from trainer.objectives.term import TermConfig
+from trainer.tasks.soft_labels import SoftLabels
 
 FORMAT = 1  # of the encoding
 FOLDER = "examples"
+SOFT = "soft_labels"
 SPLITS = {"train": "train", "val": "validation"}  # of the corpus: the files of the job
 
 
@@ -43,6 +46,7 @@ def with_examples(job: JobConfig) -> JobConfig:
         raise DataError(f"data.validation: must be set for {name}")
     scored = files.get("validation", files["train"])
     task = task.with_labels_of(TaskFile(files["train"], job.data.columns))
+    _require_same_labels(job, name, task)
     task = task.scored_on(TaskFile(scored, job.data.columns))
     folder = _encoded(job, name, task)
     job = _with_task(job, name, task)
@@ -65,15 +69,35 @@ def _with_task(job: JobConfig, name: str, task: TaskConfig) -> JobConfig:
     """The job with `task` in place of each learner's, which keeps its weight."""
 
     def renewed(learner: LearnerConfig) -> LearnerConfig:
-        own = learner.objective.terms().get(name)
-        if own is None:
-            return learner
-        section = dataclasses.replace(task, weight=own.weight)
-        objective = dataclasses.replace(learner.objective, **{name: section})
+        terms = learner.objective.terms()
+        sections: dict[str, TermConfig] = {}
+        if name in terms:
+            sections[name] = dataclasses.replace(task, weight=terms[name].weight)
+        soft = terms.get(SOFT)
+        if isinstance(soft, SoftLabels):
+            sections[SOFT] = dataclasses.replace(soft, task=name)
+        objective = dataclasses.replace(learner.objective, **sections)
         return dataclasses.replace(learner, objective=objective)
 
     students = {student: renewed(learner) for student, learner in job.students.items()}
     return dataclasses.replace(job, teacher=renewed(job.teacher), students=students)
+
+
+def _require_same_labels(job: JobConfig, name: str, task: TaskConfig) -> None:
+    """Raise TrainingError where a frozen teacher has no such head, or one with other labels."""
+    if not job.teacher.frozen:
+        return
+    theirs = job.teacher.model.task_heads.get(name)
+    ours = task.equip(job.teacher.model).task_heads[name]
+    if theirs is None:
+        raise TrainingError(
+            f"teacher.init.pretrained: it has no head for {name}; fine-tune it first"
+        )
+    if theirs.labels != ours.labels:
+        raise TrainingError(
+            f"teacher.init.pretrained: its head tells {', '.join(theirs.labels)}, "
+            f"but the labels of the examples are {', '.join(ours.labels)}"
+        )
 
 
 def _steps(job: JobConfig, examples: int) -> int:

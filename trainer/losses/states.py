@@ -38,6 +38,25 @@ def squared_error(predictions: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]
     return (error.square() * there).sum(), there.sum()
 
 
+def soft_label_loss(
+    student: Tensor, teacher: Tensor, weights: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """T^2 * KL(softmax(teacher / T) || softmax(student / T)); of a number, the squared difference.
+
+    student, teacher: logits [N, K], of which a large negative one is no choice, or numbers [N, 1];
+    weights: [N], 0 where a row does not count. Count: the weights.
+    """
+    ours, theirs = student.float(), teacher.float()
+    if ours.shape[1] == 1:
+        losses = (ours - theirs).square().sum(dim=1)
+    else:
+        target = F.log_softmax(theirs / temperature, dim=1)
+        ours = F.log_softmax(ours / temperature, dim=1)
+        losses = F.kl_div(ours, target, reduction="none", log_target=True).sum(dim=1)
+        losses = losses * temperature**2
+    return (losses * weights).sum(), weights.sum()
+
+
 def cosine_distance(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """1 - cos(student, teacher) (DistilBERT, arXiv 1910.01108, section 3).
 

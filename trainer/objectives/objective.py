@@ -20,6 +20,7 @@ from trainer.learner_names import OWN, TEACHER
 from trainer.losses.vocabulary import project_and_sum
 from trainer.objectives import terms
 from trainer.objectives.progressive import Transfer
+from trainer.objectives.task import TaskConfig
 from trainer.objectives.term import (
     LayerTerm,
     LayerTermConfig,
@@ -56,6 +57,11 @@ class ObjectiveConfig(Section):
         for name, section in on.items():
             if section.source == OWN and not trains_words:
                 yield name, "needs a term beside it that trains the last head, such as mlm"
+
+    @property
+    def has_task(self) -> bool:
+        """Whether a term is a task on labelled examples."""
+        return any(isinstance(section, TaskConfig) for section in self.terms().values())
 
     def needs_teacher(self) -> bool:
         """Whether any term compares with a teacher."""

@@ -14,10 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+from torch import Tensor
+
 from configs.rules import Doc, Range
+from configs.section import Refusal
 from data_pipeline import DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.tables import Columns
 from model import Ability, ModelConfig, TaskHeadConfig, with_task_head
+from trainer.batches import MicroBatch
 from trainer.objectives.term import TermConfig
 from trainer.scoring.metric import Metric
 
@@ -73,6 +77,9 @@ class TaskConfig(TermConfig):
     source: ClassVar[None] = None
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
 
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from ()  # its weight may be 0: its head then learns from soft labels alone
+
     @property
     def head(self) -> str:
         return self.name
@@ -92,6 +99,14 @@ class TaskConfig(TermConfig):
     @abstractmethod
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         """The examples of a file, in order; DataError, naming file and line, for a bad one."""
+
+    @classmethod
+    @abstractmethod
+    def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """What the head's `logits` choose between, [N, K] ([N, 1]: a number), and weights [N].
+
+        A weight is 0 where a batch has no label.
+        """
 
     @abstractmethod
     def own_metrics(self) -> tuple[Metric[Any], ...]:

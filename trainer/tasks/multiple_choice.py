@@ -9,10 +9,11 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 
 from configs.rules import Doc, OneOf
-from data_pipeline import DataError, EncodedExample, TextEncoder
+from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.multiple_choice import read_multiple_choice
 from model import CHOICE, Capture, ModelConfig, ModelShape, TaskHeadConfig
 from trainer import denominators
+from trainer.batches import MicroBatch
 from trainer.losses.states import label_cross_entropy
 from trainer.objectives.task import TaskConfig, TaskFile
 from trainer.objectives.term import LossInputs, Term, register
@@ -53,6 +54,11 @@ class MultipleChoice(TaskConfig):
                 for choice in one.choices
             ]
             yield EncodedExample(sequences, {NAME: one.answer})
+
+    @classmethod
+    def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        there = batch.row_labels(NAME) != NO_LABEL
+        return logits.view(-1, batch.sequences), there.float()
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         return (ClassMetric(NAME, self.metrics or ["accuracy"]),)

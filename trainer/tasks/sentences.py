@@ -11,7 +11,7 @@ from torch import Tensor
 
 from configs.rules import Doc, OneOf
 from configs.section import Refusal
-from data_pipeline import DataError, EncodedExample, TextEncoder
+from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.tables import as_number, read_table
 from model import (
     CLASSIFICATION,
@@ -22,6 +22,7 @@ from model import (
     TaskHeadConfig,
 )
 from trainer import denominators
+from trainer.batches import MicroBatch
 from trainer.losses.states import label_cross_entropy, squared_error
 from trainer.objectives.task import UNKNOWN_LABELS, TaskConfig, TaskFile
 from trainer.objectives.term import LossInputs, Term, register
@@ -89,6 +90,12 @@ class SentenceTask(TaskConfig):
             there = ", ".join(self.labels)
             raise DataError(f"{place}: {LABEL}: {text!r} is none of the labels: {there}")
         return self.labels.index(text)
+
+    @classmethod
+    def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        labels = batch.row_labels(cls.name)
+        there = ~labels.isnan() if labels.is_floating_point() else labels != NO_LABEL
+        return logits, there.float()
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         if self.target == NUMBER:

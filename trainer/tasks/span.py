@@ -15,6 +15,7 @@ from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.squad import SpanQuestion, read_squad
 from model import SPAN, Capture, ModelConfig, ModelShape, TaskHeadConfig
 from trainer import denominators
+from trainer.batches import MicroBatch
 from trainer.losses.states import label_cross_entropy
 from trainer.objectives.task import TaskConfig, TaskFile
 from trainer.objectives.term import LossInputs, Term, register
@@ -97,12 +98,23 @@ class Span(TaskConfig):
                 },
             )
 
+    @classmethod
+    def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        both = _over_tokens(logits, batch).transpose(1, 2).flatten(0, 1)  # [B * 2, L]
+        there = batch.row_labels(FIRST) != NO_LABEL
+        return both, there.repeat_interleave(2).float() / 2
+
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         names = self.metrics or ["answer_f1", "exact_match"]
         return (SpanMetric(NAME, names, self.answers, self.longest_answer, self.unanswerable),)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return SpanTerm(self)
+
+
+def _over_tokens(logits: Tensor, batch: MicroBatch) -> Tensor:
+    """The logits [B, L, 2], float32; padding is no choice, and not -inf, so that KL is finite."""
+    return logits.float().masked_fill(~batch.attention_mask[..., None], -1e4)
 
 
 def _tokens_of_answer(
@@ -127,9 +139,7 @@ class SpanTerm(Term):
         return Capture(heads=(NAME,))
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        logits = inputs.features.heads[NAME].float()  # [B, L, 2]
-        hidden = ~inputs.batch.attention_mask[..., None]
-        logits = logits.masked_fill(hidden, -1e4)  # not -inf: no row may be without any
+        logits = _over_tokens(inputs.features.heads[NAME], inputs.batch)
         first, count = label_cross_entropy(logits[..., 0], inputs.batch.row_labels(FIRST))
         last, _ = label_cross_entropy(logits[..., 1], inputs.batch.row_labels(LAST))
         return (first + last) / 2, count

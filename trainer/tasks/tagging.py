@@ -17,6 +17,7 @@ from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.conll import LAST, TaggedSentence, read_conll
 from model import TAGGING, Capture, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
 from trainer import denominators
+from trainer.batches import MicroBatch
 from trainer.objectives.task import UNKNOWN_LABELS, TaskConfig, TaskFile
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
@@ -73,6 +74,13 @@ class Tagging(TaskConfig):
                 tags += [numbers[tag], *[NO_LABEL] * (len(ids) - 1)]
             segment, labels = encoder.cut_to_fit(pieces, tags)
             yield EncodedExample([[segment]], {NAME: np.array(labels, np.int64)})
+
+    @classmethod
+    def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        target = batch.targets[NAME]
+        assert target.positions is not None
+        at_words = logits.flatten(0, 1).index_select(0, target.positions)
+        return at_words, (target.labels != NO_LABEL).float()
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         return (TagMetric(NAME, self.metrics or ["entity_f1"], self.labels),)
