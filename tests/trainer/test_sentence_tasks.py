@@ -240,9 +240,10 @@ def test_a_frozen_teacher_of_the_task_teaches_its_labels(run_of_two, job, tmp_pa
     assert results["students/small"]["single_sentence_accuracy"] is not None
     terms = [one for one in metrics.read(run.metrics) if "students/small/soft_labels" in one]
     assert terms[-1]["students/small/soft_labels"] < terms[0]["students/small/soft_labels"]
-    other = "students.small.objective.single_sentence.labels=[bright, dull, grey]"
+    labels = "objective.single_sentence.labels=[bright, dull, grey]"
+    other = (f"students.small.{labels}", f"students.lstm.{labels}")
     with pytest.raises(TrainingError, match="its head tells bright, dull, but the labels"):
-        load(job, *words, other)
+        load(job, *words, *other)
 
 
 def train_with(job: Path, words: tuple[str, ...]) -> str:
