@@ -144,7 +144,7 @@ def tandem_arm(arguments: argparse.Namespace) -> dict[str, float]:
         marks.set()
         return step(*inputs, **keywords)
 
-    trainer.loop.train_step = marked  # type: ignore[assignment]
+    trainer.loop.train_step = marked
     torch.set_num_threads(arguments.threads)
     alone_in_the_world()
     job = load_job("single_sentence", tuple(tandem_words(arguments)))
@@ -220,7 +220,7 @@ def trainer_arm(arguments: argparse.Namespace) -> dict[str, float]:
     texts, labels = read_table(arguments.validation, arguments.text)
     encoded = rows(tokenizer, texts, arguments.length)
     with timed_prediction(len(labels)) as speed:
-        logits = fine_tuned.predict(encoded).predictions
+        logits = fine_tuned.predict(encoded).predictions  # type: ignore[arg-type]  # any sequence will do
         told = [names[number] for number in np.argmax(logits, axis=1)]
     accuracy = statistics.mean(a == b for a, b in zip(told, labels, strict=True))
     return {**marks.rates(arguments.batch), **speed, "accuracy": accuracy}
