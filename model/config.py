@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from configs.rules import FRACTION, PROBABILITY, Doc, OneOf, Range, Unit, positive
 from configs.section import Refusal
 from model.model_config import Ability, ModelConfig
+
+if TYPE_CHECKING:
+    from typing import Self  # of Python 3.11 on
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 _MOST = 2**24  # beyond it no machine holds the model

@@ -32,7 +32,7 @@ def fill(
         parameter.fill_(1.0)
     else:
         std = config.initializer_range
-        if config.initializer == "scaledtruncated_normal" and name.endswith(
+        if config.initializer == "scaled_truncated_normal" and name.endswith(
             ("output.weight", "head.dense.weight")
         ):
             std /= math.sqrt(2.0 * config.layers)

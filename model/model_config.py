@@ -6,17 +6,20 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Annotated, ClassVar, Protocol, Self
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
 from configs.rules import Doc
 from configs.section import Refusal, Section, within
 from model.task_head_config import TaskHeadConfig
 
+if TYPE_CHECKING:
+    from typing import Self  # of Python 3.11 on
+
 PAIRS = "pairs"  # the name of the pair head's output
 
 
-class Ability(StrEnum):
+class Ability(str, Enum):
     """What training may ask of a model, and not every kind of model can do."""
 
     POOL = "heads on a pooled state"
@@ -212,7 +215,11 @@ class ModelConfig(Section, ABC):
 
     def cannot(self, ability: Ability) -> str:
         """Why the model does not have an ability, to follow the key that asks; empty if it does."""
-        return "" if ability in self.abilities else f"a model of kind {self.kind} has no {ability}"
+        return (
+            ""
+            if ability in self.abilities
+            else f"a model of kind {self.kind} has no {ability.value}"
+        )
 
     def window(self, number: int) -> int:
         """Tokens that layer `number`, from 1, attends to, both sides together; 0: all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from model.model_config import Ability, ModelConfig
 from model.outputs import NOTHING, Capture, Encoded
 from model.precision import Dense
 from model.protocol import Model, register
+
+if TYPE_CHECKING:
+    from typing import Self  # of Python 3.11 on
 
 _WIDTH = Range(1, 2**24)
 

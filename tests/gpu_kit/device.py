@@ -18,7 +18,7 @@ waits: Counter[str] = Counter()  # what waits for the device: the kind, and the 
 def pretend_gpu() -> None:
     """From here on this process has one GPU in the eyes of DeepSpeed and of `trainer.learners`."""
     real_accelerator.set_accelerator(PretendedGpu())
-    torch.Tensor.record_stream = lambda tensor, stream: None
+    mock.patch.object(torch.Tensor, "record_stream").start()
     mock.patch("trainer.learners.engine.on_gpu", return_value=True).start()
 
 
@@ -61,6 +61,9 @@ class _Inside:
     def __exit__(self, *_: Any) -> None: ...
 
 
+_Stream = Stream  # a class by that name is an attribute of DeepSpeed's accelerators
+
+
 class PretendedGpu(CPU_Accelerator):
     """CPU tensors, on what DeepSpeed takes for an asynchronous device."""
 
@@ -74,13 +77,13 @@ class PretendedGpu(CPU_Accelerator):
     def resolves_data_dependency(self) -> bool:
         return False
 
-    def stream(self, stream: Stream) -> _Inside:
+    def stream(self, stream: _Stream) -> _Inside:
         return _Inside(stream)
 
-    def current_stream(self, device_index: int | None = None) -> Stream:
+    def current_stream(self, device_index: int | None = None) -> _Stream:
         return self._default
 
-    def default_stream(self, device_index: int | None = None) -> Stream:
+    def default_stream(self, device_index: int | None = None) -> _Stream:
         return self._default
 
     def synchronize(self, device_index: int | None = None) -> None:

@@ -34,9 +34,10 @@ def learner_configs(stage: int, students: int, optimizer: str) -> dict[str, Lear
     """A teacher and this many students, in bf16."""
     teacher, *others = tiny.learner_configs((stage,) * 3).values()
     named = {student_key(f"s{number}"): others[number % 2] for number in range(students)}
-    changes = {"precision": "bf16", "optimizer": OptimizerConfig(optimizer, 1e-4)}
     return {
-        name: dataclasses.replace(config, **changes)
+        name: dataclasses.replace(
+            config, precision="bf16", optimizer=OptimizerConfig(optimizer, 1e-4)
+        )
         for name, config in {TEACHER: teacher, **named}.items()
     }
 

@@ -71,6 +71,19 @@ def test_initial_weights_have_the_stated_distribution(initializer: str) -> None:
     assert bool(weight[0].any()) == cut  # RoBERTa and DistilBERT zero the padding's vector
 
 
+def test_modernbert_scales_the_outputs_of_its_residual_branches_by_their_number() -> None:
+    config = model.EncoderConfig(2000, 64, 2, 8, 256, initializer="scaled_truncated_normal")
+    found = model.build(config, seed=3)
+    expected = 0.02 * 0.8796
+    weights = dict(found.named_parameters())
+    for name in weights:
+        if name.endswith(".weight") and "norm" not in name:
+            is_scaled = name.endswith(("output.weight", "head.dense.weight"))
+            std = expected / 16**0.5 if is_scaled else expected  # 1 / sqrt(2 * 8 layers)
+            assert abs(weights[name].std() / std - 1) < 0.05, name
+    assert sum("output.weight" in name for name in weights) == 2 * 8
+
+
 def test_selected_layers_make_a_shallower_model() -> None:
     teacher = model.build(model.EncoderConfig(97, 32, 4, 2, 48), seed=1)
     state = model.select_layers(teacher.state_dict(), [0, 2])
