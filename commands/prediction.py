@@ -30,7 +30,8 @@ def predict(folder: str, input_: str, out: str | None, columns: tuple[str, ...])
     """Apply the fine-tuned model in DIR to the examples in INPUT, a file or - .
 
     INPUT has the form of the task's own files; labels are not read. A .txt file and - hold a text
-    a line, or two with a tab between them, for tasks about texts. Prints one JSON object per line.
+    a line, or two with a tab between them, for tasks about texts; for questions, - holds SQuAD's
+    JSON. Prints one JSON object per line.
     """
     from trainer.device import own_device
     from trainer.prediction.predicting import predictions

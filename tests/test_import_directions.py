@@ -88,13 +88,13 @@ ROOMS = {
     "trainer/report": (
         "words labels scale colours chart curves results savings table page refreshing"
     ),
-    "trainer/scoring": "column metric scores task_scores task_metrics span_metric",
+    "trainer/scoring": "column metric scores task_scores task_metrics answer_spans span_metric",
     "trainer/footprint": "models_table footprint demands",
     "trainer/evaluation": (
         "text_vectors pseudo_likelihood minimal_pairs trained_heads primary held_out setbacks "
         "evaluations finished agreement final_scores export"
     ),
-    "trainer/prediction": "passes predictor texts tags choices predicting",
+    "trainer/prediction": "passes predictor texts tags choices spans predicting",
     "trainer/suites": "results comparison",
     "trainer/record": "utilisation gauges display recorder syncing",
     "trainer/lifecycle": "unreached continuity start resumption saving skips forking finalize",

@@ -21,12 +21,14 @@ class TaskFacts:
 
     fields: the texts of an example in a table. columns: where the fields stand, by name, unless
     under their own. sequence_length: the longest that was trained on. settings: the task's own.
+    scores: the model's on the validation file, such as the threshold for no answer.
     """
 
     fields: tuple[str, ...] = ("text",)
     columns: Mapping[str, str] = field(default_factory=dict)
     sequence_length: int = 512
     settings: Mapping[str, Any] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> TaskFacts:

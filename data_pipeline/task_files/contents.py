@@ -19,9 +19,14 @@ def suffix_of(path: str) -> str:
     return (name.with_suffix("") if name.suffix.lower() in COMPRESSED else name).suffix.lower()
 
 
+def source_name(path: str) -> str:
+    """What a message calls the file."""
+    return "standard input" if path == STDIN else path
+
+
 def place(path: str, line: int) -> str:
     """Where a line is, for a message."""
-    return f"{'standard input' if path == STDIN else path}:{line}"
+    return f"{source_name(path)}:{line}"
 
 
 def read_lines(path: str, encoding: str = UTF_8) -> Iterator[tuple[int, str]]:
@@ -50,7 +55,7 @@ def read_json(path: str) -> Any:
     """The value in a JSON file. Raises DataError, with the line where it is not valid."""
     text = read_text(path)
     if not text.strip():
-        raise DataError(f"{path}: is empty")
+        raise DataError(f"{source_name(path)}: is empty")
     return parse_json(text, path, 1)
 
 

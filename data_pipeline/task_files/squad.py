@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import read_json
+from data_pipeline.task_files.contents import read_json, source_name
 from data_pipeline.task_files.json_records import text_in, value_in
 
 
@@ -41,24 +41,24 @@ def read_squad(path: str, labelled: bool = True) -> Iterator[SpanQuestion]:
     Raises DataError for a file without questions, an id that comes twice, a question without
     answers that is not marked ``is_impossible``, and an answer that is not where it says.
     """
-    document = read_json(path)
+    document, name = read_json(path), source_name(path)
     seen: set[str] = set()
-    for article in value_in(document, "data", list, path):
-        for paragraph in value_in(article, "paragraphs", list, path):
-            context = text_in(paragraph, "context", path)
-            for record in value_in(paragraph, "qas", list, path):
-                question = _question(record, context, path, labelled)
+    for article in value_in(document, "data", list, name):
+        for paragraph in value_in(article, "paragraphs", list, name):
+            context = text_in(paragraph, "context", name)
+            for record in value_in(paragraph, "qas", list, name):
+                question = _question(record, context, name, labelled)
                 if question.id in seen:
                     raise DataError(f"{question.where}: this id comes twice")
                 seen.add(question.id)
                 yield question
     if not seen:
-        raise DataError(f"{path}: holds no questions")
+        raise DataError(f"{name}: holds no questions")
 
 
-def _question(record: Any, context: str, path: str, labelled: bool) -> SpanQuestion:
-    name = text_in(record, "id", path)
-    where = f"{path}: id {name}"
+def _question(record: Any, context: str, source: str, labelled: bool) -> SpanQuestion:
+    name = text_in(record, "id", source)
+    where = f"{source}: id {name}"
     question = text_in(record, "question", where)
     answers = tuple(_answers(record, context, where)) if labelled else ()
     return SpanQuestion(where, name, question, context, answers)

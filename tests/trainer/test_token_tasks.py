@@ -25,6 +25,7 @@ from trainer.evaluation.finished import SavedLearners
 from trainer.job_data.examples import with_examples
 from trainer.run_folder.folder import RunFolder
 from trainer.scoring.span_metric import best_spans, best_threshold
+from trainer.task_facts import TaskFacts
 
 JOB = """
 name: {task}
@@ -184,9 +185,10 @@ def test_each_answer_is_in_a_window_at_its_place(folder, corpus) -> None:
 def test_questions_without_an_answer_get_a_threshold(folder, corpus) -> None:
     task = "{unanswerable: true, metrics: [exact_match]}"
     more = ("data.train=open_train", "data.validation=open_dev", "name=open")
-    _, scores = finished(1, folder, corpus, "span", 100, task, *more)
+    run, scores = finished(1, folder, corpus, "span", 100, task, *more)
     assert scores["span_exact_match"] >= 0.5
-    assert "span_null_threshold" in scores
+    exported = TaskFacts.read(run.path / "exports" / "teacher")
+    assert exported.scores["span_null_threshold"] == scores["span_null_threshold"]
 
 
 def test_a_best_span_ends_after_it_begins() -> None:

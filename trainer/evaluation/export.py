@@ -44,17 +44,19 @@ def export_learner(
     note = save_pretrained((config, saved.weights(name)), out, corpus.tokenizer_dir, card, ids)
     write_config(config, out, title)
     if saved.job.data.train:
-        _task_facts(saved.job).write(out)
+        _task_facts(saved, name, results).write(out)
     if note:
         _log.warning("%s: %s", name, note)
 
 
-def _task_facts(job: JobConfig) -> TaskFacts:
+def _task_facts(saved: SavedLearners, learner: str, results: Mapping[str, Any] | None) -> TaskFacts:
     """What `tandem predict` has to know of a job's task."""
-    name, task = task_of(job)
+    name, task = task_of(saved.job)
     fields = tuple(field for field in task.fields if field != LABEL)
     settings = {"task": name, **dataclasses.asdict(task)}
-    return TaskFacts(fields, dict(job.data.columns), job.data.sequence_length, settings)
+    scores = {kind: value for (_, kind), value in _scores(saved, learner, results).items()}
+    data = saved.job.data
+    return TaskFacts(fields, dict(data.columns), data.sequence_length, settings, scores)
 
 
 def _special_ids(vocabulary: Vocabulary) -> dict[str, int]:
@@ -79,7 +81,10 @@ def _training(saved: SavedLearners, name: str, results: Mapping[str, Any] | None
         steps=counters.steps_taken(state.step),
         tokens=counters.tokens,
         objectives={term: _settings(section) for term, section in terms.items()},
-        metrics=_scores(saved, name, results),
+        metrics={
+            f"{corpus} {kind}": value
+            for (corpus, kind), value in _scores(saved, name, results).items()
+        },
         teacher="" if name == TEACHER else _teacher(saved.job),
         license=saved.job.license,
         revision=saved.folder.revision(),
@@ -99,25 +104,27 @@ def _settings(section: object) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-def _scores(saved: SavedLearners, name: str, results: Mapping[str, Any] | None) -> dict[str, float]:
+def _scores(
+    saved: SavedLearners, name: str, results: Mapping[str, Any] | None
+) -> dict[tuple[str, str], float]:
     """Held-out scores by corpus and kind: the final ones, or, before there are any, the last."""
     if results is None or results["step"] != saved.checkpoint.step:
         return _newest_scores(saved.folder, name)
     corpora = results["learners"][name]["corpora"]
     return {
-        f"{corpus} {kind}": value
+        (corpus, kind): value
         for corpus, scores in corpora.items()
         for kind, value in scores.items()
         if value is not None
     }
 
 
-def _newest_scores(folder: RunFolder, name: str) -> dict[str, float]:
+def _newest_scores(folder: RunFolder, name: str) -> dict[tuple[str, str], float]:
     """The last held-out scores, by corpus and kind."""
-    found: dict[str, float] = {}
+    found: dict[tuple[str, str], float] = {}
     for row in metrics.read(folder.metrics):
         for key, value in row.items():
             parts = metrics.split_held_out(key)
             if parts is not None and parts[1] == name:
-                found[f"{parts[0]} {parts[2]}"] = value
+                found[parts[0], parts[2]] = value
     return found

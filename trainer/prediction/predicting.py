@@ -18,6 +18,7 @@ from model import (
     CHOICE,
     CLASSIFICATION,
     REGRESSION,
+    SPAN,
     TAGGING,
     ModelError,
     Transitions,
@@ -27,6 +28,7 @@ from model.heads import TaskHead
 from trainer.prediction.choices import ChoicePredictor
 from trainer.prediction.passes import head_outputs
 from trainer.prediction.predictor import Predictor
+from trainer.prediction.spans import SpanPredictor
 from trainer.prediction.tags import TagPredictor
 from trainer.prediction.texts import TextPredictor
 from trainer.task_facts import TaskFacts
@@ -37,6 +39,7 @@ PREDICTORS: dict[str, type[Predictor]] = {
     REGRESSION: TextPredictor,
     CHOICE: ChoicePredictor,
     TAGGING: TagPredictor,
+    SPAN: SpanPredictor,
 }
 
 

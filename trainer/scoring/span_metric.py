@@ -1,4 +1,4 @@
-"""Answers as spans: the best of each window, the best of each question, and SQuAD's scores."""
+"""SQuAD's scores of answers as spans, and the threshold above which there is no answer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from data_pipeline import NO_LABEL
 from data_pipeline.task_files.squad import read_squad
 from trainer.batches import MicroBatch
+from trainer.scoring.answer_spans import WIDTH, best_answers, window_rows
 from trainer.scoring.column import NUMBER, SHARE, Column
 from trainer.scoring.metric import GatheredMetric
 from trainer.scoring.scores import ScoreInputs
@@ -19,7 +20,6 @@ from trainer.scoring.task_scores import answer_scores
 
 ANSWER_SCORES = ("answer_f1", "exact_match")
 THRESHOLD = "null_threshold"
-WIDTH = 5  # of a row: question, score of the best span, of no answer, its first and last character
 
 
 class SpanMetric(GatheredMetric[ScoreInputs]):
@@ -36,8 +36,13 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
         self.head, self.names, self.answers = head, tuple(names), answers
         self.longest, self.unanswerable = longest, unanswerable
         shown = [Column(f"{head}_{name}", name, SHARE) for name in names]
-        threshold = [Column(f"{head}_{THRESHOLD}", "threshold", NUMBER)] * unanswerable
+        threshold = [Column(self.threshold(head), "threshold", NUMBER)] * unanswerable
         self.columns = (*shown, *threshold)
+
+    @staticmethod
+    def threshold(head: str) -> str:
+        """The column of the threshold."""
+        return f"{head}_{THRESHOLD}"
 
     @staticmethod
     def question(head: str) -> str:
@@ -69,21 +74,21 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
     def finish(self, total: Tensor) -> dict[str, float]:
         if not len(total):
             return {}
-        found = _best_windows(total.cpu().numpy())
         questions = list(read_squad(self.answers))
         right = {one.id: [answer.text for answer in one.answers] for one in questions}
-        texts = {
-            questions[number].id: questions[number].context[int(row[3]) : int(row[4])].strip()
-            for number, row in found.items()
-        }
+        best = best_answers(total.cpu().numpy(), [one.context for one in questions])
+        found = {questions[number].id: answer for number, answer in best.items()}
+        texts = {name: one.span.text for name, one in found.items()}
         threshold = None
         if self.unanswerable:
-            margins = {questions[number].id: row[2] - row[1] for number, row in found.items()}
+            margins = {name: one.margin for name, one in found.items()}
             threshold = best_threshold(texts, margins, right)
-            texts = {name: "" if margins[name] > threshold else texts[name] for name in texts}
+            texts = {
+                name: texts[name] if one.given(threshold) else "" for name, one in found.items()
+            }
         scores = answer_scores(texts, right)
         shown = {f"{self.head}_{name}": scores[name] for name in self.names}
-        return shown if threshold is None else {**shown, f"{self.head}_{THRESHOLD}": threshold}
+        return shown if threshold is None else {**shown, self.threshold(self.head): threshold}
 
     def scores(
         self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
@@ -100,30 +105,14 @@ def best_spans(logits: Tensor, batch: MicroBatch, head: str, longest: int) -> Te
     at_tokens = at_tokens.masked_fill(
         (begins.labels == NO_LABEL).view(windows, -1, 1), float("-inf")
     )
-    scores = at_tokens[:, :, None, 0] + at_tokens[:, None, :, 1]  # [B, first, last]
-    allowed = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device)
-    allowed = allowed.triu() & allowed.tril(longest - 1)
-    best, place = scores.masked_fill(~allowed, float("-inf")).flatten(1).max(dim=1)
-    first, last = place // scores.shape[1], place % scores.shape[1]
-    return torch.stack(
-        [
-            batch.row_labels(SpanMetric.question(head)).double(),
-            best.double(),
-            logits[:, 0].sum(dim=1).double(),
-            begins.labels.view(windows, -1).gather(1, first[:, None])[:, 0].double(),
-            ends.labels.view(windows, -1).gather(1, last[:, None])[:, 0].double(),
-        ],
-        dim=1,
+    return window_rows(
+        batch.row_labels(SpanMetric.question(head)),
+        at_tokens,
+        logits[:, 0].sum(dim=1),
+        begins.labels.view(windows, -1),
+        ends.labels.view(windows, -1),
+        longest,
     )
-
-
-def _best_windows(rows: NDArray[np.float64]) -> dict[int, NDArray[np.float64]]:
-    """By question, the row of its best window, with the lowest score that a window has for none."""
-    found: dict[int, NDArray[np.float64]] = {}
-    for row in rows[np.lexsort((rows[:, 3], -rows[:, 1], rows[:, 0]))]:
-        best = found.setdefault(int(row[0]), row.copy())
-        best[2] = min(best[2], row[2])
-    return found
 
 
 def best_threshold(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from configs.rules import COUNT, Doc, OneOf, Unit
@@ -25,6 +26,31 @@ from trainer.scoring.span_metric import ANSWER_SCORES, SpanMetric
 NAME = "span"
 FIRST, LAST = NAME, f"{NAME}_last"  # the columns of an answer's first and last token
 denominators.register(NAME, denominators.labelled(NAME))
+
+
+@dataclass(frozen=True)
+class ReadQuestion:
+    """A question's tokens, and those of its passage with the characters where they begin and end.
+
+    size: the tokens of the passage in a window. step: from one window to the next.
+    """
+
+    asked: list[int]
+    ids: list[int]
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    size: int
+    step: int
+
+    @property
+    def first_column(self) -> int:
+        """The column of a window's first token of the passage: [CLS] asked [SEP] come before."""
+        return len(self.asked) + 2
+
+    def windows(self) -> Iterator[slice]:
+        """The tokens of the passage that each window holds."""
+        for start in range(0, max(1, len(self.ids) - self.size + self.step), self.step):
+            yield slice(start, start + self.size)
 
 
 @register(NAME)
@@ -73,6 +99,25 @@ class Span(TaskConfig):
     def _windows(
         self, number: int, question: SpanQuestion, encoder: TextEncoder
     ) -> Iterator[EncodedExample]:
+        read = self.read(question, encoder)
+        first, last = _tokens_of_answer(question, read.begins, read.ends)
+        none = np.full(len(read.asked), NO_LABEL)
+        for window in read.windows():
+            holds = first >= 0 and window.start <= first and last < min(window.stop, len(read.ids))
+            shift = read.first_column - window.start  # from a token of the passage to its column
+            yield EncodedExample(
+                [[encoder.array(read.asked), encoder.array(read.ids[window])]],
+                {
+                    FIRST: first + shift if holds else 0,
+                    LAST: last + shift if holds else 0,
+                    SpanMetric.question(NAME): number,
+                    SpanMetric.begins(NAME): np.concatenate([none, read.begins[window]]),
+                    SpanMetric.ends(NAME): np.concatenate([none, read.ends[window]]),
+                },
+            )
+
+    def read(self, question: SpanQuestion, encoder: TextEncoder) -> ReadQuestion:
+        """The tokens of a question and its passage; DataError where it leaves no room for that."""
         asked = encoder.encode(question.question, question.where).ids[: self.longest_question]
         passage = encoder.encode(question.context, question.where)
         begins, ends = np.array(passage.offsets, np.int64).T
@@ -80,23 +125,7 @@ class Span(TaskConfig):
         if size < 1:
             why = f"a question of {len(asked)} tokens leaves no room for its passage"
             raise DataError(f"{question.where}: {why}; raise data.sequence_length")
-        first, last = _tokens_of_answer(question, begins, ends)
-        none = np.full(len(asked), NO_LABEL)
-        step = min(self.stride, size)
-        for start in range(0, max(1, len(begins) - size + step), step):
-            window = slice(start, start + size)
-            holds = first >= 0 and start <= first and last < min(start + size, len(begins))
-            shift = len(asked) + 2 - start  # from a token of the passage to its column
-            yield EncodedExample(
-                [[encoder.array(asked), encoder.array(passage.ids[window])]],
-                {
-                    FIRST: first + shift if holds else 0,
-                    LAST: last + shift if holds else 0,
-                    SpanMetric.question(NAME): number,
-                    SpanMetric.begins(NAME): np.concatenate([none, begins[window]]),
-                    SpanMetric.ends(NAME): np.concatenate([none, ends[window]]),
-                },
-            )
+        return ReadQuestion(asked, passage.ids, begins, ends, size, min(self.stride, size))
 
     @classmethod
     def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:

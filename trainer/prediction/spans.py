@@ -1,0 +1,70 @@
+"""The spans of passages that answer questions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_pipeline.task_files.squad import SpanQuestion, read_squad
+from trainer.prediction.predictor import Predictor, Query
+from trainer.scoring.answer_spans import best_answers, window_rows
+from trainer.scoring.span_metric import SpanMetric
+from trainer.tasks.span import NAME, ReadQuestion, Span
+
+
+@dataclass(frozen=True)
+class _Windows:
+    question: SpanQuestion
+    read: ReadQuestion
+
+
+class SpanPredictor(Predictor):
+    """``{"id": ..., "answer": ..., "start": ..., "score": ...}`` of each question.
+
+    Where questions may be unanswerable there is the score of no answer too, and the answer and its
+    start are null where that is higher by more than the threshold found in training, or 0.
+    """
+
+    def queries(self, path: str) -> Iterator[Query]:
+        for question in read_squad(path, labelled=False):
+            read = self._task.read(question, self.encoder)
+            asked = self.encoder.array(read.asked)
+            windows = [self.encoder.array(read.ids[window]) for window in read.windows()]
+            yield Query([[asked, window] for window in windows], _Windows(question, read))
+
+    def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
+        question, task = query.source.question, self._task
+        rows = torch.cat(list(self._rows(query.source.read, outputs)))
+        best = best_answers(rows.numpy(), [question.context])[0]
+        threshold = None
+        if task.unanswerable:
+            threshold = self.facts.scores.get(SpanMetric.threshold(NAME), 0.0)
+        given = best.given(threshold)
+        found = {
+            "id": question.id,
+            "answer": given.text if given else None,
+            "start": given.start if given else None,
+            "score": best.score,
+        }
+        return {**found, "no_answer_score": best.no_answer} if task.unanswerable else found
+
+    def _rows(self, read: ReadQuestion, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The best span of each window."""
+        for window, logits in zip(read.windows(), outputs, strict=True):
+            begins, ends = (torch.from_numpy(one[window])[None] for one in (read.begins, read.ends))
+            at_tokens = logits[None, read.first_column : read.first_column + begins.shape[1]]
+            none = logits[:1].sum(dim=1)
+            number = torch.zeros(1)
+            yield window_rows(number, at_tokens, none, begins, ends, self._task.longest_answer)
+
+    @cached_property
+    def _task(self) -> Span:
+        """The task's section as the model was trained with it; the defaults for other models."""
+        known = {one.name for one in dataclasses.fields(Span)} & self.facts.settings.keys()
+        return Span(**{name: self.facts.settings[name] for name in known})
