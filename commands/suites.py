@@ -173,13 +173,12 @@ def _pair_scores(
     device = own_device()
     roots = [word.partition("=")[2].strip('"') for word in words if word.startswith(f"{ROOT_KEY}=")]
     root = Path(roots[-1] if roots else "")
-    return {
-        model: {
-            name: pair_score(score_minimal_pairs(folder, str(root / path), device).accuracy)
-            for name, path in suite.minimal_pairs.items()
-        }
-        for model, folder in models.items()
-    }
+    scores: dict[str, dict[str, TaskScore]] = {model: {} for model in models}
+    for model, folder in models.items():
+        for name, path in suite.minimal_pairs.items():
+            found = score_minimal_pairs(folder, str(root / path), device)
+            scores[model][name] = pair_score(found.accuracy, found.by_phenomenon)
+    return scores
 
 
 def _parameters(folder: Path) -> int:

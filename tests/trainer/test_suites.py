@@ -39,9 +39,11 @@ def evaluation(score: float | None, speed: float) -> dict:
 def models() -> dict[str, ModelResults]:
     big = task_score({1: evaluation(0.5, 100.0), 2: evaluation(0.7, 110.0)})
     small = task_score({1: evaluation(0.3, 300.0), 2: evaluation(None, 300.0)})
+    good = pair_score(0.8, {"agreement": 0.9, "islands": 0.75})
+    fair = pair_score(0.6, {"agreement": 0.65, "islands": 0.55})
     return {
-        "big": ModelResults("models/big", 1_000_000, {"cola": big, "pairs": pair_score(0.8)}),
-        "small": ModelResults("models/small", 500_000, {"cola": small, "pairs": pair_score(0.6)}),
+        "big": ModelResults("models/big", 1_000_000, {"cola": big, "pairs": good}),
+        "small": ModelResults("models/small", 500_000, {"cola": small, "pairs": fair}),
     }
 
 
@@ -54,6 +56,9 @@ def test_means_deviations_and_retention(models: dict[str, ModelResults]) -> None
     assert found["small"]["tasks"]["cola"]["by_seed"] == {1: 0.3}
     assert found["small"]["retention"] == pytest.approx((0.3 / 0.6 + 0.6 / 0.8) / 2)
     assert found["big"]["mean"] == pytest.approx(0.7)
+    pairs = found["small"]["tasks"]["pairs"]
+    assert pairs["by_phenomenon"] == {"agreement": 0.65, "islands": 0.55}
+    assert "by_phenomenon" not in cola
 
 
 def test_the_table_and_the_page_say_the_same(
@@ -76,6 +81,10 @@ def test_the_table_and_the_page_say_the_same(
     page = (tmp_path / "report.html").read_text()
     for cell in ("0.600 ± 0.141", "62.5%", "Tasks &lt;all&gt;", "models/small"):
         assert cell in page
+    assert page.count("by phenomenon") == 1
+    for row in (("phenomenon", "big", "small"), ("agreement", "90.0%", "65.0%")):
+        tag = "th" if row[0] == "phenomenon" else "td"
+        assert "".join(f"<{tag}>{cell}</{tag}>" for cell in row) in page
 
 
 def test_a_score_that_no_seed_defines() -> None:
@@ -121,6 +130,8 @@ def test_models_are_fine_tuned_and_compared_once(folder: Path) -> None:
     found = json.loads((folder / "out" / "suite.json").read_text())
     for name in ("big", "small"):
         assert set(found[name]["tasks"]) == {"moods", "pairs"}
+        pairs = found[name]["tasks"]["pairs"]
+        assert pairs["by_phenomenon"] == {"y": pairs["mean"]}
         run = json.loads((folder / f"out/runs/moods-{name}-seed1/evaluation.json").read_text())
         score = run["learners"]["teacher"]["single_sentence_accuracy"]
         assert found[name]["tasks"]["moods"]["by_seed"] == {"1": score}

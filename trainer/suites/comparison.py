@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -33,12 +33,7 @@ def comparison_table(models: Models) -> str:
 
 
 def write_comparison(path: Path, title: str, about: str, models: Models) -> None:
-    """The table as a page that needs no network."""
-    headings, *rows = _cells(models)
-    head = "".join(f"<th>{escape(one)}</th>" for one in headings)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
+    """The table, and one by phenomenon for minimal pairs, as a page that needs no network."""
     folders = "".join(
         f"<li>{escape(name)}: <code>{escape(one.folder)}</code></li>"
         for name, one in models.items()
@@ -50,11 +45,43 @@ def write_comparison(path: Path, title: str, about: str, models: Models) -> None
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>\n{style}</style></head>\n<body><main>"
         f"<header><h1>{escape(title)}</h1><p>{escape(about)}</p></header>"
-        f'<section class="results"><h2>Models</h2><div class="scroll"><table><thead><tr>{head}'
-        f"</tr></thead><tbody>{body}</tbody></table></div>"
-        f"<div>{notes}</div><div><ul>{folders}</ul></div></section></main></body></html>\n",
+        f"{_section('Models', _cells(models), f'<div>{notes}</div><div><ul>{folders}</ul></div>')}"
+        f"{_phenomena(models)}</main></body></html>\n",
         encoding="utf-8",
     )
+
+
+def _section(title: str, cells: Sequence[Sequence[str]], below: str = "") -> str:
+    """A table of the page, its first row the headings, and what stands below it."""
+    headings, *rows = cells
+    head = "".join(f"<th>{escape(one)}</th>" for one in headings)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    return (
+        f'<section class="results"><h2>{escape(title)}</h2><div class="scroll"><table><thead>'
+        f"<tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{below}</section>"
+    )
+
+
+def _phenomena(models: Models) -> str:
+    """For each set of minimal pairs, the models' accuracy by phenomenon."""
+    reference = next(iter(models.values()))
+    return "".join(
+        _section(f"{task} by phenomenon", _phenomenon_cells(models, task))
+        for task, score in reference.tasks.items()
+        if score.by_phenomenon
+    )
+
+
+def _phenomenon_cells(models: Models, task: str) -> list[list[str]]:
+    """The headings, and a row for each phenomenon: the pairs that each model gets right."""
+    scores = [one.tasks[task] for one in models.values()]
+    rows = [
+        [phenomenon, *(one.column.written(one.by_phenomenon[phenomenon]) for one in scores)]
+        for phenomenon in scores[0].by_phenomenon
+    ]
+    return [["phenomenon", *models], *rows]
 
 
 def _cells(models: Models) -> list[list[str]]:

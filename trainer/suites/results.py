@@ -15,11 +15,15 @@ FINE_TUNED = "teacher"  # the learner of a fine-tuning job
 
 @dataclass(frozen=True)
 class TaskScore:
-    """A model's scores on a task by seed; a seed without a defined score is left out."""
+    """A model's scores on a task by seed; a seed without a defined score is left out.
+
+    by_phenomenon: the scores on minimal pairs of one phenomenon each; other tasks have none.
+    """
 
     column: Column
     by_seed: Mapping[int, float]
     examples_per_second: float | None = None
+    by_phenomenon: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def mean(self) -> float | None:
@@ -83,9 +87,9 @@ def task_score(evaluations: Mapping[int, Mapping[str, Any]]) -> TaskScore:
     )
 
 
-def pair_score(accuracy: float) -> TaskScore:
+def pair_score(accuracy: float, by_phenomenon: Mapping[str, float]) -> TaskScore:
     """The score on minimal pairs, which has no seed."""
-    return TaskScore(ACCURACY, {0: accuracy})
+    return TaskScore(ACCURACY, {0: accuracy}, by_phenomenon=by_phenomenon)
 
 
 def to_json(models: Mapping[str, ModelResults]) -> dict[str, Any]:
@@ -99,16 +103,21 @@ def to_json(models: Mapping[str, ModelResults]) -> dict[str, Any]:
             "retention": one.retention(reference),
             "examples_per_second": one.examples_per_second,
             "tasks": {
-                task: {
-                    "metric": score.column.name,
-                    "mean": score.mean,
-                    "deviation": score.deviation,
-                    "by_seed": dict(score.by_seed),
-                    "retention": score.retention(reference.tasks[task]),
-                    "examples_per_second": score.examples_per_second,
-                }
-                for task, score in one.tasks.items()
+                task: _task_json(score, reference.tasks[task]) for task, score in one.tasks.items()
             },
         }
         for name, one in models.items()
     }
+
+
+def _task_json(score: TaskScore, reference: TaskScore) -> dict[str, Any]:
+    found = {
+        "metric": score.column.name,
+        "mean": score.mean,
+        "deviation": score.deviation,
+        "by_seed": dict(score.by_seed),
+        "retention": score.retention(reference),
+        "examples_per_second": score.examples_per_second,
+    }
+    by_phenomenon = dict(score.by_phenomenon)
+    return {**found, "by_phenomenon": by_phenomenon} if by_phenomenon else found
