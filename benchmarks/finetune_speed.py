@@ -151,7 +151,7 @@ def tandem_arm(arguments: argparse.Namespace) -> dict[str, float]:
     with profiled(arguments.profile):
         run_job(lambda: job, lambda: False, lambda *_: None)
     saved = SavedLearners(RunFolder.of(job))
-    model, metrics = saved.load(TEACHER).eval(), job.teacher.metrics
+    model, metrics = saved.load(TEACHER).eval(), job.metrics_of(job.teacher)
     validation = ValidationSet(job, saved.corpora)
     _, labels = read_table(arguments.validation, arguments.text)
     with torch.inference_mode(), timed_prediction(len(labels)) as speed:

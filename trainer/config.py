@@ -27,6 +27,7 @@ from trainer.folder_models import fill_in_models
 from trainer.learner_config import LearnerConfig
 from trainer.measure.profiling import ProfileConfig
 from trainer.roles import conflicts_about_metrics, conflicts_of_roles, conflicts_with_data
+from trainer.scoring.scores import Metrics
 from trainer.tasks import load_plugins
 from trainer.tracking import tracking
 from trainer.watch.rollback import RollbackConfig, conflicts_in_order
@@ -179,6 +180,10 @@ class JobConfig(Section):
         """
         load_plugins(convert(tree.get("plugins", []), list[str], "plugins"))
         fill_in_models(tree)
+
+    def metrics_of(self, learner: LearnerConfig) -> Metrics:
+        """What the heads of one of the job's learners are scored by."""
+        return learner.metrics_among((self.teacher, *self.students.values()))
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from self._conflicts_of_length()

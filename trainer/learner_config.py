@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -260,10 +260,13 @@ class LearnerConfig(Section):
         """The `model` with the heads that its objective trains: what is built, and exported."""
         return self.objective.equip(self.model)
 
-    @property
-    def metrics(self) -> Metrics:
-        """What its heads are scored by: the metrics of a task, or those of the head."""
-        terms = self.objective.terms().values()
+    def metrics_among(self, learners: Iterable[LearnerConfig]) -> Metrics:
+        """What its heads are scored by: the metrics of a task, or those of the head.
+
+        A frozen teacher has no objective: its head has the metrics of the one among `learners`, all
+        of its job, that has the task.
+        """
+        terms = (term for one in learners for term in one.objective.terms().values())
         tasks = {one.head: one.own_metrics() for one in terms if isinstance(one, TaskConfig)}
         return metrics_of(self.architecture, tasks)
 

@@ -53,7 +53,9 @@ def conflicts_about_metrics(
     teacher: LearnerConfig, students: Students, primary: str | None
 ) -> Iterator[Refusal]:
     """Scores that no head of the teacher has."""
-    known = [*columns_of(teacher.metrics)]
+    known = [*columns_of(teacher.metrics_among((teacher, *students.values())))]
+    if not known:
+        yield "teacher", "has no head that could be scored; add a task, or mlm, to an objective"
     if primary is not None and primary not in known:
         yield "evaluation.metric", f"must be one of {', '.join(known)}, not {primary}"
     known += [f"{name}{OVER_UNIGRAM}" for name in known if name in UNIGRAM]

@@ -19,9 +19,11 @@ from tests.trainer import jobs
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.evaluation.finished import SavedLearners
+from trainer.evaluation.primary import primary_column
 from trainer.job_data.examples import with_examples
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
+from trainer.scoring.task_metrics import NumberMetric
 
 LABELS = ["bright", "dull"]
 JOB = """
@@ -244,6 +246,25 @@ def test_a_frozen_teacher_of_the_task_teaches_its_labels(run_of_two, job, tmp_pa
     other = (f"students.small.{labels}", f"students.lstm.{labels}")
     with pytest.raises(TrainingError, match="its head tells bright, dull, but the labels"):
         load(job, *words, *other)
+
+
+def test_a_frozen_teacher_is_scored_by_the_task_of_its_students(job) -> None:
+    """A number has no accuracy, and a teacher without objective no task of its own."""
+    head = "{kind: regression, pooling: pooler, transform: none}"
+    model = f"teacher.model.task_heads={{single_sentence: {head}}}"
+    frozen = ["teacher.objective=null", "teacher.optimizer=null", "teacher.frozen=true",
+              "teacher.init.pretrained=x", "teacher.model.mlm_head=false", model]  # fmt: skip
+    number = "{single_sentence: {target: number, metrics: [spearman]}}"
+    words = [f"students.{name}.objective={number}" for name in ("small", "lstm")]
+    found = configs.load(str(job), JobConfig, "job", [*frozen, *words])
+    assert primary_column(found).name == "single_sentence_spearman"
+    (metric,) = found.metrics_of(found.teacher)
+    assert isinstance(metric, NumberMetric)
+    states = "{single_sentence: null, soft_labels: null, hidden_mse: {}}"
+    words = [f"students.{name}.objective={states}" for name in ("small", "lstm")]
+    text = ["data.train=''", "data.validation=''", "data.path=x"]
+    with pytest.raises(ConfigError, match="teacher: has no head that could be scored"):
+        configs.load(str(job), JobConfig, "job", [*frozen, *words, *text])
 
 
 def train_with(job: Path, words: tuple[str, ...]) -> str:

@@ -22,7 +22,7 @@ from trainer.evaluation.primary import primary_column
 from trainer.learner_names import TEACHER
 from trainer.learners.programs import score
 from trainer.measure.machine import describe as describe_machine
-from trainer.scoring.scores import columns_of
+from trainer.scoring.scores import Metrics, columns_of
 from trainer.watch.rank_zero import SendHeartbeat
 
 SPEED_SECONDS = 1.0  # how long each speed of each learner is measured, at least
@@ -63,7 +63,9 @@ class _Measurement:
         self.teacher = saved.load(TEACHER).to(self.device)
         self.teacher_scores = self._score(TEACHER, self.teacher)
         learners = map(saved.config, saved.names)
-        self.columns = columns_of(metric for one in learners for metric in one.metrics)
+        self.columns = columns_of(
+            metric for one in learners for metric in saved.job.metrics_of(one)
+        )
 
     @torch.inference_mode()
     def of(self, name: str) -> dict[str, Any]:
@@ -71,7 +73,7 @@ class _Measurement:
         is_teacher = name == TEACHER
         model = self.teacher if is_teacher else self.saved.load(name).to(self.device)
         scores = self.teacher_scores if is_teacher else self._score(name, model)
-        metrics, trained = self.saved.config(name).metrics, self.saved.trained_heads(name)
+        metrics, trained = self._metrics(name), self.saved.trained_heads(name)
         both_predict = MASKED in trained & self.saved.trained_heads(TEACHER)
         told = scores.of_trained_heads(metrics, trained)
         size = describe(model.config, self.saved.job.data.sequence_length)
@@ -88,8 +90,11 @@ class _Measurement:
             "finished_at": self.saved.state.learners[name].finished_at,
         }
 
+    def _metrics(self, name: str) -> Metrics:
+        return self.saved.job.metrics_of(self.saved.config(name))
+
     def _score(self, name: str, model: Model) -> Scores:
-        micro_batch, metrics = self.saved.job.batch.micro_batch, self.saved.config(name).metrics
+        micro_batch, metrics = self.saved.job.batch.micro_batch, self._metrics(name)
 
         def of_batch(batch: MicroBatch) -> Sequence[Tensor]:
             return score(model, batch, metrics)
@@ -99,7 +104,7 @@ class _Measurement:
 
     def _retention(self, scores: Scores) -> float | None:
         """How much of the teacher's primary metric it retains; None where either has none."""
-        primary, metrics = primary_column(self.saved.job).name, self.saved.job.teacher.metrics
+        primary, metrics = primary_column(self.saved.job).name, self._metrics(TEACHER)
         trained = self.saved.trained_heads(TEACHER)
         teacher = self.teacher_scores.of_trained_heads(metrics, trained)
         ours, theirs = scores.overall.get(primary), teacher.overall.get(primary)

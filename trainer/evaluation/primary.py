@@ -9,4 +9,4 @@ from trainer.scoring.column import Column
 
 def primary_column(config: JobConfig) -> Column:
     """The column that ``evaluation.metric`` names, of the teacher's heads."""
-    return scores.primary_column(config.teacher.metrics, config.evaluation.metric)
+    return scores.primary_column(config.metrics_of(config.teacher), config.evaluation.metric)

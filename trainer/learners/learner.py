@@ -48,6 +48,7 @@ from trainer.objectives import Objective
 from trainer.optimizers import GatedOptimizer, build_optimizer
 from trainer.optimizers.loss_scale import LossScale
 from trainer.schedules.learning_rate import factor
+from trainer.scoring.scores import Metrics
 from trainer.seeds import derive
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
 
@@ -95,11 +96,13 @@ class Learner:
         started_at: int = 0,
         weights: Mapping[str, Tensor] | None = None,
         view: str = DEFAULT_VIEW,
+        metrics: Metrics | None = None,
     ) -> None:
         """Build the model (from `weights` where given, else at random) and start its engine.
 
         `started_at` is the job's step at which this learner began, and `view` how it reads the
-        examples (`data_pipeline.Batch`). Raises TrainingError when the `weights` do not fit.
+        examples (`data_pipeline.Batch`). It is scored by `metrics`; None: those of its own
+        objective and heads. Raises TrainingError when the `weights` do not fit.
         """
         self.name, self.config, self.step_shape, self.view = name, config, step_shape, view
         self.counters = LearnerState(started_at)
@@ -112,7 +115,7 @@ class Learner:
             module.model.compile_layers()
         self.model: Model = module.model
         self.device: torch.device = self.engine.device
-        self.metrics = config.metrics
+        self.metrics = config.metrics_among([config]) if metrics is None else metrics
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
         self._read_from: tuple[str, ...] = ()  # the sources of the last step

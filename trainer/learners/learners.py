@@ -133,7 +133,8 @@ class Learners:
     def admit(self, state: JobState, unigram: Mapping[str, float]) -> list[str]:
         """Start the students whose time has come; returns their names."""
         joined, steps = [], self.config.steps
-        primary = primary_column(self.config.teacher.metrics, self.config.evaluation.metric).name
+        metrics = self.config.metrics_of(self.config.teacher)
+        primary = primary_column(metrics, self.config.evaluation.metric).name
         for name, config in self.config.students.items():
             key = student_key(name)
             if key in self.waiting and is_due(
@@ -230,8 +231,15 @@ class Learners:
         started_at: int,
         weights: Mapping[str, Tensor] | None = None,
     ) -> Learner:
-        teacher = self.config.teacher.model
-        learner = Learner(key, config, teacher, self.step_shape, started_at, weights)
+        learner = Learner(
+            key,
+            config,
+            self.config.teacher.model,
+            self.step_shape,
+            started_at,
+            weights,
+            metrics=self.config.metrics_of(config),
+        )
         if weights is not None and not config.init.teacher_embeddings:
             learner.counters.given_heads = heads_in(weights)
         if key != TEACHER:
