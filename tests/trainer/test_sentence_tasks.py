@@ -21,6 +21,7 @@ from trainer.errors import TrainingError
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.primary import primary_column
 from trainer.job_data.examples import with_examples
+from trainer.report import student_table, write_report
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.scoring.task_metrics import NumberMetric
@@ -31,8 +32,8 @@ name: moods
 steps: 40
 output_dir: {runs}
 data:
-  {{root: {folder}, train: train.tsv, validation: held_out.tsv, sequence_length: 12,
-  tokenizer: {corpus}/tokenizer}}
+  {{root: {folder}, train: train.tsv, validation: held_out.tsv, test: test.tsv,
+  sequence_length: 12, tokenizer: {corpus}/tokenizer}}
 batch: {{size: 16, micro_batch: 4}}
 teacher:
   model: &model
@@ -72,6 +73,9 @@ def lines(count: int, shift: int) -> list[str]:
     return rows
 
 
+TEST = [line.partition("\t")[0] + "\tdull" for line in lines(12, 700)]  # half of them wrong
+
+
 def write(path: Path, rows: list[str]) -> None:
     path.write_text("\n".join(["text\tlabel", *rows]) + "\n")
 
@@ -81,6 +85,7 @@ def job(corpus, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("moods")
     write(folder / "train.tsv", lines(80, 0))
     write(folder / "held_out.tsv", lines(21, 400))
+    write(folder / "test.tsv", TEST)
     path = folder / "job.yaml"
     path.write_text(JOB.format(runs=folder / "runs", corpus=corpus, folder=folder))
     return path
@@ -135,6 +140,30 @@ def test_a_task_is_trained_distilled_scored_and_exported(run_of_two) -> None:
         assert accuracy == pytest.approx(results[learner][score])
 
 
+def test_a_labelled_test_file_is_scored_beside_the_validation_file(run_of_two) -> None:
+    results = json.loads(run_of_two.evaluation.read_text())
+    name = "test_single_sentence_accuracy"
+    assert results["metric"] == "single_sentence_accuracy"
+    read = AutoTokenizer.from_pretrained(run_of_two.path / "exports" / "teacher")
+    ids = read([line.partition("\t")[0] for line in TEST], return_tensors="pt", padding=True)
+    for learner, facts in results["learners"].items():
+        with torch.no_grad():
+            found = SavedLearners(run_of_two).load(learner)(ids.input_ids, None, ids.attention_mask)
+        dull = found.heads["single_sentence"].argmax(-1) == LABELS.index("dull")
+        assert facts[name] == pytest.approx(dull.float().mean().item())
+    heading, teacher = student_table(results).splitlines()[:2]
+    assert " test " in heading
+    assert f"{results['learners']['teacher'][name]:.1%}" in teacher
+    assert "<th>test " in write_report(run_of_two.path).read_text(encoding="utf-8")
+
+
+def test_a_bad_test_file_is_named_before_training(job, tmp_path) -> None:
+    rows = tmp_path / "test.tsv"
+    write(rows, ["fine\tgrey"])
+    with pytest.raises(DataError, match=r"test\.tsv:2: label: 'grey' is none of the labels"):
+        load(job, f"data.test={rows}")
+
+
 def test_another_kind_of_model_learns_the_task_too(run_of_two) -> None:
     results = json.loads(run_of_two.evaluation.read_text())["learners"]
     assert results["students/lstm"]["single_sentence_accuracy"] > 0.9
@@ -184,7 +213,10 @@ def test_a_teacher_may_compute_the_first_tokens_only(job, tmp_path) -> None:
     [
         (["teacher.objective.single_sentence.labels=[a]"], "labels: must be two or more"),
         (["data.train=''"], "is for a task's examples; set train too"),
-        (["data.train=''", "data.validation=''"], r"data\.train: must name the examples of"),
+        (
+            ["data.train=''", "data.validation=''", "data.test=''"],
+            r"data\.train: must name the examples of",
+        ),
         (["teacher.objective.mlm={}"], "objective.mlm: is about text, but the job reads the"),
         (["students.small.objective.sentence_pair={}"], "one task must read it"),
         (["students.small.objective.single_sentence=null"], "soft_labels: needs the task beside"),
@@ -212,7 +244,7 @@ def test_what_does_not_fit_is_refused(job, overrides, message) -> None:
 def test_bad_examples_are_named(job, tmp_path, rows, overrides, message) -> None:
     write(tmp_path / "train.tsv", rows)
     keys = [f"teacher.objective.single_sentence.{one}" for one in overrides]
-    keys += [f"data.root={tmp_path}", "data.validation=''", "students=null"]
+    keys += [f"data.root={tmp_path}", "data.validation=''", "data.test=''", "students=null"]
     with pytest.raises(DataError) as refused:
         load(job, *keys)
     assert message in str(refused.value)
@@ -262,7 +294,7 @@ def test_a_frozen_teacher_is_scored_by_the_task_of_its_students(job) -> None:
     assert isinstance(metric, NumberMetric)
     states = "{single_sentence: null, soft_labels: null, hidden_mse: {}}"
     words = [f"students.{name}.objective={states}" for name in ("small", "lstm")]
-    text = ["data.train=''", "data.validation=''", "data.path=x"]
+    text = ["data.train=''", "data.validation=''", "data.test=''", "data.path=x"]
     with pytest.raises(ConfigError, match="teacher: has no head that could be scored"):
         configs.load(str(job), JobConfig, "job", [*frozen, *words, *text])
 

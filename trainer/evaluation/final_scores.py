@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,21 @@ from torch import Tensor
 from data_pipeline import MASKED, Corpus
 from model import Model, describe
 from trainer.batches import MicroBatch, to_device
+from trainer.config import JobConfig
 from trainer.device import own_device
 from trainer.evaluation.agreement import agreement
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import Scores, ValidationSet
 from trainer.evaluation.primary import primary_column
+from trainer.job_data.examples import scored_on_test
 from trainer.learner_names import TEACHER
 from trainer.learners.programs import score
 from trainer.measure.machine import describe as describe_machine
+from trainer.scoring.column import Column
 from trainer.scoring.scores import Metrics, columns_of
 from trainer.watch.rank_zero import SendHeartbeat
 
+ON_TEST = "test_"  # before the name of a column: the score on a task's test file
 SPEED_SECONDS = 1.0  # how long each speed of each learner is measured, at least
 
 
@@ -34,9 +39,10 @@ def evaluate_run(
     """Evaluate every learner of the newest checkpoint (or `only` one), in this process.
 
     Returns the facts of the corpus, the unigram baseline, and for each learner its parameters
-    (embeddings, encoder, pooler) and their bytes, its FLOPs per token, its scores by column, how
-    far it agrees with the teacher, the share of the teacher's primary metric that it retains, its
-    speed, and the step it started at. The score of a head that nothing has trained is None.
+    (embeddings, encoder, pooler) and their bytes, its FLOPs per token, its scores by column (those
+    on a task's test file begin with ``test_``), how far it agrees with the teacher, the share of
+    the teacher's primary metric that it retains, its speed, and the step it started at. The score
+    of a head that nothing has trained is None.
     `heartbeat` is called for every batch that is scored. Raises TrainingError when there is no
     such learner.
     """
@@ -53,12 +59,29 @@ def evaluate_run(
     }
 
 
+@dataclass(frozen=True)
+class _TestFile:
+    """A task's test file: the job as it is scored there, and its examples."""
+
+    job: JobConfig
+    examples: ValidationSet
+
+    @classmethod
+    def open(cls, job: JobConfig, heartbeat: SendHeartbeat) -> _TestFile | None:
+        scored = scored_on_test(job)
+        if scored is None:
+            return None
+        corpora = {"test": Corpus.open(scored.data.path)}
+        return cls(scored, ValidationSet(scored, corpora, heartbeat))
+
+
 class _Measurement:
     """What is measured of each learner, and the teacher that it is compared with."""
 
     def __init__(self, saved: SavedLearners, heartbeat: SendHeartbeat) -> None:
         self.saved = saved
         self.validation = ValidationSet(saved.job, saved.corpora, heartbeat)
+        self.test = _TestFile.open(saved.job, heartbeat)
         self.device = own_device()
         self.teacher = saved.load(TEACHER).to(self.device)
         self.teacher_scores = self._score(TEACHER, self.teacher)
@@ -66,6 +89,9 @@ class _Measurement:
         self.columns = columns_of(
             metric for one in learners for metric in saved.job.metrics_of(one)
         )
+        if self.test is not None:
+            on_test = [_on_test(column) for column in self.columns.values()]
+            self.columns |= {column.name: column for column in on_test}
 
     @torch.inference_mode()
     def of(self, name: str) -> dict[str, Any]:
@@ -83,6 +109,7 @@ class _Measurement:
             "flops_per_token": size.flops_per_token,
             **told.overall,
             "corpora": told.by_corpus,
+            **self._scores_on_test(name, model),
             "retention": self._retention(told),
             "agreement": self._agreement(model) if both_predict and not is_teacher else None,
             **self._speed(model),
@@ -94,13 +121,25 @@ class _Measurement:
         return self.saved.job.metrics_of(self.saved.config(name))
 
     def _score(self, name: str, model: Model) -> Scores:
-        micro_batch, metrics = self.saved.job.batch.micro_batch, self._metrics(name)
+        return self._scores(model, self.validation, self._metrics(name))
+
+    def _scores(self, model: Model, examples: ValidationSet, metrics: Metrics) -> Scores:
+        micro_batch = self.saved.job.batch.micro_batch
 
         def of_batch(batch: MicroBatch) -> Sequence[Tensor]:
             return score(model, batch, metrics)
 
         with torch.inference_mode():
-            return self.validation.evaluate(of_batch, metrics, micro_batch, self.device)
+            return examples.evaluate(of_batch, metrics, micro_batch, self.device)
+
+    def _scores_on_test(self, name: str, model: Model) -> dict[str, Any]:
+        """The scores on a task's test file, by column; nothing where the job has none."""
+        if self.test is None:
+            return {}
+        metrics = self.test.job.metrics_of(self.saved.config(name))
+        scores = self._scores(model, self.test.examples, metrics)
+        told = scores.of_trained_heads(metrics, self.saved.trained_heads(name))
+        return {f"{ON_TEST}{column}": one for column, one in told.overall.items()}
 
     def _retention(self, scores: Scores) -> float | None:
         """How much of the teacher's primary metric it retains; None where either has none."""
@@ -126,6 +165,11 @@ class _Measurement:
             "sequences_per_second": len(many.input_ids) / seconds,
             "seconds_per_sequence": _encoding_seconds(model, one),
         }
+
+
+def _on_test(column: Column) -> Column:
+    heading = f"test {column.heading}"
+    return dataclasses.replace(column, name=f"{ON_TEST}{column.name}", heading=heading)
 
 
 def _encoding_seconds(model: Model, batch: MicroBatch) -> float:

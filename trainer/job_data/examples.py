@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,30 @@ def with_examples(job: JobConfig) -> JobConfig:
     task = task.with_labels_of(TaskFile(files["train"], job.data.columns))
     _require_same_labels(job, name, task)
     task = task.scored_on(TaskFile(scored, job.data.columns))
-    folder = _encoded(job, name, task)
+    splits = {split: files[of] for split, of in SPLITS.items() if of in files}
+    folder = _encoded(job, name, task, _tokenizer_of(job), splits, job.data.path)
     job = _with_task(job, name, task)
     data = dataclasses.replace(job.data, path=str(folder))
     steps = job.steps or _steps(job, ExampleSplit(Corpus.open(str(folder)), "train").total)
-    return dataclasses.replace(job, data=data, steps=steps, epochs=None)
+    job = dataclasses.replace(job, data=data, steps=steps, epochs=None)
+    scored_on_test(job)  # what is wrong with the test file is told before training
+    return job
+
+
+def scored_on_test(job: JobConfig) -> JobConfig | None:
+    """A job `with_examples`, with those of its test file to score on; None where it has none.
+
+    They are encoded unless they are already. Raises DataError, naming file and line, for bad ones.
+    """
+    if not job.data.test:
+        return None
+    name, task = task_of(job)
+    file = job.data.task_files["test"]
+    task = task.scored_on(TaskFile(file, job.data.columns))
+    tokenizer = Corpus.open(job.data.path).tokenizer_dir
+    folder = _encoded(job, name, task, tokenizer, {"val": file})
+    data = dataclasses.replace(job.data, path=str(folder))
+    return dataclasses.replace(_with_task(job, name, task), data=data)
 
 
 def task_of(job: JobConfig) -> tuple[str, TaskConfig]:
@@ -108,29 +127,38 @@ def _steps(job: JobConfig, examples: int) -> int:
     return math.ceil(job.epochs * examples / size)
 
 
-def _encoded(job: JobConfig, name: str, task: TaskConfig) -> Path:
-    """The folder of the encoded examples, which exists afterwards."""
-    tokenizer = _tokenizer_of(job)
+def _encoded(
+    job: JobConfig,
+    name: str,
+    task: TaskConfig,
+    tokenizer: Path,
+    files: Mapping[str, Path],
+    path: str = "",
+) -> Path:
+    """The folder of the encoded examples in `files`, by split, which exists afterwards.
+
+    It is `path`; empty: one beside the runs, named after its content.
+    """
     fingerprint = load_tokenizer(tokenizer)[1].fingerprint
-    identity = {"format": FORMAT, "tokenizer": fingerprint, **_identity(job, task)}
+    identity = {"format": FORMAT, "tokenizer": fingerprint, **_identity(job, task, files)}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(job.data.path or f"{job.output_dir}/{FOLDER}/{digest}/{name}")
+    folder = Path(path or f"{job.output_dir}/{FOLDER}/{digest}/{name}")
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         encoder = TextEncoder(tokenizer, job.data.sequence_length)
-        store_examples(folder, encoder, tokenizer, identity, _examples(job, task, encoder))
+        store_examples(folder, encoder, tokenizer, identity, _examples(job, task, encoder, files))
     elif manifest.read(folder)["identity"] != identity:
         raise DataError(f"data.path: {folder} holds other examples; name another, or leave it out")
     return folder
 
 
-def _identity(job: JobConfig, task: TaskConfig) -> dict[str, Any]:
+def _identity(job: JobConfig, task: TaskConfig, files: Mapping[str, Path]) -> dict[str, Any]:
     """All but the tokenizer that decides what the encoded examples are."""
     data, settings = job.data, dataclasses.asdict(task)
     return {
         "settings": {key: one for key, one in settings.items() if key not in task.not_encoded},
         "code": _content(Path(inspect.getfile(type(task)))),
-        "files": {split: _content(path) for split, path in data.task_files.items()},
+        "files": {SPLITS[split]: _content(path) for split, path in files.items()},
         "columns": dict(data.columns),
         "sequence_length": data.sequence_length,
         "validation_fraction": None if data.validation else data.validation_fraction,
@@ -138,15 +166,15 @@ def _identity(job: JobConfig, task: TaskConfig) -> dict[str, Any]:
 
 
 def _examples(
-    job: JobConfig, task: TaskConfig, encoder: TextEncoder
+    job: JobConfig, task: TaskConfig, encoder: TextEncoder, files: Mapping[str, Path]
 ) -> dict[str, Iterable[EncodedExample]]:
-    """The examples of the splits "train" and "val"."""
-    files = {split: TaskFile(path, job.data.columns) for split, path in job.data.task_files.items()}
-    if "validation" in files:
-        return {split: task.encode(files[of], encoder) for split, of in SPLITS.items()}
+    """The examples by split; of a training file alone, a part is held out."""
+    of = {split: TaskFile(path, job.data.columns) for split, path in files.items()}
+    if "val" in files:
+        return {split: task.encode(file, encoder) for split, file in of.items()}
     fraction = job.data.validation_fraction
     return {
-        split: _held_out(task.encode(files["train"], encoder), fraction, wanted=split == "val")
+        split: _held_out(task.encode(of["train"], encoder), fraction, wanted=split == "val")
         for split in SPLITS
     }
 
