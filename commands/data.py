@@ -140,7 +140,7 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
 @click.option("--split", type=click.Choice(["train", "val"]), default="train", show_default=True)
 @click.option("--out", type=PATH, required=True, help="The .npz file to write.")
 def data_dump(config: str, overrides: tuple[str, ...], steps: str, **options: Any) -> None:
-    """Write exactly what a rank of the job CONFIG trains on."""
+    """Write exactly what a rank of the job CONFIG, which reads text, trains on."""
     from data_pipeline.reading.dumping import dump
 
     section, seed, batch_sizes = data_section(config, overrides)

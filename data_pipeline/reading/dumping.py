@@ -45,8 +45,11 @@ def dump(
     There is one row for each sequence: step, sample_ids (unique within an epoch), epochs,
     input_ids, segment_ids, attention_mask, labels (-100 where not masked) and, for pairs,
     pair_labels. If phases differ in length, shorter rows are padded. Returns the number of rows.
-    Replaces an earlier dump at `out`; raises DataError if another file is there.
+    Replaces an earlier dump at `out`; raises DataError if another file is there, and for the
+    examples of a task.
     """
+    if config.train:
+        raise DataError("data.train: dump is for text; `tandem data show` shows a task's examples")
     first, last = steps
     if not 0 <= first < last:
         raise DataError(f"--steps {first}:{last}: must be A:B with 0 <= A < B")
