@@ -26,7 +26,7 @@ def evaluate(
     out: str | None,
     seeds: list[int],
 ) -> None:
-    """Score RUN's learners on held-out text, or the models in DIRs on a suite of tasks.
+    """Score RUN's learners on held-out text or examples, or the models in DIRs on a suite of tasks.
 
     With --suite, every model is fine-tuned on every task and compared with the first one; job keys
     change every task's job. The same command resumes a comparison that was stopped.

@@ -82,4 +82,5 @@ class Resumption:
         if late := unreached.warning(config):
             yield late
         if not config.students:
-            yield "no students: plain pre-training of the teacher"
+            what = "fine-tuning" if config.data.train else "pre-training"
+            yield f"no students: plain {what} of the teacher"

@@ -55,6 +55,8 @@ def _head(run: RunFiles, live: bool) -> str:
     if live:
         state += f"{_time_left(run)}, at {time.strftime('%H:%M')}"
     what = "A teacher, pre-trained by masked language modelling."
+    if run.config["data"].get("train"):
+        what = "A teacher, fine-tuned on a task."
     if students:
         what = (
             f"A teacher and {count(students, 'student')}, trained in one job "

@@ -13,12 +13,18 @@ from trainer.run_folder.run_files import RunFiles, columns_of, primary_of
 from trainer.scoring.column import SHARE, Column
 
 SIZES_AND_SPEED = ("retention", "agreement", "tokens/s", "ms/seq", "joined at")
-LEGEND = (
-    "Loss (nats) and accuracy are of masked tokens in held-out text; retention is the share of the "
-    "teacher's primary metric; agreement is the share of first choices that are the teacher's; "
-    "parameters are without the heads; tokens/s is the encoder alone, ms/seq the same for a single "
-    "sequence. Unigram always guesses by frequency. Not trained: no term of the learner's "
-    "objective has trained the head that predicts it."
+OF_TEXT = (
+    "Loss (nats) and accuracy are of masked tokens in held-out text; agreement is the share of "
+    "first choices that are the teacher's. Unigram always guesses by frequency. "
+)
+OF_A_TASK = (
+    "Scores are of the validation examples, which no learner trained on, and those that begin with "
+    "test of the examples in data.test. "
+)
+OF_ALL = (
+    "Retention is the share of the teacher's primary metric; parameters are without the heads; "
+    "tokens/s is the encoder alone, ms/seq the same for a single sequence. Not trained: no term of "
+    "the learner's objective has trained the head that predicts it."
 )
 
 
@@ -69,11 +75,12 @@ def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
         if "export" in facts
     )
     nothing = "<td></td>" * len(SIZES_AND_SPEED)
+    unigram = f'<tr class="unigram"><td>unigram</td><td></td>{baseline}{nothing}</tr>'
+    legend = (OF_TEXT if evaluation["unigram"] else OF_A_TASK) + OF_ALL
     return (
         f'<div class="scroll"><table><thead><tr><th>learner</th>{headings}</tr></thead><tbody>'
-        f'{rows}<tr class="unigram"><td>unigram</td><td></td>{baseline}{nothing}</tr>'
-        "</tbody></table>"
-        f"</div><div><p>{LEGEND}</p>{'<p>In Hugging Face format:</p>' if exports else ''}"
+        f"{rows}{unigram if evaluation['unigram'] else ''}</tbody></table>"
+        f"</div><div><p>{legend}</p>{'<p>In Hugging Face format:</p>' if exports else ''}"
         f"<ul>{exports}</ul></div>"
     )
 

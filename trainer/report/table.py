@@ -20,7 +20,7 @@ WIDTH = 10_000  # a line is never broken: paths stay copyable
 def student_table(evaluation: dict[str, Any]) -> str:
     """The results in ``evaluation.json`` as plain text, one line for each learner.
 
-    The last line is the unigram baseline, which every learner has to beat.
+    Of text, the last line is the unigram baseline, which every learner has to beat.
     """
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("learner")
@@ -35,17 +35,22 @@ def student_table(evaluation: dict[str, Any]) -> str:
         places = [facts.get("export", "")] if exported else []
         table.add_row(*_cells(name, facts, columns), *places)
     unigram = evaluation["unigram"]
-    table.add_row("(unigram)", "", *(score_of(unigram, column) for column in columns))
+    if unigram:
+        table.add_row("(unigram)", "", *(score_of(unigram, column) for column in columns))
     out = io.StringIO()
     Console(file=out, width=WIDTH, color_system=None).print(table)
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    return "\n".join([*lines, "", _LEGEND])
+    return "\n".join([*lines, "", (_OF_TEXT if unigram else _OF_A_TASK) + _OF_ALL])
 
 
-_LEGEND = (
+_OF_TEXT = (
     "loss and accuracy: of masked tokens in held-out text; pairs: share of pairs of segments told\n"
-    "right; retention: share of the teacher's primary metric; agreement: same first choice as the\n"
-    "teacher; not trained: no term of its objective has trained the head that predicts it;\n"
+    "right; agreement: same first choice as the teacher;\n"
+)
+_OF_A_TASK = "scores: of the validation examples; those that begin with test: of data.test;\n"
+_OF_ALL = (
+    "retention: share of the teacher's primary metric; not trained: no term of its objective has\n"
+    "trained the head that predicts it;\n"
     "parameters: without the heads; tokens/s: of the encoder alone, on this machine; ms/seq: the\n"
     "same for a single sequence"
 )
