@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,10 @@ students:
 def job(corpus: Path, runs: Path, *overrides: str, stage: int = 0) -> JobConfig:
     text = f"base: {jobs.TINY_JOB}\n{STUDENT.replace('STAGE', str(stage))}"
     places = [f"data.path={corpus}", f"output_dir={runs}", "data.packing=segment_pair"]
-    path = runs / f"lstm{stage}.yaml"
-    runs.mkdir(exist_ok=True)
-    path.write_text(text)
-    return configs.load(str(path), JobConfig, "job", [*places, *overrides])
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:  # each rank's own
+        file.write(text)
+        file.flush()
+        return configs.load(file.name, JobConfig, "job", [*places, *overrides])
 
 
 def trained(corpus: Path, runs: Path) -> list[str]:
