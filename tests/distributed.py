@@ -57,9 +57,10 @@ def run_distributed(
 def _wait_for(ranks: Sequence[Forked], seconds: float) -> None:
     end = time.monotonic() + seconds
     while None in (codes := [rank.wait(0.02) for rank in ranks]) or any(codes):
-        for rank, code in enumerate(codes):
-            if code:
-                raise RankFailed(f"rank {rank} {_ended(code)}")
+        if any(codes):  # the others may fail because one was killed, and be noticed before it
+            found = {rank.wait(0.5) or 0: number for number, rank in enumerate(ranks)}
+            code = min(found) or max(found)
+            raise RankFailed(f"rank {found[code]} {_ended(code)}")
         if time.monotonic() > end:
             raise RankFailed(f"no end within {seconds:.0f} s")
 

@@ -62,7 +62,8 @@ class Forked:
     def kill(self) -> None:
         """Kill it with all that it has started in its session."""
         if self.returncode is None:
-            os.killpg(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and is not known to have
+                os.killpg(self.pid, signal.SIGKILL)
             self.wait(60)
 
 

@@ -15,7 +15,9 @@ from trainer.config import JobConfig
 ROOT = Path(__file__).parents[2]
 SCHEMAS = {**kinds(), "task": JobConfig}
 # What the file of a task leaves to its user.
-GAPS = {"task": ("data.train=train.tsv", "data.validation=dev.tsv", "teacher.init.pretrained=model")}
+GAPS = {
+    "task": ("data.train=train.tsv", "data.validation=dev.tsv", "teacher.init.pretrained=model")
+}
 FILES = sorted((ROOT / "configs").glob("*/*.yaml"))
 EXAMPLES = [
     (page.name, text)

@@ -48,6 +48,10 @@ class Shortness(TaskConfig):
             is_short = len(row["text"].split()) < self.limit
             yield EncodedExample([encoder.sequence([row["text"]], place)], {self.name: is_short})
 
+    @classmethod
+    def choices(cls, logits, batch):
+        return logits, (batch.row_labels(cls.name) >= 0).float()
+
     def own_metrics(self):
         return (ClassMetric(self.name, ["accuracy"]),)
 
@@ -127,3 +131,12 @@ def test_an_editor_learns_the_keys_of_a_plugin(job: Path, tmp_path: Path) -> Non
     missing = tandem("schema", tmp_path / "missing.py")
     assert (missing.returncode, missing.stdout) == (1, "")
     assert missing.stderr.startswith("tandem: plugins: ")
+
+
+def test_a_task_without_a_method_is_one_line(job: Path, tmp_path: Path) -> None:
+    plugin = tmp_path / "shortness.py"
+    plugin.write_text(PLUGIN.replace("def encode(", "def encoded("))
+    ended = tandem("train", job)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.count("\n") == 1
+    assert ended.stderr.endswith(f"{plugin}: TypeError: Shortness has to define encode\n")

@@ -79,9 +79,11 @@ def test_the_term_is_what_it_says_at_every_stage(results):
     by_stage = results[0]
     loss = expected()
     for stages, steps in zip(STAGES, by_stage, strict=True):
-        assert steps[0][TEACHER]["from_student"] == pytest.approx(loss, rel=1e-5), stages
+        # A small difference of large numbers: each is rounded, and not alike on every CPU.
+        found = steps[0][TEACHER]["from_student"]
+        assert found == pytest.approx(loss, rel=1e-5, abs=1e-6), stages
         for ours, theirs in zip(steps, by_stage[0], strict=True):
-            # A small difference of large numbers, and linear layers in parts round differently.
+            # Linear layers in parts round differently too.
             assert ours[TEACHER] == pytest.approx(theirs[TEACHER], rel=1e-5, abs=1e-6), stages
 
 

@@ -34,11 +34,14 @@ _Config = TypeVar("_Config", bound="type[TermConfig]")
 def register(name: str, order: int = LAST) -> Callable[[_Config], _Config]:
     """A decorator: the section `name` of an objective in YAML, and so the term's name in metrics.
 
-    Terms are summed by ascending `order`, and by name among equals: rounding depends on it.
+    Terms are summed by ascending `order`, and by name among equals: rounding depends on it. Raises
+    TypeError for a section that lacks a method.
     """
 
     def note(section: _Config) -> _Config:
         assert name not in _REGISTERED, f"two terms are called {name}"
+        if missing := ", ".join(sorted(section.__abstractmethods__)):
+            raise TypeError(f"{section.__name__} has to define {missing}")
         _REGISTERED[name] = (order, section)
         return section
 
