@@ -52,7 +52,8 @@ ROOMS = {
         "accounting model_card hugging_face onnx_export"
     ),
     "model/hugging_face": (
-        "task_heads family bert albert distilbert mobilebert modernbert weights folder importing"
+        "task_heads family bert albert distilbert mobilebert modernbert weights tensors folder "
+        "importing"
     ),
     "trainer": (
         "errors durable device process_group seeds learner_names measure tracking checkpoint "

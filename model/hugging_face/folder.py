@@ -6,13 +6,12 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from configs import ConfigError, typed
@@ -26,20 +25,22 @@ from model.hugging_face.family import Family, Inexpressible
 from model.hugging_face.mobilebert import MOBILEBERT
 from model.hugging_face.modernbert import MODERNBERT
 from model.hugging_face.task_heads import ENDINGS, in_form, read_task_heads, write_task_head
+from model.hugging_face.tensors import (
+    checked_state,
+    refuse_extra_weights,
+    refuse_implausible_depth,
+    tensor_names,
+)
 from model.hugging_face.weights import read_weights, write_tensors
 from model.initialisation import empty
 from model.model_card import model_card
 from model.model_config import ModelConfig
 from model.protocol import Model
-from model.skeleton import skeleton
 from model.task_head_config import TaskHeadConfig
 
 Config = TypeVar("Config", bound=ModelConfig)
 FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT)
 OWN_TYPE = "tandem"
-_MAX_SHARED_LAYERS = 1024  # a model can have more layers than tensors only by sharing
-_LAYERS = ("num_hidden_layers", "n_layers", "layers")
-_NETWORKS = ("num_feedforward_networks", "feed_forwards")
 # Exceptions caused by wrong values in config.json; torch raises RuntimeError for huge sizes.
 _WRONG_VALUES = (
     *(ValueError, TypeError, AttributeError),
@@ -267,13 +268,13 @@ def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     weights = read_weights(folder)
     config: ModelConfig
     try:
-        _refuse_implausible_depth(theirs, weights)
+        refuse_implausible_depth(theirs, weights)
         if theirs.get("model_type") == OWN_TYPE:
             config, state = _read_own(theirs), weights
-            _refuse_extra_weights(config, state, tensor_names)
+            refuse_extra_weights(config, state, tensor_names)
         else:
             config, state = _from_transformers(theirs, weights)
-        return config, _checked(config, state)
+        return config, checked_state(config, state)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error
     except _WRONG_VALUES as error:
@@ -328,7 +329,7 @@ def _from_transformers(
     modern = {_modern_name(name): tensor for name, tensor in weights.items()}
     tensors = family.split(_with_prefix(family, modern))
     config = _read(family, theirs, tensors)
-    _refuse_extra_weights(
+    refuse_extra_weights(
         config, tensors, lambda one: family.their_names(one, tensor_names(one)).values()
     )
     names = family.their_names(config, tensor_names(config))
@@ -338,76 +339,8 @@ def _from_transformers(
     return config, {ours: tensors[name] for ours, name in names.items()}
 
 
-def _refuse_implausible_depth(theirs: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Refuse huge layer counts before anything is allocated for them."""
-    layers, networks = _largest(theirs, _LAYERS), _largest(theirs, _NETWORKS)
-    if layers * networks > max(len(weights), _MAX_SHARED_LAYERS):
-        raise ModelError(
-            f"the configuration says {layers} layers of {networks} feed-forward networks each, "
-            f"the weights have fewer"
-        )
-
-
-def _refuse_extra_weights(
-    config: Config, weights: Container[str], names: Callable[[Config], Iterable[str]]
-) -> None:
-    """Raise ModelError if the weights have more layers or networks than the configuration."""
-    own = set(names(config))
-    keys = {field.name for field in dataclasses.fields(config)}
-    for key in sorted(keys & {"layers", "feed_forwards"}, reverse=True):
-        larger = dataclasses.replace(config, **{key: getattr(config, key) + 1})
-        try:
-            of_larger = names(larger)
-        except ModelError:
-            continue  # the family allows only one network per layer
-        for name in of_larger:
-            if name not in own and name in weights:
-                raise ModelError(
-                    f"{key}: the configuration says {getattr(config, key)}, but the weights have "
-                    f"more: {name}"
-                )
-
-
-def _largest(theirs: Mapping[str, Any], keys: Sequence[str]) -> float:
-    """The largest number under any of these keys, at least 1."""
-    return max([1, *(theirs[key] for key in keys if isinstance(theirs.get(key), (int, float)))])
-
-
 def _modern_name(name: str) -> str:
     """Rename norm parameters: the oldest checkpoints have TensorFlow's names."""
     if name.endswith(".gamma"):
         return name.removesuffix("gamma") + "weight"
     return name.removesuffix("beta") + "bias" if name.endswith(".beta") else name
-
-
-def tensor_names(config: ModelConfig) -> list[str]:
-    """The names of all tensors of a model with this configuration."""
-    return list(skeleton(config).state_dict())
-
-
-def _checked(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state in float32. Raises ModelError if names, shapes or values do not fit."""
-    expected = skeleton(config).state_dict()
-    for name, tensor in expected.items():
-        if name not in state:
-            raise ModelError(f"the weights have no {name}")
-        if not _is_plain(state[name]):
-            raise ModelError(
-                f"{name} is {state[name].dtype}, {state[name].layout}; "
-                f"import the weights unquantised and dense"
-            )
-        if state[name].shape != tensor.shape:
-            raise ModelError(
-                f"{name} has shape {tuple(state[name].shape)}, "
-                f"the configuration says {tuple(tensor.shape)}"
-            )
-    checked = {name: state[name].to(torch.float32) for name in expected}
-    for name, tensor in checked.items():
-        if not tensor.isfinite().all():
-            raise ModelError(f"{name} holds NaN or infinity; its training or conversion failed")
-    return checked
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether the tensor is dense, floating-point and in memory."""
-    return tensor.is_floating_point() and tensor.layout == torch.strided and not tensor.is_meta
