@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from configs.strict_json import parse_json
+from configs.strict_json import is_torn, parse_json
 
 TAIL_BYTES = 256 * 1024  # read from the end of metrics.jsonl: hundreds of rows
+
+RECORDS = ("metrics.jsonl", "slurm.jsonl", "alerts.jsonl", "slow_ranks.json", "setbacks.json")
 
 Row = dict[str, Any]
 
@@ -27,9 +29,11 @@ def damaged_files(run: Path) -> list[str]:
     found = []
     if results.exists() and not isinstance(json_object(results).get("step"), int):
         found.append("evaluation.json is damaged; tandem train writes it again")
-    if not all(map(_numbers, _newest_lines(metrics))):
+    if not (all(map(_numbers, _newest_lines(metrics))) and is_torn(_newest_content(metrics)[-1])):
         found.append("metrics.jsonl is damaged; its other rows are shown")
-    return found
+    records = (run / name for name in RECORDS)
+    strange = (path.name for path in records if path.exists() and not path.is_file())
+    return found + [f"{name} is not a file; move it away" for name in strange]
 
 
 def events_of(run: Path) -> list[dict[str, Any]]:
@@ -93,14 +97,19 @@ def newest_log(run: Path) -> str | None:
 
 def _newest_lines(file: Path) -> list[bytes]:
     """The whole lines among the last `TAIL_BYTES` of a file."""
+    return _newest_content(file)[:-1]
+
+
+def _newest_content(file: Path) -> list[bytes]:
+    """The same, and what follows the last of them: empty, or of a line that is being written."""
     if not file.is_file():
-        return []
+        return [b""]
     with file.open("rb") as stream:
         before = file.stat().st_size - TAIL_BYTES
         if before > 0:
             stream.seek(before)
             stream.readline()
-        return stream.read().split(b"\n")[:-1]
+        return stream.read().split(b"\n")
 
 
 def _objects(file: Path) -> list[dict[str, Any]]:

@@ -26,3 +26,8 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def is_torn(line: bytes) -> bool:
+    """Whether a crash may have left this of a line of JSON: the beginning of an object, or NULs."""
+    return not line.endswith(b"\n") and (line[:1] in (b"", b"{") or not line.strip(b"\0"))

@@ -240,6 +240,15 @@ def test_a_damaged_file_that_hides_how_a_run_went_is_said(run, capsys):
     assert "demo: metrics.jsonl is damaged; its other rows are shown" in said
 
 
+def test_metrics_that_are_no_rows_or_no_file_are_said(run):
+    metrics = run.path / "metrics.jsonl"
+    metrics.write_text('[{"format": 1}]')  # without a line's end, yet no torn row
+    assert read_run(run.path, []).damaged == ["metrics.jsonl is damaged; its other rows are shown"]
+    metrics.unlink()
+    metrics.mkdir()
+    assert read_run(run.path, []).damaged == ["metrics.jsonl is not a file; move it away"]
+
+
 def test_a_folder_of_the_runs_name_elsewhere_does_not_hide_it(run, tmp_path, monkeypatch, capsys):
     (tmp_path / "demo").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -43,7 +43,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.strict_json import parse_json
+from configs.strict_json import is_torn, parse_json
 from trainer.errors import TrainingError
 
 Row = dict[str, float]
@@ -134,7 +134,7 @@ def _rows(path: Path) -> Iterator[Row]:
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if _is_torn(line):
+            if is_torn(line):
                 return
             try:
                 yield decode(line)
@@ -142,13 +142,6 @@ def _rows(path: Path) -> Iterator[Row]:
                 raise TrainingError(
                     f"{path}: line {number} is not a row of metrics; repair or delete the line"
                 ) from error
-
-
-def _is_torn(line: bytes) -> bool:
-    """Whether a crash may have left it: the beginning of a row, or NULs, without a line's end."""
-    beginning = b'{"step": '
-    is_row = beginning.startswith(line[: len(beginning)])
-    return not line.endswith(b"\n") and (is_row or not line.strip(b"\0"))
 
 
 def _to_json(value: Any) -> int | float | str:
