@@ -22,18 +22,18 @@ from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, un
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step came to, over all ranks, for everyone who is trained.
+    """The outcome of a step over all ranks, for every learner that is trained.
 
-    terms: learner -> term -> value before its weight; losses: learner -> weighted sum.
+    terms: learner -> term -> unweighted value; losses: learner -> weighted sum of its terms.
     """
 
     terms: dict[str, dict[str, float]]
     losses: dict[str, float]
     tokens: int  # attended positions of the global batch
-    positions: int  # all of them, padding included
+    positions: int  # of the global batch, padding included
     unreadable: int  # sequences that could not be read
     requests: Requests  # what any rank asked for
-    seconds: float  # of training before it, by the clock of rank 0
+    seconds: float  # training time before this step, by rank 0's clock
 
 
 def train_step(
@@ -45,17 +45,17 @@ def train_step(
     seconds: float = 0.0,
     masker: TorchMasker | None = None,
 ) -> StepResult:
-    """Train everyone on this rank's rows of the global batch of `step`. Collective.
+    """Train all learners on this rank's rows of the global batch of `step`. Collective.
 
-    `requests` is asked after the last backward pass, so that a stop is followed at the end of the
-    step in which it came. `seconds` is how long the job has been trained; all ranks use rank 0's.
-    A learner whose loss or gradient is non-finite or spikes skips this step, on all ranks, and
-    touches nobody else. `masker` is for batches without masks.
+    A learner whose loss or gradient is non-finite or spikes skips the step on all ranks; the other
+    learners take theirs. `requests` is called after the last backward pass, so that a request to
+    stop takes effect at the end of the step during which it arrived. `seconds` is the training
+    time so far; all ranks use rank 0's. `masker` masks batches that arrive unmasked.
     """
     learners = [learner for learner in (teacher, *students) if learner.is_trained]
     in_use = ((one.view, name) for one in learners for name in one.objective.denominators)
     sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device)
-    rows = batch if learners else batch.rows(0, 0)  # a frozen teacher that nobody listens to
+    rows = batch if learners else batch.rows(0, 0)  # a frozen teacher without students: no work
     _accumulate(teacher, students, rows, step, sums, masker)
     terms, agreed = _sum_terms(learners, requests(), teacher.device)
     losses = {
@@ -79,7 +79,7 @@ def _accumulate(
     sums: StepSums,
     masker: TorchMasker | None,
 ) -> None:
-    """Forward and backward of everyone, one micro-batch and one student's graph at a time."""
+    """All forward and backward passes, one micro-batch and one student's graph at a time."""
     size = teacher.step_shape.micro_batch
     passes = -(-len(rows.input_ids) // size)
     for student in students:
@@ -95,17 +95,17 @@ def _accumulate(
 
 @dataclass(frozen=True)
 class TeacherPass:
-    """The teacher's side of a step: what others read of it, and the peers that it reads."""
+    """The teacher's side of a step: the outputs that students read, and the peers that it reads."""
 
     teacher: Learner
     capture: Capture  # what the students' terms need
-    logit_consumers: int  # students whose terms need its logits
-    projection: OutputProjection | None  # of the teacher, where there are logit_consumers
-    peers: Mapping[str, tuple[Learner, OutputProjection]]  # and the projection of each
+    logit_consumers: int  # students whose terms need the teacher's logits
+    projection: OutputProjection | None  # the teacher's; None without logit_consumers
+    peers: Mapping[str, tuple[Learner, OutputProjection]]  # students it learns from, by name
 
     @classmethod
     def of(cls, teacher: Learner, students: Sequence[Learner], step: int) -> TeacherPass:
-        """Who reads what at `step`. Collective at ZeRO 3, which gathers the output projections."""
+        """What each learner reads at `step`. Collective: ZeRO 3 gathers the output projections."""
         consumers = [(student.objective, student.own_step(step)) for student in students]
         capture = union(objective.source_capture(own) for objective, own in consumers)
         logit_consumers = sum(objective.reads_logits(own) for objective, own in consumers)
@@ -117,7 +117,7 @@ class TeacherPass:
     def teach(
         self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
     ) -> TeacherOutputs:
-        """The one teacher forward of a micro-batch, its backward, and what students take away."""
+        """Run the teacher forward and backward once; returns the outputs that students read."""
         sources = {
             name: peer.predictions(micro_batch, projection)
             for name, (peer, projection) in self.peers.items()
@@ -131,9 +131,9 @@ class TeacherPass:
 def _sum_terms(
     learners: Sequence[Learner], requests: Requests, device: torch.device
 ) -> tuple[dict[str, dict[str, float]], Requests]:
-    """The global value of every term of every learner, and what any rank requests.
+    """The global value of each learner's terms, and the requests of all ranks together.
 
-    In one collective and one host sync.
+    Takes one collective and one host sync.
     """
     votes = torch.tensor(requests.votes()).to(device, non_blocking=True)
     shares = torch.cat([*(learner.take_shares() for learner in learners), votes])
@@ -146,10 +146,10 @@ def _sum_terms(
 
 
 def _sum_by_rank(shares: Tensor) -> list[float]:
-    """Each of `shares` [n] summed over the ranks, in float64 and in the order of the ranks.
+    """Each of `shares` [n] summed over the ranks, in float64 and in rank order. Collective.
 
-    An all-reduce of three ranks or more adds in an order that depends on where in the tensor a
-    number lies, so that a learner's loss would depend on who else is trained. Collective.
+    An all-reduce over three or more ranks adds in an order that depends on an element's position
+    in the tensor. A learner's loss would then depend on which other learners are trained.
     """
     ranks = dist.get_world_size()
     everyone = shares.new_empty(ranks * len(shares))

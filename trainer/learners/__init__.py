@@ -1,1 +1,1 @@
-"""A model in training: its state, its engine, when it joins, where its first weights come from."""
+"""Learners: models in training, with their state, engine, admission and initial weights."""

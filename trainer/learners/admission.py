@@ -1,4 +1,4 @@
-"""When a student joins a job and when it is done: pure functions of what the checkpoint holds."""
+"""When a student joins a job and when it is done: pure functions of the checkpointed state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOUR = 3600.0
 def is_due(start: StartConfig, state: JobState, unigram: Mapping[str, float], primary: str) -> bool:
     """Whether a student with this `start` joins before step `state.step`.
 
-    `primary` is the metric of a threshold that names none, `unigram` the scores of the baseline.
+    `primary` is the metric of a threshold that names none; `unigram` holds the baseline's scores.
     """
     threshold = start.teacher
     if state.step < start.step or threshold is None:
@@ -39,9 +39,9 @@ def is_over(budget: BudgetConfig, counters: LearnerState, step: int, seconds: fl
 
 
 def schedule_steps(budget: BudgetConfig, counters: LearnerState, step: int, last: int) -> float:
-    """How many steps a schedule runs over, from the learner's start to its end or the job's `last`.
+    """The length of a schedule in steps, from the learner's start to its end or the job's `last`.
 
-    A budget in tokens takes as long as it would at the learner's pace up to `step`.
+    A budget in tokens is converted at the learner's average tokens per step up to `step`.
     """
     steps: list[float] = [last - counters.started_at]
     if budget.steps is not None:
@@ -52,9 +52,10 @@ def schedule_steps(budget: BudgetConfig, counters: LearnerState, step: int, last
 
 
 def time_used(budget: BudgetConfig, counters: LearnerState, seconds: float, last: float) -> float:
-    """The share of its time that a learner has used after this many seconds of the job.
+    """The fraction of its time that a learner has used after `seconds` of the job.
 
-    `last` is where the job ends, in seconds; both may be unlimited, and 0 is used then.
+    `last` is the job's own limit in seconds. Returns 0 where neither the budget nor the job has a
+    limit.
     """
     if counters.clocked_from is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""DeepSpeed engines: one per learner, several in one process, on one process group."""
+"""DeepSpeed engines: one per learner; all engines of a process share one process group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainer.measure.timing import watch_collectives
 from trainer.optimizers import GatedOptimizer, Lamb, Shards
 from trainer.process_group import allow_open_files
 
-# DeepSpeed keeps reduction buckets per engine, 5e8 elements by default: ten small students would
+# DeepSpeed keeps reduction buckets per engine, 5e8 elements by default, so ten small students would
 # cost tens of gigabytes. A bucket never needs to be larger than the model, and a large model's
 # gradients are reduced while its backward pass goes on only if they fill several: 7 for BERT-large.
 LARGEST_BUCKET = 50_000_000
@@ -57,7 +57,7 @@ def start_engine(
     if optimizer is not None and isinstance(optimizer.inner, Lamb):
         optimizer.inner.shards = Shards.of(engine)
     if config.zero_stage == 0 and dist.get_world_size() == 1:
-        # Nobody to add up gradients with: spares copying them all together and apart again.
+        # One rank has nothing to reduce; this saves copying all gradients to a bucket and back.
         engine.enable_backward_allreduce = False
     return engine
 
@@ -67,9 +67,9 @@ def deepspeed_config(
 ) -> dict[str, Any]:
     """The DeepSpeed JSON of a learner with this many parameters.
 
-    Precision is not in it: parameters and optimizer states stay float32, and bf16 and fp16 are
-    autocast in the learner's forward pass, which is right at every stage (DeepSpeed's `bf16` is not
-    at 0). Stage 0 is clipped by `clip_gradients`.
+    It does not set a precision: parameters and optimizer states stay float32, and the learner's
+    forward pass runs under bf16 or fp16 autocast. That is correct at every stage, which DeepSpeed's
+    own `bf16` is not at stage 0. At stage 0 `clip_gradients` does the clipping.
     """
     bucket = bucket_size(parameters)
     return {
@@ -80,15 +80,15 @@ def deepspeed_config(
             "stage": config.zero_stage,
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
-            # One bucket is full when the backward pass ends: nothing is left to overlap with, and
-            # DeepSpeed would wait for the device.
+            # A single bucket is full only when the backward pass ends, so there is nothing to
+            # overlap with, and DeepSpeed would wait for the device.
             "overlap_comm": on_gpu() and parameters > LARGEST_BUCKET,
             "stage3_prefetch_bucket_size": bucket,
             "stage3_param_persistence_threshold": 10_000,
             "memory_efficient_linear": False,  # for the whole process: see `partitioned_linear`
             **_offload(config),
         },
-        "timers": {"throughput": {"enabled": False}},  # waits for the device in every pass
+        "timers": {"throughput": {"enabled": False}},  # it would sync with the device every pass
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": None,
@@ -116,10 +116,10 @@ def _offload(config: LearnerConfig) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def partitioned_linear(engine: DeepSpeedEngine) -> Iterator[None]:
-    """At stage 3, for the block: linear layers that keep no whole weights for their backward.
+    """At stage 3, make linear layers in the block save no whole weights for their backward.
 
-    DeepSpeed would put its own in place for everybody in the process, so that the rounding of a
-    learner's gradients would depend on who else is in the job.
+    DeepSpeed's `memory_efficient_linear` would do so for the whole process: the rounding of one
+    learner's gradients would then depend on which other learners are in the job.
     """
     if engine.zero_optimization_stage() < 3:
         yield
@@ -133,10 +133,10 @@ def partitioned_linear(engine: DeepSpeedEngine) -> Iterator[None]:
 
 
 def forget_gradients(engine: DeepSpeedEngine) -> None:
-    """Before a step's first backward: let no parameter have the gradient of an earlier step.
+    """Clear the gradients of the previous step. Call this before a step's first backward.
 
-    At stage 3, and wherever optimizer states are in host memory, DeepSpeed would go on with the
-    last gradient of a parameter that gets none any more, since a term of the objective is off.
+    A parameter may get no gradient in a step, because a term of the objective is off. At stage 3,
+    and with optimizer states in host memory, DeepSpeed would then reuse the parameter's last one.
     """
     stage, wrapper = engine.zero_optimization_stage(), engine.optimizer
     if stage == 3:
@@ -146,38 +146,39 @@ def forget_gradients(engine: DeepSpeedEngine) -> None:
             "fp32_partitioned_groups_flat" if stage == 3 else "single_partition_of_fp32_groups"
         )
         for master in getattr(wrapper, masters):
-            if master.grad is not None:  # it is in host memory
+            if master.grad is not None:  # optimizer states are in host memory
                 master.grad.zero_()
 
 
 def backward(engine: DeepSpeedEngine, loss: Tensor, loss_scale: float) -> None:
-    """Accumulate the gradients of `loss` (a scalar) summed over the ranks, times a scale.
+    """Accumulate the gradients of `loss_scale` times the scalar `loss`, summed over the ranks.
 
-    The scale is divided out again before the gradients are clipped: at stages 1 to 3 by DeepSpeed,
-    at stage 0 by `clip_gradients`.
+    The scale is divided out before the gradients are clipped: by DeepSpeed at stages 1 to 3, by
+    `clip_gradients` at stage 0.
     """
     loss = loss * dist.get_world_size()  # DeepSpeed averages over ranks
     scale = _averaged(loss_scale)
     if engine.zero_optimization_stage() == 0:
         loss = loss * scale
     else:
-        engine.optimizer.override_loss_scale(scale)  # and multiplies the loss by it
+        engine.optimizer.override_loss_scale(scale)  # DeepSpeed multiplies the loss by it
     engine.backward(loss, scale_wrt_gas=False)
 
 
 def _averaged(loss_scale: float) -> float:
-    """The scale of gradients averaged over the ranks, if backward ran on `loss_scale` x the loss.
+    """The scale of the rank-averaged gradients after a backward on `loss_scale` times the loss.
 
-    So float16 overflows at the same scale on any number of ranks.
+    Dividing by the number of ranks makes float16 overflow at the same scale on any number of them.
     """
     return loss_scale if loss_scale == 1.0 else loss_scale / dist.get_world_size()
 
 
 def clip_gradients(engine: DeepSpeedEngine, clipping: float, loss_scale: float) -> Tensor:
-    """At stage 0, before the step: divide the gradients by the scale and clip them (0: do not).
+    """At stage 0, before the step: divide the gradients by the scale, then clip them by L2 norm.
 
-    A parameter without a gradient gets one of zeros, as DeepSpeed has it at the other stages and
-    on several ranks. Returns their L2 norm before clipping, a float32 scalar.
+    `clipping` is the largest norm; 0 does not clip. A parameter without a gradient gets zeros, as
+    it does from DeepSpeed at the other stages and on several ranks. Returns the norm before
+    clipping, a float32 scalar.
     """
     parameters = [p for p in engine.module.parameters() if p.requires_grad]
     for parameter in parameters:
@@ -189,13 +190,13 @@ def clip_gradients(engine: DeepSpeedEngine, clipping: float, loss_scale: float) 
 
 
 def gradient_norm(engine: DeepSpeedEngine) -> float:
-    """At stages 1 to 3, from within the step on: the L2 norm of the gradient before clipping."""
+    """The L2 norm of the gradient before clipping. Stages 1 to 3, once inside the step."""
     return float(engine.optimizer._global_grad_norm)
 
 
 @contextlib.contextmanager
 def gathered(engine: DeepSpeedEngine, parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Make `parameters` whole on every rank for the block, at any stage. Read only. Collective."""
+    """Gather `parameters` on every rank for the block, at any stage. Read-only. Collective."""
     if engine.zero_optimization_stage() < 3:
         yield
         return
@@ -204,11 +205,11 @@ def gathered(engine: DeepSpeedEngine, parameters: Sequence[Tensor]) -> Iterator[
 
 
 def join_process_group() -> torch.device:
-    """Enter the process group that RANK, WORLD_SIZE and MASTER_ADDR describe; returns our device.
+    """Join the process group that RANK, WORLD_SIZE and MASTER_ADDR describe; returns our device.
 
-    gloo on CPU, NCCL on GPUs. Not DeepSpeed's own entry point, which compiles a shared-memory
-    extension on CPUs; its engines find the group that exists, and share it. Raises TrainingError
-    where the GPU or the limit of open files does not serve.
+    The backend is gloo on CPUs and NCCL on GPUs. DeepSpeed's own entry point is not used, because
+    it compiles a shared-memory extension on CPUs; its engines share the group that exists. Raises
+    TrainingError where the GPU cannot be used or the limit on open files is too low.
     """
     # Needs a compiler, and gains nothing on gloo.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -219,6 +220,6 @@ def join_process_group() -> torch.device:
     allow_open_files(int(os.environ["WORLD_SIZE"]))
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
     assert dist.is_initialized()
-    deepspeed.utils.groups._WORLD_GROUP = dist.group.WORLD  # it would make another one like it
+    deepspeed.utils.groups._WORLD_GROUP = dist.group.WORLD  # else it creates a second, equal group
     watch_collectives()
     return device

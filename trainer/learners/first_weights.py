@@ -1,4 +1,4 @@
-"""Where a learner's first weights come from, unless they are random."""
+"""Initial weights that are not random: from a folder, or from the teacher."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MODEL_PREFIX = "model."
 
 
 def from_folder(section: str, folder: str, config: ModelConfig) -> Mapping[str, Tensor]:
-    """The weights in a Hugging Face `folder`, which may have other heads.
+    """The weights in a Hugging Face `folder`, whose heads may differ from the config's.
 
-    Raises TrainingError where it is another model.
+    Raises TrainingError, naming the key, where the folder holds a different architecture.
     """
     try:
         found = from_pretrained(Path(folder))
@@ -43,7 +43,7 @@ def from_folder(section: str, folder: str, config: ModelConfig) -> Mapping[str, 
 
 
 def from_layers(section: str, teacher: Learner, layers: Sequence[int]) -> Mapping[str, Tensor]:
-    """These layers of the teacher as it is now, and all its other weights. Collective."""
+    """The teacher's current weights, with these of its layers only. Collective."""
     try:
         return select_layers(
             model_state(full_state_dict(teacher.engine)), layers, teacher.config.architecture
@@ -53,10 +53,10 @@ def from_layers(section: str, teacher: Learner, layers: Sequence[int]) -> Mappin
 
 
 def from_embeddings(teacher: Learner, config: ModelConfig) -> Mapping[str, Tensor]:
-    """The teacher's embeddings and heads as they are now, but none of its layers. Collective.
+    """The teacher's current embeddings and heads, without its layers. Collective.
 
-    As MobileBERT's code does, which begins so: the embeddings' norm is left out where the student's
-    is of another kind. The head's is a layer norm in every model.
+    MobileBERT's code initialises a student this way. The norm of the embeddings is left out where
+    the student uses another kind of norm; the norm in the head is a layer norm in every model.
     """
     same_norm = config.has_same_norm(teacher.config.model)
     left_out = "encoder." if same_norm else ("encoder.", "embeddings.norm.")
@@ -68,7 +68,7 @@ def from_embeddings(teacher: Learner, config: ModelConfig) -> Mapping[str, Tenso
 
 
 def heads_in(weights: Mapping[str, Tensor]) -> list[str]:
-    """The heads of a model that these weights of it have, by name."""
+    """The names of the heads that `weights` contains."""
     parts = {tuple(name.split(".")[:2]) for name in weights}
     first = {part[0] for part in parts}
     tasks = sorted(part[1] for part in parts if part[0] == "task_heads")
@@ -77,7 +77,7 @@ def heads_in(weights: Mapping[str, Tensor]) -> list[str]:
 
 
 def model_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The model's part of a learner's `state`, by the model's own names."""
+    """The model's part of a learner's `state`, under the model's own parameter names."""
     return {
         name.removeprefix(MODEL_PREFIX): tensor
         for name, tensor in state.items()

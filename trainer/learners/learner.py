@@ -56,18 +56,18 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
 Result = TypeVar("Result")
-LEAD_STEPS = 50  # over which a teacher's lead is averaged
+LEAD_STEPS = 50  # time constant of the running mean of a teacher's lead
 
 
 @dataclass(frozen=True)
 class StepShape:
-    """What a learner must know of its job: its length, its seed and how a step is cut up."""
+    """What a learner needs to know about its job: length, seed and the shape of a step."""
 
     steps: int
     seed: int
     micro_batch: int  # sequences per rank and forward pass, at most
-    accumulation: int  # forward passes of the step that has the most
-    seconds: float = math.inf  # of training, after which the job ends
+    accumulation: int  # micro-batches per rank, in the step that has the most
+    seconds: float = math.inf  # training time after which the job ends
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class MicroStep:
 class Learner:
     """One model in training. All methods are collective: every rank calls them alike."""
 
-    # Of the last step.
+    # Facts about the last step.
     rate = math.nan
     gradient_norm = math.nan
-    skipped: str | None = None  # why, if it was
+    skipped: str | None = None  # the reason, if it was skipped
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class Learner:
     ) -> None:
         """Build the model (from `weights` where given, else at random) and start its engine.
 
-        `started_at` is the job's step at which this learner began, and `view` how it reads the
-        examples (`data_pipeline.Batch`). It is scored by `metrics`; None: those of its own
+        `started_at` is the job's step at which this learner began, `view` the form in which it
+        reads the examples (`data_pipeline.Batch`). `metrics` score it; None means those of its own
         objective and heads. Raises TrainingError when the `weights` do not fit.
         """
         self.name, self.config, self.step_shape, self.view = name, config, step_shape, view
@@ -134,7 +134,7 @@ class Learner:
 
     @property
     def is_trained(self) -> bool:
-        """Whether its weights change; those of a frozen teacher do not."""
+        """Whether its weights change; a frozen teacher's do not."""
         return not self.config.frozen
 
     def accumulate(
@@ -145,10 +145,10 @@ class Learner:
         sources: Mapping[str, TeacherOutputs] | None = None,
         capture: Capture = NOTHING,
     ) -> Features:
-        """Forward, and where it is trained backward, of one micro-batch.
+        """Run one micro-batch forward and, if the learner is trained, backward.
 
-        `sources` are outputs of others that its terms may read; the features come with what
-        `capture` asks for.
+        `sources` are the outputs of other learners that its terms may read. The returned features
+        hold at least what `capture` asks for.
         """
         self._prepare(micro_step)
         sources = sources or {}
@@ -165,7 +165,7 @@ class Learner:
         return features
 
     def _prepare(self, micro_step: MicroStep) -> None:
-        """Forget the gradients of an earlier step, and seed the dropout of this forward pass."""
+        """Clear the previous step's gradients, and seed the dropout of this forward pass."""
         step, number = micro_step.step, micro_step.micro_batch
         if number == 0 and self.is_trained:
             forget_gradients(self.engine)
@@ -176,7 +176,7 @@ class Learner:
             )
 
     def _run(self, program: Program[Result], batch: MicroBatch) -> Result:
-        """Run a program inside the engine's forward pass, on this learner's view."""
+        """Run a program inside the engine's forward pass, on this learner's view of the batch."""
         found: Result = self.engine(program, batch.view(self.view))
         return found
 
@@ -186,21 +186,21 @@ class Learner:
 
     @contextlib.contextmanager
     def _part(self, part: str) -> Iterator[None]:
-        """A part of the step: timed if it is to be, and named if memory runs out in it."""
+        """Time this part of the step if asked to, and name it if memory runs out."""
         owner = (section_of(self.name), self.config, part, self.step_shape.micro_batch)
         with named_for(*owner), clock.part(self.name, part), partitioned_linear(self.engine):
             yield
 
     def take_shares(self) -> Tensor:
-        """This rank's share of each term over the step so far, [terms]; starts afresh."""
+        """This rank's share of each term over the step so far, [terms]; resets the sums to 0."""
         shares, self._shares = self._shares, torch.zeros_like(self._shares)
         return shares
 
     def update(self, step: int, loss: float, length: int, seconds: float) -> None:
         """Take the job's `step`, or skip it if loss or gradient is non-finite or the loss spikes.
 
-        `loss` is that of the global batch of sequences of `length` (0: it varies); the job has been
-        trained for this many `seconds`, on which all ranks agree.
+        `loss` is the loss of the global batch, whose sequences have this `length` (0: it varies).
+        `seconds` is the job's training time so far, the same on all ranks.
         """
         if self.own_step(step) <= self._transfer_steps or self.counters.clocked_from is None:
             self.counters.clocked_from = seconds
@@ -223,9 +223,9 @@ class Learner:
             group["lr"] = self.rate * self.objective.factor(group["name"], self.own_step(step))
 
     def _gradient_norm(self) -> Callable[[], float]:
-        """How to read the norm of the gradient before clipping, inside DeepSpeed's step.
+        """A function that reads the gradient norm before clipping, for use inside DeepSpeed's step.
 
-        At ZeRO stage 0 the gradient is clipped here, before that step.
+        At ZeRO stage 0 the gradient is clipped here, ahead of that step.
         """
         if self.config.zero_stage:
             return lambda: gradient_norm(self.engine)
@@ -234,7 +234,10 @@ class Learner:
         return lambda: norm
 
     def listen(self, teacher_learns: bool) -> None:
-        """Before a step: count the terms about the teacher by how far it was ahead so far."""
+        """Before a step: scale the terms that read the teacher by how far it is ahead (min_lead).
+
+        They count nothing up to a lead of `min_lead`, and fully from twice that lead on.
+        """
         least = self.config.min_lead
         if least is None or not teacher_learns:
             self.objective.heard = 1.0
@@ -242,9 +245,9 @@ class Learner:
             self.objective.heard = min(max(self.counters.lead / least - 1.0, 0.0), 1.0)
 
     def note_lead(self, ours: Mapping[str, float], theirs: Mapping[str, float]) -> None:
-        """After a step: how much lower the teacher's loss was, by the terms of both.
+        """After a step: update the running mean of how much lower the teacher's loss is.
 
-        It is the sum over what both learn from labels.
+        The loss here is the sum of the terms that both learn from labels.
         """
         shared = [name for name in self.objective.label_terms if name in theirs]
         lead = sum(ours[name] - theirs[name] for name in shared)
@@ -258,7 +261,7 @@ class Learner:
 
     @property
     def loss_scale(self) -> LossScale:
-        """What the loss is multiplied by before the backward pass: 1 unless in fp16."""
+        """The factor on the loss before the backward pass: 1 unless the precision is fp16."""
         return loss_scale(self.config, self.counters)
 
     def own_step(self, step: int) -> int:
@@ -270,10 +273,10 @@ class Learner:
         return self.objective.transfer.steps if self.objective.transfer else 0
 
     def learning_rate(self, step: int, seconds: float = 0.0) -> float:
-        """The learning rate at the job's `step`, after this many seconds of training.
+        """The learning rate at the job's `step`, after `seconds` of training.
 
-        A schedule runs from the learner's start, or from the end of its progressive transfer: until
-        then this is the peak.
+        A schedule runs from the learner's start or from the end of its progressive transfer, during
+        which the rate stays at the peak.
         """
         config, peak = self.config, self.config.optimizer.learning_rate
         before, done = self._transfer_steps, self.own_step(step)
@@ -285,11 +288,11 @@ class Learner:
         return peak * factor(config.schedule, done - before, total - before, used)
 
     def autocast(self) -> torch.autocast:
-        """The precision that everything of this learner is computed in."""
+        """The autocast context of this learner's precision."""
         return self.engine.module.autocast(self.device)
 
     def output_projection(self) -> OutputProjection:
-        """The vocabulary projection, detached and whole; a copy only where it is partitioned."""
+        """The vocabulary projection, detached and gathered; a copy only at ZeRO stage 3."""
         parameters = [
             parameter for parameter in self.model.output_projection() if parameter is not None
         ]
@@ -301,9 +304,9 @@ class Learner:
 
     @torch.no_grad()
     def predictions(self, batch: MicroBatch, projection: OutputProjection) -> TeacherOutputs:
-        """What it predicts at masked positions, without dropout, for the teacher to learn from.
+        """Predictions at masked positions, without dropout, for the teacher to learn from.
 
-        `projection` is this learner's own.
+        `projection` is this learner's own vocabulary projection.
         """
         self.engine.eval()
         features = self._run(Predict(), batch)
@@ -313,7 +316,7 @@ class Learner:
 
     @torch.no_grad()
     def evaluate(self, batch: MicroBatch) -> tuple[Tensor, ...]:
-        """What each of the model's metrics takes of this rank's `batch`."""
+        """What each of the learner's metrics reads from this rank's `batch`."""
         self.engine.eval()
         with named_for(section_of(self.name), self.config, EVALUATION, self.step_shape.micro_batch):
             readings = self._run(Score(self.metrics), batch)
@@ -321,7 +324,7 @@ class Learner:
         return readings
 
     def _forget_the_phase_before(self, own_step: int) -> None:
-        """Each phase of a progressive transfer begins with fresh moments, taken or skipped."""
+        """Reset the moments where a phase of a progressive transfer begins, even when skipping."""
         transfer = self.objective.transfer
         if transfer is not None and transfer.begins_phase(own_step):
             assert self._optimizer is not None

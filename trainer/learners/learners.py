@@ -1,4 +1,4 @@
-"""The teacher and the students of a job: which there are, and how each is built."""
+"""The teacher and the students of a job: which have started, and how each is built."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class Learners:
         state: JobState,
         checkpoint: Checkpoint | None,
     ) -> None:
-        """The learners that `checkpoint` holds and the config still names, as they were at `state`.
+        """Restore the learners that `checkpoint` holds and the config still names, as of `state`.
 
-        Without a checkpoint the teacher alone, at its first weights. Collective, like every method.
+        Without a checkpoint, build the teacher alone, from its initial weights. Collective, like
+        every method.
         """
         self.config = config
         self.step_shape = step_shape
@@ -56,12 +57,12 @@ class Learners:
 
     @property
     def students(self) -> list[Learner]:
-        """Those that have started, in the order of the config."""
+        """The students that have started, in the order of the config."""
         return [self._students[name] for name in self.config.students if name in self._students]
 
     @property
     def active(self) -> list[Learner]:
-        """Those that have not finished; one that has waits, unchanged, for its checkpoint."""
+        """The students in training; a finished one stays, unchanged, until it is checkpointed."""
         return [one for one in self.students if one.counters.finished_at is None]
 
     @property
@@ -87,13 +88,13 @@ class Learners:
 
     @property
     def finishing(self) -> list[str]:
-        """The names of those that have finished but are still in memory."""
+        """The names of the students that have finished but are still in memory."""
         return [one.name for one in self.students if one.counters.finished_at is not None]
 
     def grow_teacher(self, step: int) -> bool:
         """Double the teacher's layers if that is due before `step`; returns whether it was.
 
-        Students learn from the layers at the same relative depths from now on.
+        From then on students learn from the layers at the same relative depths.
         """
         due, now = self._layers_at(step), self.teacher.config.model.layers
         if now >= due:
@@ -115,9 +116,9 @@ class Learners:
         return True
 
     def finish_teacher(self) -> bool:
-        """Let the teacher teach on without training once its budget is used up.
+        """Freeze the teacher once its budget is used up; it keeps teaching. Returns whether it did.
 
-        Returns whether it just has. Its engine and its optimizer's states go; its weights stay.
+        The engine and the optimizer states are freed; the weights stay.
         """
         if not self.teacher.is_trained or self.teacher.counters.finished_at is None:
             return False
@@ -131,7 +132,7 @@ class Learners:
         return True
 
     def admit(self, state: JobState, unigram: Mapping[str, float]) -> list[str]:
-        """Start the students whose time has come; returns their names."""
+        """Start the students that are due; returns their names."""
         joined, steps = [], self.config.steps
         metrics = self.config.metrics_of(self.config.teacher)
         primary = primary_column(metrics, self.config.evaluation.metric).name
@@ -146,7 +147,7 @@ class Learners:
         return joined
 
     def mark_finished(self, step: int, seconds: float) -> None:
-        """Note who has used up its budget after this many steps and seconds of the job."""
+        """Mark the students that have used up their budget by this step and time of the job."""
         for learner in [self.teacher, *self.active]:
             budget = learner.config.budget.in_steps(self.config.steps)
             if learner.is_trained and is_over(budget, learner.counters, step, seconds):
@@ -157,7 +158,7 @@ class Learners:
         return any(one.counters.finished_at == step for one in self.students)
 
     def release_finished(self) -> None:
-        """Free the engines of finished students, once a checkpoint has them."""
+        """Free the engines of finished students, once a checkpoint holds them."""
         for name in list(self._students):
             if self._students[name].counters.finished_at is not None:
                 self._finished[name] = self._students[name].counters
@@ -183,9 +184,10 @@ class Learners:
             checkpoint.load(name, learner.engine)
 
     def _is_done(self, name: str, config: LearnerConfig, state: JobState) -> bool:
-        """Whether a learner of the checkpoint has used up its budget, as that is now.
+        """Whether a learner of the checkpoint has used up its budget, which may have been edited.
 
-        It may have been cut. Raises TrainingError where it is larger and comes too late.
+        A smaller budget may finish it. Raises TrainingError where a larger one comes too late: the
+        learner was already done.
         """
         counters = state.learners[name]
         step = counters.finished_at or state.step
@@ -200,7 +202,7 @@ class Learners:
         return counters.finished_at is not None
 
     def _first_weights(self, name: str, config: LearnerConfig) -> Mapping[str, Tensor] | None:
-        """The weights to begin with; None for random ones."""
+        """The initial weights; None for random ones."""
         section = name.replace("/", ".")
         if config.init.pretrained is not None:
             return from_folder(section, config.init.pretrained, config.architecture)

@@ -1,4 +1,4 @@
-"""Out-of-memory errors in one line: whose work it was and what to change."""
+"""Out-of-memory errors in one line: which learner ran out, where, and what to change."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.measure.parts import BACKWARD, FORWARD, STEP
 
-BEGINNING, EVALUATION = "beginning", "evaluation"  # when weights and engine are made, or scored
+BEGINNING, EVALUATION = "beginning", "evaluation"  # building weights and engine; scoring
 IN_MICRO_BATCHES = (FORWARD, BACKWARD, STEP, EVALUATION)
 
-# How torch's CPU allocator says it, in a plain RuntimeError.
+# Torch's CPU allocator raises a plain RuntimeError with one of these in its message.
 CPU_WORDS = ("DefaultCPUAllocator", "not enough memory")
 
 
 @contextlib.contextmanager
 def named_for(section: str, config: LearnerConfig, part: str, micro_batch: int) -> Iterator[None]:
-    """Turn running out of memory in a `part` of a learner's work into one line that names it.
+    """Turn an out-of-memory error in the block into a TrainingError that says where it happened.
 
-    `section` is the learner's in the job's config. Raises TrainingError.
+    `section` is the learner's section of the job's config, `part` the part of its work.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a learner's engine holds: model and objective as one module, and how they are built."""
+"""The module inside a learner's engine, model and objective in one, and how it is built."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from trainer.learners.programs import Program, Result
 from trainer.objectives import Objective
 from trainer.seeds import derive
 
-READ_OUT = ("pooler.", *HEADS)  # how the names of what is above the encoder begin
+READ_OUT = ("pooler.", *HEADS)  # name prefixes of the parameters above the encoder
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class LearnerModule(nn.Module):
     """Model and objective as one module, so that programs run inside the engine's forward pass.
 
-    ZeRO-3 gathers parameters as modules are entered: the vocabulary projection, which the losses
-    share with the word embedding, must be used in here.
+    ZeRO-3 gathers parameters as modules are entered. The losses use the vocabulary projection,
+    which shares its weight with the word embedding, so they must run inside this module.
     """
 
     def __init__(self, model: Model, objective: Objective, precision: str) -> None:
@@ -34,12 +34,12 @@ class LearnerModule(nn.Module):
         self.precision = precision
 
     def forward(self, program: Program[Result], batch: MicroBatch) -> Result:
-        """What `program` makes of a micro-batch, in this learner's precision."""
+        """Run `program` on a micro-batch in this learner's precision; returns its result."""
         with self.autocast(batch.input_ids.device):
             return program(self.model, self.objective, batch)
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """The precision that everything of this learner is computed in."""
+        """The autocast context of this learner's precision."""
         dtype = AUTOCAST[self.precision]
         return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
@@ -56,10 +56,9 @@ def build_module(
     seed: int,
     weights: Mapping[str, Tensor] | None = None,
 ) -> LearnerModule:
-    """A learner's module: its first weights are `weights`, or a pure function of (seed, name).
+    """A learner's module, with `weights` or random ones as its initial weights.
 
-    Of `init.seed` alone where that is set.
-
+    Random weights are a pure function of (seed, name), or of `init.seed` alone where it is set.
     Raises TrainingError, naming the config's section, when the weights do not fit.
     """
     drawn = derive(seed, name) if config.init.seed is None else derive(config.init.seed)
@@ -77,7 +76,7 @@ def assemble(
     seed: int,
     make: Callable[[ModelConfig], Model],
 ) -> LearnerModule:
-    """A learner's objective, and its model as `make` makes it."""
+    """A learner's module from its objective and the model that `make` returns."""
     objective = config.build_objective(teacher, derive(seed, name, "objective"))
     model = make(config.architecture.with_dropout(config.dropout))
     if config.checkpoint_activations:
@@ -91,9 +90,10 @@ def section_of(name: str) -> str:
 
 
 def _load(model: Model, weights: Mapping[str, Tensor], section: str, *, whole: bool) -> None:
-    """Every weight, or not the `whole` model, from `weights`, which may have more (a pooler).
+    """Load `weights` into the model. Those that the model does not have are ignored.
 
-    A head that the `weights` lack keeps its first weights: they came with other heads.
+    The pooler and the heads may be missing from `weights` and keep their initial values. With
+    `whole`, anything else that is missing raises TrainingError.
     """
     try:
         found = model.load_state_dict(weights, strict=False).missing_keys
@@ -106,7 +106,7 @@ def _load(model: Model, weights: Mapping[str, Tensor], section: str, *, whole: b
 
 
 def freeze_encoder(model: Model) -> None:
-    """Let only what heads read by learn: the heads, and the pooler below them."""
+    """Freeze everything except the heads and the pooler."""
     for name, parameter in model.named_parameters():
         if not name.startswith(READ_OUT):
             parameter.requires_grad_(False)

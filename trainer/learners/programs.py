@@ -1,7 +1,7 @@
-"""What runs inside an engine's forward pass: a program over a model, its objective and a batch.
+"""Programs: what runs inside an engine's forward pass, given a model, its objective and a batch.
 
-ZeRO-3 gathers a parameter when its module is entered through the engine, so that whatever reads
-weights runs in here.
+ZeRO-3 gathers a parameter when its module is entered through the engine, so everything that reads
+weights runs as a program.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Program(Protocol[Result]):
     """What an engine's forward pass computes."""
 
     def __call__(self, model: Model, objective: Objective, batch: MicroBatch) -> Result:
-        """What the program makes of `batch`, under the learner's autocast."""
+        """The program's result on `batch`, computed under the learner's autocast."""
 
 
 @dataclass(frozen=True)
 class Train:
-    """The loss share (a scalar to run backward), the term shares [terms], and the features.
+    """Returns the loss share (a scalar to run backward), the term shares [terms], the features.
 
-    totals: the denominators of the global batch; sources: what other learners hand out; capture:
-    what the features are to hold; step: the learner's own, on which the objective may depend.
+    totals: the denominators of the global batch; sources: the outputs of other learners, by name;
+    capture: what the features are to hold; step: the learner's own, which the objective depends on.
     """
 
     totals: Totals
@@ -60,7 +60,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Score:
-    """What each of `metrics` takes of the batch (`trainer.scoring`)."""
+    """Returns what each of `metrics` reads from the batch (`trainer.scoring`)."""
 
     metrics: Sequence[Metric[ScoreInputs]]
 
@@ -70,7 +70,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Predict:
-    """The features alone, with what `capture` asks for."""
+    """Returns the features alone, with what `capture` asks for."""
 
     capture: Capture = NOTHING
 
@@ -81,20 +81,20 @@ class Predict:
 def score(
     model: Model, batch: MicroBatch, metrics: Sequence[Metric[ScoreInputs]]
 ) -> tuple[Tensor, ...]:
-    """What each metric takes of what `model` makes of a micro-batch."""
+    """Run `model` on a micro-batch; returns what each metric reads from the result."""
     features = features_of(model, batch, capture_for(metrics))
     inputs = ScoreInputs(features, own_projection(model, features), batch)
     return tuple(metric.of_batch(inputs) for metric in metrics)
 
 
 def own_projection(model: Model, features: Features) -> OutputProjection | None:
-    """The vocabulary projection of a model whose features have an input for it."""
+    """The model's vocabulary projection; None where `features` have no input for it."""
     has_words = features.vocabulary_input is not None
     return OutputProjection(*model.output_projection()) if has_words else None
 
 
 def features_of(model: Model, batch: MicroBatch, capture: Capture) -> Features:
-    """What a model makes of a micro-batch, up to the vocabulary projection."""
+    """The model's features of a micro-batch, up to the vocabulary projection."""
     return model.features(
         batch.input_ids, batch.segment_ids, batch.lengths, batch.masked_positions, capture
     )

@@ -1,6 +1,6 @@
-"""How far a job has come: what a checkpoint holds besides the learners' tensors.
+"""The progress of a job: everything that a checkpoint holds besides the learners' tensors.
 
-Dropout, masks, order and learning rates are pure functions of the step, so this is all there is.
+Dropout, masks, order and learning rates are pure functions of the step and need no state.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class LearnerState:
     tokens: int = 0  # trained on so far
     finished_at: int | None = None  # the job's step at which its own budget was used up
     guard: Guard = field(default_factory=Guard)
-    loss_scale: LossScale | None = None  # float16's, once there was a step
-    overflows: int = 0  # steps that only made the loss scale smaller
-    given_heads: list[str] = field(default_factory=list)  # that came with its first weights
-    lead: float = 0.0  # of a student's teacher: how much lower its loss is, a running mean
-    clocked_from: float | None = None  # the job's seconds of training when its schedule began
+    loss_scale: LossScale | None = None  # fp16 only, from the first step on
+    overflows: int = 0  # steps that only lowered the loss scale
+    given_heads: list[str] = field(default_factory=list)  # heads that its initial weights contained
+    lead: float = 0.0  # a student's: how much lower its teacher's loss is, a running mean
+    clocked_from: float | None = None  # the job's training time in seconds when its schedule began
 
     @property
     def skipped_steps(self) -> int:
@@ -58,12 +58,12 @@ class JobState:
     seconds: float = 0.0
     learners: dict[str, LearnerState] = field(default_factory=dict)
     teacher_layers: int = 0  # which may grow; 0 before there is a teacher
-    rolled_back: list[dict[str, Any]] = field(default_factory=list)  # entries of `rollback`, done
-    # The newest evaluation of the teacher, by column: of the heads that something has trained.
+    rolled_back: list[dict[str, Any]] = field(default_factory=list)  # entries of `rollback` applied
+    # The teacher's most recent evaluation, by column: trained heads only.
     teacher_held_out: dict[str, float] | None = None
     # Each learner's own steps and held-out loss in nats, at every evaluation so far.
     held_out: dict[str, list[list[float]]] = field(default_factory=dict)
-    unreadable: int = 0  # sequences
+    unreadable: int = 0  # sequences that could not be read
     corpora: dict[str, str] = field(default_factory=dict)  # see `data_pipeline.contents`
     rows: int | None = None  # of metrics.jsonl so far; None in old checkpoints
     config: str = ""  # the job's, resolved, as YAML

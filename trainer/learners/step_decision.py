@@ -1,4 +1,4 @@
-"""Whether a learner takes a step or skips it, and what is counted either way."""
+"""The decision whether a learner takes a step or skips it, and the counters that it updates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.watch.guard import GRADIENT
 
 
 def loss_scale(config: LearnerConfig, counters: LearnerState) -> LossScale:
-    """What the loss is multiplied by before the backward pass: 1 unless in fp16."""
+    """The factor on the loss before the backward pass: 1 unless the precision is fp16."""
     if config.precision != "fp16":
         return LossScale(1.0)
     return counters.loss_scale or LossScale(config.loss_scale.initial)
@@ -23,9 +23,10 @@ def loss_scale(config: LearnerConfig, counters: LearnerState) -> LossScale:
 def regime(
     config: LearnerConfig, objective: Objective, own_step: int, models: object, length: int
 ) -> str:
-    """What losses must have in common to be compared: terms, `models`, sequence `length`.
+    """A key of what losses must share to be comparable: terms, `models`, sequence `length`.
 
-    Where a weight or a temperature changes its course, the loss may leap.
+    A weight or temperature that reaches the next segment of its schedule may make the loss jump,
+    so the segments are part of the key.
     """
     weights = objective.weights(own_step)
     terms = {n: t.segments(own_step) for n, t in objective.by_name.items() if weights[n]}
@@ -34,10 +35,10 @@ def regime(
 
 
 class StepDecision:
-    """One learner's decision about one step. It follows from global values: all ranks agree.
+    """One learner's decision about one step. It depends on global values only, so all ranks agree.
 
-    The loss may rule the step out beforehand. The gradient does so inside DeepSpeed's step, since
-    at ZeRO stages 1 to 3 its norm is known only there.
+    The loss is judged before DeepSpeed's step, the gradient inside it: at ZeRO stages 1 to 3 the
+    gradient norm is known only there.
     """
 
     def __init__(
@@ -56,14 +57,14 @@ class StepDecision:
         self.gradient_norm = math.nan
 
     def permitted(self) -> bool:
-        """Whether to take the step. Each parameter group asks: one host sync for all of them."""
+        """Whether to take the step. Every parameter group asks; only the first call syncs."""
         if self._permitted is None:
             self.gradient_norm = self._read_gradient_norm()
             self._permitted = self.skipped is None and math.isfinite(self.gradient_norm)
         return self._permitted
 
     def record(self) -> None:
-        """Count the step as taken, as a float16 overflow or as skipped."""
+        """Count the step as taken, as a float16 overflow, or as skipped."""
         config, counters = self._config, self._counters
         scale = loss_scale(config, counters)
         if self.permitted():
