@@ -71,7 +71,7 @@ class TaskHeadConfig(Section):
 
     def conflicts(self) -> Iterator[Refusal]:
         if self.kind in LABELLED and len(set(self.labels)) < max(2, len(self.labels)):
-            yield "labels", "must be two or more, each once"
+            yield "labels", "must name at least two labels, each once"
         if self.kind not in LABELLED and self.labels:
             yield "labels", f"a head of kind {self.kind} has none; remove them"
         if self.crf and self.kind != TAGGING:

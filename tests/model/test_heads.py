@@ -218,7 +218,7 @@ def test_a_crf_hands_out_its_transitions_for_the_loss() -> None:
     ("head", "message"),
     [
         ({"labels": ["a"]}, "labels: must be two or more"),
-        ({"labels": ["a", "a"]}, "labels: must be two or more, each once"),
+        ({"labels": ["a", "a"]}, "labels: must name at least two labels, each once"),
         ({"kind": "span", "labels": ["a", "b"]}, "labels: a head of kind span has none"),
         ({"labels": LABELS, "crf": True}, "crf: is for kind: tagging"),
         ({"kind": "choice", "size": 3}, "size: is for kind: vector"),

@@ -100,7 +100,7 @@ def test_progressive_transfer_needs_both_kinds_of_terms(objective, complaint):
 
 def test_progressive_transfer_needs_every_layer():
     some = ObjectiveConfig(blended=Blended(), feature_maps=FeatureMaps(layers="skip"))
-    with pytest.raises(ValueError, match=r"feature_maps\.layers: leaves out 2"):
+    with pytest.raises(ValueError, match=r"feature_maps\.layers: leaves out layer 2"):
         Objective(some, tiny.encoder(layers=2), tiny.encoder(), 0, Transfer(PROGRESSIVE, 2))
 
 

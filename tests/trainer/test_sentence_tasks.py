@@ -169,7 +169,7 @@ def test_a_dump_of_examples_is_refused(job, tmp_path) -> None:
 def test_a_bad_test_file_is_named_before_training(job, tmp_path) -> None:
     rows = tmp_path / "test.tsv"
     write(rows, ["fine\tgrey"])
-    with pytest.raises(DataError, match=r"test\.tsv:2: label: 'grey' is none of the labels"):
+    with pytest.raises(DataError, match=r"test\.tsv:2: label: 'grey' is not one of the labels"):
         load(job, f"data.test={rows}")
 
 
@@ -243,8 +243,8 @@ def test_what_does_not_fit_is_refused(job, overrides, message) -> None:
     ("rows", "overrides", "message"),
     [
         (["fine\tdull", "x\tbright", "y\tgrey"], ["labels=[dull, bright]"],
-         "train.tsv:4: label: 'grey' is none"),
-        (["fine\tdull", "x\tdull"], [], "has one label only, 'dull'; a task needs two"),
+         "train.tsv:4: label: 'grey' is not one of the labels"),
+        (["fine\tdull", "x\tdull"], [], "has only one label, 'dull'; a task needs two"),
         (["fine\t1", "x\tmuch"], ["target=number"], "'much' is not a number"),
         (["fine\tdull", "\tbright"], [], "train.tsv:3: a text is empty"),
         ([], [], "train.tsv: holds no rows"),

@@ -248,7 +248,7 @@ def test_only_the_head_of_a_frozen_encoder_learns(folder, corpus) -> None:
 @pytest.mark.parametrize(
     ("task", "settings", "more", "message"),
     [
-        ("tagging", "{labels: [O, B-X]}", (), "'B-NAME' is none of the tags: O, B-X"),
+        ("tagging", "{labels: [O, B-X]}", (), "'B-NAME' is not one of the tags: O, B-X"),
         ("tagging", "{}", ("data.columns.tag=tag",), "data.columns.tag: must be a column's number"),
         ("span", "{}", ("data.validation=''",), "data.validation: must be set for span"),
         ("span", "{}", ("data.train=open_train",), "has no answer; set unanswerable: true"),

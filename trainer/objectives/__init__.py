@@ -1,4 +1,4 @@
-"""What a learner minimises: a weighted sum of terms, each a pure loss over a known count."""
+"""What a learner minimises: a weighted sum of terms, each a pure loss divided by a known count."""
 
 from trainer.objectives.objective import Objective, ObjectiveConfig
 from trainer.objectives.term import LossInputs, Term

@@ -6,7 +6,7 @@ Layers count from 1; layer 0 is the embedding output. With M student and N teach
   al., arXiv 1909.10351, section 4.4.2)
 - skip and last: uniform and top without the student's last layer, which learns from predictions
   (PKD, Sun et al., arXiv 1908.09355, section 3.2): for 6 of 12, layers 2, 4 .. 10 and 7, 8 .. 11
-- final: the last layer from the last (MiniLM, arXiv 2002.10957)
+- final: the last layer learns from the teacher's last (MiniLM, arXiv 2002.10957)
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Layers = Annotated[str, OneOf(*STRATEGIES)] | list[int] | dict[int, int]
 
 
 def map_layers(layers: Layers, student_layers: int, teacher_layers: int) -> dict[int, int]:
-    """Student layer -> teacher layer, for a strategy, a list for all of ours, or {ours: theirs}.
+    """Student layer -> teacher layer, from a strategy, a list for all student layers, or a map.
 
-    Raises ValueError, saying why, when a named map does not exist or layers are not there.
+    Raises ValueError, saying why, where a strategy does not fit or a layer does not exist.
     """
     if isinstance(layers, str):
         return _named(layers, student_layers, teacher_layers)
@@ -41,10 +41,10 @@ def map_layers(layers: Layers, student_layers: int, teacher_layers: int) -> dict
 
 
 def at_depth(layers: Mapping[int, int], final_layers: int, teacher_layers: int) -> dict[int, int]:
-    """A map onto a teacher of `final_layers` for one that has only `teacher_layers` yet.
+    """Rewrite a map onto a teacher of `final_layers` for one that so far has `teacher_layers`.
 
-    A layer is replaced by the one at the same relative depth, rounded up: of 12 layers, number 10
-    is layer 5 of 6. Layer 0 stays.
+    Each teacher layer is replaced by the one at the same relative depth, rounded up: layer 10 of 12
+    becomes layer 5 of 6. Layer 0 stays.
     """
     return {ours: -(-theirs * teacher_layers // final_layers) for ours, theirs in layers.items()}
 

@@ -1,4 +1,4 @@
-"""An objective: its terms by name, what they read of student and teacher, and their sum."""
+"""An objective: its terms by name, what they read from learner and teacher, and their sum."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from trainer.teacher_outputs import union
 class ObjectiveConfig(Section):
     """The terms of a learner's objective; a term that is not named is off.
 
-    Its fields are the terms that are registered: `declare_terms` names them.
+    It has one field for each registered term, added by `declare_terms`.
     """
 
     if TYPE_CHECKING:
@@ -64,17 +64,17 @@ class ObjectiveConfig(Section):
         return any(isinstance(section, TaskConfig) for section in self.terms().values())
 
     def needs_teacher(self) -> bool:
-        """Whether any term compares with a teacher."""
+        """Whether any term reads the teacher's outputs."""
         return any(section.source == TEACHER for section in self.terms().values())
 
     def label_terms(self) -> set[str]:
-        """The terms that read nobody's outputs: what is learnt from labels."""
+        """The names of the terms that read no learner's outputs, only labels."""
         return {name for name, section in self.terms().items() if section.source is None}
 
     def conflicts_with_masked_only(self, is_teacher: bool) -> Iterator[Refusal]:
-        """The terms that need a teacher's states at every position.
+        """The terms that need states at every position, which a masked-only teacher lacks.
 
-        Pairs are read from the states of the learner itself.
+        A pair term reads the learner's own states, so it conflicts only if it is the teacher's.
         """
         for name, section in self.terms().items():
             if section.reads_states or (is_teacher and section.reads_all_positions):
@@ -87,7 +87,7 @@ class ObjectiveConfig(Section):
     def equip(self, model: ModelConfig) -> ModelConfig:
         """The model with the heads that the terms train.
 
-        A model that only classifies has no masked-LM head.
+        A model that trains task heads only loses its masked-LM head.
         """
         for section in self.terms().values():
             model = section.equip(model)
@@ -97,14 +97,14 @@ class ObjectiveConfig(Section):
         return model
 
     def unequippable(self, model: ModelConfig) -> Iterator[Refusal]:
-        """The terms whose head the model cannot have."""
+        """The terms that train a head which this model cannot have."""
         for name, section in self.terms().items():
             yield from ((name, why) for need in section.needs if (why := model.cannot(need)))
 
     def conflicts_with_data(self, packings: Collection[str], masked: bool) -> Iterator[Refusal]:
-        """The terms that are about what sequences do not have.
+        """The terms that need something which the sequences do not have.
 
-        `packings` are those of the data; `masked` is whether positions are masked.
+        `packings` are those of the data; `masked` says whether positions are masked.
         """
         for name, section in self.terms().items():
             for reason in section.refusals(packings, masked):
@@ -113,7 +113,7 @@ class ObjectiveConfig(Section):
     def misfits(
         self, learner: ModelShape, teacher: ModelShape, is_transferred: bool
     ) -> Iterator[Refusal]:
-        """Why a term does not fit this pair of models, with a progressive transfer or without."""
+        """Why a term does not fit this pair of models, with or without a progressive transfer."""
         for name, section in self.terms().items():
             found = list(section.misfits(learner, teacher))
             yield from within(name, iter(found))
@@ -121,20 +121,20 @@ class ObjectiveConfig(Section):
                 for layer in sorted(section.left_out(learner, teacher)):
                     yield (
                         f"{name}.layers",
-                        f"leaves out {layer}, and progressive needs each of ours",
+                        f"leaves out layer {layer} of the student; progressive needs all of them",
                     )
 
     def between_layers(self) -> list[str]:
-        """The terms that are between layers of student and teacher."""
+        """The names of the terms that compare layers of student and teacher."""
         return [name for name, one in self.terms().items() if isinstance(one, LayerTermConfig)]
 
     def beyond_layers(self) -> list[str]:
-        """The terms that are not."""
+        """The names of all other terms."""
         return [name for name, one in self.terms().items() if not isinstance(one, LayerTermConfig)]
 
 
 def declare_terms() -> None:
-    """Make every registered term a key of `ObjectiveConfig`; again when more are registered."""
+    """Make every registered term a key of `ObjectiveConfig`. Call it again after registering."""
     declare_fields(
         ObjectiveConfig, {name: section | None for name, section in registered_terms().items()}
     )
@@ -144,17 +144,18 @@ for _module in pkgutil.iter_modules(terms.__path__):
     importlib.import_module(f"{terms.__name__}.{_module.name}")
 declare_terms()
 
-TERMS = "objective.terms."  # how the names of their parameters begin in a learner's module
+TERMS = "objective.terms."  # prefix of the terms' parameters in a learner's module
 
 
 class Objective(nn.Module):
-    """The terms with their learnable parts (projections), which train with the learner.
+    """The terms and their learnable parts (projections), which train with the learner.
 
-    What they read and weigh may change with the learner's own step, from 0 at its start. A teacher
-    that grows is followed by `follow`: layer maps change, the learnable parts stay.
+    What the terms read and weigh may change with the learner's own step, which starts at 0. When
+    the teacher grows, `follow` changes the layer maps; the learnable parts stay.
 
-    It is the `trainer.optimizers.Rates` of its learner: those of a transfer; and the learnable
-    parts of a term that comes or goes learn while it is on, and do not decay while it is off.
+    The objective also implements its learner's `trainer.optimizers.Rates`. They are the rates of
+    the transfer, if there is one. The learnable parts of a term that is off at some steps neither
+    learn nor decay while it is off.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class Objective(nn.Module):
         seed: int,
         transfer: Transfer | None = None,
     ) -> None:
-        """`teacher` is as it will be at its final size; a `transfer` comes before anything else.
+        """`teacher` is the teacher at its final size; a `transfer` comes before other training.
 
         Raises ValueError, naming the term, when one does not fit this pair of models.
         """
@@ -173,26 +174,26 @@ class Objective(nn.Module):
         for key, why in config.misfits(learner, teacher, transfer is not None):
             raise ValueError(f"{key}: {why}")
         self.transfer = transfer
-        self.heard = 1.0  # what the terms about a teacher count, of their weights
-        self.heard_changes = False  # set before an optimizer asks for groups
+        self.heard = 1.0  # factor on the weights of terms that read the teacher, 0 to 1
+        self.heard_changes = False  # to be set before an optimizer asks for groups
         self.terms = nn.ModuleDict(_build(config, learner, teacher, transfer))
         self._initialise(learner.initializer_range, seed)
 
     @property
     def by_name(self) -> dict[str, Term]:
-        """The terms, typed."""
+        """The terms by name, in their proper type."""
         return {name: cast(Term, term) for name, term in self.terms.items()}
 
     def follow(self, teacher_layers: int) -> None:
-        """The teacher now has this many layers: learn from those at the same relative depths.
+        """Learn from a teacher with this many layers, at the same relative depths as before.
 
-        Nothing but layer maps changes, so it may be called at any time, and on resuming.
+        Only layer maps change, so this may be called at any time, also on resuming.
         """
         for term in self.by_name.values():
             term.follow(teacher_layers)
 
     def weights(self, step: int) -> dict[str, float]:
-        """What each term weighs at the learner's `step`, as much as its teacher is heard now."""
+        """Each term's weight at the learner's `step`; `heard` scales what reads the teacher."""
         return {
             name: term.weight.at(step) * (self.heard if term.source == TEACHER else 1.0)
             for name, term in self.by_name.items()
@@ -215,44 +216,45 @@ class Objective(nn.Module):
         return self.transfer.factor(current if is_a_term else group, step)
 
     def student_capture(self, step: int) -> Capture:
-        """What the learner's own forward must hand out at its `step`."""
+        """What the learner's own forward must return at its `step`."""
         return union(term.student_capture(step) for term in self._on(step).values())
 
     @property
     def denominators(self) -> set[str]:
-        """What divides the terms, by name."""
+        """The names of the denominators that the terms use."""
         return {term.denominator for term in self.by_name.values()}
 
     @property
     def sources(self) -> set[str]:
-        """The learners whose outputs any term reads, by name."""
+        """The names of the learners whose outputs any term reads."""
         return {term.source for term in self.by_name.values() if term.source is not None}
 
     @property
     def label_terms(self) -> list[str]:
-        """The terms that read nobody's outputs: what is learnt from labels."""
+        """The names of the terms that read no learner's outputs, only labels."""
         return [name for name, term in self.by_name.items() if term.source is None]
 
     def source_capture(self, step: int, source: str = TEACHER) -> Capture:
-        """What the forward of a source must hand out at the learner's `step`."""
+        """What the forward of `source` must return at the learner's `step`."""
         return union(term.source_capture(step) for term in self._reading(source, step))
 
     def reads_logits(self, step: int, source: str = TEACHER) -> bool:
-        """Whether any term compares with a source's distributions at the learner's `step`."""
+        """Whether any term reads the logits of `source` at the learner's `step`."""
         return any(term.reads_logits for term in self._reading(source, step))
 
     def total(self, terms: Mapping[str, float], step: int) -> float:
         """The loss at the learner's `step`, from the global value of every term.
 
-        In Python's float64, for the record and the guard; `forward` has each micro-batch's share.
+        It is summed in float64, for the record and the guard. `forward` returns the share of one
+        micro-batch.
         """
         return sum(weight * terms[name] for name, weight in self.weights(step).items())
 
     def forward(self, inputs: LossInputs, totals: Totals) -> tuple[Tensor, Tensor]:
-        """This micro-batch's share of the global loss, and of each term before its weight.
+        """This micro-batch's share of the global loss, and of each unweighted term.
 
-        Shares add up to the global value over micro-batches and ranks. Returns a scalar in the
-        graph and a detached [terms] vector, float32, 0 for terms that are off at this step.
+        Summed over micro-batches and ranks, the shares give the global values. Returns a scalar in
+        the graph and a detached float32 vector [terms], 0 for terms that are off at this step.
         """
         if not self.terms:  # a frozen teacher's
             return torch.zeros(()), torch.zeros(0)
@@ -268,7 +270,10 @@ class Objective(nn.Module):
         return loss, torch.stack(shares).detach()
 
     def _parts(self, inputs: LossInputs) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
-        """(denominator, weighted sum in the graph, each term's sum) of jointly computed terms."""
+        """For each set of terms computed together: denominator, weighted sum, each term's sum.
+
+        The weighted sum is in the graph.
+        """
         weights, on = self.weights(inputs.step), self._on(inputs.step)
         terms = {name: term for name, term in on.items() if term.applies(inputs)}
         shared: dict[str, dict[str, VocabularyTerm]] = {}
@@ -288,9 +293,10 @@ class Objective(nn.Module):
         return [term for term in self._on(step).values() if term.source == source]
 
     def _on(self, step: int) -> dict[str, Term]:
-        """The terms that weigh anything at a step; all of them where none does.
+        """The terms with a weight other than 0 at a step; all of them where there is none.
 
-        With a transfer those between layers while it lasts, and the others afterwards.
+        A transfer turns on only the terms between layers while it lasts, and only the others
+        afterwards.
         """
         weights, terms = self.weights(step), self.by_name
         if self.transfer is not None:

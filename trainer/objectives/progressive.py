@@ -1,7 +1,7 @@
 """Layer-by-layer transfer: a student learns one layer at a time before it learns to predict.
 
-MobileBERT's progressive knowledge transfer (arXiv 2004.02984, section 3.5, in its code's form).
-Everything is a pure function of the learner's own step, so a resumed learner goes on alike.
+MobileBERT's progressive knowledge transfer (arXiv 2004.02984, section 3.5), as its code does it.
+Everything is a pure function of the learner's own step, so a resumed learner continues exactly.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _LAYER = re.compile(r"model\.encoder\.\w+\.(\d+)\.")
 
 @dataclass
 class ProgressiveConfig(Section):
-    """Layer by layer first: each layer of a student learns in turn before it learns to predict.
+    """Train a student layer by layer before it learns to predict.
 
-    For `steps_per_layer` steps each, one layer after the other is compared with the teacher's: only
-    the terms between layers are on, and of them only this layer. It learns at `current` times the
-    peak learning rate, those before it at `earlier` times, and all else, the embeddings too, not
-    at all. Afterwards only the other terms are on, everything learns, and the schedule begins.
-    The optimizer starts each of these phases, the last one too, from fresh moments.
+    Each layer in turn is compared with the teacher's for `steps_per_layer` steps. Meanwhile only
+    the terms between layers are on, and only for this layer. The layer learns at `current` times
+    the peak learning rate and the layers before it at `earlier` times; everything else, the
+    embeddings included, is frozen. Afterwards only the other terms are on, all parameters learn
+    and the schedule begins. Each phase, including the last, starts with fresh optimizer moments.
     """
 
     steps_per_layer: Annotated[
@@ -41,14 +41,14 @@ class ProgressiveConfig(Section):
 
 @dataclass(frozen=True)
 class Transfer:
-    """The progressive transfer of a student of so many `layers`; a `trainer.optimizers.Rates`."""
+    """The progressive transfer of a student with this many `layers`; implements `Rates`."""
 
     config: ProgressiveConfig
     layers: int
 
     @property
     def steps(self) -> int:
-        """How many steps it takes."""
+        """The length of the whole transfer in steps."""
         return self.layers * self.config.steps_per_layer
 
     def layer(self, step: int) -> int | None:
@@ -60,7 +60,7 @@ class Transfer:
         return step % self.config.steps_per_layer == 0 and step <= self.steps
 
     def group(self, parameter: str) -> str:
-        """A layer of the model by its number, from 1, or `rest`."""
+        """The number of the layer, from 1, that the parameter belongs to; `rest` for all others."""
         match = _LAYER.match(parameter)
         return str(int(match[1]) + 1) if match else "rest"
 
@@ -75,7 +75,10 @@ class Transfer:
         return self._wave(step) * (self.config.current if is_current else self.config.earlier)
 
     def _wave(self, step: int) -> float:
-        """Up from 0 over a tenth of a layer's steps, then down from 1 to 0.9, as in the code."""
+        """The factor within a layer's steps, as in the code.
+
+        It rises linearly from 0 over the first tenth of the steps, then falls to 0.9.
+        """
         if self.config.steps_per_layer == 1:
             return 1.0
         done = step % self.config.steps_per_layer / self.config.steps_per_layer

@@ -1,8 +1,8 @@
-"""What every task on labelled examples is: a term with its examples, its head and its metrics.
+"""The base of every task on labelled examples: a term with its examples, head and metrics.
 
-A task is a module of `trainer.tasks`, or of a user. A job that names its files in ``data.train``
-encodes them once, by `TaskConfig.encode`, and trains the heads of those learners whose objective
-has the task.
+A task is a module in `trainer.tasks` or in a user's plugin. A job that names the task's files in
+``data.train`` encodes them once, by `TaskConfig.encode`. It trains the task's head in every learner
+whose objective contains the task.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from trainer.batches import MicroBatch
 from trainer.objectives.term import TermConfig
 from trainer.scoring.metric import Metric
 
-UNKNOWN_LABELS = ["0", "1"]  # of a head, until the training file is read
+UNKNOWN_LABELS = ["0", "1"]  # placeholder labels of a head, until the training file is read
 
 
 @dataclass(frozen=True)
 class TaskFile:
-    """A file of examples: where it is, and which column holds each field."""
+    """A file of examples, and the column that holds each field."""
 
     path: Path
     columns: Mapping[str, str]
 
     def columns_of(self, *fields: str) -> Columns:
-        """The columns of these fields of a table: as named in ``data.columns``, or as the field."""
+        """The column of each of these fields: from ``data.columns``, else the field's own name."""
         named = {name: self.columns.get(name, name) for name in fields}
         return {name: int(one) if one.isdecimal() else one for name, one in named.items()}
 
     def column_number(self, name: str) -> int | None:
-        """The number of a field's column in a file whose columns have no names; None: not named.
+        """The number of a field's column, from 1, in a file without a header; None if not set.
 
-        Raises DataError where it is no number.
+        Raises DataError where ``data.columns`` gives something other than a number.
         """
         named = self.columns.get(name)
         if named is not None and not named.isdecimal():
@@ -55,18 +55,18 @@ class TaskFile:
 class TaskConfig(TermConfig):
     """The YAML section of a task.
 
-    name: that of the task, which its head and its target share. fields: the columns that a table of
-    its examples has; none where it reads files of another form. needs_validation: whether a part of
-    the training file cannot stand in for a validation file. not_encoded: the keys that have no
-    effect on how examples are encoded.
+    name: the task's name, shared by its head and its target. fields: the columns of a table of its
+    examples; empty if it reads files of another format. needs_validation: whether it needs a
+    validation file, because a part of the training file cannot stand in for one. not_encoded: the
+    keys that have no effect on how examples are encoded.
     """
 
     layers: Annotated[
         list[int],
         Range(-4097, 4096),
         Doc(
-            "The hidden states that the head reads, side by side: 1 is the first layer's, -1 the "
-            "last; none: the last."
+            "The layers whose hidden states, concatenated, the head reads: 1 is the first, -1 the "
+            "last. Empty: the last."
         ),
     ] = field(default_factory=list)
 
@@ -78,7 +78,7 @@ class TaskConfig(TermConfig):
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
 
     def conflicts(self) -> Iterator[Refusal]:
-        yield from ()  # its weight may be 0: its head then learns from soft labels alone
+        yield from ()  # its weight may be 0: the head then learns from soft labels alone
 
     @property
     def head(self) -> str:
@@ -89,25 +89,25 @@ class TaskConfig(TermConfig):
         return with_task_head(model, self.name, dataclasses.replace(head, layers=self.layers))
 
     def scored_on(self, file: TaskFile) -> TaskConfig:
-        """The section, for scores on the examples of `file`."""
+        """The section with what its metrics need to score the examples of `file`."""
         return self
 
     def with_labels_of(self, file: TaskFile) -> TaskConfig:
-        """The section with what its training file says of it, such as its labels."""
+        """The section completed from its training file, for instance with its labels."""
         return self
 
     @abstractmethod
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
-        """The examples of a file, in order; DataError, naming file and line, for a bad one."""
+        """The examples of a file, in order. Raises DataError, naming the line, for a bad one."""
 
     @classmethod
     @abstractmethod
     def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """What the head's `logits` choose between, [N, K] ([N, 1]: a number), and weights [N].
+        """The head's `logits` as N choices between K classes, [N, K], and their weights, [N].
 
-        A weight is 0 where a batch has no label.
+        [N, 1] are numbers, for regression. The weight of a choice without a label is 0.
         """
 
     @abstractmethod
     def own_metrics(self) -> tuple[Metric[Any], ...]:
-        """What its head is scored by, the primary metric first."""
+        """The metrics of its head, the primary one first."""

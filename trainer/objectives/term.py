@@ -1,4 +1,4 @@
-"""What every term of an objective is: a loss with what it reads, its denominator and weight."""
+"""The base of every term of an objective: a loss, what it reads, its denominator and weight."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from trainer.objectives.step_schedule import Setting, StepSchedule
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs
 
 POSITIONS = (MASKED, ATTENDED)
-LAST = 1000  # the order of terms that are named after those of this project
+LAST = 1000  # the order of plugins' terms: after those of this project
 
 _REGISTERED: dict[str, tuple[int, type[TermConfig]]] = {}
 _Config = TypeVar("_Config", bound="type[TermConfig]")
 
 
 def register(name: str, order: int = LAST) -> Callable[[_Config], _Config]:
-    """A decorator: the section `name` of an objective in YAML, and so the term's name in metrics.
+    """A decorator that makes a config class the section `name` of objectives in YAML.
 
-    Terms are summed by ascending `order`, and by name among equals: rounding depends on it. Raises
-    TypeError for a section that lacks a method.
+    The name is also the term's name in metrics. Terms are summed by ascending `order`, and by name
+    among equals, since rounding depends on the order. Raises TypeError for a class that lacks a
+    required method.
     """
 
     def note(section: _Config) -> _Config:
@@ -49,17 +50,17 @@ def register(name: str, order: int = LAST) -> Callable[[_Config], _Config]:
 
 
 def registered_terms() -> dict[str, type[TermConfig]]:
-    """The sections that there are, in the order in which terms are summed."""
+    """The registered sections by name, in the order in which terms are summed."""
     ordered = sorted(_REGISTERED.items(), key=lambda item: (item[1][0], item[0]))
     return {name: section for name, (_, section) in ordered}
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Everything a term may read of one micro-batch.
+    """Everything a term may read from one micro-batch.
 
-    sources: what others hand out, or the learner itself, by the name by which a term asks for it;
-    step: the learner's own, from 0 at its start.
+    sources: the outputs of other learners, or the learner's own, under the names that terms use;
+    step: the learner's own step, from 0 at its start.
     """
 
     batch: MicroBatch
@@ -72,7 +73,7 @@ class LossInputs:
 Weight = Annotated[
     Setting,
     WEIGHT,
-    Doc("Weight in the objective: a number, or `{step: value, ...}` over the learner's steps."),
+    Doc("Weight in the objective: a number, or `{step: value, ...}` by the learner's own steps."),
 ]
 
 
@@ -80,34 +81,34 @@ Weight = Annotated[
 class TermConfig(Section, ABC):
     """The YAML section of a term; a number that may change (`Setting`) is kept as written."""
 
-    needs: ClassVar[tuple[Ability, ...]] = ()  # what its head asks of the model
+    needs: ClassVar[tuple[Ability, ...]] = ()  # what its head requires of the model
 
     weight: Weight = 1.0
 
     def conflicts(self) -> Iterator[Refusal]:
         if not any(StepSchedule.read(self.weight).values):
-            yield "weight", "must not be 0 at every step; null ends a term"
+            yield "weight", "must not be 0 at every step; to turn a term off, set it to null"
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
-        """Why it does not fit this pair of models; an empty key means the term as a whole."""
+        """Why the term does not fit this pair of models; an empty key means the whole section."""
         yield from ()
 
     @property
     def source(self) -> str | None:
-        """The learner whose outputs it reads, by name; None where it reads nobody's."""
+        """The name of the learner whose outputs it reads; None if it reads labels only."""
         return TEACHER
 
     @property
     def head(self) -> str | None:
-        """The head of the learner's model that it trains, by its target; None: no head."""
+        """The name of the head that it trains in the learner's model; None if it trains none."""
         return None
 
     def equip(self, model: ModelConfig) -> ModelConfig:
-        """The model, which has what it `needs`, with the head that it trains."""
+        """The model with the head that the term trains. The model has what the term `needs`."""
         return model
 
     def refusals(self, packings: Collection[str], masked: bool) -> Iterator[str]:
-        """Why it is not about the data: sequences of these `packings`, `masked` or not."""
+        """Why the term does not fit data of these `packings`, `masked` or not."""
         if self.reads_masked and not masked:
             yield "reads masked positions, but data.masking.rate is 0"
 
@@ -118,24 +119,24 @@ class TermConfig(Section, ABC):
 
     @property
     def reads_masked(self) -> bool:
-        """Whether it is about masked positions, and so about nothing in text without them."""
+        """Whether it reads masked positions only, and so needs masked data."""
         return False
 
     @property
     def reads_states(self) -> bool:
-        """Whether it reads more of its source than predictions at masked positions."""
+        """Whether it reads more from its source than predictions at masked positions."""
         return self.source is not None
 
     @abstractmethod
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        """The term for this pair of models, which it fits."""
+        """The term for this pair of models, for which `misfits` yields nothing."""
 
 
 class Term(nn.Module, ABC):
     """One weighted loss.
 
-    denominator: what divides its sum, by its name in `trainer.denominators`; source: as in
-    `TermConfig`; reads_logits: whether it compares with its source's distributions.
+    denominator: the name, in `trainer.denominators`, of what divides its sum; source: as in
+    `TermConfig`; reads_logits: whether it reads its source's logits.
     """
 
     denominator: str
@@ -151,41 +152,41 @@ class Term(nn.Module, ABC):
         """The loss of this micro-batch as (sum, count in `denominator`), scalars."""
 
     def segments(self, step: int) -> list[int]:
-        """Where its settings turn: the same at steps between which they are on one line."""
+        """For each scheduled setting, the number of the linear segment that `step` lies in."""
         settings = (value for value in vars(self).values() if isinstance(value, StepSchedule))
         return [setting.segment(step) for setting in settings]
 
     def student_capture(self, step: int) -> Capture:
-        """What the learner's own forward must hand out at its `step`."""
+        """What the learner's own forward must return at its `step`."""
         return Capture()
 
     def source_capture(self, step: int) -> Capture:
-        """What its source's forward must hand out at the learner's `step`."""
+        """What its source's forward must return at the learner's `step`."""
         return Capture()
 
     def applies(self, inputs: LossInputs) -> bool:
-        """Whether its source, if it has one, takes part in this step."""
+        """Whether its source, if it has one, is there in this step."""
         return self.source is None or self.source in inputs.sources
 
     def outputs(self, inputs: LossInputs) -> TeacherOutputs:
-        """What its source hands out."""
+        """The outputs of its source."""
         assert self.source is not None
         return inputs.sources[self.source]
 
     def follow(self, teacher_layers: int) -> None:
-        """The teacher now has this many layers (it may grow); layer maps follow."""
+        """Adapt layer maps to a teacher that has grown to this many layers."""
         return
 
 
 class VocabularyTerm(Term):
     """A term over the vocabulary, at masked or at all attended positions (its denominator).
 
-    The objective projects once for all of its terms at the same positions.
+    The objective projects once for all terms at the same positions.
     """
 
     @abstractmethod
     def row_loss(self, inputs: LossInputs) -> RowLoss:
-        """The loss of single positions, for `trainer.losses.vocabulary.project_and_sum`."""
+        """The loss per position, for `trainer.losses.vocabulary.project_and_sum`."""
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         total, _ = project_and_sum(*projected(inputs, self.denominator), [self.row_loss(inputs)])
@@ -199,7 +200,7 @@ class VocabularyTerm(Term):
 
 
 def projected(inputs: LossInputs, positions: str) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
-    """The vocabulary projection's input [P, E] at these positions, and its projection."""
+    """The input [P, E] of the vocabulary projection at these positions, its weight and its bias."""
     assert inputs.projection is not None
     projection = (inputs.projection.weight, inputs.projection.bias)
     x = inputs.features.vocabulary_input if positions == MASKED else inputs.features.all_positions
@@ -208,7 +209,10 @@ def projected(inputs: LossInputs, positions: str) -> tuple[Tensor, tuple[Tensor,
 
 
 def weigh_positions(inputs: LossInputs, positions: str) -> Tensor:
-    """1 at positions that count and 0 at others, float [P]; P = B * L for attended ones."""
+    """The weight of each position, float [P]: 1 if it counts, else 0.
+
+    P is B * L for attended positions, and the number of slots for masked ones.
+    """
     if positions == MASKED:
         return (inputs.batch.targets[MASKED].labels >= 0).float()
     return inputs.batch.attention_mask.flatten().float()
@@ -217,8 +221,8 @@ def weigh_positions(inputs: LossInputs, positions: str) -> Tensor:
 LayerMap = Annotated[
     Layers,
     Doc(
-        "Which layer of the teacher each of ours learns from: by name, as a list for all of ours, "
-        "or as `{ours: the teacher's}`."
+        "The teacher's layer that each of the student's learns from: a named map, a list with one "
+        "number for each student layer, or `{student layer: teacher layer}`."
     ),
 ]
 
@@ -231,16 +235,16 @@ class LayerTermConfig(TermConfig):
     layer_weights: Annotated[
         list[float] | None,
         WEIGHT,
-        Doc("Of each pair of layers; a pair that weighs 0 costs nothing; null: 1 each."),
+        Doc("The weight of each pair of layers; a pair of weight 0 costs nothing; null: 1 each."),
     ] = None
 
     @property
     def above(self) -> tuple[int, ...]:
-        """Layers that are compared with the teacher's of the same number, before the others."""
+        """Layers compared with the teacher's layer of the same number, listed before the others."""
         return ()
 
     def layer_map(self, student: ModelShape, teacher: ModelShape) -> dict[int, int]:
-        """Layers of ours, and the teacher's that each learns from; ValueError if there are none."""
+        """Student layer -> teacher layer. Raises ValueError where there is no such map."""
         mapped = map_layers(self.layers, student.layers, teacher.layers)
         return {**{layer: layer for layer in self.above}, **mapped}
 
@@ -253,10 +257,10 @@ class LayerTermConfig(TermConfig):
         if self.layer_weights is not None and len(self.layer_weights) != layers:
             yield "layer_weights", f"lists {len(self.layer_weights)} weights for {layers} layers"
         elif self.layer_weights is not None and not any(self.layer_weights):
-            yield "layer_weights", "one must not be 0"
+            yield "layer_weights", "at least one must not be 0"
 
     def left_out(self, student: ModelShape, teacher: ModelShape) -> set[int]:
-        """The layers of ours that it does not teach."""
+        """The student's layers that learn from no layer of the teacher."""
         layers = self.layer_map(student, teacher)
         weights = self.layer_weights or [1.0] * len(layers)
         taught = {ours for ours, weight in zip(layers, weights, strict=True) if weight}
@@ -264,7 +268,7 @@ class LayerTermConfig(TermConfig):
 
 
 class LayerPair(NamedTuple):
-    """A layer of ours, the teacher's that it learns from, and what the pair weighs."""
+    """A student's layer, the teacher's layer that it learns from, and the weight of the pair."""
 
     ours: int
     theirs: int
@@ -272,14 +276,14 @@ class LayerPair(NamedTuple):
 
 
 class LayerTerm(Term):
-    """A term over pairs of layers: the loss of each, weighted, and summed or averaged.
+    """A term over pairs of layers: the weighted sum, or mean, of the pairs' losses.
 
-    The map is made for the teacher's final number of layers. While a growing teacher has fewer,
-    its layer at the same relative depth stands in (`trainer.objectives.layer_maps.at_depth`).
+    The map refers to the teacher's final number of layers. While a growing teacher has fewer, the
+    layer at the same relative depth stands in (`trainer.objectives.layer_maps.at_depth`).
     """
 
-    reads_attention: ClassVar[bool] = False  # and not hidden states
-    averaged = False  # over the layers of the map, those that weigh 0 included
+    reads_attention: ClassVar[bool] = False  # instead of hidden states
+    averaged = False  # whether to divide by the layers of the map, also those of weight 0
 
     def __init__(
         self,
@@ -291,7 +295,7 @@ class LayerTerm(Term):
         self.map = config.layer_map(student, teacher)
         self.weights = config.layer_weights or [1.0] * len(self.map)
         self.final_layers = self.teacher_layers = teacher.layers
-        self.transfer: Transfer | None = None  # one layer at a time, once set
+        self.transfer: Transfer | None = None  # if set: one layer at a time
 
     @abstractmethod
     def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:

@@ -1,4 +1,4 @@
-"""Optimizers: AdamW, BERT's Adam and LAMB, right at every ZeRO stage; groups of parameters."""
+"""Optimizers that are correct at every ZeRO stage: AdamW, BERT's Adam and LAMB."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig, rates: Rates) ->
         return GatedOptimizer(Lamb(*settings))
     if not config.corrects_bias:
         return GatedOptimizer(BertAdam(*settings))
-    # Fused: one pass over the weights, where the default on a CPU makes ten and new arrays.
+    # Fused: one pass over the weights; the default on a CPU makes ten passes and allocates arrays.
     return GatedOptimizer(torch.optim.AdamW(*settings, fused=True))

@@ -1,4 +1,4 @@
-"""Adam as BERT's code has it."""
+"""Adam as in BERT's code: AdamW without bias correction."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LATE = 1e9
 class BertAdam(torch.optim.Optimizer):
     """AdamW without bias correction (`AdamWeightDecayOptimizer` of google-research/bert).
 
-    ``w -= lr * (m / (sqrt(v) + eps) + decay * w)``, where m and v begin at zero. It is torch's
-    fused AdamW, told that it is late: one pass over the weights.
+    ``w -= lr * (m / (sqrt(v) + eps) + decay * w)``, where m and v begin at zero. It calls torch's
+    fused AdamW with a step count so high that the bias correction vanishes.
     """
 
     def __init__(

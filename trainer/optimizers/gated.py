@@ -1,8 +1,8 @@
 """An optimizer whose step can be skipped.
 
-A learner's optimizer is stepped by its DeepSpeed engine, once or, at stages 1 to 3, once for each
-parameter group. A learner with a bad loss or gradient must be skipped on all ranks at every stage
-while DeepSpeed's own bookkeeping goes on, so the decision is taken inside the optimizer.
+A learner's DeepSpeed engine steps its optimizer once or, at stages 1 to 3, once per parameter
+group. A step with a bad loss or gradient must be skipped on all ranks and at every stage, while
+DeepSpeed's own bookkeeping continues. The decision is therefore made inside the optimizer.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 
 
 class GatedOptimizer(torch.optim.Optimizer):
-    """Another optimizer behind a gate, with whom it shares parameter groups and state.
+    """Wraps an optimizer, whose parameter groups and state it shares, and may skip its steps.
 
-    It asks `permitted`, once set, before each step. Groups whose learning rate is 0 stay untouched:
-    their moments do not advance either.
+    Once `permitted` is set, it is called before each step. Groups whose learning rate is 0 stay
+    untouched: their moments do not advance either.
     """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
@@ -26,15 +26,15 @@ class GatedOptimizer(torch.optim.Optimizer):
         self.permitted: Callable[[], bool] | None = None
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of the groups that learn, or none at all when it is not permitted."""
+        """Update the groups whose learning rate is not 0, or nothing if that is not permitted."""
         if self.permitted is None or self.permitted():
-            # DeepSpeed puts groups in and out of `param_groups` between its steps.
+            # DeepSpeed changes `param_groups` between its steps.
             self.inner.param_groups = [group for group in self.param_groups if group["lr"]]
             self.inner.step(closure)
 
     @torch.no_grad()
     def forget(self) -> None:
-        """Start afresh: all moments and counts of steps are zero, in place, on every rank alike."""
+        """Reset all moments and step counts to zero, in place. Every rank must call it."""
         for state in self.state.values():
             for tensor in state.values():
                 tensor.zero_()

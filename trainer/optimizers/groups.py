@@ -1,4 +1,4 @@
-"""Parameter groups: which parameters decay, and which learn at a rate of their own."""
+"""Parameter groups: which parameters decay, and which have a learning rate of their own."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from torch import nn
 
 
 class Rates(Protocol):
-    """How much faster or slower some parameters learn than the schedule says.
+    """Factors on the scheduled learning rate, by group of parameters.
 
-    Pure functions, so that a resumed learner continues alike. A group whose factor is 0 stays as
-    it is: no update, no decay, and its moments do not advance.
+    These are pure functions, so that a resumed learner continues exactly. A group whose factor is 0
+    is frozen: no update, no decay, and its moments do not advance.
     """
 
     def group(self, parameter: str) -> str:
-        """The group that a parameter, by its name in the learner's module, belongs to."""
+        """The group of a parameter, given by its name in the learner's module."""
 
     def factor(self, group: str, step: int) -> float:
-        """What the learning rate of a group is multiplied by at the learner's 0-based `step`."""
+        """The factor on a group's learning rate at the learner's `step`, which counts from 0."""
 
 
 def parameter_groups(module: nn.Module, weight_decay: float, rates: Rates) -> list[dict[str, Any]]:
-    """The trained parameters by `rates.group`, and within it by whether they are matrices.
+    """The trained parameters, grouped by `rates.group` and by whether they are matrices.
 
-    Biases and norm parameters (one dimension) neither decay nor, under LAMB, get a trust ratio, as
-    in BERT and in LAMB's original code. Keys: params, name, weight_decay, adaptive.
+    As in BERT's and LAMB's original code, biases and norm parameters (one dimension) do not decay
+    and, under LAMB, get no trust ratio. Keys of a group: params, name, weight_decay, adaptive.
     """
     groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():

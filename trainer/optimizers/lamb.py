@@ -1,4 +1,4 @@
-"""LAMB with one trust ratio for each parameter, however ZeRO has cut it."""
+"""LAMB with one trust ratio per parameter, however ZeRO partitions the parameter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.optimizers.shards import Shards
 
 
 class _Trained(NamedTuple):
-    """A group's parameters that have gradients; these become updates in place."""
+    """The parameters of a group that have gradients. The updates overwrite the gradients."""
 
     settings: dict[str, Any]
     parameters: list[Tensor]
@@ -24,9 +24,10 @@ class Lamb(torch.optim.Optimizer):
     """LAMB (You et al., arXiv 1904.00962, algorithm 2, in the form of ALBERT's code).
 
     ``u = m / (sqrt(v) + eps) + decay * w`` and ``w -= lr * |w| / |u| * u``, where m and v are not
-    corrected for bias; the ratio is 1 where either norm is 0 and in groups that are not `adaptive`.
-    The norms are those of whole parameters: of the tensors handed over, or as `shards`, once set,
-    has them. Stepping overwrites the gradients.
+    corrected for bias. The trust ratio |w| / |u| is 1 where either norm is 0 and in groups that are
+    not `adaptive`. The norms are those of whole parameters: without `shards` each tensor is one,
+    with `shards` they say which parts of the tensors make up a parameter. A step overwrites the
+    gradients.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Lamb(torch.optim.Optimizer):
             torch._foreach_add_(parameters, updates, alpha=-settings["lr"])
 
     def _turn_gradients_into_updates(self, group: _Trained) -> None:
-        """In place: another tensor of the size of all gradients would be one too many."""
+        """In place, to save the memory of another tensor for every gradient."""
         settings, parameters, gradients = group
         states = [advance(self.state[parameter], parameter) for parameter in parameters]
         means = [state["exp_avg"] for state in states]
@@ -70,7 +71,7 @@ class Lamb(torch.optim.Optimizer):
             torch._foreach_add_(gradients, parameters, alpha=settings["weight_decay"])
 
     def _scale_updates(self, groups: list[_Trained]) -> None:
-        """Multiply the updates by their trust ratios. They stay on the device: no host sync."""
+        """Multiply the updates by their trust ratios, without a host sync."""
         if not groups:
             return
         parameters = [p for group in groups for p in group.parameters]
@@ -87,7 +88,7 @@ class Lamb(torch.optim.Optimizer):
         torch._foreach_mul_(updates, list(ratios.unbind()))
 
     def _whole(self, parameters: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
-        """Views of `tensors`, which are shaped like `parameters`, one for each true parameter."""
+        """Views of `tensors`, which are shaped like `parameters`, one view per model parameter."""
         if self.shards is None:
             return tensors
         pairs = zip(parameters, tensors, strict=True)

@@ -1,4 +1,4 @@
-"""What every optimizer here knows of a parameter, so that a run may change its kind."""
+"""The optimizer state of a parameter, the same for every kind, so that a run may switch kinds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def advance(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
-    """The moments of a `parameter`, zero at first, and the count of steps, one more than before.
+    """Add 1 to the step count of a `parameter`, and create its moments, zeros, where missing.
 
-    The keys are those of torch's AdamW, which could go on from them.
+    Returns the state. Its keys are those of torch's AdamW, which can continue from it.
     """
     if not state:
         state["step"] = torch.zeros(())

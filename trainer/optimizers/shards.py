@@ -1,6 +1,6 @@
-"""Where whole parameters lie in what an optimizer is handed.
+"""The location of the model's parameters in the tensors that ZeRO gives to an optimizer.
 
-Under ZeRO that is a flat tensor with parts of many parameters, other parts on other ranks.
+Under ZeRO these are flat tensors, which hold parts of many parameters; other ranks hold the rest.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 class Shards:
     """The parts of parameters in each tensor that an engine optimizes on this rank.
 
-    They come in the same order on all ranks; a part may have no elements here. Padding between
-    parts belongs to none.
+    The order is the same on all ranks; a part may be empty on a rank. Padding between parts belongs
+    to none of them.
     """
 
-    pieces: Mapping[Tensor, Sequence[Piece]]  # by the tensor that the optimizer is handed
+    pieces: Mapping[Tensor, Sequence[Piece]]  # by the tensor that the optimizer updates
     device: torch.device  # where collectives run
 
     @classmethod
     def of(cls, engine: DeepSpeedEngine) -> Shards:
-        """The parts as they lie now; they stay where they are while the engine lives."""
+        """The parts of an engine's parameters, which stay in place while the engine exists."""
         pieces: dict[Tensor, list[Piece]] = {}
         for piece in layout(engine):
             if piece.group != FROZEN:
@@ -40,13 +40,13 @@ class Shards:
         return cls(pieces, engine.device)
 
     def cut(self, holder: Tensor, tensor: Tensor) -> list[Tensor]:
-        """`tensor`, which is shaped like `holder`, as flat views, one for each parameter in it."""
+        """Flat views of `tensor`, which is shaped like `holder`: one for each parameter in it."""
         return [piece.of(tensor) for piece in self.pieces[holder]]
 
     def sum(self, holders: Sequence[Tensor], parts: Tensor) -> Tensor:
-        """Numbers of the parts of `holders` [..., parts] summed over the ranks. Collective.
+        """Sum numbers of the parts of `holders`, [..., parts], over the ranks. Collective.
 
-        Where every rank holds the whole, they come back as they are.
+        Where every rank holds whole parameters, they are returned unchanged.
         """
         if all(piece.replicated for holder in holders for piece in self.pieces[holder]):
             return parts

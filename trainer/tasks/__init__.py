@@ -1,8 +1,8 @@
-"""What a model can learn: each task is a module here, or in a file of the user's own.
+"""Tasks that a model can learn: each is a module here or a Python file of the user's.
 
-A task brings the section of its term (`trainer.objectives.term.register`) and, as far as it needs
-its own, head, target, denominator, metric and data. Importing this package finds those that are in
-it; `load_plugins` adds a job's.
+A task registers the section of its term (`trainer.objectives.term.register`). Where it needs them,
+it brings its own head, target, denominator, metric and data. Importing this package registers the
+tasks in it; `load_plugins` adds those of a job.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from trainer.objectives.objective import declare_terms
 
 
 def load_plugins(paths: Sequence[str]) -> None:
-    """Find the tasks in these Python files, each once in a process.
+    """Register the tasks in these Python files, each imported once per process.
 
-    Raises ConfigError, which names the file, for one that is not there or does not import.
+    Raises ConfigError, naming the file, where one does not exist or cannot be imported.
     """
     for path in map(Path, paths):
         name = f"tandem_plugin_{path.stem}"
@@ -41,7 +41,7 @@ def _import_file(name: str, path: Path) -> None:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the user's own code, which may raise anything
+    except Exception as error:  # the user's own code may raise anything
         del sys.modules[name]
         raise ConfigError(f"plugins: {path}: {type(error).__name__}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""To predict masked tokens (BERT, arXiv 1810.04805)."""
+"""Masked language modelling: predict the masked tokens (BERT, arXiv 1810.04805)."""
 
 from __future__ import annotations
 

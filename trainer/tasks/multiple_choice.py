@@ -1,4 +1,4 @@
-"""Multiple choice: which of several answers to a question about a passage is right."""
+"""Multiple choice: which of several answers to a question about a passage is the right one."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ denominators.register(NAME, denominators.labelled(NAME))
 @register(NAME)
 @dataclass
 class MultipleChoice(TaskConfig):
-    """The right one of several answers (the JSON of RACE and DREAM).
+    """Choose the right one of several answers (the JSON format of RACE and DREAM).
 
-    An example is a sequence for each answer: the passage, then the question with that answer.
+    An example has one sequence per answer: the passage, then the question with that answer.
     """
 
-    metrics: Annotated[list[str], OneOf("accuracy"), Doc("The scores; none: accuracy.")] = field(
+    metrics: Annotated[list[str], OneOf("accuracy"), Doc("The scores; empty: accuracy.")] = field(
         default_factory=list
     )
 
@@ -47,7 +47,7 @@ class MultipleChoice(TaskConfig):
             choices = choices or len(one.choices)
             if len(one.choices) != choices:
                 why = f"has {len(one.choices)} choices where the first question has {choices}"
-                raise DataError(f"{one.where}: {why}; a task's questions must have equally many")
+                raise DataError(f"{one.where}: {why}; every question must have the same number")
             assert one.answer is not None
             sequences = [
                 encoder.sequence([one.passage, f"{one.question} {choice}"], one.where)

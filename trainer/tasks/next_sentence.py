@@ -1,4 +1,4 @@
-"""To tell whether a segment follows another (BERT, arXiv 1810.04805)."""
+"""Next-sentence prediction: does the second segment follow the first (BERT, arXiv 1810.04805)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from trainer.objectives.terms.pairs import PairConfig
 @register("nsp", order=20)
 @dataclass
 class NextSentence(PairConfig):
-    """Whether the second segment follows the first (BERT): mean over labelled pairs."""
+    """Whether the second segment follows the first (BERT). The mean over labelled pairs."""
 
     packings: ClassVar[tuple[str, ...]] = ("segment_pair", "sentence_pair")

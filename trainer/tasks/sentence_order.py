@@ -1,4 +1,4 @@
-"""To tell the order of two consecutive segments (ALBERT, arXiv 1909.11942)."""
+"""Sentence-order prediction: were two segments swapped (ALBERT, arXiv 1909.11942)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from trainer.objectives.terms.pairs import PairConfig
 @register("sop", order=30)
 @dataclass
 class SentenceOrder(PairConfig):
-    """Whether two consecutive segments are in order (ALBERT): mean over labelled pairs."""
+    """Whether two consecutive segments are in order (ALBERT). The mean over labelled pairs."""
 
     packings: ClassVar[tuple[str, ...]] = ("sop",)

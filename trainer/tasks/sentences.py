@@ -1,4 +1,4 @@
-"""Single sentences and sentence pairs: which of several labels they have, or which number."""
+"""Classification and regression of single sentences and of sentence pairs."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from trainer.scoring.task_metrics import ClassMetric, NumberMetric
 from trainer.scoring.task_scores import CLASS_SCORES, NUMBER_SCORES
 
 CLASSES, NUMBER = "classes", "number"
-LABEL = "label"  # the column
+LABEL = "label"  # the column of the table
 
 
 @dataclass
 class SentenceTask(TaskConfig):
-    """What is predicted of texts from the pooled state of the model that reads them."""
+    """A label, or a number, predicted from the pooled state of the model that reads the texts."""
 
     labels: Annotated[
         list[str],
-        Doc("The labels, two or more; none: those of the training file, sorted."),
+        Doc("The labels, two or more; empty: those in the training file, sorted."),
     ] = field(default_factory=list)
     target: Annotated[
         str,
@@ -50,18 +50,21 @@ class SentenceTask(TaskConfig):
     metrics: Annotated[
         list[str],
         OneOf(*CLASS_SCORES, *NUMBER_SCORES),
-        Doc("The scores, the primary first; none: accuracy, or pearson and spearman of a number."),
+        Doc(
+            "The scores, the primary one first; empty: accuracy for classes, pearson and spearman "
+            "for a number."
+        ),
     ] = field(default_factory=list)
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()
         if self.target == NUMBER and self.labels:
-            yield "labels", "a number has none; remove it, or set target: classes"
+            yield "labels", "target: number has no labels; remove them, or set target: classes"
         fit = NUMBER_SCORES if self.target == NUMBER else CLASS_SCORES
         if not set(self.metrics) <= set(fit):
-            yield "metrics", f"of target: {self.target} are {', '.join(fit)}"
+            yield "metrics", f"with target: {self.target}, choose from {', '.join(fit)}"
         if self.labels and len(set(self.labels)) < max(2, len(self.labels)):
-            yield "labels", "must be two or more, each once"
+            yield "labels", "must name at least two labels, each once"
 
     def equip(self, model: ModelConfig) -> ModelConfig:
         kind = REGRESSION if self.target == NUMBER else CLASSIFICATION
@@ -74,7 +77,7 @@ class SentenceTask(TaskConfig):
         rows = read_table(str(file.path), file.columns_of(LABEL))
         found = sorted({row[LABEL] for _, row in rows})
         if len(found) < 2:
-            raise DataError(f"{file.path}: has one label only, {found[0]!r}; a task needs two")
+            raise DataError(f"{file.path}: has only one label, {found[0]!r}; a task needs two")
         return dataclasses.replace(self, labels=found)
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
@@ -88,7 +91,7 @@ class SentenceTask(TaskConfig):
             return as_number(place, LABEL, text)
         if text not in self.labels:
             there = ", ".join(self.labels)
-            raise DataError(f"{place}: {LABEL}: {text!r} is none of the labels: {there}")
+            raise DataError(f"{place}: {LABEL}: {text!r} is not one of the labels: {there}")
         return self.labels.index(text)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a teacher's task head predicts, as the target of a student's: distillation on a task."""
+"""Soft labels: a student's task head learns from the predictions of the teacher's."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from trainer.objectives.term import LossInputs, Term, TermConfig, register, regi
 @register("soft_labels")
 @dataclass
 class SoftLabels(TermConfig):
-    """T^2 * KL(teacher || student) of a task's head; of a number, the squared difference.
+    """T^2 * KL(teacher || student) of a task's head; the squared difference where it is a number.
 
-    Hinton et al., arXiv 1503.02531. It stands beside the task, whose weight may be 0. The mean over
-    the labelled examples, or words.
+    Hinton et al., arXiv 1503.02531. The mean over the labelled examples, or words. The objective
+    must contain the task too, whose weight may be 0.
     """
 
-    temperature: Annotated[float, positive(1e3), Doc("Divides the logits of both.")] = 1.0
-    task: Annotated[str, Doc("The task whose head it is; empty: that of the job.")] = ""
+    temperature: Annotated[
+        float, positive(1e3), Doc("T, which divides the logits of teacher and student.")
+    ] = 1.0
+    task: Annotated[str, Doc("The task whose head learns; empty: the job's task.")] = ""
 
     needs = (Ability.TASK_HEAD,)
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()
         if self.task and not issubclass(registered_terms().get(self.task, TermConfig), TaskConfig):
-            yield "task", f"{self.task} is no task"
+            yield "task", f"{self.task} is not a task"
 
     @property
     def head(self) -> str | None:
@@ -44,8 +46,6 @@ class SoftLabels(TermConfig):
 
 
 class SoftLabelsTerm(Term):
-    """See `SoftLabels`."""
-
     def __init__(self, config: SoftLabels) -> None:
         super().__init__(config)
         self.head = self.denominator = config.task

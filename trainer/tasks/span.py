@@ -30,9 +30,10 @@ denominators.register(NAME, denominators.labelled(NAME))
 
 @dataclass(frozen=True)
 class ReadQuestion:
-    """A question's tokens, and those of its passage with the characters where they begin and end.
+    """The tokens of a question and of its passage.
 
-    size: the tokens of the passage in a window. step: from one window to the next.
+    begins, ends: where each token of the passage begins and ends, in characters. size: passage
+    tokens in a window. step: tokens from the beginning of one window to that of the next.
     """
 
     asked: list[int]
@@ -44,11 +45,11 @@ class ReadQuestion:
 
     @property
     def first_column(self) -> int:
-        """The column of a window's first token of the passage: [CLS] asked [SEP] come before."""
+        """The column of a window's first passage token, after [CLS] question [SEP]."""
         return len(self.asked) + 2
 
     def windows(self) -> Iterator[slice]:
-        """The tokens of the passage that each window holds."""
+        """The passage tokens that each window holds."""
         for start in range(0, max(1, len(self.ids) - self.size + self.step), self.step):
             yield slice(start, start + self.size)
 
@@ -58,26 +59,32 @@ class ReadQuestion:
 class Span(TaskConfig):
     """The span of a passage that answers a question (BERT, arXiv 1810.04805, section 4.2).
 
-    A passage that does not fit is read in windows that overlap. In a window without the answer the
-    span is that of [CLS], which also stands for no answer.
+    A passage that does not fit is read in overlapping windows. In a window without the answer the
+    target is [CLS], which also stands for "no answer".
     """
 
     stride: Annotated[
-        int, COUNT, Unit("tokens"), Doc("From the beginning of one window to that of the next.")
+        int,
+        COUNT,
+        Unit("tokens"),
+        Doc("Distance from the beginning of one window to the beginning of the next."),
     ] = 128
     longest_question: Annotated[
-        int, COUNT, Unit("tokens"), Doc("A question is cut after these.")
+        int, COUNT, Unit("tokens"), Doc("Longer questions are truncated to this length.")
     ] = 64
-    longest_answer: Annotated[int, COUNT, Unit("tokens"), Doc("No longer span is predicted.")] = 30
+    longest_answer: Annotated[
+        int, COUNT, Unit("tokens"), Doc("The length of the longest span that may be predicted.")
+    ] = 30
     unanswerable: Annotated[
-        bool, Doc("Some questions have no answer (SQuAD 2.0): the score tells when to give none.")
+        bool,
+        Doc("Some questions have no answer (SQuAD 2.0); the model's score decides when."),
     ] = False
     metrics: Annotated[
         list[str],
         OneOf(*ANSWER_SCORES),
-        Doc("The scores, the primary first; none: answer_f1 and exact_match."),
+        Doc("The scores, the primary one first; empty: answer_f1 and exact_match."),
     ] = field(default_factory=list)
-    answers: Annotated[str, Doc("The file whose answers are right; filled in by the job.")] = ""
+    answers: Annotated[str, Doc("The file with the right answers; filled in by the job.")] = ""
 
     name: ClassVar[str] = NAME
     needs_validation: ClassVar[bool] = True
@@ -104,7 +111,7 @@ class Span(TaskConfig):
         none = np.full(len(read.asked), NO_LABEL)
         for window in read.windows():
             holds = first >= 0 and window.start <= first and last < min(window.stop, len(read.ids))
-            shift = read.first_column - window.start  # from a token of the passage to its column
+            shift = read.first_column - window.start  # from a passage token's number to its column
             yield EncodedExample(
                 [[encoder.array(read.asked), encoder.array(read.ids[window])]],
                 {
@@ -117,7 +124,10 @@ class Span(TaskConfig):
             )
 
     def read(self, question: SpanQuestion, encoder: TextEncoder) -> ReadQuestion:
-        """The tokens of a question and its passage; DataError where it leaves no room for that."""
+        """The tokens of a question and its passage.
+
+        Raises DataError where the question leaves no room for the passage.
+        """
         asked = encoder.encode(question.question, question.where).ids[: self.longest_question]
         passage = encoder.encode(question.context, question.where)
         begins, ends = np.array(passage.offsets, np.int64).T
@@ -142,7 +152,10 @@ class Span(TaskConfig):
 
 
 def _over_tokens(logits: Tensor, batch: MicroBatch) -> Tensor:
-    """The logits [B, L, 2], float32; padding is no choice, and not -inf, so that KL is finite."""
+    """The logits [B, L, 2] in float32, with padding ruled out.
+
+    Padding gets -1e4 rather than -inf, so that the KL divergence stays finite.
+    """
     return logits.float().masked_fill(~batch.attention_mask[..., None], -1e4)
 
 
@@ -160,7 +173,10 @@ def _tokens_of_answer(
 
 
 class SpanTerm(Term):
-    """The mean of the cross-entropies of the first and the last token, over attended positions."""
+    """The mean of the cross-entropies of the answer's first and last token, over all attended ones.
+
+    BERT, arXiv 1810.04805, section 4.2.
+    """
 
     denominator = NAME
 

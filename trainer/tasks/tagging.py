@@ -1,4 +1,4 @@
-"""Token tagging: the tag of each word, read at its first piece (CoNLL's columns)."""
+"""Token tagging: the tag of each word, predicted at its first piece (CoNLL's column format)."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ denominators.register(NAME, denominators.labelled(NAME))
 @register(NAME)
 @dataclass
 class Tagging(TaskConfig):
-    """The tag of each word, such as the names in a sentence; the columns are word and tag."""
+    """The tag of each word, as for named entities. Reads the columns word and tag."""
 
-    labels: Annotated[list[str], Doc("The tags; none: those of the training file, sorted.")] = (
+    labels: Annotated[list[str], Doc("The tags; empty: those in the training file, sorted.")] = (
         field(default_factory=list)
     )
-    crf: Annotated[bool, Doc("A conditional random field over the tags of neighbouring words.")] = (
-        False
-    )
+    crf: Annotated[
+        bool, Doc("Add a conditional random field over the tags of neighbouring words.")
+    ] = False
     metrics: Annotated[
-        list[str], OneOf(*TAG_SCORES), Doc("The scores, the primary first; none: entity_f1.")
+        list[str], OneOf(*TAG_SCORES), Doc("The scores, the primary one first; empty: entity_f1.")
     ] = field(default_factory=list)
-    encoding: Annotated[str, NOT_EMPTY, Doc("Of the characters in the files.")] = "utf-8"
+    encoding: Annotated[str, NOT_EMPTY, Doc("The character encoding of the files.")] = "utf-8"
 
     name: ClassVar[str] = NAME
 
@@ -54,7 +54,7 @@ class Tagging(TaskConfig):
             return self
         found = sorted({tag for sentence in self._sentences(file) for tag in sentence.tags})
         if len(found) < 2:
-            raise DataError(f"{file.path}: has one tag only, {found[0]!r}; a task needs two")
+            raise DataError(f"{file.path}: has only one tag, {found[0]!r}; a task needs two")
         return dataclasses.replace(self, labels=found)
 
     def _sentences(self, file: TaskFile) -> Iterator[TaggedSentence]:
@@ -68,7 +68,7 @@ class Tagging(TaskConfig):
             for word, tag in zip(sentence.words, sentence.tags, strict=True):
                 if tag not in numbers:
                     there = ", ".join(self.labels)
-                    raise DataError(f"{sentence.where}: {tag!r} is none of the tags: {there}")
+                    raise DataError(f"{sentence.where}: {tag!r} is not one of the tags: {there}")
                 ids = encoder.encode(word, sentence.where).ids
                 pieces += ids
                 tags += [numbers[tag], *[NO_LABEL] * (len(ids) - 1)]
@@ -90,9 +90,9 @@ class Tagging(TaskConfig):
 
 
 class TaggingTerm(Term):
-    """Cross-entropy of the tag of each word; with a CRF, the negative log-likelihood of all.
+    """Cross-entropy of each word's tag; with a CRF, the negative log-likelihood of the sequence.
 
-    Both are sums over sentences, and the count is that of the words.
+    Both are summed over sentences and counted in words.
     """
 
     denominator = NAME
@@ -109,7 +109,7 @@ class TaggingTerm(Term):
             at_words = logits.flatten(0, 1).index_select(0, target.positions).float()
             loss = F.cross_entropy(at_words, target.labels, ignore_index=NO_LABEL, reduction="sum")
             return loss, there.sum()
-        # A spare slot stands for no position: it writes into a place behind the last.
+        # A spare slot stands for no position, so it writes to an extra place behind the last.
         slots = torch.where(there, target.positions, inputs.batch.input_ids.numel())
         dense = target.labels.new_full((inputs.batch.input_ids.numel() + 1,), NO_LABEL)
         tags = dense.scatter(0, slots, target.labels)[:-1].view_as(inputs.batch.input_ids)

@@ -1,8 +1,9 @@
-"""The terms there are: for each a config, its section in YAML, and the Term that it builds.
+"""The terms of objectives. Each has a config, which is its YAML section, and builds a `Term`.
 
-To add one: a loss (in `trainer.losses`), and in a module here a config and its Term, with the
-term's name in YAML and in the metrics (`trainer.objectives.term.register`). Every module here is
-found by itself. Terms that train a head of their own are tasks (`trainer.tasks`).
+To add a term, write its loss in `trainer.losses`. Then write a module here with its config and
+its `Term`, registered under its name in YAML and metrics (`trainer.objectives.term.register`).
+Modules here are imported automatically. A term that trains a head of its own is a task and
+belongs in `trainer.tasks`.
 """
 
 from trainer.objectives.terms.attention import (

@@ -1,6 +1,6 @@
-"""Terms between attention matrices and relations, derived from Q, K and V.
+"""Terms that compare attention matrices and relations, which are derived from Q, K and V.
 
-Between two layers with local windows they are over the pairs within the wider one.
+Where layers attend within local windows, only position pairs within the wider window count.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MatrixLoss = Callable[[Matrix, Matrix, Tensor, int], tuple[Tensor, Tensor]]
 
 @dataclass
 class MatrixTermConfig(LayerTermConfig):
-    """The YAML section of a term between a matrix of each head and the teacher's."""
+    """The YAML section of a term that compares one matrix per head with the teacher's."""
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
         yield from super().misfits(student, teacher)
@@ -66,7 +66,10 @@ class AttentionTransfer(MatrixTermConfig):
 @register("attention_relation", order=160)
 @dataclass
 class AttentionRelation(MatrixTermConfig):
-    """KL divergence of attention distributions, of the last layer (MiniLM). Summed over layers."""
+    """KL divergence of attention distributions, by default of the last layer (MiniLM).
+
+    Summed over layers.
+    """
 
     layers: LayerMap = "final"
 
@@ -77,7 +80,10 @@ class AttentionRelation(MatrixTermConfig):
 @register("value_relation", order=170)
 @dataclass
 class ValueRelation(MatrixTermConfig):
-    """KL divergence of softmax(V V' / sqrt(D)), of the last layer (MiniLM). Summed over layers."""
+    """KL divergence of softmax(V V' / sqrt(D)), by default of the last layer (MiniLM).
+
+    Summed over layers.
+    """
 
     layers: LayerMap = "final"
 
@@ -86,7 +92,7 @@ class ValueRelation(MatrixTermConfig):
 
 
 class MatrixTerm(LayerTerm):
-    """A loss between a matrix of each of our heads and the same of the teacher's."""
+    """A loss between one matrix of each attention head and the same matrix of the teacher's."""
 
     reads_attention = True
 
@@ -100,7 +106,7 @@ class MatrixTerm(LayerTerm):
         averaged: bool = False,
         denominator: str = ATTENDED,
     ) -> None:
-        """`factors` name what the matrix is a product of, as fields of `model.QKV`."""
+        """`factors` are the two fields of `model.QKV` whose product is the matrix."""
         super().__init__(config, student, teacher)
         self.student, self.teacher = student, teacher
         self.loss, self.factors, self.averaged, self.denominator = (
@@ -123,7 +129,7 @@ class MatrixTerm(LayerTerm):
         ]
 
     def _window(self, pair: LayerPair) -> int:
-        """What either of two layers attends to, as `ModelShape.window`."""
+        """The wider of the two layers' windows, in the units of `ModelShape.window`."""
         windows = self.student.window(pair.ours), self.teacher.window(pair.theirs)
         return max(windows) if all(windows) else 0
 

@@ -1,4 +1,4 @@
-"""A learner that learns from itself: its earlier layers from its own last head."""
+"""Self-distillation: a learner's earlier layers learn from its own final predictions."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from trainer.objectives.terms.vocabulary import Temperature
 class EarlyExits(TermConfig):
     """T^2 KL(softmax(t / T) || softmax(s / T)) at masked positions (arXiv 1905.08094).
 
-    t are the learner's own predictions, detached. s is what its masked-LM head predicts from the
-    output of an earlier layer. Summed over `layers`, so that each of them can end a forward pass.
+    t are the learner's own final predictions, detached; s are those of its masked-LM head from the
+    output of an earlier layer. Summed over `layers`. The forward pass can then end at each of them.
     """
 
     layers: Annotated[
         list[int],
         Range(1, 4096),
         Ascending(),
-        Doc("The layers that learn, from 1; the last one is the one that they learn from."),
+        Doc("The layers that learn, from 1. All learn from the last layer, which is not listed."),
     ] = field(default_factory=list)
     temperature: Temperature = 1.0
 

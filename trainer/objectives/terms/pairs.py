@@ -13,7 +13,7 @@ from model import Ability, Capture, ModelConfig, ModelShape
 from trainer.losses.states import label_cross_entropy
 from trainer.objectives.term import LossInputs, Term, TermConfig
 
-# `data.packing` whose sequences are labelled pairs.
+# The values of `data.packing` whose sequences are labelled pairs.
 PAIRED = ("segment_pair", "sentence_pair", "sop")
 
 
@@ -22,7 +22,7 @@ class PairConfig(TermConfig):
     """The YAML section of a pair term: the learner gets a pair head, which needs a pooler."""
 
     needs: ClassVar[tuple[Ability, ...]] = (Ability.POOL,)
-    packings: ClassVar[tuple[str, ...]]  # `data.packing` whose pair labels mean this
+    packings: ClassVar[tuple[str, ...]]  # values of `data.packing` whose pair labels it is about
 
     @property
     def source(self) -> str | None:
@@ -50,7 +50,7 @@ class PairConfig(TermConfig):
 
 
 class PairTerm(Term):
-    """Cross-entropy of two classes: the packing says what the labels mean."""
+    """Cross-entropy over two classes; what they mean depends on the packing."""
 
     denominator = PAIRS
 

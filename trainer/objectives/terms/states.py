@@ -1,4 +1,4 @@
-"""Terms between hidden states, ours and the teacher's."""
+"""Terms that compare the hidden states of learner and teacher."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from trainer.objectives.term import (
 @register("cosine", order=70)
 @dataclass
 class Cosine(TermConfig):
-    """1 - cos between last hidden states at attended, or at masked, positions (DistilBERT)."""
+    """1 - cos of the last hidden states, at attended or masked positions (DistilBERT)."""
 
-    positions: Annotated[str, OneOf(*POSITIONS), Doc("The positions that count.")] = ATTENDED
+    positions: Annotated[str, OneOf(*POSITIONS), Doc("The positions to compare.")] = ATTENDED
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
         yield from unequal_widths(student, teacher)
@@ -85,12 +85,14 @@ class CosineTerm(Term):
 class HiddenMSE(LayerTermConfig):
     """Mean squared error of hidden states after one learnable H_s -> H_t projection (TinyBERT).
 
-    Summed over layers. As in the original's code, the embedding output is compared too, by the
-    same projection: `layer_weights` begins with its weight. The paper's form is `embedding: false`
-    here and the term `embedding`, with a projection of its own.
+    Summed over layers. As in TinyBERT's code, the same projection also compares the embedding
+    output, whose weight comes first in `layer_weights`. For the form in the paper, set
+    `embedding: false` and add the term `embedding`, which has a projection of its own.
     """
 
-    embedding: Annotated[bool, Doc("Compare the embedding output by the same projection.")] = True
+    embedding: Annotated[
+        bool, Doc("Compare the embedding output too, with the same projection.")
+    ] = True
 
     @property
     def above(self) -> tuple[int, ...]:
@@ -103,7 +105,7 @@ class HiddenMSE(LayerTermConfig):
 @register("embedding", order=80)
 @dataclass
 class Embedding(TermConfig):
-    """Mean squared error of the embedding output, after a projection of its own (TinyBERT)."""
+    """Mean squared error of the embedding output after its own H_s -> H_t projection (TinyBERT)."""
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return EmbeddingTerm(self, student, teacher)
@@ -234,6 +236,6 @@ class StateTransferTerm(LayerTerm):
 
 
 def unequal_widths(student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
-    """That states of other widths cannot be compared as they are."""
+    """A refusal where the hidden states differ in width: they cannot be compared directly."""
     if student.hidden_size != teacher.hidden_size:
         yield "", "student and teacher must have the same hidden_size"

@@ -1,4 +1,4 @@
-"""A teacher that learns from a student too."""
+"""Two-way distillation: a term by which the teacher learns from a student."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from trainer.objectives.terms.vocabulary import Temperature, VocabularyTermConfi
 class FromStudent(VocabularyTermConfig):
     """T^2 KL(softmax(s / T) || softmax(t / T)) at masked positions (arXiv 2311.02849).
 
-    s are the detached predictions of the `student` with the weights that it has before the step,
-    without dropout: they cost one more forward pass of it. Off before it starts and once it is
-    done.
+    s are the detached predictions of the `student`, made without dropout and with its weights from
+    before the step; they cost one more forward pass of that student. The term is off before the
+    student starts and once it is done.
     """
 
-    student: Annotated[str, Doc("The student that the teacher learns from, by name.")] = ""
+    student: Annotated[str, Doc("The name of the student that the teacher learns from.")] = ""
     temperature: Temperature = 1.0
 
     @property

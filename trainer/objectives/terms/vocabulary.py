@@ -1,4 +1,4 @@
-"""Terms over the vocabulary: they share one projection per set of positions."""
+"""Terms over the vocabulary. Terms at the same positions share one vocabulary projection."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from trainer.objectives.term import (
 Temperature = Annotated[
     Setting,
     positive(1000.0),
-    Doc("T: a number, or `{step: value, ...}` over the learner's steps."),
+    Doc("T: a number, or `{step: value, ...}` by the learner's own steps."),
 ]
 
 
 @dataclass
 class VocabularyTermConfig(TermConfig):
-    """The YAML section of a term over the vocabulary, at masked positions unless it says more."""
+    """The YAML section of a term over the vocabulary, at masked positions by default."""
 
     @property
     def head(self) -> str | None:
@@ -59,10 +59,13 @@ class SoftKL(VocabularyTermConfig):
     positions: Annotated[
         str,
         OneOf(*POSITIONS),
-        Doc("attended: as in DistilBERT's code, at two to three times a small student's cost."),
+        Doc(
+            "The positions to compare. `attended`, as in DistilBERT's code, makes a small student "
+            "two to three times as expensive."
+        ),
     ] = MASKED
     mean_over_labels: Annotated[
-        bool, Doc("Divide by the size of the vocabulary too, as PKD's code does.")
+        bool, Doc("Also divide by the size of the vocabulary, as PKD's code does.")
     ] = False
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
@@ -96,10 +99,7 @@ class SoftKLTerm(VocabularyTerm):
 @register("soft_cross_entropy", order=50)
 @dataclass
 class SoftCrossEntropy(VocabularyTermConfig):
-    """-softmax(t / T) . log softmax(s / T), no T^2 (TinyBERT's prediction layer, eq. 10).
-
-    At masked positions.
-    """
+    """-softmax(t / T) . log softmax(s / T) at masked positions, without T^2 (TinyBERT, eq. 10)."""
 
     temperature: Temperature = 1.0
     mean_over_labels: Annotated[
@@ -135,12 +135,12 @@ class SoftCrossEntropyTerm(VocabularyTerm):
 class Blended(VocabularyTermConfig):
     """-(a softmax(t) + (1 - a) onehot) . log softmax(s) at masked positions (MobileBERT).
 
-    Pre-training distillation of arXiv 2004.02984, section 3.6: the label is mixed with the
-    teacher's distribution.
+    The pre-training distillation of arXiv 2004.02984, section 3.6, whose target mixes the label
+    with the teacher's distribution.
     """
 
     teacher_fraction: Annotated[
-        float, FRACTION, Doc("a: what the teacher's distribution weighs against the label.")
+        float, FRACTION, Doc("a: the weight of the teacher's distribution in the target.")
     ] = 0.5
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
@@ -166,6 +166,6 @@ class BlendedTerm(VocabularyTerm):
 
 
 def unequal_vocabularies(student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
-    """That distributions over other vocabularies cannot be compared."""
+    """A refusal where the vocabularies differ: their distributions cannot be compared."""
     if student.vocab_size != teacher.vocab_size:
         yield "", "student and teacher must share a vocabulary"
