@@ -1,1 +1,1 @@
-"""What a job needs before it runs: parameters, memory, floating-point operations."""
+"""What a job needs, computed before it runs: parameters, memory, floating-point operations."""

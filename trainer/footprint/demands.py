@@ -1,4 +1,4 @@
-"""A job in plain numbers, for whoever plans it without knowing models or objectives."""
+"""A job in plain numbers, for a planner that knows neither models nor objectives."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trainer.learners.engine import bucket_size
 def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """(the job, its learners with the teacher first), as the fields of the cluster's plan.
 
-    With phases of several lengths, memory is that of the longest sequences, and FLOPs are the mean
-    over the steps. What else is simplified is said by ``assumed``.
+    With phases of several sequence lengths, memory is for the longest sequences and FLOPs are the
+    mean over the steps. The job's ``assumed`` lists the other simplifications.
     """
     shares = _lengths(job)
     sizes = {length: _footprints(job, device, length) for length in shares}
@@ -42,9 +42,9 @@ def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[d
 def demands_apart(
     job: JobConfig, learners: list[dict[str, Any]], device: str = "gpu"
 ) -> list[dict[str, Any]]:
-    """The `learners` of `demands` where each student has a job of its own.
+    """The `learners` of `demands` if each student were distilled in a separate job.
 
-    Its teacher was pre-trained alone, and is frozen. Without students there are no such jobs.
+    Its teacher has been pre-trained alone and is frozen. Empty without students.
     """
     if not job.students:
         return []
@@ -64,7 +64,7 @@ def demands_apart(
 
 
 def _mean_passes(passes: Mapping[int, Passes], shares: Mapping[int, float]) -> dict[str, float]:
-    """FLOPs of a row on average over the steps, and the kernels at the largest length."""
+    """A row's FLOPs, averaged over the steps, and the kernels at the largest length."""
     return {
         "forward_flops": sum(shares[length] * one.forward_flops for length, one in passes.items()),
         "backward_flops": sum(
@@ -75,7 +75,7 @@ def _mean_passes(passes: Mapping[int, Passes], shares: Mapping[int, float]) -> d
 
 
 def _footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]:
-    """Of every learner; FLOPs of a teacher with a budget are the mean over the job's steps."""
+    """Every learner's footprint; a teacher's FLOPs are the mean over all steps of the job."""
     found = footprints(job, device, length)
     trained = _budget_steps(job.teacher, job) / job.steps
     if trained < 1:
@@ -91,7 +91,7 @@ def _footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint
 
 
 def _lengths(job: JobConfig) -> dict[int, float]:
-    """Each length of the job's sequences, and the share of the steps that have it."""
+    """Each sequence length of the job, and the fraction of the steps that use it."""
     starts = [0, *(min(phase.from_step, job.steps) for phase in job.data.phases), job.steps]
     shares: dict[int, float] = {}
     for number, (length, _) in enumerate(job.data.lengths_and_packings()):
@@ -122,15 +122,15 @@ def _learner(
 
 
 def _active_steps(config: LearnerConfig, job: JobConfig) -> float:
-    """How many steps a learner takes part in, by its start and its budget."""
-    if config is job.teacher:  # which teaches on when its own budget is used up
+    """The number of steps that a learner takes part in, from its start and its budget."""
+    if config is job.teacher:  # it keeps teaching when its own budget is used up
         return job.steps
     left = max(0, job.steps - config.start.in_steps(job.steps).step)
     return min(left, _budget_steps(config, job))
 
 
 def _budget_steps(config: LearnerConfig, job: JobConfig) -> float:
-    """How many steps a learner's budget gives it; at most the job's."""
+    """The number of steps in a learner's budget; at most the job's."""
     tokens = usual_rows(job) * sum(length * share for length, share in _lengths(job).items())
     own = config.budget.in_steps(job.steps)
     budgets = [own.steps, own.tokens and own.tokens / tokens]
@@ -138,7 +138,7 @@ def _budget_steps(config: LearnerConfig, job: JobConfig) -> float:
 
 
 def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
-    """Whether each simplification makes a difference to the job, and what it is."""
+    """Each simplification, and whether it makes a difference to this job."""
     students = job.students.values()
     waits = any(one.start.teacher is not None for one in students)
     clocks = [job.hours, *(one.budget.hours for one in (job.teacher, *students))]

@@ -1,8 +1,9 @@
-"""What a step of a job takes in FLOPs and bytes, learnt from the real step on fake tensors.
+"""FLOPs and memory of a job's step, measured by running the real step on fake tensors.
 
-A fake tensor has a shape and no data: the models' and losses' own code runs, nothing is computed,
-and every byte that would be allocated is counted (``torch._subclasses.FakeTensorMode``), as are the
-matrix products (``torch.utils.flop_counter``). A new architecture or objective needs nothing here.
+A fake tensor has a shape and no data (``torch._subclasses.FakeTensorMode``). The models' and
+losses' own code runs without computing anything, while every byte that it would allocate and every
+matrix product (``torch.utils.flop_counter``) is counted. A new architecture or objective needs no
+change here.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, un
 
 
 def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
-    """FLOPs of fused attention, which the counter knows for GPUs only."""
+    """FLOPs of fused attention on a CPU; torch's counter knows the GPU kernels only."""
     return 4 * math.prod(q) * k[-2]
 
 
 def _attention_backward(grad: Any, q: Sequence[int], k: Sequence[int], *_: Any, **__: Any) -> int:
-    return 2 * _attention(q, k, k)  # without what the kernel computes again
+    return 2 * _attention(q, k, k)  # without the kernel's recomputation
 
 
 def _recurrent(
@@ -60,8 +61,8 @@ KERNELS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     torch.ops.aten.mkldnn_rnn_layer: _recurrent,
     torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward,
-}  # that the counter does not know
-LEAST_ROWS = 32  # below, the losses' chunks are not full, and memory does not grow evenly
+}  # operations that torch's counter does not know
+LEAST_ROWS = 32  # with fewer, the losses' chunks are not full and memory does not grow linearly
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Passes:
     """A learner's work in a step.
 
     flops: matrix products of one row (a sequence), forward and backward, losses included; kernels:
-    operations that a device would be told to run for a micro-batch of any size.
+    operations that would be launched on a device for a micro-batch, whatever its size.
     """
 
     forward_flops: float
@@ -81,11 +82,11 @@ class Passes:
 class Footprint(Passes):
     """One learner's share of a step. Bytes are of one rank and one micro-batch of `rows` rows.
 
-    parameters: elements, with those of the objective; trained: those with a gradient; projection:
-    of a teacher's vocabulary projection, 0 when no student reads it.
-    activations: the most that is held at once by forward and backward, besides parameters, their
-    gradients and what others left; as (fixed, for each row). captured: what is kept of it for the
-    learners after it, once its own backward is done; likewise.
+    parameters: elements, including the objective's; trained: those with a gradient; projection:
+    elements of a teacher's vocabulary projection, 0 when no student reads it.
+    activations: the peak of forward and backward in bytes, as (fixed, per row), without parameters,
+    gradients and tensors of earlier learners. captured: bytes kept for later learners after its own
+    backward, in the same form.
     """
 
     parameters: int
@@ -96,9 +97,10 @@ class Footprint(Passes):
 
 
 def footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]:
-    """Of every learner of `job` on sequences of `length`, with the kernels that `device` would run.
+    """The footprint of every learner of `job` on sequences of `length`.
 
-    Bytes are exact at the job's micro-batch and at twice that, and a straight line elsewhere.
+    Counts the kernels that `device` would run. Bytes are exact at the job's micro-batch and at
+    twice that, and linear in the rows elsewhere.
     """
     rows = job.batch.micro_batch
     more = max(2 * rows, LEAST_ROWS)
@@ -109,9 +111,9 @@ def footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]
 
 
 def passes_apart(job: JobConfig, device: str, length: int) -> dict[str, Passes]:
-    """Every learner of `job` where each student has a job of its own with the finished teacher.
+    """The work of every learner if each student had its own job with the finished teacher.
 
-    The teacher is only read there: it has neither losses nor a backward pass.
+    There the teacher only runs forward: it has neither losses nor a backward pass.
     """
     rows = max(2 * job.batch.micro_batch, LEAST_ROWS)
     teacher, *students = _learners(job).items()
@@ -161,7 +163,7 @@ def _line(few: _Measured, many: _Measured, rows: int, more: int) -> Footprint:
 def _measure(
     job: JobConfig, learners: Mapping[str, LearnerConfig], device: str, rows: int, length: int
 ) -> dict[str, _Measured]:
-    """The forward and backward of `learners` on one micro-batch of `job`, the teacher's first."""
+    """Measure forward and backward of `learners` on one micro-batch of `job`, the teacher first."""
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, kernels_of(device):
         batch = _to_fake(fake, _micro_batch(job, rows, length))
         modules = {name: _module(name, config, job) for name, config in learners.items()}
@@ -191,7 +193,7 @@ class _Run:
     """Counts one module's forward and backward."""
 
     def __init__(self, module: LearnerModule, logit_consumers: int) -> None:
-        """`logit_consumers` is how many students read the vocabulary projection of a teacher."""
+        """`logit_consumers`: the number of students that read a teacher's vocabulary projection."""
         self.module = module
         self.projection: OutputProjection | None = None
         if logit_consumers:
@@ -203,7 +205,7 @@ class _Run:
         self.forward_flops = 0
 
     def __call__(self, program: Train, batch: MicroBatch) -> Features:
-        """The features that the module returns, once its loss has been taken backward."""
+        """Run forward and backward; returns the module's features."""
         hooks = [
             parameter.register_post_accumulate_grad_hook(lambda p: self.live.set_aside(p.grad))
             for parameter in self.module.parameters()
@@ -219,7 +221,7 @@ class _Run:
         return features
 
     def result(self) -> _Measured:
-        """What it took; what is alive still is for the learners after it."""
+        """The measurements so far; tensors that are still alive count as captured."""
         parameters = list(self.module.parameters())
         return _Measured(
             parameters=sum(p.numel() for p in parameters),
@@ -234,9 +236,9 @@ class _Run:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of storages made under it: those alive `now`, and the most at once.
+    """Counts the bytes of storages created under it: those alive `now`, and their peak.
 
-    `kernels` counts the operations that were more than another view of a tensor.
+    `kernels` counts the operations that did more than create a view of a tensor.
     """
 
     def __init__(self) -> None:
@@ -255,18 +257,18 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         keywords = keywords or {}
         result = function(*arguments, **keywords)
-        if function.namespace != "aten":  # a question, such as where a tensor is
+        if function.namespace != "aten":  # a query, such as for a tensor's device
             return result
         self.kernels += not function.is_view
         given = {_storage(leaf) for leaf in tree_leaves((arguments, keywords)) if _is_tensor(leaf)}
         for leaf in tree_leaves(result):
-            # A view has its bytes already, and a tensor of shapes alone has none.
+            # A view's bytes are counted already, and a meta tensor has none.
             if _is_tensor(leaf) and not leaf.is_meta and _storage(leaf) not in given:
                 self._add(leaf.untyped_storage())
         return result
 
     def set_aside(self, tensor: Tensor | None) -> None:
-        """Count a tensor no longer, although it lives on."""
+        """Stop counting a tensor, although it stays alive."""
         if tensor is not None:
             self._remove(_storage(tensor))
 
@@ -297,13 +299,13 @@ def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
 
 
 def _make(config: ModelConfig) -> Model:
-    # Fused kernels keep the state of a generator, not the mask; the CPU's stand-in would keep it.
+    # Fused kernels save a generator's state instead of the mask, which the CPU version would save.
     config = config.without_attention_dropout()
     return module_of(config)(config)
 
 
 def _micro_batch(job: JobConfig, rows: int, length: int) -> MicroBatch:
-    """Sequences without padding, with as many masked positions as any of the job."""
+    """Sequences without padding, with as many masked positions as the job may have."""
     masked = round(job.data.masking.highest_rate * (length - 2))
     ids = np.zeros((rows, length), np.int64)
     slots = np.zeros((rows, masked), np.int64)

@@ -1,4 +1,4 @@
-"""The models of a job side by side: what each is, before anything is trained."""
+"""A table of a job's models, made without training anything."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Losses between attention matrices: pure functions that return (sum, count).
 
-Scores are derived from queries and keys, a bounded block of rows and queries at a time, and the
-gradients with respect to queries and keys are made in the same pass: nothing of size [L x L] waits
-for the backward pass. Sums are float32 scalars, averaged over heads.
+Scores are derived from queries and keys, a bounded block of rows and queries at a time. The same
+pass computes the gradients with respect to queries and keys, so nothing of size [L x L] is kept for
+the backward pass. Sums are float32 scalars, averaged over heads.
 
-Shapes: B rows, L positions, A heads, D head width. Queries, keys and values are [B, A, L, D]; head
-widths may differ between student and teacher, the number of heads must not. `mask` is [B, L] bool,
-True at attended positions, which begin a row. With a `window` pairs of positions more than
-window // 2 apart do not count, and distributions are over the other keys: what neither layer
-attends to teaches nothing. 0 hides nothing.
+Shapes: B rows, L positions, A heads, D head width. Queries, keys and values are [B, A, L, D]; the
+head width may differ between student and teacher, the number of heads must not. `mask` is [B, L]
+bool, True at attended positions, which come first in a row. With a `window`, pairs of positions
+more than window // 2 apart do not count, and distributions are over the remaining keys: neither
+layer attends to the others. A window of 0 means all pairs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch.nn import functional as F
 from model.attention_kernel import visible_keys
 from model.precision import is_native
 
-# Scores of one block, float32. A loss holds about six such arrays.
+# Elements in the scores of one block, float32. A loss holds about six such arrays.
 SCORE_BYTES = 16 * 2**20
-# TinyBERT's code takes scores from here down for masked ones and sets them to 0.
+# TinyBERT's code treats scores from here down as masked and sets them to 0.
 LOWEST_SCORE = -1e2
 HIDDEN = -1e9
 
-Matrix = tuple[Tensor, Tensor]  # what scores are products of: queries and keys, or values twice
+Matrix = tuple[Tensor, Tensor]  # the factors of the scores: queries and keys, or values twice
 Block = tuple[slice, slice]  # rows and queries
 # Float scores [b, A, l, L] of student and teacher, attended pairs [b, l, L] of these rows
 # -> loss, a scalar.
@@ -39,12 +39,12 @@ BlockLoss = Callable[[Tensor, Tensor, Tensor, slice], Tensor]
 def attention_mse(
     student: Matrix, teacher: Matrix, mask: Tensor, window: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """(s - t)^2 of pre-softmax scores (TinyBERT, arXiv 1909.10351, eq. 7, its code's form).
+    """(s - t)^2 of pre-softmax scores (TinyBERT, arXiv 1909.10351, eq. 7, as in its code).
 
-    Scores of -100 and below are 0 in both, as in the original, where they stand for padding. Here
-    pairs with padding do not count: without padding it is the same, with it the original divides
-    by B * L * L. Count: pairs of attended positions in a row. Where a `window` hides some of them,
-    the mean over the others stands for all of the row, so that the count is the same.
+    As in the original, where they mark padding, scores of -100 and below are set to 0. Pairs with
+    padding do not count here, while the original divides by B * L * L; without padding both are the
+    same. Count: pairs of attended positions. Where a `window` hides some pairs of a row, the mean
+    over its other pairs stands in for them, so that the count stays the same.
     """
     lengths = mask.sum(dim=1)  # [B]
     attended = lengths.square()
@@ -61,10 +61,10 @@ def attention_mse(
 def attention_cross_entropy(
     student: Matrix, teacher: Matrix, mask: Tensor, window: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """-softmax(t) . log softmax(s) over keys (MobileBERT, attention transfer, its code's form).
+    """-softmax(t) . log softmax(s) over keys (MobileBERT's attention transfer, as in its code).
 
-    arXiv 2004.02984, eq. 2, where it is the KL divergence: less by the teacher's entropy, with the
-    same gradient. Count: attended positions.
+    arXiv 2004.02984, eq. 2 states the KL divergence, which subtracts the teacher's entropy and has
+    the same gradient. Count: attended positions.
     """
 
     def loss(ours: Tensor, theirs: Tensor, pairs: Tensor, rows: slice) -> Tensor:
@@ -79,7 +79,7 @@ def relation_kl(
 ) -> tuple[Tensor, Tensor]:
     """KL(softmax(t) || softmax(s)) over keys (MiniLM, arXiv 2002.10957).
 
-    With queries and keys its eq. 5, attention; with the values twice its eq. 7, value relations.
+    Of queries and keys it is eq. 5 (attention), of values and values eq. 7 (value relations).
     Count: attended positions.
     """
 
@@ -104,7 +104,7 @@ def _log_softmax(scores: Tensor, pairs: Tensor) -> Tensor:
 
 
 def _pairs_within(window: int, lengths: Tensor) -> Tensor:
-    """Of the pairs of positions in rows of `lengths` int64 [B], those within the window, [B]."""
+    """The number of position pairs within the window, [B], in rows of `lengths` int64 [B]."""
     if not window:
         return lengths.square()
     reach = (lengths - 1).clamp(max=window // 2)
@@ -129,7 +129,7 @@ def _sum_over_blocks(
 
 
 def _blocks(rows: int, heads: int, length: int) -> Iterator[Block]:
-    """Runs of rows or, where one row's scores are too many, of its queries."""
+    """Blocks of whole rows or, where one row has too many scores, of its queries."""
     queries = max(1, SCORE_BYTES // (4 * heads * length))
     height = max(1, queries // length)
     for first in range(0, rows, height):
@@ -138,7 +138,7 @@ def _blocks(rows: int, heads: int, length: int) -> Iterator[Block]:
 
 
 class _SumOverBlocks(torch.autograd.Function):
-    """Sum of a loss over blocks, with the gradients of both factors made in the forward pass."""
+    """Sum of a loss over blocks; the gradients of both factors are computed in the forward pass."""
 
     @staticmethod
     def forward(

@@ -1,8 +1,8 @@
-"""Cross-entropies of a distribution over the vocabulary with targets of any kind, by rows.
+"""Cross-entropies of a distribution over the vocabulary with any kind of target, row by row.
 
 All have the form ``w (log sum exp s - target . s)`` with ``s = logits / T``, and the gradient
-``w / T (softmax(s) - target)`` with respect to the logits. So those of one temperature share the
-softmax, which is most of their cost, and a target is never copied.
+``w / T (softmax(s) - target)`` with respect to the logits. Losses of one temperature therefore
+share the softmax, which is most of their cost, and no target is copied.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Target(Protocol):
     """What a student's distribution is compared with."""
 
     def dot(self, scaled: Tensor, rows: slice, room: Room) -> Tensor:
-        """``target . s`` [C], and what else is subtracted from the loss; s [C, V].
+        """``target . s`` [C] plus any constant that the loss subtracts; `scaled` is s, [C, V].
 
-        `room` gives memory for [C, V].
+        `room` provides scratch memory of shape [C, V].
         """
 
     def subtract(self, gradient: Tensor, rows: slice, factors: Tensor) -> None:
@@ -37,7 +37,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class RowLoss:
-    """A loss of single rows of logits; `weights` float32 [P]."""
+    """A loss of single rows of logits, each with a weight; `weights` float32 [P]."""
 
     target: Target
     weights: Tensor
@@ -71,20 +71,22 @@ def blended_cross_entropy_rows(
 
 
 class RowLosses:
-    """Several losses of the same logits, each times its scale.
+    """Several losses of the same logits, each multiplied by its scale.
 
-    Memory is kept from call to call: fresh memory costs a CPU more than all work on it.
+    Memory is reused between calls: on a CPU, allocating it costs more than the work itself.
     """
 
     def __init__(self, losses: Sequence[RowLoss], scales: Sequence[float]) -> None:
         self._losses, self._scales = losses, scales
-        # The last one writes over the logits.
+        # The last temperature overwrites the logits.
         self._temperatures = sorted({loss.temperature for loss in losses}, reverse=True)
         self._rooms: dict[str, Tensor] = {}
 
     def differentiate(self, logits: Tensor, rows: slice) -> Tensor:
-        """The sum of each loss over some rows, [losses], and in the place of their logits [C, V]
-        the gradient of all."""
+        """The sum of each loss over some rows, [losses].
+
+        Overwrites the rows' logits [C, V] with the gradient of the scaled sum of all losses.
+        """
         subtract_largest(logits)
         scaled = {one: self._divided(logits, one) for one in self._temperatures}
         room = partial(self._room, "product", logits)
@@ -99,7 +101,7 @@ class RowLosses:
         return torch.stack(sums)
 
     def _divided(self, logits: Tensor, temperature: float) -> Tensor:
-        """Logits of a temperature; those of the last one take the place of the logits."""
+        """The logits divided by a temperature; the last temperature's overwrite the logits."""
         is_last = temperature == self._temperatures[-1]
         if is_last and temperature == 1.0:
             return logits
@@ -109,7 +111,7 @@ class RowLosses:
     def _to_gradient(
         self, exponentials: Mapping[float, Tensor], totals: Mapping[float, Tensor], rows: slice
     ) -> None:
-        """The gradient of all losses, in the place of the last exponentials."""
+        """Overwrite the last exponentials with the gradient of all losses."""
         for temperature, values in exponentials.items():
             factors = [
                 (loss.target, loss.weights[rows] * (scale / temperature))
@@ -131,8 +133,10 @@ class RowLosses:
 
 
 def _exponentials(scaled: dict[float, Tensor]) -> dict[float, Tensor]:
-    """In the place of logits by temperature, the highest first. Those of half of a temperature are
-    its squares, which cost a tenth."""
+    """Exponentials by temperature, the highest first; they overwrite the logits.
+
+    Those of half a temperature are the squares of its exponentials, which cost a tenth as much.
+    """
     for temperature, logits in scaled.items():
         twice = scaled.get(2 * temperature)
         if twice is None:
@@ -157,7 +161,7 @@ class _Labels:
 
 @dataclass(frozen=True)
 class _Teacher:
-    """A teacher's distribution; its entropy is subtracted from a KL divergence."""
+    """A teacher's distribution; for a KL divergence its entropy is subtracted."""
 
     distribution: Distribution
     temperature: float
@@ -175,7 +179,7 @@ class _Teacher:
 
 @dataclass(frozen=True)
 class _Blend:
-    """A share of one target and the rest of another."""
+    """A mixture of two targets."""
 
     one: Target
     other: Target

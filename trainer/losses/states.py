@@ -1,12 +1,12 @@
 """Losses between states and over pair logits: pure functions that return (sum, count).
 
-The caller divides by the count summed over all ranks and micro-batches. Constant sizes (hidden
-width) are averaged inside the sum, so the counts are those of `trainer.batches`. Sums are float32
-scalars. The losses over the vocabulary are in `trainer.losses.vocabulary`, those between attention
-matrices in `trainer.losses.relations`.
+The caller divides by the count summed over all ranks and micro-batches. The sum already contains
+the mean over constant sizes (the hidden width), so the counts are those of `trainer.batches`. Sums
+are float32 scalars. Losses over the vocabulary are in `trainer.losses.vocabulary`, those between
+attention matrices in `trainer.losses.relations`.
 
-Shapes: B rows, L positions, H hidden width; [..., H] with a mask [...] stands for [B, L, H] with
-attended positions, or [P, H] with masked ones. Masks are bool.
+Shapes: B rows, L positions, H hidden width. [..., H] with a mask [...] stands for [B, L, H] with
+attended positions, or [P, H] with masked positions. Masks are bool.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from data_pipeline import NO_LABEL
 
 
 def label_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of whole rows: of a classifier, next sentence (BERT, arXiv 1810.04805), or
-    sentence order (ALBERT, 1909.11942), of which label 0 is the next segment, or the right order.
+    """Cross-entropy of one class per row.
+
+    For classifiers, next-sentence prediction (BERT, arXiv 1810.04805; label 0: the segment follows)
+    and sentence-order prediction (ALBERT, arXiv 1909.11942; label 0: the right order).
 
     logits: [B, classes]; labels: [B] int64, -100 where a row has none. Count: labelled rows.
     """
@@ -29,7 +31,7 @@ def label_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]
 
 
 def squared_error(predictions: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared error of a number that is predicted of whole examples.
+    """Squared error of one predicted number per example.
 
     predictions: [B, 1]; numbers: [B] float32, NaN where an example has none. Count: numbers.
     """
@@ -41,10 +43,11 @@ def squared_error(predictions: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]
 def soft_label_loss(
     student: Tensor, teacher: Tensor, weights: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """T^2 * KL(softmax(teacher / T) || softmax(student / T)); of a number, the squared difference.
+    """T^2 * KL(softmax(teacher / T) || softmax(student / T)); for numbers, the squared difference.
 
-    student, teacher: logits [N, K], of which a large negative one is no choice, or numbers [N, 1];
-    weights: [N], 0 where a row does not count. Count: the weights.
+    Hinton et al., arXiv 1503.02531. student, teacher: logits [N, K], large and negative for a class
+    that is ruled out, or numbers [N, 1]; weights: [N], 0 where a row does not count. Count: the sum
+    of the weights.
     """
     ours, theirs = student.float(), teacher.float()
     if ours.shape[1] == 1:
@@ -69,8 +72,8 @@ def cosine_distance(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Ten
 def hidden_mse(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """|student - teacher|^2 / H (TinyBERT, arXiv 1909.10351, eq. 8; eq. 9 for embeddings).
 
-    student, teacher: [..., H]; mask: [...]. Count: positions in the mask. The original averages
-    over padding too: without padding it is the same, with it divide the sum by B * L.
+    student, teacher: [..., H]; mask: [...]. Count: positions in the mask. The original code divides
+    by B * L, padding included; without padding both are the same.
     """
     return _masked_sum((student.float() - teacher.float()).square().mean(dim=-1), mask)
 
@@ -87,7 +90,7 @@ def patient_mse(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor,
 def feature_map_mse(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """|norm(s) - norm(t)|^2 / H, norm being layer normalisation without weights (MobileBERT).
 
-    Feature map transfer, arXiv 2004.02984, eq. 1, in its code's form: on normalised states.
+    Feature map transfer, arXiv 2004.02984, eq. 1, on normalised states as in its code.
     student, teacher: [..., H]; mask: [...]. Count: positions in the mask.
     """
     ours, theirs = (F.layer_norm(x.float(), x.shape[-1:], eps=1e-12) for x in (student, teacher))
@@ -98,7 +101,7 @@ def mean_difference(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Ten
     """(mean(s) - mean(t))^2 of the means over the width (MobileBERT's code, beta).
 
     student: [..., H]; teacher: [..., H']; mask: [...]. Count: positions in the mask. The original
-    takes the mean of the teacher's whole list of states by mistake; this is the layer's own.
+    code mistakenly averages over all of the teacher's layers; this uses the layer's own mean.
     """
     difference = student.float().mean(dim=-1) - teacher.float().mean(dim=-1)
     return _masked_sum(difference.square(), mask)
@@ -107,8 +110,8 @@ def mean_difference(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Ten
 def variance_difference(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """|var(s) - var(t)| of the variances over the width (MobileBERT's code, gamma).
 
-    Arguments, count and remark as for `mean_difference`. Where layer norms have brought both to 1,
-    rounding decides the sign, and with it the gradient.
+    Arguments, count and remark as for `mean_difference`. Where layer norms make both variances 1,
+    rounding decides the sign of the difference, and so the sign of the gradient.
     """
     ours, theirs = (x.float().var(dim=-1, correction=0) for x in (student, teacher))
     return _masked_sum((ours - theirs).abs(), mask)

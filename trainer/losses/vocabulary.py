@@ -1,9 +1,9 @@
 """Losses over the vocabulary that never hold the logits of all positions.
 
-Each loss is a pure function returning (sum, count). Logits exist for one chunk of positions at a
-time, in float32; the gradients with respect to the projection's input, weight and bias are made
-in the same pass, so that nothing of size [positions x V] waits for the backward pass and the
-weight itself is not needed there (under ZeRO-3 it has been released by then).
+Each loss is a pure function that returns (sum, count). Logits exist for one chunk of positions at a
+time, in float32. The same pass computes the gradients with respect to the projection's input,
+weight and bias. So nothing of size [positions x V] is kept for the backward pass, which does not
+need the weight either: under ZeRO-3 it has been released by then.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from trainer.losses.rows import (
 )
 from trainer.losses.vocabulary_projection import Distribution, Projection, blocks, chunks
 
-# The gradient of a logit is the difference of two probabilities, most of them so small that
-# float16 would round them off, and the loss scale comes too late: it is applied in the backward
-# pass. So they are multiplied by this beforehand, and by less in the product with x, where sums
-# over rows may be large.
+# The gradient of a logit is the difference of two probabilities. Most of these are so small that
+# float16 rounds them to zero, and the loss scale is applied too late, in the backward pass. They
+# are therefore multiplied by this beforehand, and by less in the product with x, whose sums over
+# rows may be large.
 HALF_SCALE, HALF_SCALE_OF_SUMS = 64.0, 4.0
 
 WeightAndBias = tuple[Tensor, Tensor | None]
@@ -38,7 +38,7 @@ def project_and_sum(
     losses: Sequence[RowLoss],
     weights: Sequence[float] = (1.0,),
 ) -> tuple[Tensor, Tensor]:
-    """Several losses of ``vocabulary_input @ weight' + bias``, which is computed once for all.
+    """Several losses of the logits ``vocabulary_input @ weight' + bias``, which they share.
 
     vocabulary_input [P, E]; projection (weight [V, E], bias [V]). Returns their weighted sum over
     rows, in the graph, and each loss's own sum, [losses] and detached; float32.
@@ -71,7 +71,7 @@ def chunked_kl_divergence(
 
     student_input [P, E], teacher_input [P, E'] at the same positions; projections (weight [V, E],
     bias [V]); `weights` [P] multiplies rows, None for ones. The teacher gets no gradient. Returns
-    float32 (sum, sum of the weights). There is no factor T^2: the objective states its own.
+    float32 (sum, sum of the weights). The factor T^2 is left to the objective.
     """
     if weights is None:
         weights = torch.ones(len(student_input), device=student_input.device)
@@ -82,7 +82,7 @@ def chunked_kl_divergence(
 
 
 class _ProjectAndSum(torch.autograd.Function):
-    """Sums of row losses over projected rows, with gradients made in the forward pass."""
+    """Sums of row losses over projected rows; the gradients are computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -117,7 +117,7 @@ class _ProjectAndSum(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         assert gradients is not None, "the gradients of a chunked loss can be taken once"
         x, weight, bias = gradients
-        if x is not None:  # narrow: only the product is rounded, not the factor
+        if x is not None:  # in a narrow dtype: round the product only, not the factor
             x = (x.to(factor.dtype) * (factor / ctx.scale)).to(x.dtype)
         return x, *(None if g is None else g.mul_(factor) for g in (weight, bias)), None, None
 
@@ -153,9 +153,9 @@ class _Gradients:
     def cast(
         self, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The three gradients in the dtypes of what they belong to, None where not wanted.
+        """The three gradients, each in the dtype of its tensor; None where not wanted.
 
-        That of x is still multiplied by `scale`.
+        The gradient of x is still multiplied by `scale`.
         """
         x_gradient = torch.cat(self.x).to(x.dtype) if self.x else None
         weight_gradient = None

@@ -1,4 +1,4 @@
-"""The vocabulary projection by rows, and a teacher's distribution over the vocabulary."""
+"""The vocabulary projection, row by row, and a teacher's distribution over the vocabulary."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from model.precision import is_native, kernel_device, product_dtype
 CHUNK_ELEMENTS = 1 << 24
 # 2 MiB in float32.
 BLOCK_ELEMENTS = 1 << 19
-# What a distribution keeps at most, for whoever asks next: 256 MiB in float32.
+# Elements that a distribution keeps at most for its next reader: 256 MiB in float32.
 KEPT_ELEMENTS = 1 << 26
 
 
 class Projection:
-    """``x @ weight' + bias`` by rows, in the dtype autocast asks for; logits at least float32."""
+    """``x @ weight' + bias``, row by row, in autocast's dtype; the logits are at least float32."""
 
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         dtype = product_dtype(x)
@@ -30,12 +30,12 @@ class Projection:
             self.x, self.weight = self.x.to(self.wide), self.weight.to(self.wide)
 
     def buffer(self, rows: slice) -> Tensor:
-        """Room for the logits of so many rows; fresh memory costs more than filling it again."""
+        """Memory for the logits of these rows; reused, since allocating costs more than filling."""
         shape = (rows.stop - rows.start, len(self.weight))
         return torch.empty(shape, dtype=self.wide, device=self.x.device)
 
     def logits(self, rows: slice, out: Tensor) -> Tensor:
-        """Logits [C, V] of some rows, written to the head of `out`."""
+        """Logits [C, V] of some rows, written to the first rows of `out`."""
         out = out[: rows.stop - rows.start]
         x, weight = self.x[rows], self.weight.t()
         with torch.autocast(x.device.type, enabled=False):
@@ -48,11 +48,11 @@ class Projection:
 
 
 class Distribution:
-    """``softmax((x @ weight' + bias) / T)`` of a teacher by rows, for any number of students.
+    """``softmax((x @ weight' + bias) / T)`` of a teacher, row by row, for any number of students.
 
-    Computed a chunk at a time, in the dtype that autocast asks for where this is made and not where
-    it is read, and so the same for every reader. With `keep` chunks are held for the next reader,
-    up to a bound; the values do not depend on it.
+    It is computed a chunk at a time. The dtype is autocast's where the object is created, not where
+    it is read, so every reader gets the same values. With `keep`, chunks stay for the next reader,
+    up to a bound; the values do not depend on that.
     """
 
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, keep: bool = False) -> None:
@@ -62,19 +62,19 @@ class Distribution:
         self._chunks = list(chunks(len(x), len(weight)))
         self._room = KEPT_ELEMENTS if keep else 0
         self._held: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
-        # For each temperature a chunk that the next one replaces, and its probabilities' memory.
+        # For each temperature: one chunk, which the next one replaces, and its memory.
         self._passing: dict[float, tuple[int, Tensor]] = {}
         self._scratch: Tensor | None = None
 
     def at(self, rows: slice, temperature: float) -> tuple[Tensor, Tensor]:
         """Probabilities p [C, V] and ``sum p log p`` [C] of some rows of one chunk.
 
-        Not to be written to, and only until rows of another chunk are asked for.
+        Read-only, and valid until rows of another chunk are requested.
         """
         chunk = next(one for one in self._chunks if rows.start < one.stop)
         key = (chunk.start, temperature)
         if key not in self._held:
-            # Not in the precision of the reader who happens to ask first.
+            # Not in the precision of whichever reader comes first.
             with torch.autocast(self._projection.x.device.type, enabled=False):
                 self._held[key] = self._compute(chunk, temperature)
         local = slice(rows.start - chunk.start, rows.stop - chunk.start)
@@ -111,7 +111,7 @@ class Distribution:
 
 
 def chunks(rows: int, vocabulary: int) -> Iterator[slice]:
-    """Runs of rows whose logits fit a chunk, as even as can be; the first is the longest."""
+    """Runs of rows whose logits fit a chunk, as equal as possible; the first is the longest."""
     number = -(-rows // max(1, CHUNK_ELEMENTS // vocabulary))
     size = -(-rows // max(1, number))
     for start in range(0, rows, max(1, size)):
@@ -119,9 +119,9 @@ def chunks(rows: int, vocabulary: int) -> Iterator[slice]:
 
 
 def blocks(rows: slice, logits: Tensor) -> Iterator[slice]:
-    """Runs of a chunk's rows to work on one after another; the whole of it but on a CPU.
+    """Runs of a chunk's rows to process one after another; off the CPU, one run of all rows.
 
-    What is done to single elements is several times faster on what a CPU's cache holds.
+    On a CPU, element-wise operations are several times faster on data that fits the cache.
     """
     size = rows.stop - rows.start
     if kernel_device(logits.device) == "cpu":
@@ -131,5 +131,5 @@ def blocks(rows: slice, logits: Tensor) -> Iterator[slice]:
 
 
 def subtract_largest(logits: Tensor) -> Tensor:
-    """In place, from each row: exponentials then lie between 0 and 1."""
+    """Subtract each row's largest logit, in place, so that exponentials lie between 0 and 1."""
     return logits.sub_(logits.amax(dim=-1, keepdim=True))

@@ -1,1 +1,1 @@
-"""How good predictions are: metrics of a batch and the outputs of a model."""
+"""Metrics: they read a batch and a model's outputs, and report scores."""

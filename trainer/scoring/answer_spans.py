@@ -1,4 +1,4 @@
-"""Answers as spans: the best span of each window, and the best window of each question."""
+"""Answer spans: the best span of each window, and the best window of each question."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from torch import Tensor
 
 from data_pipeline.task_files.squad import AnswerSpan
 
-WIDTH = 5  # of a row: question, score of the best span, of no answer, its first and last character
+# A row: question, score of the best span, score of no answer, the span's first and last character.
+WIDTH = 5
 
 
 @dataclass(frozen=True)
 class BestAnswer:
-    """The best span of a question, and how its window and the others score it.
+    """The best span for a question, over all of its windows.
 
-    score: the sum of its two logits. no_answer: the lowest score of no answer in any window.
+    score: the sum of its two logits. no_answer: the lowest score of "no answer" in any window.
     """
 
     span: AnswerSpan
@@ -28,11 +29,11 @@ class BestAnswer:
 
     @property
     def margin(self) -> float:
-        """How much higher no answer scores than the span."""
+        """The score of "no answer" minus the score of the span."""
         return self.no_answer - self.score
 
     def given(self, threshold: float | None) -> AnswerSpan | None:
-        """The span, or None where no answer scores higher by more than the threshold, if any."""
+        """The span's text, or None where `margin` exceeds the threshold (None: no threshold)."""
         return None if threshold is not None and self.margin > threshold else self.span
 
 
@@ -47,8 +48,8 @@ def window_rows(
     """The best span of each of B windows, float64 [B, WIDTH]: j >= i, at most `longest` tokens.
 
     questions: the number of each window's question, [B]. at_tokens: the logits of M tokens, [B, M,
-    2], -inf where a span cannot be. no_answer: its score, [B]. begins, ends: the characters at
-    which the tokens begin and end, [B, M].
+    2], -inf where a span may not begin or end. no_answer: the score of "no answer", [B]. begins,
+    ends: the characters at which the tokens begin and end, [B, M].
     """
     scores = at_tokens[:, :, None, 0] + at_tokens[:, None, :, 1]  # [B, first, last]
     allowed = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device)
@@ -62,7 +63,7 @@ def window_rows(
 
 
 def best_answers(rows: NDArray[np.float64], contexts: Sequence[str]) -> dict[int, BestAnswer]:
-    """By the number of a question, the answer of its best window; `contexts` are by question."""
+    """Question number -> the answer of its best window; `contexts` has one passage per question."""
     found: dict[int, BestAnswer] = {}
     for number, row in _best_windows(rows).items():
         begin, end = int(row[3]), int(row[4])
@@ -73,7 +74,7 @@ def best_answers(rows: NDArray[np.float64], contexts: Sequence[str]) -> dict[int
 
 
 def _best_windows(rows: NDArray[np.float64]) -> dict[int, NDArray[np.float64]]:
-    """By question, the row of its best window, with the lowest score that a window has for none."""
+    """Question -> the row of its best window, with the lowest "no answer" score of its windows."""
     found: dict[int, NDArray[np.float64]] = {}
     for row in rows[np.lexsort((rows[:, 3], -rows[:, 1], rows[:, 0]))]:
         best = found.setdefault(int(row[0]), row.copy())

@@ -1,10 +1,10 @@
-"""The scores that metrics report: their names, how they are written, which way is better."""
+"""The scores that metrics report: their names, their format, and which direction is better."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SHARE, NUMBER = "share", "number"  # how a score is written: 0.1234 as 12.3%, or as 0.123
+SHARE, NUMBER = "share", "number"  # the format of a score: 0.1234 as 12.3%, or as 0.123
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Column:
         return f"{score:.1%}" if self.form == SHARE else f"{score:.3f}"
 
     def retention(self, score: float, reference: float) -> float | None:
-        """How much of the teacher's `reference` a student retains; None where it is undefined."""
+        """The fraction of the teacher's `reference` that a student retains; None if undefined."""
         part, whole = (score, reference) if self.higher_is_better else (reference, score)
         return part / whole if whole > 0 else None
 

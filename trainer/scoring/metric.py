@@ -1,7 +1,8 @@
 """Metrics: each reads every batch, accumulates over batches and ranks, and finishes.
 
 A `SummedMetric` adds up numbers; a `GatheredMetric` collects predictions and labels, for scores
-that are no mean over examples (F1, correlations). Both give the same on any number of ranks.
+that are not a mean over examples (F1, correlations). Both give the same result on any number of
+ranks.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ Outputs = TypeVar("Outputs", contravariant=True)
 class Metric(ABC, Generic[Outputs]):
     """The scores of one head of a model."""
 
-    head: str  # the head that is scored; its scores mean nothing until it is trained
+    head: str  # the head that is scored; until it is trained, its scores are meaningless
     columns: tuple[Column, ...]
 
     @property
     def primary(self) -> Column:
-        """The score that stands for the metric."""
+        """The metric's primary score, which stands for it."""
         return self.columns[0]
 
     @abstractmethod
     def of_batch(self, outputs: Outputs) -> Tensor:
-        """The readings of one micro-batch; called where the model's weights can be read."""
+        """The readings of one micro-batch; runs inside the engine, where weights can be read."""
 
     @abstractmethod
     def empty(self, device: torch.device) -> Tensor:
-        """The readings of no batches."""
+        """The readings of zero batches."""
 
     @abstractmethod
     def joined(self, one: Tensor, other: Tensor) -> Tensor:
-        """The readings of the batches of both."""
+        """The readings of both sets of batches together."""
 
     @abstractmethod
     def over_ranks(self, parts: Sequence[Tensor]) -> list[Tensor]:
@@ -50,11 +51,11 @@ class Metric(ABC, Generic[Outputs]):
 
     @abstractmethod
     def finish(self, total: Tensor) -> dict[str, float]:
-        """The scores by column; one that is undefined is left out."""
+        """The scores by column, without undefined ones."""
 
 
 class SummedMetric(Metric[Outputs]):
-    """Numbers that add up: `of_batch` returns [size], kept in float64."""
+    """A metric of sums: `of_batch` returns [size], accumulated in float64."""
 
     size: int
 
@@ -71,7 +72,10 @@ class SummedMetric(Metric[Outputs]):
 
 
 class GatheredMetric(Metric[Outputs]):
-    """Predictions with their labels: `of_batch` returns [examples, 2], float64 when joined."""
+    """A metric of gathered predictions and labels: `of_batch` returns [examples, 2].
+
+    They are float64 once joined.
+    """
 
     def empty(self, device: torch.device) -> Tensor:
         return torch.zeros(0, 2, dtype=torch.float64, device=device)
@@ -95,7 +99,7 @@ class GatheredMetric(Metric[Outputs]):
     def scores(
         self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
     ) -> Mapping[str, float]:
-        """The scores of all examples [N]; NaN where one is undefined."""
+        """The scores over all examples [N]; NaN for one that is undefined."""
 
 
 class Tally:
@@ -121,7 +125,7 @@ class Tally:
 
 
 def share_over_ranks(tallies: Sequence[Tally]) -> None:
-    """Replace each tally by that of all ranks. All have the same metrics. Collective."""
+    """Replace each tally by the sum over all ranks. All have the same metrics. Collective."""
     for number, metric in enumerate(tallies[0].metrics if tallies else ()):
         whole = metric.over_ranks([tally.parts[number] for tally in tallies])
         for tally, part in zip(tallies, whole, strict=True):

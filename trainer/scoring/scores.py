@@ -1,6 +1,6 @@
 """The scores of a model's heads on held-out examples, and which metric each head has.
 
-Logits over the vocabulary are made a chunk at a time.
+Logits over the vocabulary are computed a chunk at a time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from trainer.teacher_outputs import OutputProjection
 
 # Positions whose logits are alive together: 1024 x 50k x 4 bytes is 200 MB.
 CHUNK = 1024
-UNIGRAM = LOSS.name, ACCURACY.name  # the scores that guessing by frequency has
-OVER_UNIGRAM = "_over_unigram"  # after the name of a column: what a score has over the baseline's
+UNIGRAM = LOSS.name, ACCURACY.name  # the scores of the unigram baseline
+OVER_UNIGRAM = "_over_unigram"  # suffix of a column: the score minus the baseline's
 
 
 @dataclass(frozen=True)
 class ScoreInputs:
-    """What a metric reads of one micro-batch; `projection` is the model's own, if it has one."""
+    """What a metric reads from one micro-batch; `projection` is the model's own, if it has one."""
 
     features: Features
     projection: OutputProjection | None
@@ -49,7 +49,7 @@ class MaskedTokens(SummedMetric[ScoreInputs]):
 
     @torch.no_grad()
     def of_batch(self, outputs: ScoreInputs) -> Tensor:
-        """Summed loss, right predictions and labelled positions: float32 [3]."""
+        """Summed loss, number of right predictions, labelled positions: float32 [3]."""
         inputs = outputs.features.vocabulary_input
         assert inputs is not None
         if MASKED not in outputs.batch.targets:  # labelled examples
@@ -70,7 +70,7 @@ class MaskedTokens(SummedMetric[ScoreInputs]):
 
 
 class HeadAccuracy(SummedMetric[ScoreInputs]):
-    """How many examples a head classifies right."""
+    """The accuracy of a head that classifies examples."""
 
     size = 2
 
@@ -79,7 +79,7 @@ class HeadAccuracy(SummedMetric[ScoreInputs]):
 
     @torch.no_grad()
     def of_batch(self, outputs: ScoreInputs) -> Tensor:
-        """Right predictions and labelled examples: int64 [2]. The head's target has its name."""
+        """Right predictions and labelled examples: int64 [2]. The target has the head's name."""
         labels = outputs.batch.row_labels(self.head)
         right = (outputs.features.heads[self.head].argmax(dim=-1) == labels).sum()
         return torch.stack([right, (labels != NO_LABEL).sum()])
@@ -94,9 +94,9 @@ _METRICS: dict[str, Metric[ScoreInputs]] = {}
 
 
 def register(metric: Metric[ScoreInputs]) -> None:
-    """Let the head that a metric is about have it: one each, with columns of its own.
+    """Make `metric` the metric of its head. A head has one metric, with columns of its own.
 
-    A classifier without one has its accuracy, in the column ``HEAD_accuracy``.
+    Without one, a classifier reports its accuracy in the column ``HEAD_accuracy``.
     """
     names = {column.name for one in _METRICS.values() for column in one.columns}
     assert metric.head not in _METRICS, metric.head
@@ -111,7 +111,7 @@ register(HeadAccuracy(PAIRS, PAIR_ACCURACY))
 def metrics_of(
     model: ModelConfig, of_tasks: Mapping[str, Metrics] = MappingProxyType({})
 ) -> Metrics:
-    """The metrics of a model's heads; those `of_tasks` bring their own, by head."""
+    """The metrics of a model's heads; `of_tasks` maps the heads of tasks to their metrics."""
     heads = [*([MASKED] if model.mlm_head else []), *([PAIRS] if model.pair_head else [])]
     by_accuracy = {
         name: HeadAccuracy(name, Column(f"{name}_accuracy", name))
@@ -129,12 +129,12 @@ def columns_of(metrics: Iterable[Metric[Any]]) -> dict[str, Column]:
 
 
 def primary_column(metrics: Metrics, name: str | None) -> Column:
-    """The teacher's score with this name; None: the primary one of its first head."""
+    """The teacher's column with this name; for None, the primary one of its first head."""
     return metrics[0].primary if name is None else columns_of(metrics)[name]
 
 
 def capture_for(metrics: Iterable[Metric[Any]]) -> Capture:
-    """What the metrics read of a model's features besides its predictions."""
+    """What the metrics read from a model's features besides its predictions."""
     heads = {metric.head for metric in metrics}
     return Capture(last_hidden_state=PAIRS in heads, heads=tuple(sorted(heads - {MASKED, PAIRS})))
 
@@ -142,7 +142,7 @@ def capture_for(metrics: Iterable[Metric[Any]]) -> Capture:
 def shown(
     scores: Mapping[str, float | None], metrics: Iterable[Metric[Any]], trained: Iterable[str]
 ) -> dict[str, float | None]:
-    """The scores by name; None where nothing has `trained` the head that they are about."""
+    """The scores by name; None for a score whose head is not in `trained`."""
     heads = set(trained)
     return {
         column.name: scores[column.name] if metric.head in heads else None
@@ -153,7 +153,7 @@ def shown(
 
 
 def with_leads(scores: Mapping[str, float], unigram: Mapping[str, float]) -> dict[str, float]:
-    """The scores, and how far each is above that of guessing by frequency."""
+    """The scores, and how far each is above the unigram baseline's."""
     leads = {
         f"{name}{OVER_UNIGRAM}": scores[name] - unigram[name] for name in unigram if name in scores
     }

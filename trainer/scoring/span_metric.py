@@ -1,4 +1,4 @@
-"""SQuAD's scores of answers as spans, and the threshold above which there is no answer."""
+"""SQuAD's scores of answer spans, and the threshold above which a question gets no answer."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ THRESHOLD = "null_threshold"
 class SpanMetric(GatheredMetric[ScoreInputs]):
     """Exact match and F1 of the answers, as SQuAD's scripts count them.
 
-    A span has j >= i and at most `longest` tokens; its score is the sum of its two logits. The best
-    window answers a question. Where questions may be `unanswerable`, there is no answer when that
-    scores higher than the best span by more than a threshold, the one with the highest F1 here.
+    A span (i, j) has j >= i and at most `longest` tokens; its score is the sum of its two logits. A
+    question is answered by its best window. Where questions may be `unanswerable`, no answer is
+    given if its score exceeds that of the best span by more than a threshold. The threshold is
+    chosen for the highest F1 on these examples.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
     def scores(
         self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
     ) -> Mapping[str, float]:
-        raise AssertionError("the rows are no pairs: see `finish`")
+        raise AssertionError("the rows are not (prediction, label) pairs: see `finish`")
 
 
 def best_spans(logits: Tensor, batch: MicroBatch, head: str, longest: int) -> Tensor:
@@ -118,13 +119,13 @@ def best_spans(logits: Tensor, batch: MicroBatch, head: str, longest: int) -> Te
 def best_threshold(
     texts: Mapping[str, str], margins: Mapping[str, float], right: Mapping[str, Sequence[str]]
 ) -> float:
-    """The margin of no answer over the best span above which giving none has the highest F1.
+    """The threshold on the margin of "no answer" over the best span that gives the highest F1.
 
-    `texts`, `margins` and `right` are by question. The threshold is one of the margins, or, where
-    the best is never to answer, below all of them.
+    `texts`, `margins` and `right` are by question. The threshold is one of the margins, or below
+    all of them where never answering is best.
     """
     ordered = sorted(margins, key=lambda name: margins[name])
-    gains = [0.0]  # of answering the questions up to each, over giving no answer to any
+    gains = [0.0]  # gain from answering the questions up to each one, over answering none
     for name in ordered:
         answered, silent = (
             answer_scores({name: text}, {name: right[name]})["answer_f1"]

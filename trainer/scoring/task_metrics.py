@@ -1,4 +1,4 @@
-"""Metrics of the heads that tasks add: predictions gathered over ranks, scored by name."""
+"""Metrics of the heads that tasks add: they gather predictions over ranks and score them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from trainer.scoring.task_scores import (
     require_packages,
 )
 
-END = -1.0  # in the rows of a `TagMetric`: a sentence ends
+END = -1.0  # marks the end of a sentence in the rows of a `TagMetric`
 TAG_SCORES = ("entity_f1", "entity_precision", "entity_recall", "accuracy")
 CORRELATIONS = ("matthews", "pearson", "spearman")
 
 
 class TaskMetric(GatheredMetric[ScoreInputs]):
-    """Scores of a head by name, the first of them the primary one; columns ``HEAD_SCORE``.
+    """Scores of a head by name, the first of which is primary; columns are ``HEAD_SCORE``.
 
     Raises TrainingError where a package that a score needs is not installed.
     """
@@ -44,21 +44,21 @@ class TaskMetric(GatheredMetric[ScoreInputs]):
 
     @torch.no_grad()
     def of_batch(self, outputs: ScoreInputs) -> Tensor:
-        """[rows, 2]: as predicted and as right; no rows of a batch of another task."""
+        """[rows, 2]: prediction and label; no rows for a batch of another task."""
         if self.head not in outputs.batch.targets:
             return self.empty(outputs.batch.input_ids.device)
         return self.labelled(outputs)
 
     @abstractmethod
     def labelled(self, outputs: ScoreInputs) -> Tensor:
-        """The rows of a batch that has the head's target."""
+        """The rows for a batch that has the head's target."""
 
 
 class ClassMetric(TaskMetric):
-    """How well a head tells classes, or the right one of several choices: `CLASS_SCORES`."""
+    """`CLASS_SCORES` of a head that predicts a class, or the right one of several choices."""
 
     def labelled(self, outputs: ScoreInputs) -> Tensor:
-        """[examples, 2]: the class with the highest logit, and the right one."""
+        """[examples, 2]: the class with the highest logit, and the label."""
         labels = outputs.batch.row_labels(self.head)
         logits = outputs.features.heads[self.head].view(len(labels), -1)
         return _labelled(logits.argmax(dim=-1), labels, labels != NO_LABEL)
@@ -72,10 +72,10 @@ class ClassMetric(TaskMetric):
 
 
 class NumberMetric(TaskMetric):
-    """How well a head tells a number: `NUMBER_SCORES`. A label NaN is none."""
+    """`NUMBER_SCORES` of a head that predicts a number. NaN means that there is no label."""
 
     def labelled(self, outputs: ScoreInputs) -> Tensor:
-        """[examples, 2]: the predicted number, and the right one."""
+        """[examples, 2]: the predicted number, and the label."""
         numbers = outputs.batch.row_labels(self.head)
         predicted = outputs.features.heads[self.head].view(-1)
         return _labelled(predicted, numbers, ~numbers.isnan())
@@ -89,16 +89,16 @@ class NumberMetric(TaskMetric):
 
 
 class TagMetric(TaskMetric):
-    """How well a head tells the tags of the words of sentences: `TAG_SCORES`."""
+    """`TAG_SCORES` of a head that predicts a tag for each word of a sentence."""
 
     def __init__(self, head: str, names: Sequence[str], tags: Sequence[str]) -> None:
         super().__init__(head, names)
         self.tags = np.array(tags)
 
     def labelled(self, outputs: ScoreInputs) -> Tensor:
-        """[words + sentences, 2]: tags by number, as predicted and right; `END` after a sentence.
+        """[words + sentences, 2]: predicted tag and label by number, with `END` after a sentence.
 
-        A sentence is a row of the batch; its words are where the target has a label.
+        A sentence is a row of the batch; its words are the positions that have a label.
         """
         target = outputs.batch.targets[self.head]
         assert target.positions is not None
@@ -110,7 +110,7 @@ class TagMetric(TaskMetric):
         return rows[rows[:, 1] != NO_LABEL].double()
 
     def _predicted(self, outputs: ScoreInputs) -> Tensor:
-        """The tag at every position, [B, L]; with a CRF, of the words that have a label."""
+        """The tag at every position, [B, L]; with a CRF, at the words that have a label."""
         logits, target = outputs.features.heads[self.head], outputs.batch.targets[self.head]
         transitions = outputs.features.transitions.get(self.head)
         if transitions is None:

@@ -1,7 +1,7 @@
-"""The scores of tasks, as the packages that the field uses compute them.
+"""The scores of tasks, computed by the packages that are standard in the field.
 
-Pure functions of what was predicted and what is right. The packages are in the extra
-``tandem-distill[tasks]``, and imported when a score is computed.
+They are pure functions of predictions and labels. The packages come with the extra
+``tandem-distill[tasks]`` and are imported when a score is computed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.errors import TrainingError
 
 Array = NDArray[np.float64]
 Tags = Sequence[Sequence[str]]
-PACKAGES = {  # of scores that need one
+PACKAGES = {  # score -> the package that it needs
     "f1": "sklearn",
     "macro_f1": "sklearn",
     "matthews": "sklearn",
@@ -55,12 +55,12 @@ def require_packages(scores: Collection[str]) -> None:
 
 
 def accuracy(predictions: Array, labels: Array) -> float:
-    """The share of predictions [N] that are the label."""
+    """The fraction of predictions [N] that equal the label."""
     return float((predictions == labels).mean())
 
 
 def f1(predictions: Array, labels: Array) -> float:
-    """F1 of the second of two labels (GLUE's MRPC: of paraphrases)."""
+    """F1 of the second of two labels (in GLUE's MRPC: paraphrase)."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(labels == 1, predictions == 1, zero_division=0.0))
@@ -91,14 +91,14 @@ def spearman(predictions: Array, numbers: Array) -> float:
 
 
 def entity_scores(predicted: Tags, right: Tags) -> dict[str, float]:
-    """Precision, recall and F1 of whole entities, as the scorer of CoNLL counts them.
+    """Precision, recall and F1 of whole entities, as CoNLL's scorer counts them.
 
-    `predicted` and `right`: the tags of each sentence, in IOB1, IOB2 or BIOES.
+    `predicted` and `right` are the tags of each sentence, in IOB1, IOB2 or BIOES.
     """
     from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns of types that are never predicted
+        warnings.simplefilter("ignore")  # it warns about types that are never predicted
         found = precision_recall_fscore_support(
             [*map(list, right)], [*map(list, predicted)], average="micro", zero_division=0
         )
@@ -107,17 +107,18 @@ def entity_scores(predicted: Tags, right: Tags) -> dict[str, float]:
 
 
 def normalised_answer(text: str) -> str:
-    """An answer as SQuAD's official script compares it: no case, punctuation or articles."""
+    """An answer as SQuAD's official script compares it: lower case, no punctuation or articles."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def answer_scores(
     predicted: Mapping[str, str], right: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """Exact match and F1 over words of answers by id, as SQuAD 1.1's and 2.0's scripts do.
+    """Exact match and word F1 of answers by id, as SQuAD 1.1's and 2.0's scripts compute them.
 
-    `right` has the answers that annotators gave, of which the nearest counts; none: the passage
-    has no answer, and an empty prediction is right. An id without prediction counts as wrong.
+    `right` holds the annotators' answers, of which the best match counts. An empty list means that
+    the passage has no answer, so that an empty prediction is right. An id without a prediction
+    counts as wrong.
     """
     exact, overlap = [], []
     for name, answers in right.items():
@@ -133,11 +134,10 @@ def ranking_scores(
     relevance: Mapping[str, Mapping[str, int]],
     names: Collection[str] = tuple(TREC_NAMES),
 ) -> dict[str, float]:
-    """The means over the judged queries of measures of ``trec_eval``.
+    """Measures of ``trec_eval``, each averaged over the judged queries.
 
-    `ranked`: by query, the scores of the documents found; `relevance`: by query, that of the
-    documents judged. A query for which nothing is found counts as 0; one without a relevant
-    document is left out.
+    `ranked`: query -> document found -> score; `relevance`: query -> document judged -> relevance.
+    A query for which nothing was found counts as 0; one without a relevant document is left out.
     """
     import pytrec_eval
 
@@ -170,7 +170,7 @@ def _correlation(kind: str, predictions: Array, numbers: Array) -> float:
 
 
 def _word_f1(guess: str, answer: str) -> float:
-    """2PR/(P+R) over the words of normalised answers; of an empty one, whether both are."""
+    """2PR/(P+R) over the words of normalised answers; if one is empty, 1 if both are, else 0."""
     guessed, golden = guess.split(), answer.split()
     if not guessed or not golden:
         return float(guessed == golden)
