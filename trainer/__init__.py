@@ -1,1 +1,1 @@
-"""The trainer: one teacher, any number of students, one step."""
+"""The trainer: it trains one teacher and any number of students in one step."""

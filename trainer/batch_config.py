@@ -1,4 +1,4 @@
-"""The `batch` section of a job: how large a global batch is, and how much of it a rank takes."""
+"""The `batch` section of a job: the global batch size, and the micro-batch size of a rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BatchSize:
 
 @dataclass
 class GrowthConfig(Section):
-    """From a step on, global batches of another size: in sequences, or in tokens."""
+    """A new global batch size from a given step on, in sequences or in tokens."""
 
     step: Annotated[int, COUNT, Unit("steps"), Doc("The first step with this size.")]
     size: Annotated[int | None, ROWS, Unit("sequences"), Doc("The size in sequences.")] = None
@@ -49,8 +49,8 @@ class BatchConfig(Section):
         TOKENS,
         Unit("tokens"),
         Doc(
-            "Or about this many tokens, padding not counted, whatever the length and the packing; "
-            "the size is then a multiple of `multiple`."
+            "Or about this many tokens without padding, whatever the sequence length and packing. "
+            "The size in sequences is then a multiple of `multiple`."
         ),
     ] = None
     multiple: Annotated[
@@ -61,14 +61,14 @@ class BatchConfig(Section):
         ROWS,
         Unit("sequences"),
         Doc(
-            "The most on one rank in one forward pass. Gradient accumulation follows, at each "
-            "step, from this and from the number of ranks."
+            "The largest micro-batch on one rank. It determines the gradient accumulation of each "
+            "step, together with the number of ranks."
         ),
     ] = 64
     growth: Annotated[
         list[GrowthConfig],
         Ascending(by="step"),
-        Doc("Other sizes from later steps on. Epochs stay complete."),
+        Doc("Other sizes from later steps on. Each epoch is still read completely."),
     ] = field(default_factory=list)
 
     def conflicts(self) -> Iterator[Refusal]:

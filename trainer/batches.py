@@ -1,6 +1,6 @@
 """Micro-batches on the device, cut from a rank's rows of the global batch.
 
-Shapes: B sequences, L positions, P target positions (the examples times the slots of each).
+Shapes: B sequences, L positions, P target positions (examples times slots per example).
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from data_pipeline.masking.torch_masker import TorchMasker
 
 @dataclass(frozen=True)
 class MicroTarget:
-    """What is to be predicted of a micro-batch; a label is -100 (a number: NaN) where none is.
+    """What is to be predicted in a micro-batch.
 
-    labels: int64 [P] at flat `positions` into B * L, int64 [P]; or, of whole examples, [examples]
-    int64 or float32, without.
+    For tokens, labels is int64 [P], and positions int64 [P] are flat indices into B * L. For whole
+    examples, labels is [examples], int64 or float32, and positions is None. A missing label is
+    -100, or NaN among float32 labels.
     """
 
     labels: Tensor
@@ -30,31 +31,34 @@ class MicroTarget:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward pass reads, and its targets by name; `views` as in `data_pipeline.Batch`."""
+    """The inputs of one forward pass, and its targets by name.
+
+    `views` are as in `data_pipeline.Batch`.
+    """
 
     input_ids: Tensor  # [B, L] int64
     segment_ids: Tensor  # [B, L] int64
     attention_mask: Tensor  # [B, L] bool, True where there is a token
-    is_padded: bool  # whether any position is padding; known on the host
+    is_padded: bool  # whether any position is padding; on the host, so no sync is needed
     targets: Mapping[str, MicroTarget]
     views: Mapping[str, MicroBatch] = field(default_factory=dict)
-    sequences: int = 1  # of each example, one after the other among the B
+    sequences: int = 1  # sequences per example, which are consecutive among the B
 
     @property
     def lengths(self) -> Tensor | None:
-        """Tokens of each row, int64 [B], where anything is padded: kernels without are faster.
+        """The number of tokens in each row, int64 [B]; None without padding, for faster kernels.
 
-        Padding follows the tokens, so that this says as much as the attention mask does.
+        Padding follows the tokens, so the lengths are equivalent to the attention mask.
         """
         return self.attention_mask.sum(dim=1) if self.is_padded else None
 
     @property
     def masked_positions(self) -> Tensor | None:
-        """Where tokens were masked, int64 [P] into B * L; None in text without masks."""
+        """The masked positions, int64 [P], as indices into B * L; None in text without masks."""
         return self.targets[MASKED].positions if MASKED in self.targets else None
 
     def row_labels(self, target: str) -> Tensor:
-        """The labels of whole examples; -100 throughout where this batch has no such target."""
+        """The labels of whole examples; all -100 where this batch has no such target."""
         if target in self.targets:
             return self.targets[target].labels
         return torch.full_like(self.input_ids[:: self.sequences, 0], NO_LABEL)
@@ -67,9 +71,9 @@ class MicroBatch:
 def to_micro_batches(
     batch: Batch, size: int, device: torch.device, masker: TorchMasker | None = None
 ) -> Iterator[MicroBatch]:
-    """Cut a rank's rows into micro-batches of at most `size`, and move each when it is needed.
+    """Cut a rank's rows into micro-batches of at most `size`; each is moved when it is needed.
 
-    `masker` masks them on the device where the batch came without masks.
+    Where the batch came without masks, `masker` masks the micro-batches on the device.
     """
     for begin in range(0, len(batch.input_ids), size):
         yield to_device(batch.rows(begin, begin + size).trimmed(), device, masker)
@@ -77,7 +81,7 @@ def to_micro_batches(
 
 def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = None) -> MicroBatch:
     """All examples of `batch` as one micro-batch."""
-    length = batch.input_ids[0].size if len(batch.input_ids) else 0  # of an example
+    length = batch.input_ids[0].size if len(batch.input_ids) else 0  # positions of an example
     input_ids = _move(_by_sequence(batch.input_ids), device)
     masked: dict[str, MicroTarget] = {}
     if batch.to_mask is not None:
@@ -107,7 +111,7 @@ def _by_sequence(array: np.ndarray) -> np.ndarray:
 def _mask(
     batch: Batch, input_ids: Tensor, masker: TorchMasker
 ) -> tuple[Tensor, dict[str, MicroTarget]]:
-    """Ids with masks, and the target that they make."""
+    """The ids with masks applied, and the masked-LM target by name."""
     assert batch.to_mask is not None
     slots, device = batch.targets[MASKED].labels.shape[1], input_ids.device
     masked = masker(

@@ -36,7 +36,7 @@ STUDENT_NAME = Matches(r"(?!\d)[\w-]+", "made of letters, digits, - and _, and b
 
 
 class FolderName(Rule):
-    """Texts that name a folder inside of another."""
+    """A string that names a folder inside another one."""
 
     @property
     def words(self) -> str:
@@ -53,82 +53,82 @@ class FolderName(Rule):
 class EvaluationConfig(Section):
     """Held-out evaluation, on sequences of the validation split."""
 
-    every: Annotated[int, COUNT, Unit("steps"), Doc("Between two evaluations.")] = 500
+    every: Annotated[int, COUNT, Unit("steps"), Doc("Steps between evaluations.")] = 500
     sequences: Annotated[
-        int, COUNT, Unit("sequences"), Doc("How many are scored, of each corpus.")
+        int, COUNT, Unit("sequences"), Doc("How many sequences of each corpus are scored.")
     ] = 512
     metric: Annotated[
         str | None,
         NOT_EMPTY,
         Doc(
             "The run's primary metric: a held-out score of the teacher (loss, accuracy, "
-            "pair_accuracy, HEAD_accuracy), by which students start, checkpoints are kept, and "
-            "learners are shown; null: the accuracy of its first head."
+            "pair_accuracy, HEAD_accuracy). It decides when students start and which checkpoints "
+            "are kept, and learners are compared by it. null: the accuracy of the first head."
         ),
     ] = None
 
 
 @dataclass
 class CheckpointConfig(Section):
-    """When checkpoints are saved, and which of them stay."""
+    """When checkpoints are saved, and which of them are kept."""
 
-    every: Annotated[int, COUNT, Unit("steps"), Doc("Between two checkpoints.")] = 500
-    keep: Annotated[int, COUNT, Doc("The newest that stay.")] = 3
+    every: Annotated[int, COUNT, Unit("steps"), Doc("Steps between checkpoints.")] = 500
+    keep: Annotated[int, COUNT, Doc("How many of the newest are kept.")] = 3
     keep_every: Annotated[
-        int | None, COUNT, Unit("steps"), Doc("Those of every multiple of this step stay as well.")
+        int | None, COUNT, Unit("steps"), Doc("Also keep those at multiples of this step.")
     ] = None
     keep_best: Annotated[
         int,
         INDEX,
         Doc(
-            "Those with the teacher's best evaluation.metric that stay as well: of those saved "
-            "right after an evaluation, where the teacher trains."
+            "Also keep this many with the teacher's best evaluation.metric, among those saved "
+            "right after an evaluation. Only for a teacher that is trained."
         ),
     ] = 1
     max_failures: Annotated[
-        int, COUNT, Doc("The run ends after this many saves in a row that fail.")
+        int, COUNT, Doc("The run fails after this many failed saves in a row.")
     ] = 3
 
 
 @dataclass
 class WatchConfig(Section):
-    """What a job looks out for."""
+    """Checks that detect failures while a job runs."""
 
     replicas_every: Annotated[
         int,
         COUNT,
         Unit("steps"),
-        Doc("The ranks compare what they hold in common, before every checkpoint too."),
+        Doc("How often the ranks compare their replicas; they also do before every checkpoint."),
     ] = 100
     hang_timeout_s: Annotated[
         float,
         SECONDS,
         Unit("s"),
         Doc(
-            "Without a step for this long (when scoring: a batch; at the end: an export) each rank "
-            "writes its stacks to its log and ends. A minute later its collectives time out."
+            "A rank without progress for this long writes its stacks to its log and exits. "
+            "Progress is a step, a scored batch or an export. Collectives time out a minute later."
         ),
     ] = 1800.0
 
 
 @dataclass
 class LogConfig(Section):
-    """Metrics, and where they go."""
+    """How often metrics are logged, and where."""
 
-    every: Annotated[int, COUNT, Unit("steps"), Doc("Between two rows of metrics.")] = 10
+    every: Annotated[int, COUNT, Unit("steps"), Doc("Steps between rows of metrics.")] = 10
     wandb: Annotated[
         str,
         OneOf(*tracking.MODES),
-        Doc("Weights & Biases; auto: online where there is a key, otherwise offline."),
+        Doc("The mode of Weights & Biases; auto: online if there is a key, otherwise offline."),
     ] = "auto"
-    project: Annotated[str, NOT_EMPTY, Doc("The project at Weights & Biases.")] = "tandem"
+    project: Annotated[str, NOT_EMPTY, Doc("The project in Weights & Biases.")] = "tandem"
 
 
 @dataclass
 class JobConfig(Section):
     """One job: everything that `tandem train` needs."""
 
-    name: Annotated[str, FolderName(), Doc("The run's name, and that of its folder.")]
+    name: Annotated[str, FolderName(), Doc("The name of the run and of its folder.")]
     data: DataConfig
     teacher: Annotated[LearnerConfig, Doc("The model that the students learn from.")]
     steps: Annotated[
@@ -138,7 +138,7 @@ class JobConfig(Section):
         float | None,
         positive(1e6),
         Unit("epochs"),
-        Doc("Of a task, in place of steps: how often each training example is read."),
+        Doc("For a task, instead of steps: how often each training example is read."),
     ] = None
     students: Annotated[
         dict[Annotated[str, STUDENT_NAME], LearnerConfig],
@@ -151,38 +151,45 @@ class JobConfig(Section):
     log: LogConfig = field(default_factory=LogConfig)
     rollback: Annotated[
         list[RollbackConfig],
-        Doc("Back to a checkpoint, past some batches. Leave the entries that were done in place."),
+        Doc(
+            "Returns to a checkpoint and skips batches. Leave entries in place once they have been "
+            "applied."
+        ),
     ] = field(default_factory=list)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
-    output_dir: Annotated[str, NOT_EMPTY, Doc("The folder that holds the run's own.")] = "runs"
+    output_dir: Annotated[
+        str, NOT_EMPTY, Doc("The folder in which the run's folder is created.")
+    ] = "runs"
     plugins: Annotated[
-        list[str], Doc("Python files with tasks of the user's own (`trainer.tasks`).")
+        list[str], Doc("Your own Python files that define tasks (see `trainer.tasks`).")
     ] = field(default_factory=list)
-    seed: Annotated[int, Doc("Of the order, the masks, dropout and random weights.")] = 0
+    seed: Annotated[int, Doc("The seed of order, masks, dropout and random weights.")] = 0
     hours: Annotated[
         float | None,
         HOURS,
         Unit("hours"),
         Doc(
-            "The job also ends when it has trained for this long, over all restarts. Learning "
-            "rates that follow its steps to the end then follow the clock to the same deadline."
+            "The job also ends when it has trained for this long, over all restarts. Learning-rate "
+            "schedules that span the job then reach their end at this deadline."
         ),
     ] = None
     license: Annotated[
-        str, NOT_EMPTY, Doc("Of the exported models: an identifier of the Hugging Face hub.")
+        str,
+        NOT_EMPTY,
+        Doc("The license of exported models, as an identifier of the Hugging Face Hub."),
     ] = "other"
 
     @classmethod
     def prepare(cls, tree: Mapping[str, Any]) -> None:
-        """Find the tasks of the plugins, whose sections are keys of an objective.
+        """Load the plugins, whose tasks become keys of an objective.
 
-        A learner without a `model` gets that of its init.pretrained.
+        A learner without a `model` gets the model of its init.pretrained.
         """
         load_plugins(convert(tree.get("plugins", []), list[str], "plugins"))
         fill_in_models(tree)
 
     def metrics_of(self, learner: LearnerConfig) -> Metrics:
-        """What the heads of one of the job's learners are scored by."""
+        """The metrics of a learner of this job."""
         return learner.metrics_among((self.teacher, *self.students.values()))
 
     def conflicts(self) -> Iterator[Refusal]:

@@ -1,7 +1,7 @@
-"""What divides the losses: counts that a batch tells before its first forward pass.
+"""Denominators of the losses: counts of a batch that are known before its first forward pass.
 
-Each has a name, by which terms declare it, and is a pure function of a rank's rows of the global
-batch. The step sums those in use over the ranks, with what else it must know, in one all-reduce.
+A denominator is a pure function of a rank's rows of the global batch, with a name by which terms
+declare it. One all-reduce sums those in use over the ranks, along with the step's other counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COUNTS: dict[str, Count] = {}
 
 
 def register(name: str, count: Count) -> None:
-    """Let terms declare the denominator `name`; a name is given once."""
+    """Register a denominator under `name`, which must be new."""
     assert name not in _COUNTS, name
     _COUNTS[name] = count
 
@@ -37,7 +37,7 @@ def count(name: str, batch: Batch) -> int:
 
 
 def labelled(target: str) -> Count:
-    """How many labels a target has; none where a batch has no such target."""
+    """The number of labels of a target; 0 for a batch without it."""
     return lambda batch: (
         int(batch.targets[target].is_labelled.sum()) if target in batch.targets else 0
     )
@@ -49,7 +49,7 @@ def attended(batch: Batch) -> int:
 
 
 def _masked(batch: Batch) -> int:
-    """Positions with a masked-LM label, those included that are still to be chosen."""
+    """Positions with a masked-LM label, including those that are yet to be chosen."""
     return labelled(MASKED)(batch) if batch.to_mask is None else int(batch.to_mask.sum())
 
 
@@ -67,10 +67,10 @@ register(PAIRS, labelled(PAIRS))
 
 @dataclass(frozen=True)
 class StepSums:
-    """What all ranks know of a step before its first forward pass. Scalars on the device.
+    """Sums over all ranks that are known before a step's first forward pass. Scalars on the device.
 
-    tokens: attended positions; unreadable: sequences that could not be read; seconds: of training
-    before the step, by the clock of rank 0; all float64.
+    tokens: attended positions; unreadable: sequences that could not be read; seconds: training time
+    before the step, by rank 0's clock; all float64.
     """
 
     totals: Mapping[str, Totals]  # view -> its denominators
@@ -86,7 +86,7 @@ class StepSums:
         seconds: float,
         device: torch.device,
     ) -> StepSums:
-        """In one all-reduce, of the `denominators` (view, name) in use. Collective."""
+        """Sum the `denominators` (view, name) in use, in one all-reduce. Collective."""
         in_use = sorted(set(denominators))
         values: dict[Hashable, float] = {
             (view, name): count(name, batch.view(view)) for view, name in in_use
@@ -111,9 +111,9 @@ class StepSums:
 
 
 def sum_over_ranks(values: Mapping[Key, float], device: torch.device) -> dict[Key, Tensor]:
-    """Each value summed over the ranks, which all name the same: float64 scalars. Collective.
+    """Each value summed over the ranks, as float64 scalars. All ranks pass equal keys. Collective.
 
-    float64 keeps integers exact up to 2**53.
+    float64 represents integers exactly up to 2**53.
     """
     summed = torch.tensor(list(values.values()), dtype=torch.float64)
     summed = summed.to(device, non_blocking=True)
@@ -122,5 +122,5 @@ def sum_over_ranks(values: Mapping[Key, float], device: torch.device) -> dict[Ke
 
 
 def totals_of(batch: Batch) -> dict[str, Tensor]:
-    """Every denominator of a global batch that one process holds, as in `Totals`."""
+    """Every denominator of a global batch that one process holds, in the form of `Totals`."""
     return {name: torch.tensor(float(max(1, one(batch)))) for name, one in _COUNTS.items()}

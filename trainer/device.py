@@ -1,4 +1,4 @@
-"""The device that this process computes on, and why a GPU that is there cannot be used."""
+"""The device that this process computes on, and errors for a GPU that cannot be used."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 
 from trainer.errors import TrainingError
 
-DRIVER = Path("/proc/driver/nvidia")  # there where NVIDIA's kernel driver is loaded
+DRIVER = Path("/proc/driver/nvidia")  # exists where NVIDIA's kernel driver is loaded
 NO_GPU = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last one is SLURM's
 
 
 def own_device(env: Mapping[str, str] = os.environ) -> torch.device:
     """This rank's GPU, made the current one, or the CPU where there is no GPU.
 
-    A launcher may show a rank all GPUs of its node or its own only. On a GPU, float32 matrix
+    A launcher may show a rank all GPUs of its node or only its own. On a GPU, float32 matrix
     products use TF32 (NVIDIA_TF32_OVERRIDE=0 in the environment turns that off).
 
-    Raises TrainingError where a GPU is there, but cannot be used.
+    Raises TrainingError where there is a GPU that cannot be used.
     """
     if not torch.cuda.is_available():
         _require_no_gpu(env)
@@ -34,7 +34,7 @@ def own_device(env: Mapping[str, str] = os.environ) -> torch.device:
 
 
 def gpu_number(local_rank: int, env: Mapping[str, str] = os.environ) -> int:
-    """Which of the visible GPUs is that of the rank with this number on its node."""
+    """The number, among the visible GPUs, of the GPU for the rank with this local rank."""
     count = torch.cuda.device_count()
     if count == 1 or local_rank < count:
         return 0 if count == 1 else local_rank

@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:
-    """Make `content` (text as UTF-8) the whole of a file.
+    """Replace a file's content with `content` (text as UTF-8).
 
-    Whoever reads it sees what was there before or this, also after a power loss.
+    A reader sees either the old or the new content, also after a power loss.
 
     Raises:
-        OSError: with the path in it, whichever call failed; the file is as it was then.
+        OSError: names `path`, whichever call failed.
     """
     data = content.encode() if isinstance(content, str) else content
     beside = path.with_name(f"{path.name}.new")

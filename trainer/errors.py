@@ -1,5 +1,5 @@
-"""The error for what a user can fix."""
+"""The error for problems that the user can fix."""
 
 
 class TrainingError(ValueError):
-    """A job cannot go on for a reason its user can fix; the message is one line that says how."""
+    """A job cannot continue, for a reason that the user can fix; the one-line message says how."""

@@ -1,4 +1,4 @@
-"""The model of a learner that names a folder of weights, and no model."""
+"""The `model` of a learner whose config names only a folder of weights (init.pretrained)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from configs import ConfigError
 from model import ModelError, read_config
 
-# Heads of the folder that the objective adds again where it trains them.
+# Keys of heads, which the objective adds again where it trains them.
 _HEADS = ("pair_head", "task_heads")
 
 
 def fill_in_models(tree: Mapping[str, Any]) -> None:
-    """Write the model of its ``init.pretrained`` into each learner of a job's tree without one.
+    """In a job's YAML tree, give each learner without a `model` that of its ``init.pretrained``.
 
-    A learner that is trained gets it without the heads of earlier tasks. A folder that is not on
-    this machine is left for the start of the job. Raises ConfigError, naming the key, for a damaged
-    one.
+    A learner that is trained gets the model without the heads of earlier tasks. A folder that does
+    not exist on this machine is skipped; the start of the job reports it. Raises ConfigError,
+    naming the key, for a damaged folder.
     """
     for section, learner in _learners(tree):
         init = learner.get("init")

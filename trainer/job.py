@@ -40,13 +40,13 @@ _log = logging.getLogger(__name__)
 
 
 class Job:
-    """A run in progress: the data, the learners, the record, and how far it has come.
+    """A run in progress: its data, learners, record and state.
 
     A context manager. All methods are collective.
     """
 
     def __init__(self, config: JobConfig, device: torch.device, context: RunContext) -> None:
-        """Open the data, build the learners, and go back to the newest intact checkpoint.
+        """Open the data, build the learners and resume from the newest intact checkpoint, if any.
 
         Raises DataError, ModelError, TrainingError or CheckpointError when the job cannot run.
         """
@@ -67,12 +67,12 @@ class Job:
         self.learners = Learners(config, shape, self.state, resumption.checkpoint)
         context.startup.mark("building and loading the learners")
         self._began = time.monotonic() - self.state.seconds
-        self._seconds = self.state.seconds  # on which all ranks agree
+        self._seconds = self.state.seconds  # the same on all ranks
         self._take_over(resumption, feed, device)
         self._tell(resumption, changes)
 
     def _take_over(self, resumption: Resumption, feed: Feed, device: torch.device) -> None:
-        """Go on with the run's checkpoints, record and data: nothing refuses the job any more."""
+        """Open the run's checkpoints, record and data for writing: all checks have passed."""
         config, context, state = self.config, self.context, self.state
         writer = _checkpoint_writer(config, context, resumption)
         on_rank_0(lambda: resumption.accept(context.attempt))
@@ -95,7 +95,7 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """Of training, over all restarts, by this rank's clock."""
+        """Training time over all restarts, by this rank's clock."""
         return time.monotonic() - self._began
 
     def grow_teacher(self) -> None:
@@ -105,20 +105,20 @@ class Job:
             self.recorder.say(f"step {self.state.step:,}: the teacher grows to {layers} layers")
 
     def finish_teacher(self) -> None:
-        """Let the teacher teach on without training once its budget is used up."""
+        """Freeze the teacher once its budget is used up; it keeps teaching."""
         if self.learners.finish_teacher():
             self.recorder.say(
-                f"step {self.state.step:,}: the teacher has used up its budget and teaches on"
+                f"step {self.state.step:,}: the teacher has used up its budget and keeps teaching"
             )
 
     def admit_students(self) -> None:
-        """Start the students whose time has come."""
+        """Start the students that are due."""
         for name in self.learners.admit(self.state, self.evaluations.unigram):
             if self.state.step:
                 self.recorder.say(f"step {self.state.step:,}: {name} joins")
 
     def advance(self, result: StepResult) -> None:
-        """Count a step that was made, and record it."""
+        """Count and record a finished step."""
         self.state.step += 1
         self.state.tokens += result.tokens
         self._count_unreadable(result.unreadable)
@@ -139,11 +139,11 @@ class Job:
         self.recorder.held_out(self.state, scores, setbacks)
 
     def verify_replicas(self) -> None:
-        """Raise DivergenceError unless all ranks hold the same where they should."""
+        """Raise DivergenceError if the ranks' replicas differ."""
         verify(self.learners.engines, self.state.step)
 
     def finish(self) -> None:
-        """The last checkpoint, and a word about students that never joined."""
+        """Save the last checkpoint, and mention students that never joined."""
         self.saving.save(wait=True)
         for name in self.learners.waiting:
             self.recorder.say(f"{name} never joined: its `start` was not reached")
@@ -155,7 +155,7 @@ class Job:
         self._open.close()
 
     def _tell(self, resumption: Resumption, changes: list[str]) -> None:
-        """Say where the run resumes, and what has changed since."""
+        """Report where the run resumes, and what has changed since."""
         for line in resumption.lines():
             self.recorder.say(line)
         if resumption.checkpoint is not None and resumption.checkpoint.suspect:
@@ -166,8 +166,8 @@ class Job:
     def _count_unreadable(self, sequences: int) -> None:
         if sequences and not self.state.unreadable:
             self.recorder.say(
-                f"step {self.state.step:,}: there are sequences that cannot be read; they are "
-                f"passed over and counted, and {self.folder.logs} names the shards"
+                f"step {self.state.step:,}: some sequences cannot be read; they are skipped and "
+                f"counted, and {self.folder.logs} names the shards"
             )
         self.state.unreadable += sequences
 
@@ -187,7 +187,7 @@ def _checkpoint_writer(
 
 
 def _step_shape(config: JobConfig, corpora: Mapping[str, Corpus]) -> StepShape:
-    """How a step is cut up: as few, as large micro-batches as the config allows."""
+    """The shape of a step: as few micro-batches, as large as the config allows."""
     rows = max(global_batches(config, corpora).sizes) // dist.get_world_size()
     micro_batch = min(config.batch.micro_batch, rows)
     accumulation = -(-rows // micro_batch)
@@ -195,5 +195,5 @@ def _step_shape(config: JobConfig, corpora: Mapping[str, Corpus]) -> StepShape:
 
 
 def _deadline(config: JobConfig) -> float:
-    """In seconds of training."""
+    """The job's limit on training time, in seconds."""
     return math.inf if config.hours is None else config.hours * HOUR

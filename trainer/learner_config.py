@@ -36,8 +36,8 @@ from trainer.watch.guard import GuardConfig
 
 FROZEN_STAGES = (0, 3)
 PRECISIONS = ("fp32", "bf16", "fp16")
-OFFLOADS = {"none": 0, "optimizer": 1, "parameters": 3}  # and the least ZeRO stage for each
-# What a key asks of the model.
+OFFLOADS = {"none": 0, "optimizer": 1, "parameters": 3}  # and the lowest ZeRO stage for each
+# What a key requires of the model.
 _ABILITIES = {
     "freeze_positions": Ability.FREEZE_POSITIONS,
     "progressive": Ability.LAYER_BY_LAYER,
@@ -59,12 +59,16 @@ class ThresholdConfig(Section):
         str | None,
         NOT_EMPTY,
         Doc(
-            "The score; null: that of evaluation.metric. loss_over_unigram and "
-            "accuracy_over_unigram are what it has over guessing by frequency."
+            "The score; null: evaluation.metric. loss_over_unigram and accuracy_over_unigram are "
+            "the differences to the unigram baseline."
         ),
     ] = None
-    at_least: Annotated[float | None, Range(-1000, 1000), Doc("Reached from this on up.")] = None
-    at_most: Annotated[float | None, Range(-1000, 1000), Doc("Reached from this on down.")] = None
+    at_least: Annotated[
+        float | None, Range(-1000, 1000), Doc("Reached when the score is at least this.")
+    ] = None
+    at_most: Annotated[
+        float | None, Range(-1000, 1000), Doc("Reached when the score is at most this.")
+    ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
         if (self.at_least is None) == (self.at_most is None):
@@ -77,10 +81,10 @@ class StartConfig(Section):
 
     step: Annotated[int, INDEX, Unit("steps"), Doc("The job's step from which it may join.")] = 0
     fraction: Annotated[
-        float | None, FRACTION, Doc("Or the fraction of the job's steps after which it may.")
+        float | None, FRACTION, Doc("Or the fraction of the job's steps after which it may join.")
     ] = None
     teacher: Annotated[
-        ThresholdConfig | None, Doc("What the teacher has to score; null: nothing.")
+        ThresholdConfig | None, Doc("The score that the teacher must reach; null: none.")
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -98,21 +102,23 @@ class StartConfig(Section):
 class BudgetConfig(Section):
     """A learner's own budget, counted from its start; without one it trains to the job's end.
 
-    Its schedule runs over the budget, and the first of them that is used up ends its training. A
-    student is then done. A teacher goes on teaching as a finished one, at the cost of its forward.
-    A step takes as long as it takes, so that no two runs with `hours` are the same.
+    The schedule runs over the budget. Of several limits, the first one reached ends the training. A
+    student is then done; a teacher keeps teaching, at the cost of its forward pass. With `hours`,
+    runs are not reproducible, because the time of a step varies.
     """
 
-    steps: Annotated[int | None, COUNT, Unit("steps"), Doc("Its own steps.")] = None
+    steps: Annotated[int | None, COUNT, Unit("steps"), Doc("The learner's own steps.")] = None
     fraction: Annotated[
-        float | None, positive(1.0), Doc("Or its own steps as a fraction of the job's.")
+        float | None, positive(1.0), Doc("Or the learner's own steps, as a fraction of the job's.")
     ] = None
-    tokens: Annotated[int | None, COUNT, Unit("tokens"), Doc("Tokens that it has read.")] = None
+    tokens: Annotated[int | None, COUNT, Unit("tokens"), Doc("Tokens that the learner reads.")] = (
+        None
+    )
     hours: Annotated[
         float | None,
         HOURS,
         Unit("hours"),
-        Doc("Time in training, over all restarts, without a progressive transfer."),
+        Doc("Training time over all restarts, not counting a progressive transfer."),
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -129,14 +135,17 @@ class BudgetConfig(Section):
 
 @dataclass
 class InitConfig(Section):
-    """Where a learner's first weights come from; at random when nothing is set."""
+    """A learner's initial weights; random when nothing is set."""
 
     teacher_layers: Annotated[
         list[int] | None,
-        Doc("A student's layers begin as these of its teacher, counted from 0, as they then are."),
+        Doc(
+            "Initialise a student's layers from these layers of its teacher, counted from 0, when "
+            "it starts."
+        ),
     ] = None
     teacher_embeddings: Annotated[
-        bool, Doc("Embeddings and heads begin as the teacher's, as they then are.")
+        bool, Doc("Initialise embeddings and heads from the teacher's when the student starts.")
     ] = False
     pretrained: Annotated[
         str | None, NOT_EMPTY, Doc("A folder in Hugging Face format, or an export.")
@@ -145,8 +154,8 @@ class InitConfig(Section):
         int | None,
         INDEX,
         Doc(
-            "Random weights are drawn with this seed: equal models with equal seeds begin alike. "
-            "null: with the job's seed and the learner's name."
+            "The seed of random weights: equal models with equal seeds get equal weights. null: "
+            "derived from the job's seed and the learner's name."
         ),
     ] = None
 
@@ -158,7 +167,7 @@ class InitConfig(Section):
 
 @dataclass
 class LearnerConfig(Section):
-    """A model being trained, and how."""
+    """A model, and how it is trained."""
 
     model: ModelConfig = field(default_factory=default_model)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
@@ -173,58 +182,64 @@ class LearnerConfig(Section):
         positive(100.0),
         Unit("nats"),
         Doc(
-            "A student's terms about a teacher that still learns are off until the teacher's loss "
-            "is this much lower than its own, and count in full from twice that on; null: always."
+            "Of a student, while the teacher is trained: terms that read the teacher are off until "
+            "the teacher's loss is lower by this much, and count fully from twice that lead on. "
+            "null: they always count fully."
         ),
     ] = None
     masked_only: Annotated[
         bool,
         Doc(
-            "Of a teacher: its last layer computes the masked positions only, up to 12% less work, "
-            "or the first tokens only, where a task reads no others; students learn from its "
-            "predictions there only. A student does so by itself."
+            "Of a teacher: its last layer computes only the masked positions, or only the first "
+            "tokens where a task reads no others, which saves up to 12% of the work. Students can "
+            "then learn only from its predictions there. Students do this automatically."
         ),
     ] = False
     stacking: StackingConfig = field(default_factory=StackingConfig)
     frozen: Annotated[
-        bool, Doc("A finished teacher: it is read, not trained (offline distillation).")
+        bool, Doc("Of a teacher: it is not trained, only read (offline distillation).")
     ] = False
-    freeze_positions: Annotated[
-        bool, Doc("The position embeddings stay as they begin (DistilBERT).")
-    ] = False
+    freeze_positions: Annotated[bool, Doc("Do not train the position embeddings (DistilBERT).")] = (
+        False
+    )
     encoder: Annotated[
         str,
         OneOf("trained", "frozen"),
-        Doc("frozen: embeddings and layers stay as they begin, and only heads are trained."),
+        Doc("frozen: train only the heads; embeddings and layers keep their initial weights."),
     ] = "trained"
     zero_stage: Annotated[
-        int, OneOf(0, 1, 2, 3), Doc("DeepSpeed's ZeRO stage: what the ranks partition.")
+        int,
+        OneOf(0, 1, 2, 3),
+        Doc("DeepSpeed's ZeRO stage, which decides what the ranks partition."),
     ] = 0
     offload: Annotated[
         str,
         OneOf(*OFFLOADS),
-        Doc("optimizer: its states are in host memory; parameters: both are."),
+        Doc(
+            "What is kept in host memory. optimizer: its states; parameters: parameters and "
+            "optimizer states."
+        ),
     ] = "none"
     precision: Annotated[
         str,
         OneOf(*PRECISIONS),
-        Doc("Of matrix products; parameters and optimizer states stay float32."),
+        Doc("The precision of matrix products; parameters and optimizer states stay float32."),
     ] = "fp32"
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     gradient_clipping: Annotated[
-        float, WEIGHT, Doc("The largest norm of the gradients; 0: no clipping.")
+        float, WEIGHT, Doc("The largest L2 norm of the gradient; 0: no clipping.")
     ] = 1.0
     guard: GuardConfig = field(default_factory=GuardConfig)
     dropout: Annotated[
         float,
         PROBABILITY,
-        Doc("Hidden and attention dropout while it trains here; exports keep the model's own."),
+        Doc("Hidden and attention dropout in this training; exports keep the model's own."),
     ] = 0.0
     checkpoint_activations: Annotated[
-        bool, Doc("Keep each layer's input only, and compute the rest again.")
+        bool, Doc("Store only each layer's input, and recompute the rest in the backward pass.")
     ] = False
     compile: Annotated[
-        bool, Doc("Pass each half of a layer through torch.compile; below ZeRO stage 3.")
+        bool, Doc("Compile each half of a layer with torch.compile; not at ZeRO stage 3.")
     ] = False
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -242,7 +257,7 @@ class LearnerConfig(Section):
         yield from within("objective", self.objective.unequippable(self.model))
 
     def finished(self) -> LearnerConfig:
-        """A teacher's, once its budget is used up: that of a frozen one with its weights."""
+        """The config of a teacher whose budget is used up: a frozen one with its weights."""
         kept = {key: getattr(LearnerConfig(), key) for key in _FOR_TRAINING}
         return dataclasses.replace(
             self,
@@ -261,37 +276,37 @@ class LearnerConfig(Section):
         return self.objective.equip(self.model)
 
     def metrics_among(self, learners: Iterable[LearnerConfig]) -> Metrics:
-        """What its heads are scored by: the metrics of a task, or those of the head.
+        """The metrics of the learner's heads: those of its tasks, or those of the heads themselves.
 
-        A frozen teacher has no objective: its head has the metrics of the one among `learners`, all
-        of its job, that has the task.
+        A frozen teacher has no objective. The metrics of its task head come from the one of
+        `learners`, which are all of its job, whose objective has the task.
         """
         terms = (term for one in learners for term in one.objective.terms().values())
         tasks = {one.head: one.own_metrics() for one in terms if isinstance(one, TaskConfig)}
         return metrics_of(self.architecture, tasks)
 
     def with_layers(self, layers: int) -> LearnerConfig:
-        """The same with a model that has this many layers, and stays so."""
+        """The same config with a model that has, and keeps, this many layers."""
         if layers == self.model.layers and not self.stacking.steps:
             return self
         model = self.model.with_layers(layers)
         return dataclasses.replace(self, model=model, stacking=StackingConfig())
 
     def _conflicts_with_zero(self) -> Iterator[Refusal]:
-        """What DeepSpeed would refuse later, or less clearly."""
+        """Conflicts that DeepSpeed would report later, or less clearly."""
         if self.compile and self.zero_stage == 3:
             yield "compile", "must be false at zero_stage 3, which cuts layers into pieces"
         if self.zero_stage < OFFLOADS[self.offload]:
             yield "offload", f"{self.offload} needs zero_stage {OFFLOADS[self.offload]} or higher"
 
     def _conflicts_with_progressive(self) -> Iterator[Refusal]:
-        """Progressive transfer is between layers, each with weights of its own."""
+        """Conflicts of a progressive transfer, which compares layers with weights of their own."""
         if not self.objective.between_layers() or not self.objective.beyond_layers():
             why = "objective must have terms between layers, and others for afterwards"
             yield "progressive", why
 
     def _conflicts_with_frozen(self) -> Iterator[Refusal]:
-        """A frozen learner has nothing but a model and where it comes from."""
+        """Conflicts of a frozen learner, which has only a model and a source of its weights."""
         if self.init.pretrained is None:
             yield "init.pretrained", "must be set where frozen is true"
         if self.zero_stage not in FROZEN_STAGES:
@@ -305,7 +320,7 @@ class LearnerConfig(Section):
                 yield key, "is for training; remove it (null), or frozen"
 
     def build_objective(self, teacher: ModelShape, seed: int) -> Objective:
-        """The terms between this model and its `teacher`'s; ValueError where one does not fit."""
+        """The objective for this model and its `teacher`'s; ValueError if a term does not fit."""
         transfer = Transfer(self.progressive, self.model.layers) if self.progressive else None
         objective = Objective(self.objective, self.model, teacher, seed, transfer)
         objective.heard_changes = self.min_lead is not None

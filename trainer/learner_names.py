@@ -1,4 +1,4 @@
-"""What learners are called in metrics, checkpoints and tables, and as sources of knowledge."""
+"""The names of learners in metrics, checkpoints and tables, and as sources that terms read."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ OWN = "own"  # a source: the learner's own last head
 
 
 def student_key(name: str) -> str:
-    """The name of a student, which is its key in YAML, among learners."""
+    """The full name of the student with this key in YAML."""
     return f"students/{name}"

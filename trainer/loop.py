@@ -9,14 +9,14 @@ from trainer.step import train_step
 
 
 class Outcome(Enum):
-    """How a call of `train` ended; the value is the process's exit code."""
+    """How a call of `train` ended; the value is the exit code of the process."""
 
     FINISHED = 0
     STOPPED = 75  # on request, after saving: start it again
 
 
 def train(job: Job) -> Outcome:
-    """Take `job` from where it is to its end, or to a requested stop. Collective."""
+    """Train `job` from its current step to its end, or to a requested stop. Collective."""
     while not job.is_done:
         job.grow_teacher()
         job.finish_teacher()
@@ -40,7 +40,7 @@ def train(job: Job) -> Outcome:
         if result.requests.stop:
             job.saving.save(wait=True)
             job.recorder.say(
-                f"stopped and saved at step {job.state.step:,}; start it again to go on"
+                f"stopped and saved at step {job.state.step:,}; start it again to resume"
             )
             return Outcome.STOPPED
         if job.saving.is_due(result.requests.save) and not job.is_done:

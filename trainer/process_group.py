@@ -1,6 +1,6 @@
-"""The process groups of a job: one for training, and one beside it on the CPU.
+"""The process groups of a job: one for training, and another one on the CPU for everything else.
 
-Each gloo group costs a rank a socket to every other rank, and each NCCL group memory of its GPU.
+Each gloo group costs a rank one socket per other rank; each NCCL group costs GPU memory.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch.distributed import distributed_c10d
 from trainer.errors import TrainingError
 
 GLOO_GROUPS = 2  # on the CPU; on GPUs the training's group is NCCL's
-FILES = 512  # that a rank may have open besides its sockets: shards, logs, libraries
-GRACE_SECONDS = 60.0  # for the stacks of a rank that hangs, before collectives time out
+FILES = 512  # open files of a rank besides its sockets: shards, logs, libraries
+GRACE_SECONDS = 60.0  # time for a hanging rank to write its stacks before collectives time out
 ENDLESS = timedelta(days=365)
 
 
 def allow_open_files(ranks: int) -> None:
-    """Raise this process's limit of open files to what a job of this many ranks needs.
+    """Raise this process's limit on open files to what a job of this many ranks needs.
 
     Raises TrainingError where the hard limit is lower.
     """
@@ -37,20 +37,21 @@ def allow_open_files(ranks: int) -> None:
 
 
 def limit_waiting(hang_timeout_s: float) -> None:
-    """Let collectives of training wait longer than the hang watch, which writes stacks first.
+    """Make the timeout of training's collectives longer than the hang watch's.
 
-    NCCL would otherwise end a process after 10 minutes, without its stacks.
+    By default NCCL ends a process after 10 minutes, before the hang watch has written its stacks.
     """
     limit = timedelta(seconds=hang_timeout_s + GRACE_SECONDS)
     distributed_c10d._set_pg_timeout(limit, dist.group.WORLD)
 
 
 def background_group() -> dist.ProcessGroup:
-    """The gloo group for what runs beside training. Collective when it is first asked for.
+    """The gloo group for work beside training. Its first call is collective.
 
-    The thread that writes checkpoints uses it, and after the last checkpoint whoever waits for rank
-    0: two threads that use one group at the same time deadlock. Its collectives wait without limit,
-    since a slow disk is no fault and the hang watch ends a rank that waits in vain.
+    The thread that writes checkpoints uses it and, after the last checkpoint, ranks that wait for
+    rank 0. Two threads must not use one group at the same time: they would deadlock. Its
+    collectives have no timeout, since a slow disk is not a failure, and the hang watch ends a rank
+    that waits in vain.
     """
     assert dist.group.WORLD is not None
     return _beside(dist.group.WORLD)

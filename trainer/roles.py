@@ -1,4 +1,4 @@
-"""What a teacher, its students and their data must be to each other, across a job's sections."""
+"""Rules between sections of a job: how a teacher, its students and their data must fit together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FOR_TEACHERS = ("frozen", "masked_only", "stacking")
 
 
 def conflicts_of_roles(teacher: LearnerConfig, students: Students) -> Iterator[Refusal]:
-    """What only the one or the other can be or do, and what does not fit between the two."""
+    """Settings that are only for a teacher or only for a student, and misfits between the two."""
     for name, student in students.items():
         yield from within(f"students.{name}", _conflicts_of_student(name, student, teacher.model))
         if student.min_lead is not None:
@@ -34,7 +34,7 @@ def conflicts_of_roles(teacher: LearnerConfig, students: Students) -> Iterator[R
 def conflicts_with_data(
     teacher: LearnerConfig, students: Students, data: DataConfig
 ) -> Iterator[Refusal]:
-    """Objectives about what data or teacher do not have; those of late students too."""
+    """Objectives that need what the data or the teacher lack, including those of late students."""
     packings = [packing for _, packing in data.lengths_and_packings()]
     masked = data.masking.highest_rate > 0 and not data.train
     learners = {f"students.{name}": config for name, config in students.items()}
@@ -52,7 +52,7 @@ def conflicts_with_data(
 def conflicts_about_metrics(
     teacher: LearnerConfig, students: Students, primary: str | None
 ) -> Iterator[Refusal]:
-    """Scores that no head of the teacher has."""
+    """Metrics that no head of the teacher reports."""
     known = [*columns_of(teacher.metrics_among((teacher, *students.values())))]
     if not known:
         yield "teacher", "has no head that could be scored; add a task, or mlm, to an objective"
@@ -69,7 +69,7 @@ def conflicts_about_metrics(
 def _conflicts_with_examples(
     learners: Mapping[str, LearnerConfig], data: DataConfig
 ) -> Iterator[Refusal]:
-    """Tasks without examples, and terms about text in a job that reads a task's examples."""
+    """Tasks without examples, and terms on text in a job that reads a task's examples."""
     tasks: dict[str, tuple[str, TaskConfig]] = {}
     for section, config in learners.items():
         for name, term in config.objective.terms().items():
@@ -83,7 +83,7 @@ def _conflicts_with_examples(
             elif isinstance(term, SoftLabels) and not config.objective.has_task:
                 yield key, "needs the task beside it, whose weight may be 0"
             elif term.head in config.objective.terms():
-                continue  # about the head of a task that stands beside it
+                continue  # it trains the head of a task in the same objective
             elif data.train and (term.reads_masked or term.head is not None):
                 yield key, f"is about text, but the job reads the examples in {data.train}"
     if data.train and len(tasks) != 1:
@@ -112,7 +112,7 @@ def _conflicts_of_student(
 
 
 def _conflicts_of_lead(student: LearnerConfig, teacher: LearnerConfig) -> Iterator[Refusal]:
-    """A student that cannot tell how far its teacher is ahead, or need not know."""
+    """Students whose `min_lead` cannot be measured or has no effect."""
     if teacher.frozen:
         yield "", "is for a teacher that still learns; remove it"
     elif not student.objective.needs_teacher():
@@ -134,7 +134,7 @@ def _conflicts_of_copied_layers(
 
 
 def _unequal(student: ModelConfig, teacher: ModelConfig, keys: Sequence[str]) -> Iterator[Refusal]:
-    """The keys in which a student is not like the teacher whose weights it begins with."""
+    """The keys in which a student differs from the teacher that initialises it."""
     if student.kind != teacher.kind:
         yield "", f"model.kind is {student.kind}, and the teacher's {teacher.kind}"
         return
@@ -163,7 +163,7 @@ def _conflicts_of_teacher(teacher: LearnerConfig) -> Iterator[Refusal]:
 
 
 def _conflicts_of_peer(teacher: LearnerConfig, students: Students) -> Iterator[Refusal]:
-    """A teacher that learns from nobody, or from one who cannot tell it anything."""
+    """Conflicts of a teacher that learns from a student which is missing or does not fit."""
     term = teacher.objective.from_student
     if term is None:
         return

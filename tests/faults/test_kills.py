@@ -113,7 +113,7 @@ def test_disturbed_again_and_again_it_is_the_same_run(finished, corpus, tmp_path
     printed, errors = stopped.communicate(timeout=LIMIT)
     assert stopped.returncode == STOPPED, errors
     assert all_steps(tmp_path / "tiny" / "checkpoints")[-1] == STEP + 1  # within that step
-    assert "start it again to go on" in printed
+    assert "start it again to resume" in printed
     killer = Killer(corpus, tmp_path, seed=0)
     killer.kill_inside_a_save("manifest", saves=1)
     killer.kill_from_outside()

@@ -1,1 +1,1 @@
-"""What follows from the step alone: the learning rate, the layers of a growing teacher."""
+"""Pure functions of the step: the learning rate, and the layers of a growing teacher."""

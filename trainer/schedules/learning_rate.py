@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of how far a learner is, so there is no state to save."""
+"""Learning-rate schedules: pure functions of a learner's progress, without state to save."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ KINDS = ("linear", "cosine", "constant", "wsd", "points")
 
 @dataclass
 class ScheduleConfig(Section):
-    """The learning rate over a learner's steps: linear warm-up, then `kind` down to the least."""
+    """The learning rate over a learner's steps: linear warm-up, then decay of the given `kind`."""
 
     kind: Annotated[
         str,
         OneOf(*KINDS),
         Doc(
-            "wsd (warm-up, stable, decay: Hu et al., arXiv 2404.06395) stays at the peak and falls "
-            "linearly at the end; points goes in lines between `points`."
+            "The decay. wsd (warm-up, stable, decay: Hu et al., arXiv 2404.06395) stays at the "
+            "peak and falls linearly at the end; points interpolates linearly between `points`."
         ),
     ] = "linear"
     warmup_steps: Annotated[
-        int, INDEX, Unit("steps"), Doc("The rate rises linearly to its peak over these.")
+        int, INDEX, Unit("steps"), Doc("The rate rises linearly to its peak over this many steps.")
     ] = 0
     warmup_fraction: Annotated[
         float,
         FRACTION,
-        Doc("Or over this fraction of the learner's steps, in place of warmup_steps."),
+        Doc("Warm-up as a fraction of the learner's steps, instead of warmup_steps."),
     ] = 0.0
     decay_fraction: Annotated[
-        float, positive(1.0), Doc("Fraction of the way, at its end, over which wsd falls.")
+        float, positive(1.0), Doc("The last fraction of the steps, over which wsd falls.")
     ] = 0.1
     min_lr_ratio: Annotated[
         float, FRACTION, Doc("Where the rate ends, as a fraction of its peak.")
@@ -44,8 +44,8 @@ class ScheduleConfig(Section):
         dict[Annotated[int, INDEX], float],
         FRACTION,
         Doc(
-            "Fractions of the peak by the learner's own step, for kind points; the last one stays, "
-            "however many steps there are."
+            "For kind: points, fractions of the peak by the learner's own step. The last value "
+            "holds until the end."
         ),
     ] = field(default_factory=dict)
 
@@ -57,10 +57,11 @@ class ScheduleConfig(Section):
 
 
 def factor(config: ScheduleConfig, step: int, steps: float, time_used: float = 0.0) -> float:
-    """The share of the peak learning rate for the 0-based `step` of a learner's `steps`.
+    """The fraction of the peak learning rate at `step`, from 0, of a learner's `steps`.
 
-    The first step already learns: warm-up gives (step + 1) / its steps. Where a learner's time
-    is limited, `time_used` is the share of it that is gone: it is as far as the larger of the two.
+    During warm-up it is (step + 1) / warm-up steps, so the first step already learns. Where the
+    learner's time is limited, `time_used` is the fraction of it that has passed. The learner's
+    progress is the larger of the fractions of steps and of time.
     """
     warmup = config.warmup_steps or config.warmup_fraction * steps
     warm = min(1.0, (step + 1) / warmup) if warmup else 1.0

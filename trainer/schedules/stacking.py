@@ -1,7 +1,7 @@
-"""Progressive stacking: a teacher that doubles its layers while it trains.
+"""Progressive stacking: a teacher's layers are doubled while it trains.
 
 Gong et al., "Efficient Training of BERT by Progressively Stacking", ICML 2019: layer i of L becomes
-layers i and i + L, and the optimizer begins anew. `teacher.model` is the final size.
+layers i and i + L, and the optimizer is reset. `teacher.model` is the final size.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from trainer.objectives.layer_maps import at_depth
 
 @dataclass
 class StackingConfig(Section):
-    """Progressive stacking (of a teacher): it begins small, and its layers double."""
+    """Progressive stacking: a teacher begins with few layers, which are then doubled."""
 
     steps: Annotated[
         list[int],
         COUNT,
         Ascending(),
         Unit("steps"),
-        Doc("The job's steps before which the layers double; none: it is never smaller."),
+        Doc(
+            "The job's steps before which the layers double; empty: the teacher has its final size."
+        ),
     ] = field(default_factory=list)
 
     def conflicts_with(self, model: ModelConfig) -> Iterator[Refusal]:
@@ -37,11 +39,14 @@ class StackingConfig(Section):
             yield "stacking.steps", why
 
     def layers_at(self, step: int, final_layers: int) -> int:
-        """The teacher's layers while it makes the 0-based `step`."""
+        """The teacher's number of layers at `step`, from 0."""
         return final_layers >> sum(growth > step for growth in self.steps)
 
 
 def layers_of_the_moment(layers: Sequence[int], final_layers: int, now: int) -> list[int]:
-    """0-based layers of the final teacher as those at the same relative depths of `now` layers."""
+    """Layers of the final teacher, mapped to the same relative depths of one with `now` layers.
+
+    All layers are counted from 0.
+    """
     numbers = at_depth(dict(enumerate(layer + 1 for layer in layers)), final_layers, now)
     return [number - 1 for number in numbers.values()]
