@@ -1,4 +1,4 @@
-"""One rank's life: from a config to a finished run, or to a requested stop."""
+"""One rank of a job, from its config to the finished run or a requested stop."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def run_job(
 ) -> Outcome:
     """Train the job that `load` reads to its end, as one of the ranks the environment describes.
 
-    A run that was interrupted goes on from its newest intact checkpoint. Rank 0 then scores and
-    exports everyone and hands the results to `announce`. `scheduled_as` is the scheduler's id of
-    this job, if there is one, and `restart` how often it was started before. `startup` comes from
-    the launcher where this process is a fork of it.
+    An interrupted run resumes from its newest intact checkpoint. After training, rank 0 scores and
+    exports every learner and passes the results to `announce`. `scheduled_as` is the scheduler's id
+    of this job, if there is one; `restart` is how often the job was started before. `startup` comes
+    from the launcher if this process is a fork of it.
 
     An error is raised on the rank that failed first; on the others it is a silent SystemExit.
     """
@@ -65,7 +65,7 @@ def run_job(
             if outcome is Outcome.FINISHED and rank == 0:
                 context.attempt.finish()
     except Exception as error:
-        # The whole of it for the rank's log; the command line shows that of one rank only.
+        # The full traceback for the rank's log; the command line shows one rank's error only.
         _log.info("ended by an error: %s", error, exc_info=True)
         if not context.first_failure.claim(error):
             context.first_failure.wait_for_first()
@@ -94,8 +94,8 @@ def _train_and_finalize(
 
 
 def _log_to_file(log: Path, rank: int) -> None:
-    """Everything to the rank's own log; warnings of rank 0 to the terminal as well."""
-    logging.raiseExceptions = False  # a full disk is the checkpoints' and the metrics' to report
+    """Log everything to the rank's own file, and warnings of rank 0 to the terminal as well."""
+    logging.raiseExceptions = False  # checkpoints and metrics report a full disk
     log.parent.mkdir(exist_ok=True)
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     handlers: list[logging.Handler] = [logging.FileHandler(log)]

@@ -1,8 +1,8 @@
 """Seeds derived from one another by hashing, so that nothing random depends on what ran before.
 
-Every learner's initial weights and every step's dropout have a seed of their own. A student is
-therefore the same bit for bit whoever trains beside it, and a resumed job has no generator state
-to restore.
+Every learner's initial weights and every step's dropout have seeds of their own. A student is
+therefore the same bit for bit whichever learners train beside it, and a resumed job has no
+generator state to restore.
 """
 
 from __future__ import annotations

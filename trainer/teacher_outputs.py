@@ -1,7 +1,7 @@
-"""What the students see of the teacher: captured once, detached, freed after the micro-batch.
+"""The teacher's outputs that students read: captured once, detached, freed after the micro-batch.
 
-The teacher runs its ordinary fast path whoever listens. Only references to tensors that the
-forward pass makes anyway are kept; scores, relations and logits are derived inside the losses.
+The teacher runs its usual fast path, whatever its students read. Only references to tensors that
+the forward pass computes anyway are kept; scores, relations and logits are derived in the losses.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class OutputProjection:
 class TeacherOutputs:
     """A teacher's detached view of one micro-batch (shapes as in `model.Features`)."""
 
-    last_hidden_state: Tensor | None  # [B, L, H]; None where the teacher never hands it out
+    last_hidden_state: Tensor | None  # [B, L, H]; None where the teacher does not compute it
     hidden_states: dict[int, Tensor]  # layer -> [B, L, H]; 0 is the embedding output
     attention: dict[int, QKV]  # layer, from 1 -> queries, keys, values, each [B, A, L, D]
-    heads: dict[str, Tensor]  # by name, of the task heads that students asked for
-    # At masked positions, and at all where a student asked for those; empty if nobody asked.
+    heads: dict[str, Tensor]  # outputs of the task heads that students requested, by name
+    # At masked positions, and at all positions where requested; empty if no student reads logits.
     distributions: dict[str, Distribution]
 
 
 def detach(
     features: Features, projection: OutputProjection | None, logit_consumers: int = 1
 ) -> TeacherOutputs:
-    """What students read of a teacher's `features`, under the teacher's autocast.
+    """The part of a teacher's `features` that students read, under the teacher's autocast.
 
-    `projection` is the teacher's, None if no student compares distributions; `logit_consumers` is
-    how many do: what the first computes is kept for the others.
+    `projection` is the teacher's; None if no student reads its logits. `logit_consumers` is the
+    number of students that do. With several, what the first one computes is kept for the others.
     """
     last = features.last_hidden_state
     return TeacherOutputs(
@@ -72,7 +72,7 @@ def _distributions(
 
 
 def union(captures: Iterable[Capture]) -> Capture:
-    """Everything that anyone asks for."""
+    """A capture of everything that any of `captures` asks for."""
     captures = list(captures)
     return Capture(
         hidden_states=tuple(sorted({n for one in captures for n in one.hidden_states})),

@@ -298,8 +298,8 @@ def test_scores_of_a_task_are_shown_without_a_word_about_it_here(make):
     lines = [line.split() for line in student_table(results).splitlines()]
     assert [line[2] for line in lines[:3]] == ["MCC", "0.612", "-0.100"]
     for shown in (page, student_table(results)):
-        assert "of the validation examples" in shown
-        for words in ('class="unigram"', "(unigram)", "of masked tokens in held-out", "guesses"):
+        assert "on the validation examples" in shown
+        for words in ('class="unigram"', "(unigram)", "masked tokens in held-out", "guesses"):
             assert words not in shown
     assert matthews.retention(0.3, 0.6) == 0.5
     assert matthews.retention(0.3, -0.1) is None

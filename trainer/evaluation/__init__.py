@@ -1,1 +1,1 @@
-"""Scores on held-out text, of a run in progress and of a finished one."""
+"""Scores of learners on held-out text, during a run and after it."""

@@ -1,4 +1,4 @@
-"""How often a student predicts what its teacher predicts, right or wrong, on held-out text."""
+"""Agreement: how often a student predicts what its teacher does, right or wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.teacher_outputs import OutputProjection
 class Agreement:
     """Means over masked positions."""
 
-    top_1: float  # share of positions at which both rank the same token first
+    top_1: float  # fraction of positions at which both rank the same token first
     kl: float  # KL(teacher || student) over the vocabulary, nats
 
 
@@ -34,7 +34,7 @@ def agreement(
 ) -> Agreement | None:
     """Compare two models on all of `validation`, in this process.
 
-    Returns None where the sizes of their padded vocabularies differ.
+    Returns None where their padded vocabularies differ in size.
     """
     if student.config.vocab_size != teacher.config.vocab_size:
         return None
@@ -48,7 +48,7 @@ def agreement(
 
 
 def _compare(student: Model, teacher: Model, batch: MicroBatch) -> Tensor:
-    """[3] float64: positions with the same first choice, summed divergence, all positions."""
+    """[3] float64: positions with the same first choice, summed KL divergence, all positions."""
     labelled = batch.targets[MASKED].labels >= 0  # [P]
     ours, theirs = _vocabulary_input(student, batch), _vocabulary_input(teacher, batch)
     divergence, positions = chunked_kl_divergence(

@@ -1,4 +1,4 @@
-"""A job's held-out evaluations: everyone's scores while it trains, and the newest of them."""
+"""A job's held-out evaluations: the learners' scores during training, and the newest of them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from trainer.learners.state import JobState
 class Evaluations:
     """Scores every learner on the job's held-out text.
 
-    newest: learner -> the step and the loss (nats) of its newest evaluation by this process.
-    unigram: what the unigram baseline scores, by column.
+    newest: learner -> the step and the loss (nats) of its newest evaluation in this process.
+    unigram: the scores of the unigram baseline, by column.
     """
 
     def __init__(self, config: JobConfig, validation: ValidationSet, device: torch.device) -> None:
         self.newest: dict[str, tuple[int, float]] = {}
         self.unigram = validation.unigram()
         self._config, self._validation, self._device = config, validation, device
-        self._teacher_at: int | None = None  # the step of its newest evaluation
+        self._teacher_at: int | None = None  # the step of the teacher's newest evaluation
 
     def run(self, learners: Learners, state: JobState) -> dict[str, Scores]:
         """Every learner's scores after `state.step` steps; `state` gets the teacher's. Collective.
 
-        None is the score of a head that nothing has trained.
+        The score of an untrained head is None.
         """
         where = (self._device, dist.get_rank(), dist.get_world_size())
         found: dict[str, Scores] = {}
@@ -53,13 +53,13 @@ class Evaluations:
         return found
 
     def setbacks(self, learners: Learners, state: JobState) -> list[Setback]:
-        """The students at work that the newest evaluation gives reason to name."""
+        """Setbacks of active students, from the newest evaluation."""
         at_work = {one.name for one in (learners.teacher, *learners.active)}
         losses = {name: found for name, found in state.held_out.items() if name in at_work}
         return setbacks(self._config, state.step, losses, self.unigram.get("loss"))
 
     def merit(self, learners: Learners, state: JobState) -> float | None:
-        """What ranks a checkpoint: the teacher's primary metric, where it was just measured."""
+        """The teacher's primary metric, which ranks checkpoints, if it was just measured."""
         if self._teacher_at != state.step or not learners.teacher.is_trained:
             return None
         return (state.teacher_held_out or {}).get(primary_column(self._config).name)

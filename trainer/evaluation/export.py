@@ -1,4 +1,4 @@
-"""A trained learner in Hugging Face format."""
+"""Export of a trained learner in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def export_learner(
 ) -> None:
     """Write a learner of the newest checkpoint, its tokenizer and its model card to `out`.
 
-    The card has the scores in the run's final `results` (those in its folder, if none are given),
-    or, while the run is in progress, the newest held-out ones. As from ``tandem import``, a job
-    can name `out` as ``init.pretrained`` and its model.yaml as ``model``.
+    The card shows the scores from the run's final `results` (by default those in its folder), or
+    the newest held-out ones while the run is in progress. As after ``tandem import``, a job can
+    name `out` as ``init.pretrained`` and its model.yaml as ``model``.
 
     Raises TrainingError when there is no such learner, ModelError when it cannot be written.
     """
@@ -50,7 +50,7 @@ def export_learner(
 
 
 def _task_facts(saved: SavedLearners, learner: str, results: Mapping[str, Any] | None) -> TaskFacts:
-    """What `tandem predict` has to know of a job's task."""
+    """What `tandem predict` needs to know about a job's task."""
     name, task = task_of(saved.job)
     fields = tuple(field for field in task.fields if field != LABEL)
     settings = {"task": name, **dataclasses.asdict(task)}
@@ -60,7 +60,7 @@ def _task_facts(saved: SavedLearners, learner: str, results: Mapping[str, Any] |
 
 
 def _special_ids(vocabulary: Vocabulary) -> dict[str, int]:
-    """By the keys of `transformers`: sequences begin with [CLS] and end with [SEP]."""
+    """Special token ids by the keys of `transformers`; [CLS] begins and [SEP] ends a sequence."""
     first, last = vocabulary.cls, vocabulary.sep
     return {
         "bos_token_id": first,
@@ -72,7 +72,7 @@ def _special_ids(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def _training(saved: SavedLearners, name: str, results: Mapping[str, Any] | None) -> Training:
-    """What the model card says of the learner's training."""
+    """The facts about the learner's training for the model card."""
     state = saved.state
     counters = state.learners[name]
     terms = saved.config(name).objective.terms()
@@ -107,7 +107,7 @@ def _settings(section: object) -> str:
 def _scores(
     saved: SavedLearners, name: str, results: Mapping[str, Any] | None
 ) -> dict[tuple[str, str], float]:
-    """Held-out scores by corpus and kind: the final ones, or, before there are any, the last."""
+    """Held-out scores by corpus and kind: the final ones or, until they exist, the newest."""
     if results is None or results["step"] != saved.checkpoint.step:
         return _newest_scores(saved.folder, name)
     corpora = results["learners"][name]["corpora"]
@@ -120,7 +120,7 @@ def _scores(
 
 
 def _newest_scores(folder: RunFolder, name: str) -> dict[tuple[str, str], float]:
-    """The last held-out scores, by corpus and kind."""
+    """The newest held-out scores, by corpus and kind."""
     found: dict[tuple[str, str], float] = {}
     for row in metrics.read(folder.metrics):
         for key, value in row.items():

@@ -29,8 +29,8 @@ from trainer.scoring.column import Column
 from trainer.scoring.scores import Metrics, columns_of
 from trainer.watch.rank_zero import SendHeartbeat
 
-ON_TEST = "test_"  # before the name of a column: the score on a task's test file
-SPEED_SECONDS = 1.0  # how long each speed of each learner is measured, at least
+ON_TEST = "test_"  # prefix of a column: the score on a task's test file
+SPEED_SECONDS = 1.0  # the shortest time over which a speed is measured
 
 
 def evaluate_run(
@@ -38,11 +38,11 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Evaluate every learner of the newest checkpoint (or `only` one), in this process.
 
-    Returns the facts of the corpus, the unigram baseline, and for each learner its parameters
+    Returns facts about the corpus, the unigram baseline, and for each learner: its parameters
     (embeddings, encoder, pooler) and their bytes, its FLOPs per token, its scores by column (those
-    on a task's test file begin with ``test_``), how far it agrees with the teacher, the share of
-    the teacher's primary metric that it retains, its speed, and the step it started at. The score
-    of a head that nothing has trained is None.
+    on a task's test file begin with ``test_``), its agreement with the teacher, its retention of
+    the teacher's primary metric, its speed, and the step at which it started. The score of an
+    untrained head is None.
     `heartbeat` is called for every batch that is scored. Raises TrainingError when there is no
     such learner.
     """
@@ -61,7 +61,7 @@ def evaluate_run(
 
 @dataclass(frozen=True)
 class _TestFile:
-    """A task's test file: the job as it is scored there, and its examples."""
+    """A task's test file: its examples, and the job with which they are scored."""
 
     job: JobConfig
     examples: ValidationSet
@@ -76,7 +76,7 @@ class _TestFile:
 
 
 class _Measurement:
-    """What is measured of each learner, and the teacher that it is compared with."""
+    """Measures each learner, and compares it with the teacher."""
 
     def __init__(self, saved: SavedLearners, heartbeat: SendHeartbeat) -> None:
         self.saved = saved
@@ -95,7 +95,7 @@ class _Measurement:
 
     @torch.inference_mode()
     def of(self, name: str) -> dict[str, Any]:
-        """The row of the learner with this full name."""
+        """The results of the learner with this full name."""
         is_teacher = name == TEACHER
         model = self.teacher if is_teacher else self.saved.load(name).to(self.device)
         scores = self.teacher_scores if is_teacher else self._score(name, model)
@@ -133,7 +133,7 @@ class _Measurement:
             return examples.evaluate(of_batch, metrics, micro_batch, self.device)
 
     def _scores_on_test(self, name: str, model: Model) -> dict[str, Any]:
-        """The scores on a task's test file, by column; nothing where the job has none."""
+        """The scores on a task's test file, by column; empty where the job has no such file."""
         if self.test is None:
             return {}
         metrics = self.test.job.metrics_of(self.saved.config(name))
@@ -142,7 +142,7 @@ class _Measurement:
         return {f"{ON_TEST}{column}": one for column, one in told.overall.items()}
 
     def _retention(self, scores: Scores) -> float | None:
-        """How much of the teacher's primary metric it retains; None where either has none."""
+        """The retention of the teacher's primary metric; None where either score is missing."""
         primary, metrics = primary_column(self.saved.job).name, self._metrics(TEACHER)
         trained = self.saved.trained_heads(TEACHER)
         teacher = self.teacher_scores.of_trained_heads(metrics, trained)
@@ -185,7 +185,7 @@ def _encoding_seconds(model: Model, batch: MicroBatch) -> float:
 
 
 def _describe(corpora: Mapping[str, Corpus]) -> dict[str, Any]:
-    """The sizes of everything that was read."""
+    """The sizes of all corpora together."""
     train = [corpus.split("train").index for corpus in corpora.values()]
     held_out = [corpus.split("val").index for corpus in corpora.values()]
     return {

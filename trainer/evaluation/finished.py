@@ -1,4 +1,4 @@
-"""The learners of a run as its newest checkpoint holds them, without engines."""
+"""The learners of a run's newest checkpoint, without engines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SavedLearners:
     """Read access to the newest intact checkpoint of a run."""
 
     def __init__(self, folder: RunFolder, corpora: Mapping[str, Corpus] | None = None) -> None:
-        """`corpora` are those of the run's job, if they are open already.
+        """`corpora` are those of the run's job, if they are already open.
 
         Raises TrainingError when there is no checkpoint yet.
         """
@@ -60,7 +60,7 @@ class SavedLearners:
         raise TrainingError(f"{self.checkpoint.path}: no learner {learner}; there are: {there}")
 
     def config(self, name: str) -> LearnerConfig:
-        """The config of the learner with this full name; a teacher's model as it is now."""
+        """The config of the learner with this full name, with a growing teacher's current model."""
         if name == TEACHER:
             teacher = self.job.teacher
             return teacher.with_layers(self.state.teacher_layers)

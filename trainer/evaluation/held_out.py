@@ -1,7 +1,7 @@
-"""Held-out evaluation: the same masked sequences for everyone, and the unigram baseline.
+"""Held-out evaluation on the same masked sequences for all learners, and the unigram baseline.
 
-The evaluated sequences are the first rows of the validation split's own stream, masked once and
-for all: the same at every evaluation, for every learner and on any number of ranks.
+The evaluated sequences are the first rows of the validation split's own stream. Their masks are
+fixed: the same at every evaluation, for every learner and on any number of ranks.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ SEED = 0
 # Rows that are read at once, on all ranks together.
 ROWS = 64
 
-Scorer = Callable[[MicroBatch], Sequence[Tensor]]  # -> what each metric takes of a micro-batch
+Scorer = Callable[[MicroBatch], Sequence[Tensor]]  # -> the readings of each metric
 
 
 @dataclass(frozen=True)
 class Scores:
-    """A learner's scores, by column, on all held-out sequences together, and on each corpus."""
+    """A learner's scores by column, on all held-out sequences together and on each corpus."""
 
     overall: Mapping[str, float | None]
     by_corpus: Mapping[str, Mapping[str, float | None]]
 
     def of_trained_heads(self, metrics: Sequence[Metric[Any]], trained: Iterable[str]) -> Scores:
-        """The same, with None as the score of a head that is not in `trained`."""
+        """The same scores, with None for heads that are not in `trained`."""
         heads = [*trained]
         by_corpus = {name: shown(one, metrics, heads) for name, one in self.by_corpus.items()}
         return Scores(shown(self.overall, metrics, heads), by_corpus)
 
 
 class ValidationSet:
-    """The held-out sequences or examples of a job, as any number of ranks share them."""
+    """The held-out sequences or examples of a job, shared among any number of ranks."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class ValidationSet:
 
         Raises DataError when one of them has no validation split.
         """
-        # Held-out scores are to be compared over time: one length, one packing, one rate, also for
-        # learners that read text which is not masked.
+        # So that held-out scores can be compared over time, there is one length, one packing and
+        # one masking rate, also for learners that train on unmasked text.
         rate = config.data.masking.rate or MaskingConfig().rate
         still = dataclasses.replace(config.data.masking, rate=rate, final_rate=None)
         data = dataclasses.replace(config.data, phases=[], mixture={}, masking=still)
@@ -103,13 +103,13 @@ class ValidationSet:
         return Scores(joined([*tallies.values()], device).finish(), by_corpus)
 
     def sample(self) -> Batch:
-        """Some sequences, to measure speed on."""
+        """Some sequences for measuring speed."""
         return next(next(iter(self.corpora.values())).batches())
 
     def unigram(self) -> dict[str, float]:
-        """The scores of guessing masked tokens by their frequency in training; empty without masks.
+        """The scores of guessing masked tokens by their training frequency; empty without masks.
 
-        One is added to every count, so that no loss is infinite.
+        Every count is increased by one, so that no loss is infinite.
         """
         token_counts = np.asarray(sum(corpus.token_counts for corpus in self._opened.values()))
         if any(isinstance(corpus, _HeldOutExamples) for corpus in self.corpora.values()):
@@ -140,8 +140,10 @@ class _HeldOutCorpus:
         return cls(BatchStream(split, data, SEED, rows), min(wanted, total) // rows, heartbeat)
 
     def batches(self, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
-        """This rank's share. Over all ranks each sequence is scored once. All ranks get the same
-        number of rows, since their forward passes are collective."""
+        """This rank's share. Over all ranks each sequence is scored once.
+
+        All ranks get the same number of rows, since their forward passes are collective.
+        """
         for step in range(self.steps):
             self.heartbeat()
             yield _share(self.stream.batch(step), rank, world_size)
@@ -160,7 +162,7 @@ class _HeldOutExamples:
 
 
 def _share(batch: Batch, rank: int, world_size: int) -> Batch:
-    """An equal share of the rows; those past the end repeat others, without labels."""
+    """An equal share of the rows for each rank; missing rows repeat others, without labels."""
     total = len(batch.input_ids)
     size = -(-total // world_size)
     rows = np.arange(rank * size, (rank + 1) * size)

@@ -1,6 +1,7 @@
-"""What pre-training taught, without fine-tuning: which sentence of a minimal pair is the good one.
+"""Scores on minimal pairs, without fine-tuning: is the good sentence the more probable one?
 
-The benchmark is BLiMP (Warstadt et al., 2020); the score is that of Salazar et al., 2020.
+The benchmark is BLiMP (Warstadt et al., 2020, arXiv 1912.00582), the score that of Salazar et al.,
+2020 (arXiv 1910.14659).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from trainer.evaluation.pseudo_likelihood import pseudo_log_likelihoods
 
 @dataclass(frozen=True)
 class PairScores:
-    """The fraction of pairs whose good sentence is the more probable: of all, and by phenomenon."""
+    """The fraction of pairs whose good sentence is the more probable one, also by phenomenon."""
 
     pairs: int
     accuracy: float
@@ -42,7 +43,7 @@ def score_minimal_pairs(folder: Path, pairs_path: str, device: torch.device) -> 
 
 
 def _are_right(model: Model, folder: Path, pairs: Sequence[MinimalPair]) -> list[bool]:
-    """Of each pair, whether the good sentence is the more probable one."""
+    """For each pair, whether the good sentence is the more probable one."""
     tokenizer, vocabulary = load(folder)
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     encoded = [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]

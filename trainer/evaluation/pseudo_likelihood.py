@@ -1,7 +1,7 @@
-"""How probable a masked language model finds sentences: pseudo-log-likelihood.
+"""The pseudo-log-likelihood of sentences under a masked language model.
 
-Of a sentence w it is the sum over its tokens of log P(w_t | w without w_t), each token masked alone
-(Salazar et al., 2020, arXiv 1910.14659). It needs no fine-tuning.
+For a sentence w it is the sum over its tokens of log P(w_t | w without w_t), where each token is
+masked alone (Salazar et al., 2020, arXiv 1910.14659). It needs no fine-tuning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from data_pipeline import Vocabulary
 from model import Model
 
-TOKENS = 1 << 14  # of one forward pass
+TOKENS = 1 << 14  # in one forward pass
 
 
 @torch.inference_mode()
@@ -27,8 +27,8 @@ def pseudo_log_likelihoods(
 ) -> np.ndarray:
     """The sum of log-probabilities (nats) of the tokens of each sentence, float64 [sentences].
 
-    `sentences` are token ids without special tokens. Every position is a row of its own, masked;
-    rows of like lengths, of whichever sentences, share a pass. The model is in eval mode.
+    `sentences` are token ids without special tokens. Each token gives one row, in which it is
+    masked; rows of similar length share a forward pass. The model must be in evaluation mode.
     """
     total = np.zeros(len(sentences))
     for rows in _passes([len(sentence) + 2 for sentence in sentences], tokens_per_pass):
@@ -38,7 +38,7 @@ def pseudo_log_likelihoods(
 
 
 def _passes(lengths: Sequence[int], tokens_per_pass: int) -> Iterator[np.ndarray]:
-    """[rows, 2]: (sentence, place in it) of the rows of each pass, the longest sentences first."""
+    """The rows of each pass as (sentence, position in it), [rows, 2]; longest sentences first."""
     order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     rows = np.array([(number, place) for number in order for place in range(lengths[number] - 2)])
     first = 0

@@ -1,18 +1,18 @@
-"""Students that learn worse than what the run itself has measured gives reason to expect.
+"""Setbacks: students that learn worse than the run's own measurements lead one to expect.
 
 Everything is measured on the same held-out tokens. A learner's lead is how much lower its loss is
-than that of the unigram baseline, which guesses by frequency. A student is named when for two
-evaluations in a row, both after its warm-up,
+than that of the unigram baseline, which guesses by frequency. A student has a setback when, at two
+evaluations in a row after its warm-up,
 
 - its lead is negative (`WORSE`),
-- its lead is less than `EXPECTED` of what its teacher's was after as many steps of its own
-  (`BEHIND`): its terms about the teacher cost it more than they give it, or
-- it has lost more than `LOSS_OF_LEAD` of its own best lead while its teacher's lead is at its best
-  (`FALLING_BACK`).
+- its lead is less than the fraction `EXPECTED` of its teacher's lead after the same number of the
+  teacher's own steps (`BEHIND`): the terms that read the teacher harm it more than they help, or
+- it has lost more than the fraction `LOSS_OF_LEAD` of its own best lead, while its teacher's lead
+  is at its best (`FALLING_BACK`).
 
-A teacher that has trained for as long as its student is the only measure of how fast a model learns
-here. So `WORSE` waits until the teacher had a lead of `KNOWN` at the student's age, and `BEHIND` is
-for students of a teacher that began with random weights in this job.
+The teacher's curve is the only measure of how fast a model learns on this data. So `WORSE` waits
+until the teacher had a lead of `KNOWN` after that number of steps, and `BEHIND` applies only if the
+teacher began with random weights in this job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.learner_names import TEACHER, student_key
 
 EXPECTED = 0.5
 LOSS_OF_LEAD = 0.1
-KNOWN = 0.1  # nats: a smaller lead may be chance
+KNOWN = 0.1  # nats; a smaller lead may be due to chance
 WORSE, BEHIND, FALLING_BACK = "worse than the unigram", "behind its teacher", "falling back"
 
 Curve = Sequence[tuple[int, float]]  # a learner's own steps and its lead, one entry per evaluation
@@ -34,7 +34,7 @@ Curve = Sequence[tuple[int, float]]  # a learner's own steps and its lead, one e
 
 @dataclass(frozen=True)
 class Setback:
-    """A student in difficulties; `says` is a line for the user, with what to do."""
+    """A student that learns badly; `says` is a line for the user that says what to do."""
 
     learner: str
     kind: str
@@ -48,10 +48,10 @@ def setbacks(
     losses: Mapping[str, Sequence[Sequence[float]]],
     unigram: float | None,
 ) -> list[Setback]:
-    """The students to name at the evaluation of `step`.
+    """The setbacks at the evaluation of `step`.
 
     losses: each learner's own steps and held-out loss, in nats, at every evaluation so far.
-    unigram: the baseline's loss; None where nothing predicts words, and so nobody is named.
+    unigram: the baseline's loss; without one (None) there are no setbacks.
     """
     if unigram is None:
         return []
@@ -73,7 +73,7 @@ def setbacks(
 def _diagnose(
     teacher: LearnerConfig, student: LearnerConfig, taught: Curve, curve: Curve
 ) -> tuple[str, str] | None:
-    """What is the matter with a student, and the numbers that say so."""
+    """The kind of a student's setback and its evidence; None if it has none."""
     newest = curve[-2:]
     if len(newest) < 2 or newest[0][0] <= student.schedule.warmup_steps:
         return None
@@ -102,7 +102,7 @@ def _diagnose(
 
 
 def _at_age(taught: Curve, steps: int) -> float | None:
-    """The teacher's lead at its last evaluation within its first `steps` steps."""
+    """The teacher's lead at the last evaluation within its first `steps` steps."""
     return next((lead for age, lead in reversed(taught) if age <= steps), None)
 
 

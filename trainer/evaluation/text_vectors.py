@@ -1,8 +1,8 @@
-"""The vectors that a model gives to texts, and to the words in them.
+"""Vectors of texts, and of the words in them, computed by a model.
 
-Of a text: the last hidden state of its first token ([CLS]); the mean of all its last hidden states;
-or, without any context, the mean of the word embeddings of its tokens. Of a word: the mean over
-its pieces, in the context of its text or without it.
+The vector of a text is the last hidden state of its first token ([CLS]), the mean of its last
+hidden states, or the mean of its tokens' word embeddings, which ignore the context. The vector of
+a word is the mean over its pieces, in the context of its text or without it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
 
 @dataclass(frozen=True)
 class WordVectors:
-    """One occurrence of a word: in which text (from 0), at which character, and its vectors."""
+    """One occurrence of a word: its text (from 0), its first character, and its vectors."""
 
     word: str
     text: int
     start: int
-    vectors: dict[str, Vector]  # MEAN, in its context, and STATIC; [H], and the word vectors' width
+    vectors: dict[str, Vector]  # MEAN, in context: [H]; STATIC: [width of the word embeddings]
 
 
 @dataclass(frozen=True)
 class TextVectors:
-    """A text with its vectors, by pooling, and those of its words, in their order."""
+    """A text with its vectors by pooling, and the vectors of its words, in order."""
 
     text: str
     tokens: int  # with [CLS] and [SEP]
@@ -58,8 +58,8 @@ class TextEncoder:
     def encode(self, texts: Sequence[str], word: str = "") -> list[TextVectors]:
         """The vectors of each text, which do not depend on the other texts.
 
-        A `word` counts as one word of the texts, however it is spelt ("New York", "U.S."). Raises
-        DataError, naming the text, for one without tokens, or longer than the model reads.
+        A given `word` counts as one word even if it would be split ("New York", "U.S."). Raises
+        DataError, naming the text, for one that has no tokens or is too long for the model.
         """
         return [self._encode(text, number, word) for number, text in enumerate(texts)]
 
@@ -102,7 +102,7 @@ class TextEncoder:
 
 
 def spans_of_words(text: str, word: str = "") -> list[tuple[int, int]]:
-    """(start, end) of each word of the text, in characters; a given `word` is found first."""
+    """(start, end) of each word in the text, in characters; a given `word` is matched first."""
     given = [match.span() for match in _whole(word).finditer(text)] if word else []
     others = (match.span() for match in _WORD.finditer(text))
     apart = [span for span in others if all(span[1] <= a or span[0] >= b for a, b in given)]
@@ -110,7 +110,7 @@ def spans_of_words(text: str, word: str = "") -> list[tuple[int, int]]:
 
 
 def occurrences(texts: Sequence[TextVectors], word: str) -> list[WordVectors]:
-    """Where a word stands, in any case. Raises DataError for a text that does not have it."""
+    """The occurrences of a word, ignoring case. Raises DataError for a text without it."""
     found = []
     for number, text in enumerate(texts):
         here = [one for one in text.words if is_word(one, word)]
@@ -130,7 +130,7 @@ def neighbours(
 ) -> list[tuple[WordVectors, float]]:
     """The words of the texts that are closest to an occurrence, and their cosine similarities.
 
-    Occurrences of the same word are left out; of several of another word the closest is listed.
+    Occurrences of the same word are left out; of another word, only the closest one is listed.
     """
     others = [other for text in texts for other in text.words if not is_word(other, one.word)]
     ranked = sorted(
@@ -144,7 +144,7 @@ def neighbours(
 
 
 def similarities(vectors: Sequence[Vector]) -> NDArray[np.float64]:
-    """The cosine similarity of each vector with each: [n, n]."""
+    """The cosine similarity of each pair of vectors: [n, n]."""
     return np.array([[cosine(one, other) for other in vectors] for one in vectors])
 
 
@@ -156,5 +156,5 @@ def cosine(one: Vector, other: Vector) -> float:
 
 
 def _whole(word: str) -> re.Pattern[str]:
-    """A pattern for the whole word, in any case."""
+    """A pattern for the whole word, ignoring case."""
     return re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)

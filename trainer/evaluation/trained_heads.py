@@ -1,4 +1,4 @@
-"""Which heads of a learner are trained; the scores of the others mean nothing."""
+"""The heads of a learner that are trained; scores of other heads are meaningless."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from trainer.objectives.step_schedule import StepSchedule
 
 
 def trained_heads(config: LearnerConfig, counters: LearnerState, step: int) -> frozenset[str]:
-    """The heads whose predictions mean something at the job's `step`.
+    """The heads that are trained at the job's `step`.
 
-    A term of the objective has trained such a head, or it came with the first weights. During a
-    progressive transfer these terms are off.
+    Either a term of the objective has trained the head, or it came with the initial weights. During
+    a progressive transfer, terms that train heads are off.
     """
     begin, own_steps = 0, counters.steps_made(step)
     if config.progressive is not None:

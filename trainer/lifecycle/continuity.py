@@ -1,8 +1,8 @@
 """Which changes of its config a run can resume with.
 
-The steps already made stand: whatever decides the order of the sequences, or the shape of a
-learner's tensors, must stay. Everything else may change, and is logged. A corpus may move, but its
-content must stay.
+Whatever determines the order of the sequences, or the shape of a learner's tensors, must stay the
+same. Everything else may change, and changes are logged. A corpus may move, but its content must
+stay the same.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ ORDER = "the order of the data would change from here on"
 SHAPE = "the learner's checkpoint would not fit"
 
 # The first pattern that a key matches decides: the reason why it must stay, or None if it may
-# change. A key that matches none may change. A section that one config does not have (a student
-# that comes or goes, a term of an objective) is a single key.
+# change. A key that matches none may change. A section that only one of the configs has (such as a
+# student that is added, or a term of an objective) counts as a single key.
 POLICY: tuple[tuple[str, str | None], ...] = (
-    ("data.cache_dir", None),  # how shards are fetched, not what comes out of them
+    ("data.cache_dir", None),  # affects how shards are fetched, not their content
     ("data.cache_gb", None),
     ("data.stage", None),
     ("data.stage_gb", None),
     ("data.on_bad_shard", None),
-    ("data.root", None),  # of a task's files, whose content data.path names
+    ("data.root", None),  # the folder of a task's files; data.path is compared by content
     ("data.train", None),
     ("data.validation", None),
     ("data.test", None),
@@ -40,7 +40,7 @@ POLICY: tuple[tuple[str, str | None], ...] = (
     ("seed", ORDER),
     ("batch.micro_batch", None),
     ("batch.*", ORDER),
-    ("*.model.*dropout*", None),  # neither these nor the first weights decide a shape
+    ("*.model.*dropout*", None),  # neither dropout nor initial weights affect a shape
     ("*.model.initializer*", None),
     ("teacher.model.*", SHAPE),
     ("students.*.model.*", SHAPE),
@@ -66,12 +66,13 @@ class Change:
 def accepted_changes(
     before: JobConfig, now: JobConfig, read: Mapping[str, str], there: Mapping[str, str]
 ) -> list[str]:
-    """What has changed, one line ``key: old -> new`` each.
+    """The changes, each as a line ``key: old -> new``.
 
-    `read` and `there` are the contents of the corpora (`data_pipeline.contents`) that the run has
-    read and that it would read now; what is not known to have been read is left out.
+    `read` and `there` are the contents (`data_pipeline.contents`) of the corpora that the run has
+    read so far and of those that it would read now. `read` lacks corpora that may not have been
+    read.
 
-    Raises TrainingError, naming the key, where the run cannot resume with such a change.
+    Raises TrainingError, naming the key, where the run cannot resume with a change.
     """
     found = list(changes(before, now))
     same = {key for key, content in read.items() if there.get(key) == content}
@@ -80,12 +81,12 @@ def accepted_changes(
         f"tandem fork {now.output_dir}/{now.name} --step N --name NEW"
     )
     for change in found:
-        if change.refusal and change.key not in same:  # else the corpus has only moved
+        if change.refusal and change.key not in same:  # otherwise the corpus has only moved
             way_out = f"{fork} {change.key}={change.new}"
             if change.key.startswith("teacher."):
                 way_out = "begin another run: name=NEW (a fork would keep its teacher)"
             raise TrainingError(f"{change}: {change.refusal}; put {change.old} back, or {way_out}")
-    if read.keys() == there.keys() and [*read] != [*there]:  # rows go to corpora in turn
+    if read.keys() == there.keys() and [*read] != [*there]:  # rows are assigned in this order
         raise TrainingError(f"data.mixture: {ORDER}; put its entries back in order, or {fork}")
     for key in sorted(read.keys() & there.keys() - same):
         raise TrainingError(
@@ -104,7 +105,7 @@ def changes(before: JobConfig, now: JobConfig) -> Iterator[Change]:
 
 
 def _plain(job: JobConfig) -> dict[str, Any]:
-    """All keys; models as they are built, with the heads that an objective brings."""
+    """The config as plain data; models as they are built, with the heads that an objective adds."""
     tree = dataclasses.asdict(job)
     tree["teacher"]["model"] = dataclasses.asdict(job.teacher.architecture)
     for name, student in job.students.items():
@@ -113,7 +114,7 @@ def _plain(job: JobConfig) -> dict[str, Any]:
 
 
 def _reshaped_objectives(before: JobConfig, now: JobConfig) -> Iterator[str]:
-    """Students of both whose terms have other learnable parts now (projections)."""
+    """Students in both configs whose terms now have different learnable parts (projections)."""
     for name in before.students.keys() & now.students.keys():
         old, new = before.students[name], now.students[name]
         if old.objective != new.objective and old.architecture == new.architecture:
@@ -137,7 +138,7 @@ def _differences(prefix: str, old: Any, new: Any) -> Iterator[tuple[str, object,
 
 
 def _shown(value: object) -> object:
-    """A whole section, in one line that the command line takes back."""
+    """A value for a message; a section as one line that the command line accepts."""
     if not isinstance(value, Mapping):
         return value
     return "{" + ", ".join(f"{key}: {_shown(item)}" for key, item in value.items()) + "}"

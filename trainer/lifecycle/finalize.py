@@ -1,4 +1,4 @@
-"""What a run leaves behind: final scores, exports in Hugging Face format, the report."""
+"""The end of a run: final scores, exports in Hugging Face format, the report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def finalize(
 ) -> dict[str, Any]:
     """Evaluate and export every learner of the newest checkpoint, and write the report.
 
-    What exists is left alone: a run that was killed on the way gets what is missing.
+    Results that exist are kept, so a run that was killed meanwhile only gets what is missing.
     Returns the content of ``evaluation.json``, which is written after the scores and exports that
     it names. One process, no engines. `heartbeat` is called for every batch that is scored and for
     every export. `corpora` are the job's, if they are open already.
@@ -57,6 +57,6 @@ def _export(
     for name in names:
         heartbeat()
         out = saved.folder.export(name)
-        (out / EXPORTED[-1]).unlink(missing_ok=True)  # until this one is whole
+        (out / EXPORTED[-1]).unlink(missing_ok=True)  # an export without this file is incomplete
         export_learner(saved, name, out, results)
         results["learners"][name]["export"] = str(out)

@@ -1,8 +1,7 @@
-"""`tandem fork`: a new run that begins with a checkpoint of another, and may differ in anything.
+"""`tandem fork`: a new run that begins from a checkpoint of another, with a different config.
 
-What a run cannot change about itself (see `trainer.lifecycle.continuity`) a fork of it can: other
-data, whose order then begins at the fork's step, or another shape of a student, which then starts
-anew.
+A fork may change what its source cannot (see `trainer.lifecycle.continuity`): the data, whose order
+then begins at the fork's step, or the shape of a student, which then starts over.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ class Fork:
 
     folder: RunFolder
     step: int
-    changes: list[str]  # of the config, one line each
-    begin_anew: list[str]  # learners of the checkpoint that did not come along
+    changes: list[str]  # changes of the config, one line each
+    begin_anew: list[str]  # learners of the checkpoint that start over
 
 
 def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) -> Fork:
-    """Make the run `name` beside `run`, from its checkpoint of `step` and the config in that.
+    """Create the run `name` beside `run`, from its checkpoint of `step` and that one's config.
 
-    Metrics up to the step are copied, so that curves are whole; Weights & Biases gets a run of its
-    own; ``origin.json`` says where the new run comes from.
+    Metrics up to the step are copied, so that curves are complete. The fork has its own run in
+    Weights & Biases. ``origin.json`` names the source.
 
     Raises:
-        TrainingError: there is no such checkpoint, there is such a run already, or the teacher
-            would have another shape.
+        TrainingError: the checkpoint does not exist, the new run already exists, or the teacher
+            would change its shape.
         DataError: a corpus is missing.
     """
     there = published(run.checkpoints)
@@ -77,7 +76,7 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
 
 
 def _that_come_along(checkpoint: Checkpoint, before: JobConfig, now: JobConfig) -> list[str]:
-    """The learners of a checkpoint that the new config has, in the same shape."""
+    """The learners of a checkpoint that the new config keeps, with the same shape."""
     reshaped = {
         "/".join(change.key.partition(".model.")[0].partition(".objective.")[0].split("."))
         for change in changes(before, now)

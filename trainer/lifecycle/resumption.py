@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 class Resumption:
     """Where a run resumes.
 
-    checkpoint: the one it resumes from; None: it begins.
-    newest: the newest intact one, which a rollback passes over.
+    checkpoint: the checkpoint that it resumes from; None: it starts from step 0.
+    newest: the newest intact checkpoint, which a rollback skips.
     """
 
     config: JobConfig
@@ -47,11 +47,11 @@ class Resumption:
 
     @property
     def learners(self) -> set[str]:
-        """Whom the checkpoint holds, by their full names."""
+        """The full names of the learners in the checkpoint."""
         return set(self.checkpoint.learners) if self.checkpoint else set()
 
     def state(self, corpora: Mapping[str, Corpus]) -> JobState:
-        """The job's state there, of a job that reads these `corpora` from now on."""
+        """The job's state at the checkpoint, for a job that now reads these `corpora`."""
         if self.checkpoint is None:
             state = JobState(wandb_id=tracking.first_id(RunFolder.of(self.config).path))
         else:
@@ -62,7 +62,7 @@ class Resumption:
         return state
 
     def accept(self, attempt: Attempt) -> None:
-        """Write down where and with which config the run resumes: nothing refuses it any more.
+        """Record where and with which config the run resumes, once all checks have passed.
 
         On rank 0 only.
         """
@@ -71,7 +71,7 @@ class Resumption:
         accept(self.config)
 
     def lines(self) -> Iterator[str]:
-        """What a person is told: where the run resumes, who is dropped, what is never reached."""
+        """Lines for the user: where the run resumes, who is dropped, what is never reached."""
         config = self.config
         if self.checkpoint is not None:
             yield f"resuming from step {self.checkpoint.step:,}"

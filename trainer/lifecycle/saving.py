@@ -35,7 +35,7 @@ class Saving:
     def is_due(self, requested: bool) -> bool:
         """Whether to save: as often as the config says, on request, or when a learner has finished.
 
-        Only on request while a learner skips steps: the checkpoint to go back to is the one before
+        While a learner skips steps, save on request only: a rollback needs the checkpoint before
         them.
         """
         learners, step = self._learners, self._state.step
@@ -49,10 +49,10 @@ class Saving:
         )
 
     def save(self, wait: bool = False) -> None:
-        """Checkpoint everyone and everything; training goes on meanwhile unless `wait`. Collective.
+        """Save a checkpoint; training continues meanwhile, unless `wait` is set. Collective.
 
-        Finished students are released once a checkpoint has them. Raises DivergenceError when the
-        ranks' replicas differ: what is saved is sound.
+        Finished students are released once a checkpoint holds them. Raises DivergenceError, before
+        saving, where the ranks' replicas differ.
         """
         began = time.monotonic()
         finishing = self._learners.finishing

@@ -20,9 +20,9 @@ class SkipLimit:
         self._config, self._writer, self._recorder = config, writer, recorder
 
     def check(self, step: int, learners: Iterable[Learner], losses: Mapping[str, float]) -> None:
-        """Report who has skipped the last of `step` steps, and with what loss.
+        """Report the learners that skipped the last of `step` steps, and why.
 
-        Raises TrainingError where that is one more than ``guard.max_consecutive_skips``.
+        Raises TrainingError where a learner exceeds ``guard.max_consecutive_skips``.
         """
         for learner in learners:
             if learner.skipped is None:

@@ -1,4 +1,4 @@
-"""What an incarnation of a run does first, before it reads any text or builds any model."""
+"""The first actions of an attempt at a run, before it reads text or builds models."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from trainer.run_folder.folder import REVISION, RunFolder
 
 @dataclass(frozen=True)
 class StartedRun:
-    """What rank 0 found out and every rank must know."""
+    """What rank 0 determines at the start, for all ranks."""
 
     config: JobConfig
     attempt: Attempt
 
 
 def start_run(config: JobConfig, owner: Owner) -> StartedRun:
-    """Take the run folder over. On rank 0 only.
+    """Take over the run folder. On rank 0 only.
 
-    Raises CheckpointError where another job is at work in it.
+    Raises CheckpointError where another job is running in it.
     """
     folder = RunFolder.of(config)
     folder.path.mkdir(parents=True, exist_ok=True)
     attempt = Attempt.begin(folder.path, owner)
     with contextlib.suppress(FileNotFoundError):
-        os.utime(folder.config)  # for `tandem status`: it loads now, and is not stalled
-    if owner.restart == 0:  # a person has started it, whatever was asked of the run before
+        os.utime(folder.config)  # shows `tandem status` that the run is loading, not stalled
+    if owner.restart == 0:  # started by a person, which cancels earlier requests
         forget(folder.requests)
     return StartedRun(config, attempt)
 
@@ -58,20 +58,20 @@ def changes_since_checkpoint(config: JobConfig, corpora: Mapping[str, Corpus]) -
 
 
 def accept(config: JobConfig) -> None:
-    """Write ``config.yaml``: nothing refuses this start any more. On rank 0 only."""
+    """Write ``config.yaml``, once all checks have passed. On rank 0 only."""
     text = f"{REVISION}{_git_revision()}\n{configs.dump(config)}"
     atomic_write(RunFolder.of(config).config, text)
 
 
 def _config_so_far(folder: RunFolder, state: Mapping[str, Any]) -> JobConfig:
-    """What the newest checkpoint was made with: ``config.yaml`` may be gone, or edited."""
+    """The config of the newest checkpoint; ``config.yaml`` may have been edited or removed."""
     if "config" not in state:  # written by an old version
         return folder.load_config()
     return configs.load_text(state["config"], JobConfig, "job", [], str(folder.checkpoints))
 
 
 def _git_revision() -> str:
-    """Of the code that runs: a checkout, or a snapshot with its REVISION; else "none"."""
+    """The git revision of the running code, a checkout or a snapshot with a REVISION; or "none"."""
     root = Path(__file__).parents[2]
     if (root / "REVISION").is_file():
         return (root / "REVISION").read_text(encoding="utf-8").strip()

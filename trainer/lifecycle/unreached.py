@@ -1,4 +1,4 @@
-"""What a job's config names but its steps never reach: normal for a short trial run."""
+"""Events in a job's config that its steps never reach, which is normal for a short trial run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def warning(config: JobConfig) -> str:
-    """One line about all that comes after the last step; empty where nothing does."""
+    """One line that names everything scheduled after the last step; empty if there is nothing."""
     found = list(_unreached(config))
     if not found:
         return ""

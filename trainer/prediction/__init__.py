@@ -1,1 +1,1 @@
-"""What a fine-tuned, exported model says about examples of its task."""
+"""Predictions of a fine-tuned, exported model on examples of its task."""

@@ -13,7 +13,7 @@ from trainer.prediction.predictor import Predictor, Query
 
 
 class ChoicePredictor(Predictor):
-    """``{"id": ..., "choice": 1, "answer": ..., "probabilities": [...]}`` of each question."""
+    """Answers each question with ``{"id", "choice", "answer", "probabilities"}``."""
 
     def queries(self, path: str) -> Iterator[Query]:
         for one in read_multiple_choice(path, labelled=False):

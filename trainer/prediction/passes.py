@@ -1,4 +1,4 @@
-"""The outputs of a task's head for many sequences, those of like lengths in one forward pass."""
+"""The outputs of a task's head for many sequences, batched by similar length."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from data_pipeline import Vocabulary
 from model import Capture, Model
 
-TOKENS = 1 << 13  # of one forward pass, padding included
-Segments = Sequence[NDArray[np.integer]]  # of one sequence, without special tokens
+TOKENS = 1 << 13  # in one forward pass, padding included
+Segments = Sequence[NDArray[np.integer]]  # token ids of one sequence, without special tokens
 
 
 @torch.inference_mode()
@@ -23,10 +23,10 @@ def head_outputs(
     vocabulary: Vocabulary,
     sequences: Sequence[Segments],
 ) -> list[Tensor]:
-    """What the head says of each sequence, float32 on the CPU, in the order given.
+    """The head's output for each sequence, in the order given; float32 on the CPU.
 
-    It is [outputs], or [L, outputs] of a head with an output per token, L being the sequence's own
-    length with its special tokens. Passes go from the longest sequences to the shortest.
+    The shape is [outputs], or [L, outputs] for a head with an output per token, where L is the
+    length of the sequence with its special tokens. The longest sequences run first.
     """
     outputs: list[Tensor] = [torch.empty(0)] * len(sequences)
     per_token = model.config.task_heads[head].per_token
@@ -38,7 +38,7 @@ def head_outputs(
 
 
 def _length(segments: Segments) -> int:
-    """With [CLS], and [SEP] after each segment."""
+    """The length in tokens, with [CLS] and with [SEP] after each segment."""
     return 1 + sum(len(segment) + 1 for segment in segments)
 
 

@@ -1,4 +1,4 @@
-"""The predictions of an exported model for a file: many examples at a time, in their order."""
+"""The predictions of an exported model for a file of examples, in the order of the file."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ PREDICTORS: dict[str, type[Predictor]] = {
 def predictions(
     folder: Path, path: str, device: torch.device, columns: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[dict[str, Any]]:
-    """What the model in `folder` says of each example of a file, in order.
+    """The predictions of the model in `folder` for each example of a file, in order.
 
-    `columns` says where fields stand in a table, instead of where they stood in training. Raises
-    ModelError for a model without a task's head, DataError for what cannot be read.
+    `columns` maps fields to the table's columns where they differ from those in training. Raises
+    ModelError for a model without a task head, DataError for a file that cannot be read.
     """
     model = from_pretrained(folder).to(device)
     if not model.task_heads:
@@ -58,7 +58,7 @@ def predictions(
     if head.kind not in PREDICTORS:
         raise ModelError(f"{folder}: predicts a {head.kind}, which `tandem predict` does not write")
     facts = TaskFacts.read(folder)
-    if path == STDIN:  # has no header, whatever the training file had
+    if path == STDIN:  # it has no header, even if the training file had one
         facts = replace(facts, columns={})
     facts = facts.with_columns(columns)
     longest = model.config.longest_sequence or facts.sequence_length
@@ -74,6 +74,6 @@ def predictions(
 
 @torch.inference_mode()
 def _transitions(head: nn.Module) -> Transitions | None:
-    """The weights of a head's CRF, on the CPU, where its answers are made."""
+    """The weights of a head's CRF, on the CPU, where tags are decoded."""
     assert isinstance(head, TaskHead)
     return None if head.crf is None else Transitions(*(one.cpu() for one in head.crf()))

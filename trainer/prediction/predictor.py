@@ -1,4 +1,4 @@
-"""What a predictor of a kind of head is: it reads the task's input and words the head's output."""
+"""The base of predictors, one for each kind of head: they read inputs and decode outputs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from trainer.task_facts import TaskFacts
 
 @dataclass(frozen=True)
 class Query:
-    """One example of the input: the sequences that the model reads of it, and what it was."""
+    """One example: the input as read, and the sequences that the model reads for it."""
 
     sequences: Sequence[Segments]
     source: Any = None
 
 
 class Predictor(ABC):
-    """Of one model and its task. `transitions`: of a head with a CRF."""
+    """Reads the input of one model's task and decodes its head's output.
+
+    `transitions` belong to a head with a CRF.
+    """
 
     def __init__(
         self,
@@ -38,8 +41,8 @@ class Predictor(ABC):
 
     @abstractmethod
     def queries(self, path: str) -> Iterator[Query]:
-        """The examples of a file, in order; DataError, naming file and line, for a bad one."""
+        """The examples of a file, in order. Raises DataError, naming the line, for a bad one."""
 
     @abstractmethod
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
-        """The prediction, of the outputs for each of the query's sequences; JSON values."""
+        """The prediction, in JSON values, from the outputs for each of the query's sequences."""

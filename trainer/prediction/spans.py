@@ -1,4 +1,4 @@
-"""The spans of passages that answer questions."""
+"""Answer spans in passages."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class _Windows:
 
 
 class SpanPredictor(Predictor):
-    """``{"id": ..., "answer": ..., "start": ..., "score": ...}`` of each question.
+    """Answers each question with ``{"id", "answer", "start", "score"}``.
 
-    Where questions may be unanswerable there is the score of no answer too, and the answer and its
-    start are null where that is higher by more than the threshold found in training, or 0.
+    Where questions may be unanswerable, the score of "no answer" is added. The answer and its start
+    are null if that score is higher by more than the threshold found in training (default 0).
     """
 
     def queries(self, path: str) -> Iterator[Query]:
@@ -65,6 +65,6 @@ class SpanPredictor(Predictor):
 
     @cached_property
     def _task(self) -> Span:
-        """The task's section as the model was trained with it; the defaults for other models."""
+        """The task's section that the model was trained with; defaults for other models."""
         known = {one.name for one in dataclasses.fields(Span)} & self.facts.settings.keys()
         return Span(**{name: self.facts.settings[name] for name in known})

@@ -1,4 +1,4 @@
-"""The tags of the words of sentences."""
+"""Tags of the words in sentences."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from trainer.prediction.predictor import Predictor, Query
 @dataclass(frozen=True)
 class _Words:
     words: tuple[str, ...]
-    first_pieces: list[int]  # where each word begins in the sequence; of those that fit
+    first_pieces: list[int]  # the position of the first piece of each word that fits
 
 
 class TagPredictor(Predictor):
-    """``{"words": [...], "tags": [...]}`` of each sentence; null for words that did not fit."""
+    """Tags each sentence: ``{"words": [...], "tags": [...]}``, null for words that did not fit."""
 
     def queries(self, path: str) -> Iterator[Query]:
         word = int(self.facts.columns.get("word", 1))

@@ -1,4 +1,4 @@
-"""Classes and numbers of texts and pairs of texts."""
+"""Classes or numbers, predicted for texts and pairs of texts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from data_pipeline.task_files.tables import LAYOUTS, TSV, Columns, read_table
 from model import REGRESSION
 from trainer.prediction.predictor import Predictor, Query
 
-PLAIN = ("", ".txt")  # suffixes of files with an example a line and no header, as standard input
+PLAIN = ("", ".txt")  # suffixes of files with one example per line and no header, like stdin
 
 
 class TextPredictor(Predictor):
-    """``{"label": ..., "probabilities": {...}}``, or ``{"number": ...}``, of each row."""
+    """Predicts ``{"label": ..., "probabilities": {...}}``, or ``{"number": ...}``, for each row."""
 
     def queries(self, path: str) -> Iterator[Query]:
         fields = self.facts.fields
@@ -33,7 +33,7 @@ class TextPredictor(Predictor):
         return {"label": label, "probabilities": dict(zip(self.head.labels, chances, strict=True))}
 
     def _columns(self, path: str) -> Columns:
-        """Where the texts stand: as in the training file, or, in a plain one, first to last."""
+        """The columns of the texts: as in the training file or, in a plain file, in order."""
         if suffix_of(path) in PLAIN and not self.facts.columns:
             return {name: number for number, name in enumerate(self.facts.fields, start=1)}
         named = {name: self.facts.columns.get(name, name) for name in self.facts.fields}

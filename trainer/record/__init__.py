@@ -1,1 +1,1 @@
-"""What a run tells people while it is in progress: metrics, the display, the report."""
+"""What a run reports while it is in progress: metrics, the display, the report."""

@@ -1,10 +1,10 @@
-"""What a person sees of a run in progress: a progress bar, or lines where there is no terminal.
+"""The display of a run in progress: a progress bar, or lines where there is no terminal.
 
     demo ━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━ 1,200/3,000 · 41,200 tokens/s · 2:31 left
       teacher 4.213 (18.3%)   half waiting   tiny 5.120 (12.0%)
 
-In brackets is the primary metric on held-out text, unless nothing has trained its head.
-Nothing runs in the background: the picture changes only when the trainer calls the display.
+The primary metric on held-out text is in brackets, unless its head is untrained. Nothing runs in
+the background: the display changes only when the trainer updates it.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ class Display:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`step` of `steps` are done already; the run ends after `hours` of training at the latest.
+        """`step` of `steps` are already done; the run ends after `hours` of training at the latest.
 
         `primary` is the held-out score that is shown beside the loss.
         `clock` returns seconds.
         """
         self._primary = primary
         self._name, self._steps, self._step = name, steps, step
-        self._hours, self._seconds = hours, 0.0  # of training, over all restarts
+        self._hours, self._seconds = hours, 0.0  # training time over all restarts
         self._console, self._clock = console or Console(), clock
         self._tokens_per_second: float | None = None
         self._losses: dict[str, float | None] = {}  # None: the learner has not started
-        self._scores: dict[str, float] = {}  # held out, of the primary metric
-        self._untrained: set[str] = set()  # learners whose primary head nothing has trained
-        self._history = deque([(clock(), step)])  # when which step was done
+        self._scores: dict[str, float] = {}  # held-out scores by the primary metric
+        self._untrained: set[str] = set()  # learners whose primary head is untrained
+        self._history = deque([(clock(), step)])  # (time, steps done by then)
         self._shown_at = clock() - LINE_SECONDS
-        self._is_shown = True  # nothing to show yet
+        self._is_shown = True  # there is nothing to show yet
         self._live: Live | None = None
 
     def __enter__(self) -> Display:
@@ -86,7 +86,7 @@ class Display:
     ) -> None:
         """Show the metrics row of `step`; `waiting` names learners that have not started.
 
-        `untrained` names learners whose primary head nothing has trained; None: as before.
+        `untrained` names learners whose primary head is untrained; None: unchanged.
         """
         self._step = step
         self._seconds = row.get("seconds", self._seconds)

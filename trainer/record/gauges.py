@@ -1,4 +1,4 @@
-"""What a run measures besides its losses: time, utilisation of devices, stalls, slow ranks."""
+"""Measurements of a run besides its losses: time, device utilisation, stalls, slow ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.watch.slow_ranks import SlowRanks
 
 
 class Gauges:
-    """The measurements of one rank. `before` and `read` are called on every rank alike."""
+    """The measurements of one rank. `before` and `read` must be called on every rank."""
 
     def __init__(
         self, config: JobConfig, folder: RunFolder, attempt: int, device: torch.device
@@ -64,11 +64,11 @@ class Gauges:
         return row, lines
 
     def close(self) -> None:
-        """Write a trace that is still open."""
+        """Write the trace if one is still open."""
         self._tracer.close()
 
     def _look_at_ranks(self, step: int, row: dict[str, float]) -> list[str]:
-        """Gather how long each rank computed in the timed step, and the memory of each."""
+        """Gather each rank's computing time in the timed step, and its memory."""
         ranks = torch.zeros(2, dist.get_world_size(), dtype=torch.float64, device=self._device)
         own = torch.tensor([_busy(row), clock.most_bytes()], dtype=torch.float64)
         ranks[:, dist.get_rank()] = own.to(self._device)
@@ -80,7 +80,7 @@ class Gauges:
 
 
 def _busy(row: dict[str, float]) -> float:
-    """Seconds of computing: all parts, without the waiting for other ranks."""
+    """Computing time in seconds: all parts, without waiting for other ranks."""
     parts = {key.rpartition("/seconds_")[2]: 0.0 for key in row}
     for key, value in row.items():
         parts[key.rpartition("/seconds_")[2]] += value

@@ -151,13 +151,13 @@ class Recorder:
         return self._log.rows_for_checkpoint() if self._speaks else None
 
     def finish(self, *, completed: bool) -> None:
-        """Let Weights & Biases catch up; `completed` is whether the job reached its last step."""
+        """Wait for Weights & Biases to catch up; `completed`: whether the job reached its end."""
         if not self._speaks:
             return
         if not completed:
             try:
                 write_report(self._folder.path)
-            except OSError as error:  # a full disk: the checkpoint is what counts
+            except OSError as error:  # a full disk: the checkpoint matters more
                 _log.warning("the report was not written: %s", error)
         if self._tracking is not None:
             self._tracking.finish(completed=completed)
@@ -174,7 +174,7 @@ class Recorder:
         self._stack.close()
 
     def _name(self, setbacks: Sequence[Setback]) -> None:
-        """Say each setback when it begins; the file has those of the newest evaluation."""
+        """Report each setback once, when it begins; the file has those of the newest evaluation."""
         for one in setbacks:
             if (one.learner, one.kind) not in self._named:
                 self.say(f"step {one.step:,}: {one.says}")
@@ -185,7 +185,7 @@ class Recorder:
             )
 
     def _append(self, row: metrics.Row) -> None:
-        """Write a row; say once when the disk refuses rows, and once when it takes them again."""
+        """Write a row; report once when writing fails, and once when it works again."""
         before = self._log.error
         self._log.append(row)
         if self._log.error and not before:
@@ -197,7 +197,7 @@ class Recorder:
         return step % self._config.log.every == 0 or step == self._config.steps
 
     def _since_last(self, state: JobState, waited: float) -> tuple[float, float]:
-        """Since the last logged step: the job's tokens per second, and the share of waiting."""
+        """Since the last logged step: tokens per second, and the fraction of time spent waiting."""
         now = time.monotonic()
         seconds, tokens, wait = (
             now - self._since,
@@ -220,7 +220,7 @@ def _row(state: JobState, result: StepResult, learners: Sequence[Learner]) -> di
         row["unreadable"] = state.unreadable
     for learner in learners:
         name = learner.name
-        if name not in result.losses:  # it is not trained
+        if name not in result.losses:  # a frozen learner
             continue
         row[f"{name}/loss"] = result.losses[name]
         row |= {f"{name}/{term}": value for term, value in result.terms[name].items()}

@@ -18,18 +18,17 @@ PATIENCE_SECONDS = 3600.0
 
 
 def sync(folder: RunFolder) -> str:
-    """Send W&B whatever it lacks, and return what to tell the user.
+    """Send W&B the metrics that it lacks; returns a message for the user.
 
-    With a key it goes to W&B's server, which then has every logged step once and in order. Without
-    one it goes into a single, complete offline folder. Raises TrainingError while the run is live
-    (it sends its metrics by itself), where its metrics are damaged, and where W&B is off or cannot
-    be reached.
+    With a key, W&B's server then has every logged step, once and in order. Without a key, there is
+    a single, complete offline folder. Raises TrainingError while the run is live (it sends its own
+    metrics), if its metrics are damaged, and if W&B is off or cannot be reached.
     """
     if owner := live_owner(folder.path):
         raise TrainingError(f"{folder.path}: at work ({owner}), and sending its metrics by itself")
     if not any(folder.attempts.glob("*.json")) and not published(folder.checkpoints):
         raise TrainingError(f"{folder.path}: never trained (no attempts/), so there is no W&B run")
-    metrics.read(folder.metrics)  # raises for a line that is no row
+    metrics.read(folder.metrics)  # raises for a line that is not a row
     config = folder.load_config()
     run_id = _run_id(folder)
     following = tracking.start(

@@ -1,7 +1,7 @@
-"""What a run came to: ``report.html``, readable with no network, and the table of its learners.
+"""The results of a run: ``report.html``, readable offline, and the table of its learners.
 
-Both are pure functions of the files in a run folder, so they can be made again at any time, also
-while the run goes on.
+Both are pure functions of the files in the run folder, so they can be written again at any time,
+also during the run.
 """
 
 from trainer.report.page import write_report

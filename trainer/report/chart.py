@@ -1,8 +1,8 @@
-"""Line charts and a scatter as HTML: curves in an SVG that stretches, words as text beside it.
+"""Line charts and scatter plots as HTML: curves in a stretched SVG, words as text beside it.
 
-Text inside a stretched SVG would stretch with it and be unreadable on a phone; as positioned HTML
-it keeps its size, and the same markup fits every width without a script. Colours are CSS variables
-(``--c0`` ...), so that one picture serves light and dark.
+Text inside a stretched SVG would be distorted and unreadable on a phone. As positioned HTML it
+keeps its size, and the same markup fits every width without a script. Colours are CSS variables
+(``--c0`` ...), so that one chart serves light and dark mode.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Formatter = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Series:
-    """A curve: `steps` [N] rising, `values` [N]; values that are not finite leave a gap."""
+    """A curve: `steps` [N], ascending, and `values` [N]; non-finite values leave a gap."""
 
     name: str
     colour: int
@@ -35,13 +35,13 @@ class Series:
     values: Floats
 
     def thinned(self) -> Series:
-        """The same curve with no more points than can be seen."""
+        """The same curve with no more points than a screen can show."""
         return Series(self.name, self.colour, *thin(self.steps, self.values))
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A way to place steps along x, such as by the tokens read until then."""
+    """A choice of x axis, such as tokens read, onto which steps are mapped."""
 
     key: str
     unit: str
@@ -51,7 +51,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Level:
-    """A horizontal line to compare with."""
+    """A horizontal reference line."""
 
     name: str
     value: float
@@ -59,7 +59,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at a step; one without a name is a short stroke at the foot."""
+    """An event at a step; without a name it is drawn as a short stroke at the bottom."""
 
     name: str
     step: float
@@ -67,7 +67,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class LineChart:
-    """A titled chart of curves over steps; `shares` says that the values are shares."""
+    """A titled chart of curves over steps; `shares`: whether the values are shares (percent)."""
 
     title: str
     note: str
@@ -81,7 +81,7 @@ class LineChart:
 
 @dataclass(frozen=True)
 class Point:
-    """A named dot of a scatter."""
+    """A named dot of a scatter plot."""
 
     name: str
     colour: int
@@ -90,7 +90,7 @@ class Point:
 
 
 def line_chart(chart: LineChart, axes: Sequence[Axis]) -> str:
-    """`chart` drawn once for each of `axes`; the page shows the one that its reader chose."""
+    """`chart`, drawn once for each of `axes`; the page shows the one that the reader chooses."""
     series = [one.thinned() for one in chart.series]
     levels = np.array([level.value for level in chart.levels])
     values = np.concatenate([*(one.values for one in series), levels])
@@ -115,7 +115,7 @@ def scatter(
     unit: str,
     form: Formatter,
 ) -> str:
-    """Named points of shares y over x, which has a log scale, with a level to beat, if any."""
+    """Named points, with shares on y and a log scale on x, and an optional reference line."""
     levels = [] if level is None else [level]
     left, right = min(point.x for point in points) / 1.8, max(point.x for point in points) * 1.8
     x = Scale(math.log10(left), math.log10(right))
@@ -197,9 +197,9 @@ def _rounded(values: Floats) -> list[float | None]:
 
 
 def curve(x: Floats, y: Floats) -> str:
-    """SVG path commands for places in 0..1; a new piece begins after each gap.
+    """SVG path commands for coordinates in 0..1; a new piece begins after each gap.
 
-    The empty line after each beginning makes a piece of one point visible, as a dot.
+    The empty line at the start of each piece makes a piece of one point visible, as a dot.
     """
     commands, drawing = [], False
     for across, down in zip((x * SIZE).tolist(), (y * SIZE).tolist(), strict=True):
@@ -211,9 +211,10 @@ def curve(x: Floats, y: Floats) -> str:
 
 
 def _frame(title: str, axis: str, inside: Sequence[str], unit: str, above: int = 0) -> str:
-    """`axis` is the key of the choice that shows this plot; one without is always shown.
+    """The frame of a plot, with its content.
 
-    `above` is how many rows of words stand over it.
+    `axis` is the key of the x axis that shows this plot; an empty one always shows it. `above` is
+    the number of rows of words above the plot.
     """
     choice = f' by by-{axis}" data-axis="{axis}' if axis else ""
     return (
@@ -266,7 +267,7 @@ def _level_label(text: str, y: float) -> str:
 
 
 def _mark(mark: Mark, x: float, row: int | None) -> str:
-    """A line at `x`, with its name in a `row` above the plot, if there is one for it."""
+    """A line at `x`, with its name in a `row` above the plot if there is room for it."""
     if row is None:
         return f'<span class="mark" style="left:{x:.2%};--row:-1"></span>'
     side = "before" if labels.is_before(x) else "after"
@@ -291,7 +292,7 @@ def _name(point: Point) -> str:
 
 
 def _leader(point: Point, place: tuple[float, float], words_at: float) -> str:
-    """A line from a dot to its name, where that stands elsewhere."""
+    """A line from a dot to its name, if the name was moved."""
     x, y = place
     if abs(words_at - y) < labels.LINE:
         return ""

@@ -1,10 +1,10 @@
-"""Which colour stands for which learner."""
+"""The colours of learners."""
 
 from __future__ import annotations
 
 from trainer.run_folder.run_files import RunFiles
 
-COLOURS = 8  # that the style sheet has: --c0 to --c7
+COLOURS = 8  # in the style sheet: --c0 to --c7
 
 
 def colour(run: RunFiles, learner: str) -> int:

@@ -1,4 +1,4 @@
-"""The part of the report about the training: every curve of every learner."""
+"""The part of the report about training: every curve of every learner."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trainer.run_folder.run_files import RunFiles
 KNOWN = {"loss", "accuracy", "pair_accuracy"}  # held-out scores with charts of their own
 NOT_TERMS = ("loss", "lr", "grad_norm", "skipped_steps", "overflows", "loss_scale")
 PARTS = ("forward", "backward", "step", "communication")
-MOST_STROKES = 100  # checkpoints that are marked
+MOST_STROKES = 100  # with more checkpoints than this, none is marked
 
 
 def curves_section(run: RunFiles) -> str:
-    """All charts, with a choice of what runs along x."""
+    """All charts, with a choice of x axis."""
     if not run.rows:
         return "<section><p>Nothing has been logged yet.</p></section>"
     axes = _axes(run)
@@ -60,7 +60,7 @@ def _main_charts(run: RunFiles) -> Iterator[LineChart]:
     accuracy_level = [Level("unigram", unigram["accuracy"])] if unigram else []
     yield LineChart(
         "Masked-LM loss in training",
-        "Nats per masked token, of every learner that is trained on it",
+        "Nats per masked token, for every learner that is trained on it",
         _series(run, "{}/mlm"),
         _nats,
         loss_level,
@@ -99,7 +99,7 @@ def _main_charts(run: RunFiles) -> Iterator[LineChart]:
     steps, speed = run.curve("tokens_per_second")
     yield LineChart(
         "Speed",
-        "Tokens per second of the whole job; strokes at the foot are checkpoints",
+        "Tokens per second of the whole job; strokes at the bottom are checkpoints",
         [Series("job", 0, steps, speed)] if len(steps) else [],
         short,
         marks=[*marks, *_interruptions(run)],
@@ -108,7 +108,7 @@ def _main_charts(run: RunFiles) -> Iterator[LineChart]:
 
 
 def _interruptions(run: RunFiles) -> Iterator[Mark]:
-    """Restarts by their number, and checkpoints unless there are too many to tell apart."""
+    """Numbered restarts, and checkpoints unless there are too many to tell apart."""
     yield from (Mark(f"restart {number}", step) for number, step in run.restarts())
     checkpoints = run.checkpoints()
     if len(checkpoints) <= MOST_STROKES:
@@ -150,7 +150,7 @@ def is_term(column: str) -> bool:
 
 
 def _time(run: RunFiles) -> LineChart:
-    """What each learner takes of a step: its passes and its update."""
+    """Each learner's time in a step: its forward and backward passes and its update."""
     curves = {}
     for name in run.learners:
         parts = [run.curve(f"{name}/seconds_{part}") for part in PARTS[:3]]
@@ -158,7 +158,7 @@ def _time(run: RunFiles) -> LineChart:
         if found and len({len(steps) for steps, _ in found}) == 1:
             total = 1e3 * np.sum([seconds for _, seconds in found], axis=0)
             curves[name] = (found[0][0], total)
-    title, note = "Time of each learner", "Milliseconds of a step on rank 0, communication included"
+    title, note = "Time of each learner", "Milliseconds per step on rank 0, with communication"
     return LineChart(title, note, _named(run, curves), short, from_zero=True)
 
 
@@ -167,7 +167,7 @@ def _each_learner(run: RunFiles, title: str, note: str, column: str, form: Forma
 
 
 def _series(run: RunFiles, column: str) -> list[Series]:
-    """The column of every learner that has it; `column` holds {} for the learner's name."""
+    """The column of every learner that has it; {} in `column` stands for the learner's name."""
     return _named(run, {name: run.curve(column.format(name)) for name in run.learners})
 
 

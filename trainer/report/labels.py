@@ -1,7 +1,7 @@
-"""Where words go on a chart, so that none stands on another or on a curve.
+"""Placement of words on a chart, so that they cover neither each other nor a curve.
 
-Places and widths are shares of the plot. How wide words are is an estimate for a phone, where they
-take the largest share; on a wider screen there is more room between them.
+Positions and widths are fractions of the plot. The width of words is estimated for a phone, where
+they take up the largest fraction; a wider screen leaves more room between them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 LETTER = 6.6 / 308  # a letter's width on a phone's plot
 LINE = 16 / 260  # a line's height, on the scatter
 DOT = 8 / 308, 8 / 260  # half a dot's width and height
-GAP = 14 / 308  # between what is named and its name
-TURN = 0.6  # names of what lies further right stand to the left of it
+GAP = 14 / 308  # between an object and its name
+TURN = 0.6  # beyond this x, names stand to the left of their objects
 MOST_ROWS = 4
 
 
@@ -27,7 +27,7 @@ class Box:
     bottom: float
 
     def meets(self, other: Box) -> bool:
-        """Whether the two have a part in common."""
+        """Whether the two boxes overlap."""
         return (
             self.left < other.right
             and other.left < self.right
@@ -37,26 +37,26 @@ class Box:
 
 
 def around(x: float, y: float) -> Box:
-    """The box of a dot."""
+    """The box of a dot at this position."""
     return Box(x - DOT[0], x + DOT[0], y - DOT[1], y + DOT[1])
 
 
 def is_before(x: float) -> bool:
-    """Whether the name of what is at `x` stands to the left of it."""
+    """Whether the name of an object at `x` stands to its left."""
     return x > TURN
 
 
 def beside(x: float, y: float, words: str) -> Box:
-    """The box of `words` that name something at `x`, centred at height `y`."""
+    """The box of `words` that name an object at `x`, centred at height `y`."""
     width = LETTER * len(words)
     left = x - GAP - width if is_before(x) else x + GAP
     return Box(left, left + width, y - LINE / 2, y + LINE / 2)
 
 
 def heights(named: Sequence[tuple[float, float, str]], taken: Sequence[Box] = ()) -> list[float]:
-    """At what height the name of each dot (x, y, words) stands: its own, or the nearest free one.
+    """The height for the name of each dot (x, y, words): the dot's own, or the nearest free one.
 
-    Dots, other names and what is `taken` stay uncovered, as long as there is room.
+    As long as there is room, names cover no dot, no other name and nothing in `taken`.
     """
     boxes = [*taken, *(around(x, y) for x, y, _ in named)]
     found = {}
@@ -81,10 +81,10 @@ def _nearby(y: float) -> Iterator[float]:
 
 
 def rows_of_names(named: Sequence[tuple[float, str]]) -> list[int | None]:
-    """The row above the plot, counted from it, for the name of each place (x, words).
+    """The row above the plot, counted upwards, for each name (x, words).
 
-    None where there is no room within `MOST_ROWS`. Of names that overlap, the one that is further
-    from the end of its words stands higher, so that no line down to the plot crosses words.
+    None where there is no room within `MOST_ROWS`. Names that overlap are ordered so that no line
+    from a name down to the plot crosses other words.
     """
     free: list[list[Box]] = [[] for _ in range(MOST_ROWS)]
     order = sorted(

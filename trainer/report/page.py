@@ -22,8 +22,8 @@ REFRESH_SECONDS = 60
 def write_report(run_folder: Path, live: bool = False) -> Path:
     """Write ``report.html`` from the files in `run_folder` and return its path.
 
-    Needs ``config.yaml``; whatever of ``metrics.jsonl`` and ``evaluation.json`` is there is shown.
-    The page of a `live` run loads itself again, once a minute.
+    ``config.yaml`` must exist; ``metrics.jsonl`` and ``evaluation.json`` are shown if they do. The
+    page of a `live` run reloads itself once a minute.
     """
     page = render(RunFiles.read(run_folder), live)
     path = run_folder / "report.html"
@@ -73,7 +73,7 @@ def _head(run: RunFiles, live: bool) -> str:
 
 
 def _time_left(run: RunFiles) -> str:
-    """At the pace of the whole run so far."""
+    """The time left at the average speed of the run so far, as text."""
     step, seconds = int(run.last["step"]), run.last["seconds"]
     if not step or not seconds:
         return ""
@@ -82,7 +82,7 @@ def _time_left(run: RunFiles) -> str:
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
-    """(name, value, what else to know) of the run as a whole."""
+    """Facts about the run as a whole: (name, value, note)."""
     last, config = run.last, run.config
     batch, length = config["batch"], config["data"]["sequence_length"]
     size = f"{batch['size']:,}" if batch["size"] else f"about {batch['tokens']:,} tokens in"
@@ -105,7 +105,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
 
 
 def _data(run: RunFiles) -> str:
-    """What was read and how it became sequences."""
+    """The data, and how it becomes sequences."""
     data, corpus = run.config["data"], run.evaluation["corpus"] if run.evaluation else {}
     mixture = data.get("mixture") or {}
     weights = sum(one["weight"] for one in mixture.values())

@@ -1,4 +1,4 @@
-"""Keeping the report of a live run fresh, in a process that training never waits for."""
+"""Refreshes the report of a live run in a separate process, which training does not wait for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 EVERY_SECONDS = 60.0
-# It ends when its rank does, even one that is killed (prctl(2): PR_SET_PDEATHSIG).
+# The process ends with its rank, even if that is killed (prctl(2): PR_SET_PDEATHSIG).
 _PROGRAM = """
 import ctypes, os, pathlib, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -24,7 +24,7 @@ write_report(pathlib.Path(sys.argv[1]), live=True)
 
 
 class LiveReport:
-    """The ``report.html`` of a run that goes on."""
+    """The ``report.html`` of a run in progress."""
 
     def __init__(self, run_folder: Path) -> None:
         self._folder = run_folder
@@ -32,7 +32,7 @@ class LiveReport:
         self._since = float("-inf")
 
     def refresh(self) -> None:
-        """Have it written anew, unless that was done a moment ago or is still being done."""
+        """Rewrite it, unless that was done a moment ago or is still in progress."""
         now = time.monotonic()
         busy = self._writer is not None and self._writer.poll() is None
         if busy or now - self._since < EVERY_SECONDS:
@@ -40,16 +40,16 @@ class LiveReport:
         self._since = now
         code = str(Path(__file__).parents[2])
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with contextlib.suppress(OSError):  # no memory, or no process, for it: the next one may do
+        with contextlib.suppress(OSError):  # no memory or process for it: try again next time
             self._writer = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, str(self._folder), code, str(os.getpid())],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # one that cannot be written must not spoil the screen
+                stderr=subprocess.DEVNULL,  # an error must not spoil the display
             )
 
     def close(self) -> None:
-        """Wait for a writer, lest it should write over what comes after."""
+        """Wait for the writer, so that it does not overwrite the final report."""
         if self._writer is not None:
             self._writer.wait()

@@ -1,4 +1,4 @@
-"""The part of the report about the trained models: their table and a picture of the trade-off."""
+"""The part of the report about the models: a table, and a chart of size against quality."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from trainer.scoring.column import SHARE, Column
 
 SIZES_AND_SPEED = ("retention", "agreement", "tokens/s", "ms/seq", "joined at")
 OF_TEXT = (
-    "Loss (nats) and accuracy are of masked tokens in held-out text; agreement is the share of "
-    "first choices that are the teacher's. Unigram always guesses by frequency. "
+    "Loss (nats) and accuracy are for masked tokens in held-out text. Agreement is the share of "
+    "tokens for which the first choice equals the teacher's. Unigram guesses by frequency. "
 )
 OF_A_TASK = (
-    "Scores are of the validation examples, which no learner trained on, and those that begin with "
-    "test of the examples in data.test. "
+    "Scores are on the validation examples, which no learner trained on; those that begin with "
+    "test are on the examples in data.test. "
 )
 OF_ALL = (
-    "Retention is the share of the teacher's primary metric; parameters are without the heads; "
-    "tokens/s is the encoder alone, ms/seq the same for a single sequence. Not trained: no term of "
-    "the learner's objective has trained the head that predicts it."
+    "Retention is the share of the teacher's primary metric. Parameters exclude the heads. "
+    "tokens/s is for the encoder alone, ms/seq the same for a single sequence. Not trained: no "
+    "term of the learner's objective has trained the head that predicts it."
 )
 
 
 def setbacks_section(run: RunFiles) -> str:
-    """The students that learn worse than they could, by the newest evaluation."""
+    """The students with setbacks in the newest evaluation."""
     if not (lines := [*run.setbacks, *_worse_at_the_end(run)]):
         return ""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
@@ -37,14 +37,13 @@ def setbacks_section(run: RunFiles) -> str:
 
 
 def _worse_at_the_end(run: RunFiles) -> list[str]:
-    """Those of a finished run that are worse than the unigram, and not named already."""
+    """Students of a finished run that are worse than the unigram baseline and not named already."""
     if run.evaluation is None:
         return []
     baseline = run.evaluation["unigram"].get("loss")
     losses = {name: facts.get("loss") for name, facts in run.evaluation["learners"].items()}
     return [
-        f"{name} ends worse than the unigram: its loss is {loss - baseline:.3f} above guessing by "
-        "frequency"
+        f"{name} ends worse than the unigram baseline: its loss is {loss - baseline:.3f} higher"
         for name, loss in losses.items()
         if None not in (loss, baseline) and loss > baseline
         if not any(line.startswith(f"{name} is ") for line in run.setbacks)
@@ -52,7 +51,7 @@ def _worse_at_the_end(run: RunFiles) -> list[str]:
 
 
 def results_section(run: RunFiles) -> str:
-    """The table of learners and size against quality; nothing before there are results."""
+    """The table of learners and the chart of size against quality; empty without results."""
     if run.evaluation is None:
         return ""
     return (
@@ -108,7 +107,7 @@ def _bar(share: float) -> str:
 
 
 def _picture(run: RunFiles, evaluation: dict[str, Any]) -> str:
-    """Size against the primary metric, where that is a share and something has such a score."""
+    """A chart of size against the primary metric, if that is a share and any learner has it."""
     primary = primary_of(evaluation)
     points = [
         Point(plain_name(name), colour(run, name), facts["parameters"], facts[primary.name])

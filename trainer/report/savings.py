@@ -1,7 +1,8 @@
-"""What one job saves: what each learner costs here, and in the usual recipe.
+"""What one joint job saves: the cost of each learner here, and in separate jobs.
 
-There the teacher is pre-trained alone, and then each student has a job of its own, which pays for
-the forward passes of the finished teacher. What students share besides them is not counted.
+In the usual recipe the teacher is pre-trained alone. Each student then has a job of its own, which
+also pays for the forward passes of the finished teacher. Nothing else that students share, such as
+reading data, is counted.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from trainer.report.words import percent, plain_name, short
 from trainer.run_folder.run_files import RunFiles
 
 TIMED = (
-    "A step's time is the median over the logged steps of this run, on rank 0; evaluation, "
-    "checkpoints and waiting for data are not included."
+    "The time of a step is the median over this run's logged steps on rank 0, without evaluation, "
+    "checkpoints and waiting for data."
 )
 COUNTED = "No step of this run was timed: these are the FLOPs of the models' matrix products."
 
@@ -36,7 +37,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Seconds, or FLOPs where nothing was timed, of one step."""
+    """The cost of one step in seconds, or in FLOPs where nothing was timed."""
 
     timed: bool
     own: dict[str, float]  # by learner: forward, backward and update
@@ -44,7 +45,7 @@ class StepCosts:
 
 
 def savings_section(run: RunFiles) -> str:
-    """The costs side by side; nothing before there are results, and without students."""
+    """The costs side by side; empty until there are results, and without students."""
     found = step_costs(run)
     if found is None:
         return ""
@@ -62,7 +63,7 @@ def savings_section(run: RunFiles) -> str:
 
 
 def step_costs(run: RunFiles) -> StepCosts | None:
-    """What a step costs each learner; None where there are no results of a teacher and students."""
+    """The cost of a step for each learner; None without results of a teacher and students."""
     learners = run.evaluation["learners"] if run.evaluation else {}
     names = [name for name in run.learners if name in learners]
     if TEACHER not in names or len(names) == 1:
@@ -80,7 +81,7 @@ def step_costs(run: RunFiles) -> StepCosts | None:
 
 
 def costs(run: RunFiles, step: StepCosts) -> list[Cost]:
-    """The cost of every learner; a frozen teacher is read here once for all students."""
+    """The cost of every learner. Here a frozen teacher runs once for all students."""
     assert run.evaluation is not None
     steps = {name: _steps(name, run.evaluation) for name in step.own}
     teacher = steps[TEACHER] * step.own[TEACHER]
@@ -100,7 +101,7 @@ def _steps(name: str, evaluation: dict[str, Any]) -> int:
 
 
 def _seconds(run: RunFiles, learner: str, parts: Sequence[str], beside: str) -> float:
-    """The median time of `parts` of a learner's step where `beside` trained too; 0 without any."""
+    """The median time of `parts` of a learner's step, where `beside` trained too; 0 if never."""
     there = f"{beside}/seconds_{FORWARD}"
     times = [
         sum(row.get(f"{learner}/seconds_{part}", 0.0) for part in parts)

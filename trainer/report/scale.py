@@ -1,4 +1,4 @@
-"""Where numbers go on a chart."""
+"""Scales and ticks of a chart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-MOST_POINTS = 400  # more than a curve on a wide screen shows
+MOST_POINTS = 400  # a curve on a wide screen cannot show more
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def padded(values: Floats, *, from_zero: bool = False) -> tuple[float, float]:
-    """A range that holds all finite `values` with a little air; 0 to 1 when there are none."""
+    """A range that holds all finite `values` with a small margin; 0 to 1 when there are none."""
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     if from_zero:
@@ -60,7 +60,7 @@ def padded(values: Floats, *, from_zero: bool = False) -> tuple[float, float]:
 
 
 def thin(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """At most MOST_POINTS points, each the mean of a run of neighbours; the last one as it is."""
+    """At most MOST_POINTS points, each the mean of consecutive ones; the last stays as it is."""
     if len(steps) <= MOST_POINTS:
         return steps, values
     cuts = np.linspace(0, len(steps) - 1, MOST_POINTS).astype(int)

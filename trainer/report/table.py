@@ -14,7 +14,7 @@ from trainer.run_folder.run_files import columns_of
 from trainer.scoring.column import Column
 
 SHARES_AND_SPEED = ("retention", "agreement", "tokens/s", "ms/seq")
-WIDTH = 10_000  # a line is never broken: paths stay copyable
+WIDTH = 10_000  # lines are never wrapped, so that paths can be copied
 
 
 def student_table(evaluation: dict[str, Any]) -> str:
@@ -45,9 +45,9 @@ def student_table(evaluation: dict[str, Any]) -> str:
 
 _OF_TEXT = (
     "loss and accuracy: of masked tokens in held-out text; pairs: share of pairs of segments told\n"
-    "right; agreement: same first choice as the teacher;\n"
+    "right; agreement: share of tokens with the same first choice as the teacher;\n"
 )
-_OF_A_TASK = "scores: of the validation examples; those that begin with test: of data.test;\n"
+_OF_A_TASK = "scores: on the validation examples; those that begin with test: on data.test;\n"
 _OF_ALL = (
     "retention: share of the teacher's primary metric; not trained: no term of its objective has\n"
     "trained the head that predicts it;\n"

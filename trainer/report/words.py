@@ -1,4 +1,4 @@
-"""Numbers and names as a reader wants them."""
+"""Numbers and names, formatted for reading."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.scoring.column import Column
 
 
 def short(number: float) -> str:
-    """At most three digits that matter: 950, 1,234, 12.3k, 4.56M, 7.89B; 0.00123, 1.23e-07."""
+    """About three significant digits: 950, 1,234, 12.3k, 4.56M, 7.89B; 0.00123, 1.23e-07."""
     if not math.isfinite(number):
         return f"{number:g}"
     size = abs(number)
@@ -29,7 +29,7 @@ def percent(share: float) -> str:
 
 
 def score_of(facts: Mapping[str, Any], column: Column) -> str:
-    """A learner's score; in words, where nothing has trained its head; empty without the head."""
+    """A learner's score; "not trained" for an untrained head; empty without the head."""
     if column.name not in facts:
         return ""
     score = facts[column.name]

@@ -1,1 +1,1 @@
-"""Several models compared on several tasks."""
+"""Suites: several models compared on several tasks."""

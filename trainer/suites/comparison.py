@@ -1,4 +1,4 @@
-"""The comparison of a suite's models: one table, for a terminal and for a page."""
+"""The table that compares a suite's models, for a terminal and as an HTML page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Models = Mapping[str, ModelResults]  # the first is the reference
 
 
 def comparison_table(models: Models) -> str:
-    """The table as plain text, a line for each model, and what its columns mean."""
+    """The table as plain text, one line per model, followed by the meaning of its columns."""
     table = Table(box=None, pad_edge=False, header_style="")
     headings, *rows = _cells(models)
     for number, heading in enumerate(headings):
@@ -33,7 +33,7 @@ def comparison_table(models: Models) -> str:
 
 
 def write_comparison(path: Path, title: str, about: str, models: Models) -> None:
-    """The table, and one by phenomenon for minimal pairs, as a page that needs no network."""
+    """Write the table as a self-contained page, with one by phenomenon for minimal pairs."""
     folders = "".join(
         f"<li>{escape(name)}: <code>{escape(one.folder)}</code></li>"
         for name, one in models.items()
@@ -52,7 +52,7 @@ def write_comparison(path: Path, title: str, about: str, models: Models) -> None
 
 
 def _section(title: str, cells: Sequence[Sequence[str]], below: str = "") -> str:
-    """A table of the page, its first row the headings, and what stands below it."""
+    """A table of the page, whose first row holds the headings, and the content below it."""
     headings, *rows = cells
     head = "".join(f"<th>{escape(one)}</th>" for one in headings)
     body = "".join(
@@ -75,7 +75,7 @@ def _phenomena(models: Models) -> str:
 
 
 def _phenomenon_cells(models: Models, task: str) -> list[list[str]]:
-    """The headings, and a row for each phenomenon: the pairs that each model gets right."""
+    """The headings, and a row for each phenomenon with the accuracy of each model."""
     scores = [one.tasks[task] for one in models.values()]
     rows = [
         [phenomenon, *(one.column.written(one.by_phenomenon[phenomenon]) for one in scores)]

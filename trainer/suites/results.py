@@ -1,4 +1,4 @@
-"""What a suite of tasks says of several models: scores, and what each retains of the first's."""
+"""The results of a suite: the models' scores, and how much of the reference's each retains."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FINE_TUNED = "teacher"  # the learner of a fine-tuning job
 
 @dataclass(frozen=True)
 class TaskScore:
-    """A model's scores on a task by seed; a seed without a defined score is left out.
+    """A model's scores on a task by seed; a seed with an undefined score is left out.
 
-    by_phenomenon: the scores on minimal pairs of one phenomenon each; other tasks have none.
+    by_phenomenon: on minimal pairs, the score on each phenomenon; empty for other tasks.
     """
 
     column: Column
@@ -27,7 +27,7 @@ class TaskScore:
 
     @property
     def mean(self) -> float | None:
-        """Over the seeds."""
+        """The mean over the seeds."""
         return statistics.fmean(self.by_seed.values()) if self.by_seed else None
 
     @property
@@ -37,7 +37,7 @@ class TaskScore:
         return statistics.stdev(values) if len(values) > 1 else None
 
     def retention(self, reference: TaskScore) -> float | None:
-        """The share of the reference's score; None where either has none."""
+        """The fraction of the reference's score that is retained; None where either is missing."""
         if self.mean is None or reference.mean is None:
             return None
         return self.column.retention(self.mean, reference.mean)
@@ -45,7 +45,7 @@ class TaskScore:
 
 @dataclass
 class ModelResults:
-    """What a suite has found out of one model."""
+    """The results of one model in a suite."""
 
     folder: str
     parameters: int = 0
@@ -53,13 +53,13 @@ class ModelResults:
 
     @property
     def examples_per_second(self) -> float | None:
-        """Over all fine-tuned tasks: of as many examples of each."""
+        """Throughput over all fine-tuned tasks, each with equally many examples."""
         speeds = [one.examples_per_second for one in self.tasks.values() if one.examples_per_second]
         return statistics.harmonic_mean(speeds) if speeds else None
 
     @property
     def mean(self) -> float | None:
-        """The mean over the tasks with a score of which more is better."""
+        """The mean over the tasks whose score is better when higher."""
         found = [
             one.mean
             for one in self.tasks.values()
@@ -68,14 +68,14 @@ class ModelResults:
         return statistics.fmean(found) if found else None
 
     def retention(self, reference: ModelResults) -> float | None:
-        """The mean over the tasks of what it retains of the reference's score."""
+        """The retention of the reference's score, averaged over the tasks."""
         found = [score.retention(reference.tasks[name]) for name, score in self.tasks.items()]
         known = [one for one in found if one is not None]
         return statistics.fmean(known) if known else None
 
 
 def task_score(evaluations: Mapping[int, Mapping[str, Any]]) -> TaskScore:
-    """The primary metric of runs of one task, by seed, out of their ``evaluation.json``."""
+    """The primary metric of one task's runs, from their ``evaluation.json`` by seed."""
     column = primary_of(next(iter(evaluations.values())))
     learners = {seed: one["learners"][FINE_TUNED] for seed, one in evaluations.items()}
     scores = {seed: facts.get(column.name) for seed, facts in learners.items()}
@@ -93,7 +93,7 @@ def pair_score(accuracy: float, by_phenomenon: Mapping[str, float]) -> TaskScore
 
 
 def to_json(models: Mapping[str, ModelResults]) -> dict[str, Any]:
-    """Everything, as ``suite.json`` holds it; the first model is the reference."""
+    """The content of ``suite.json``; the first model is the reference."""
     reference = next(iter(models.values()))
     return {
         name: {
