@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
-_MOST = 2**24  # beyond it no machine holds the model
+_MOST = 2**24  # no machine could hold a larger model
 _WIDTH, _WIDTH_OR_NONE = Range(1, _MOST), Range(0, _MOST)
 _REPEATS = Range(1, 4096)
 DROPOUT_PLACES = ("embedding", "attention", "attention_output", "feed_forward", "head")
@@ -50,7 +50,7 @@ class EncoderConfig(ModelConfig):
         int, _WIDTH, Unit("tokens"), Doc("Rows of the position embedding; the longest sequence.")
     ] = 512
     segment_types: Annotated[
-        int, _WIDTH_OR_NONE, Doc("Rows of the segment embedding; 0: there is none.")
+        int, _WIDTH_OR_NONE, Doc("Rows of the segment embedding; 0: no segment embedding.")
     ] = 2
     pad_token_id: Annotated[
         int,
@@ -68,34 +68,38 @@ class EncoderConfig(ModelConfig):
         str,
         OneOf("none", "word", "sum"),
         Doc(
-            "Where word vectors are projected to the hidden size. word: before they are summed "
-            "with the others (MobileBERT); sum: after it (ALBERT)."
+            "Where word vectors are projected to the hidden size. word: before they are added to "
+            "the other embeddings (MobileBERT); sum: afterwards (ALBERT)."
         ),
     ] = "none"
     trigram: Annotated[
-        bool, Doc("Next, current and previous word vector side by side (MobileBERT).")
+        bool, Doc("Concatenate the next, current and previous word vector (MobileBERT).")
     ] = False
     embedding_norm: Annotated[bool, Doc("Normalise the embedding output.")] = True
 
     # Layers
     norm: Annotated[
-        str, OneOf("layer_norm", "no_norm"), Doc("no_norm: g * x + b (MobileBERT).")
+        str,
+        OneOf("layer_norm", "no_norm"),
+        Doc("The kind of norm; no_norm: g * x + b (MobileBERT)."),
     ] = "layer_norm"
     norm_eps: Annotated[float, positive(1.0), Doc("Added to the variance in a layer norm.")] = 1e-12
     fixed_norm_eps: Annotated[
         float,
         FRACTION,
-        Doc("`norm_eps` of the embedding norm and the last feed-forward norm; 0: the same."),
+        Doc("The epsilon of the embedding norm and the last feed-forward norm; 0: `norm_eps`."),
     ] = 0.0
     norm_bias: Annotated[bool, Doc("Layer norms have a bias.")] = True
     norm_placement: Annotated[
-        str, OneOf("post", "pre"), Doc("Norms after each residual sum, or before each part.")
+        str, OneOf("post", "pre"), Doc("Norms after each residual sum (post) or before each part.")
     ] = "post"
     activation: Annotated[
         str, OneOf(*ACTIVATIONS), Doc("Activation of the feed-forward networks.")
     ] = "gelu"
     feed_forward: Annotated[
-        str, OneOf("mlp", "glu"), Doc("glu: a gated linear unit (ModernBERT).")
+        str,
+        OneOf("mlp", "glu"),
+        Doc("The feed-forward network; glu: gated linear unit (ModernBERT)."),
     ] = "mlp"
     feed_forwards: Annotated[
         int, _REPEATS, Doc("Feed-forward networks stacked in a layer (MobileBERT: 4).")
@@ -105,24 +109,27 @@ class EncoderConfig(ModelConfig):
     bottleneck_size: Annotated[
         int,
         _WIDTH_OR_NONE,
-        Doc("Width inside a layer where it differs from the hidden size; 0: it does not."),
+        Doc("Width inside a layer; 0: the hidden size (MobileBERT: a smaller one)."),
     ] = 0
     bottleneck_attention: Annotated[
         str,
         OneOf("hidden", "shared", "inner"),
         Doc(
-            "What Q and K read: the hidden states; a bottleneck that they share; or the layer's "
-            "inner states, as V then does."
+            "What Q and K read: the hidden states, a bottleneck that they share, or the layer's "
+            "inner states, which V then reads too."
         ),
     ] = "hidden"
     local_window: Annotated[
         int,
         Range(0, 2**31),
         Unit("tokens"),
-        Doc("What a local attention layer sees, both sides together; 0: all."),
+        Doc("The window of a local attention layer, both sides together; 0: no limit."),
     ] = 0
     global_every: Annotated[
-        int, _REPEATS, Unit("layers"), Doc("The first of this many layers attends globally.")
+        int,
+        _REPEATS,
+        Unit("layers"),
+        Doc("Of every group of this many layers, the first is global."),
     ] = 1
     global_rope_theta: Annotated[
         float, positive(1e12), Doc("Base of the rotary positions in global layers.")
@@ -135,17 +142,19 @@ class EncoderConfig(ModelConfig):
     sharing: Annotated[
         str,
         OneOf("none", "all", "attention", "ffn"),
-        Doc("What the layers of a group share (ALBERT)."),
+        Doc("The weights that the layers of a group share (ALBERT)."),
     ] = "none"
     groups: Annotated[
-        int, _REPEATS, Doc("Groups that share; layer i is in group floor(i * groups / layers).")
+        int, _REPEATS, Doc("Groups of sharing layers; layer i is in floor(i * groups / layers).")
     ] = 1
 
     # Heads
     pooler: Annotated[
         str,
         OneOf("none", "first", "tanh"),
-        Doc("first: the first token's state as it is; tanh: through a dense layer and tanh."),
+        Doc(
+            "The pooled state; first: the first token's state; tanh: after a dense layer and tanh."
+        ),
     ] = "tanh"
     head_activation: Annotated[
         str,
@@ -157,20 +166,20 @@ class EncoderConfig(ModelConfig):
 
     # Training
     dropout: Annotated[
-        float, PROBABILITY, Doc("Dropout probability, except of attention weights.")
+        float, PROBABILITY, Doc("Dropout probability, except for attention weights.")
     ] = 0.1
     attention_dropout: Annotated[
         float, PROBABILITY, Doc("Dropout probability of attention weights.")
     ] = 0.1
     dropout_at: Annotated[
-        list[str], OneOf(*DROPOUT_PLACES), Doc("The parts whose outputs are dropped out.")
+        list[str], OneOf(*DROPOUT_PLACES), Doc("The parts whose outputs get dropout.")
     ] = field(default_factory=lambda: [*DROPOUT_PLACES])
     initializer: Annotated[
         str,
         OneOf("truncated_normal", "normal", "scaled_truncated_normal"),
         Doc(
-            "Distribution of random weights. Truncated: at two deviations; scaled: those of each "
-            "residual branch's output by 1 / sqrt(2 * layers)."
+            "Distribution of random weights. Truncated: at two standard deviations; scaled: output "
+            "weights of each residual branch are multiplied by 1 / sqrt(2 * layers)."
         ),
     ] = "truncated_normal"
     initializer_range: Annotated[
@@ -222,7 +231,7 @@ class EncoderConfig(ModelConfig):
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens that the positions reach."""
+        """The longest sequence that the positions allow, in tokens."""
         return self.max_positions - self.first_position
 
     @property
@@ -237,7 +246,7 @@ class EncoderConfig(ModelConfig):
 
     @property
     def reads_segments(self) -> bool:
-        """Whether there are several segments to tell apart."""
+        """Whether there are several segment embeddings."""
         return self.segment_types > 1
 
     @property
@@ -249,7 +258,7 @@ class EncoderConfig(ModelConfig):
         )
 
     def cannot(self, ability: Ability) -> str:
-        """What of the model's keys stands in the way of an ability; empty if nothing does."""
+        """Which of the model's keys prevents an ability; empty if none does."""
         if ability == Ability.POOL and self.pooler == "none":
             return "is read from a pooled state; set model.pooler to tanh or first"
         if ability == Ability.FREEZE_POSITIONS and self.positions == "rotary":
@@ -261,7 +270,7 @@ class EncoderConfig(ModelConfig):
         return super().cannot(ability)
 
     def with_dropout(self, rate: float) -> Self:
-        """The same with this dropout, that of attention weights too."""
+        """The same with this dropout, also for attention weights."""
         return dataclasses.replace(self, dropout=rate, attention_dropout=rate)
 
     def with_layers(self, layers: int) -> Self:
@@ -273,7 +282,7 @@ class EncoderConfig(ModelConfig):
         return dataclasses.replace(self, attention_dropout=0.0)
 
     def layer_units(self, part: str) -> list[int]:
-        """As of every model; `part` is attention or feed_forward (ALBERT, arXiv 1909.11942)."""
+        """As in `ModelConfig`; `part` is attention or feed_forward (ALBERT, arXiv 1909.11942)."""
         if self.sharing not in ("all", {"feed_forward": "ffn"}.get(part, part)):
             return list(range(self.layers))
         return [i * self.groups // self.layers for i in range(self.layers)]
@@ -303,16 +312,16 @@ class EncoderConfig(ModelConfig):
         return {key: value for key, value in everything.items() if key not in silent}
 
     def dropout_rate(self, place: str) -> float:
-        """Probability at one of `DROPOUT_PLACES`, 0 where the architecture drops nothing.
+        """Probability at one of `DROPOUT_PLACES`; 0 where the architecture has no dropout.
 
-        ``attention`` are the attention weights, the others what comes out of these parts.
+        ``attention`` is for the attention weights, the others are for the outputs of these parts.
         """
         if place not in self.dropout_at:
             return 0.0
         return self.attention_dropout if place == "attention" else self.dropout
 
     def is_local(self, layer: int) -> bool:
-        """Whether the 0-based layer attends to a window only."""
+        """Whether the layer with this number, from 0, attends to a window only."""
         return self.local_window > 0 and layer % self.global_every != 0
 
     def window(self, number: int) -> int:

@@ -2,4 +2,4 @@
 
 
 class ModelError(ValueError):
-    """Something about a model or its files that the user can fix; the message is one line."""
+    """A problem with a model or its files that the user can fix; the message is one line."""

@@ -1,4 +1,4 @@
-"""The encoder with its heads: what is trained, captured and exported."""
+"""The encoder with its heads, which is trained, captured from and exported."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class MaskedLanguageModel(Model):
         capture: Capture = NOTHING,
         rows: Tensor | None = None,
     ) -> Encoded:
-        """As of every model.
+        """As in `Model.encode`.
 
-        With `rows` the last layer, too, computes nothing but these after its attention: 5% of
-        BERT-base's work, 12% of a 4-layer model's, saved. Rounding differs from the whole layer's.
+        With `rows`, the last layer computes only these positions after its attention. This saves 5%
+        of BERT-base's work and 12% of a 4-layer model's. Rounding differs from the full layer.
         """
         x = self.embeddings(input_ids, segment_ids)
         return self.encoder(x, attention_mask, capture, rows)
@@ -59,12 +59,13 @@ class MaskedLanguageModel(Model):
     def compile_layers(self, **options: Any) -> None:
         """Run each half of a layer through ``torch.compile`` with these options.
 
-        Compiled as modules in place: names, hooks and checkpointing stay as they are, and layers
-        of equal shape share their code.
+        The modules are compiled in place: names, hooks and checkpointing stay as they are, and
+        layers of equal shape share their code.
 
-        All models of a process share what torch counts its recompilations by. A job has as many as
-        models x (training, evaluation, masked rows only) x sequence lengths, and beyond a limit
-        torch would run a layer uncompiled without a word: here it is far off, and an error.
+        Torch counts recompilations for all models of a process together. A job needs models x
+        (training, evaluation, masked rows only) x sequence lengths of them. Beyond its default
+        limit, torch would silently run a layer uncompiled. So the limit is raised, and exceeding it
+        is an error.
         """
         from torch._dynamo import config
 

@@ -9,7 +9,7 @@ from model.accounting import describe
 from model.model_config import ModelConfig
 from model.task_head_config import CHOICE, CLASSIFICATION, REGRESSION, SPAN, TAGGING, VECTOR
 
-_PIPELINES = {  # the hub's names of what a head is for
+_PIPELINES = {  # kind of head -> its task in the Hub's terms
     CLASSIFICATION: "text-classification",
     REGRESSION: "text-classification",
     CHOICE: "multiple-choice",
@@ -73,7 +73,7 @@ def model_card(name: str, config: ModelConfig, training: Training | None = None)
 
 
 def _pipeline(config: ModelConfig, predicts: bool) -> str:
-    """The hub's name of what the model is for; `predicts`: it has a trained masked-LM head."""
+    """The Hub's name of the model's task; `predicts`: whether its masked-LM head is trained."""
     if len(config.task_heads) == 1 and not config.mlm_head:
         (head,) = config.task_heads.values()
         return _PIPELINES[head.kind]

@@ -1,4 +1,4 @@
-"""What the config of every kind of model declares, and what it can say about its model."""
+"""The base config of every kind of model: its keys, and the properties derived from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAIRS = "pairs"  # the name of the pair head's output
 
 
 class Ability(str, Enum):
-    """What training may ask of a model, and not every kind of model can do."""
+    """Abilities that training may require, and that not every kind of model has."""
 
     POOL = "heads on a pooled state"
     TASK_HEAD = "heads for tasks"
@@ -54,9 +54,9 @@ class ModelShape(Protocol):
 
 @dataclass(kw_only=True)
 class ModelConfig(Section, ABC):
-    """The model section: `kind` says what kind of model it is, and the other keys are that kind's.
+    """The model section: `kind` names the kind of model, which defines the other keys.
 
-    A kind is a dataclass that derives from this one and gives `kind` its name as the default; its
+    A kind is a dataclass derived from this one, whose default for `kind` is the kind's name. Its
     module is registered for it (`model.protocol.register`).
     """
 
@@ -66,15 +66,15 @@ class ModelConfig(Section, ABC):
     embedding_keys: ClassVar[tuple[str, ...]] = ()
     # Keys about the heads, in which a model may differ from the one that its weights come from.
     head_keys: ClassVar[tuple[str, ...]] = ("pair_head", "mlm_head", "task_heads")
-    # Keys that make no difference to what is computed from weights.
+    # Keys that do not change what is computed from given weights.
     training_keys: ClassVar[tuple[str, ...]] = ("dropout", "initializer_range")
 
     kind: Annotated[str, Doc("The kind of model.")] = "encoder"
     pair_head: Annotated[
-        bool, Doc("Two logits on the pooled state: next sentence, or sentence order.")
+        bool, Doc("Add two logits on the pooled state, for next sentence or sentence order.")
     ] = False
     mlm_head: Annotated[
-        bool, Doc("There is a masked-LM head; a fine-tuned classifier has none.")
+        bool, Doc("The model has a masked-LM head; a fine-tuned classifier has none.")
     ] = True
     task_heads: Annotated[dict[str, TaskHeadConfig], Doc("The heads that tasks add, by name.")] = (
         field(default_factory=dict)
@@ -103,7 +103,7 @@ class ModelConfig(Section, ABC):
     @property
     @abstractmethod
     def initializer_range(self) -> float:
-        """Standard deviation of random weights, those of projections in the losses too."""
+        """Standard deviation of random weights, also for projections in the losses."""
 
     @property
     @abstractmethod
@@ -112,7 +112,7 @@ class ModelConfig(Section, ABC):
 
     @property
     def longest_sequence(self) -> int | None:
-        """Tokens that it can read at once; None: any number."""
+        """The longest sequence that it can read, in tokens; None: any length."""
         return None
 
     @property
@@ -166,7 +166,7 @@ class ModelConfig(Section, ABC):
         return True
 
     def dropout_rate(self, place: str) -> float:
-        """Dropout probability of a part; ``head`` is what a task head's last layer reads."""
+        """Dropout probability of a part; ``head`` is the input of a task head's last layer."""
         return 0.0
 
     def conflicts_with_heads(self) -> Iterator[Refusal]:
@@ -204,7 +204,7 @@ class ModelConfig(Section, ABC):
         return dataclasses.replace(self, pair_head=True)
 
     def with_task_head(self, name: str, head: TaskHeadConfig) -> Self:
-        """The same with this head; what it leaves open is the pooled state as it is."""
+        """The same with this head; keys that it leaves open read the pooled state unchanged."""
         pooling = head.pooling or ("" if head.per_token else "pooler")
         whole = dataclasses.replace(head, pooling=pooling, transform=head.transform or "none")
         return dataclasses.replace(self, task_heads={**self.task_heads, name: whole})
@@ -214,7 +214,7 @@ class ModelConfig(Section, ABC):
         return dataclasses.replace(self, mlm_head=False)
 
     def cannot(self, ability: Ability) -> str:
-        """Why the model does not have an ability, to follow the key that asks; empty if it does."""
+        """Why the model lacks an ability, as a message for the key that needs it; else empty."""
         return (
             ""
             if ability in self.abilities
@@ -230,9 +230,9 @@ class ModelConfig(Section, ABC):
         return list(range(self.layers))
 
     def meaning(self) -> dict[str, object]:
-        """The keys, with what they imply: equal for models that compute the same from weights.
+        """The keys and what they imply; equal for models that compute the same from equal weights.
 
-        Keys that are for training only, or without effect here, are left out.
+        Keys that only affect training, or have no effect here, are left out.
         """
         everything = dataclasses.asdict(self)
         return {key: value for key, value in everything.items() if key not in self.training_keys}

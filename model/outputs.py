@@ -1,4 +1,4 @@
-"""What is asked of a model's forward pass, and what it returns."""
+"""What a model's forward pass is asked for, and what it returns."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class QKV(NamedTuple):
 
 @dataclass(frozen=True)
 class Capture:
-    """What to hand out besides the result, by layer number.
+    """What to return besides the result, by layer number.
 
-    Hidden state 0 is the embedding output and i the output of layer i, 1 to N; attention layers
-    count from 1 to N. `all_positions` asks for the vocabulary projection's input at every position,
-    besides the masked ones. `last_hidden_state` asks for it at every position, and for what is
-    pooled from it: whoever reads neither gets the same losses and gradients for less work without.
-    `heads` are the names of the task heads to run. `exits` are layers whose output the masked-LM
-    head reads, as it reads the last one's.
+    Hidden state 0 is the embedding output, hidden state i the output of layer i, from 1 to N.
+    Attention layers are numbered from 1 to N. `all_positions` asks for the vocabulary projection's
+    input at every position, in addition to the masked ones. `last_hidden_state` asks for that state
+    at every position, and for the pooled state. A caller that reads neither should leave it off: it
+    gets the same losses and gradients for less work. `heads` are the names of the task heads to
+    run. `exits` are layers whose output the masked-LM head reads, as it reads the last layer's.
     """
 
     hidden_states: tuple[int, ...] = ()
@@ -46,10 +46,9 @@ NOTHING = Capture()
 
 
 class Encoded(NamedTuple):
-    """The last hidden state, [B, L, H] or [P, H], and what was captured.
+    """The last hidden state, [B, L, H] or [P, H], and the captured tensors, still in the graph.
 
-    References, still in the graph. A tuple, because DeepSpeed looks for the tensors in what a
-    module returns.
+    It is a tuple, because DeepSpeed searches a module's result for tensors.
     """
 
     last_hidden_state: Tensor

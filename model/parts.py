@@ -40,7 +40,7 @@ class NoNorm(nn.Module):
 
 
 def make_norm(config: EncoderConfig, size: int, eps: float = 0.0) -> nn.Module:
-    """The configured norm over the last dimension; `eps` 0 means the configured epsilon."""
+    """The configured norm over the last dimension; an `eps` of 0 means the configured epsilon."""
     if config.norm == "no_norm":
         return NoNorm(size)
     return nn.LayerNorm(size, eps=eps or config.norm_eps, bias=config.norm_bias)

@@ -1,9 +1,9 @@
-"""What every kind of model is to whoever trains it, and which kinds there are.
+"""The protocol between the trainer and every kind of model, and the registry of kinds.
 
 A kind is a config (`ModelConfig`) and a module (`Model`) that is registered for it. The names of a
 module's parameters are part of the protocol: ``embeddings.word.``, ``encoder.PART.N.`` for layer N
-from 0, ``pooler.``, and those of the heads (`HEADS`). Stacking, layer-by-layer transfer and the
-choice of a teacher's layers go by them.
+from 0, ``pooler.``, and those of the heads (`HEADS`). Stacking, layer-by-layer transfer and
+initialisation from a teacher's layers rely on them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from model.model_config import PAIRS, ModelConfig
 from model.outputs import NOTHING, QKV, Capture, Encoded, Features, ModelOutput
 from model.task_head_config import TaskHeadConfig
 
-HEADS = ("head.", "pair_head.", "task_heads.")  # how the names of the heads' parameters begin
+HEADS = ("head.", "pair_head.", "task_heads.")  # name prefixes of the heads' parameters
 
 _MODULES: dict[type[ModelConfig], type[Model]] = {}
 _Module = TypeVar("_Module", bound="type[Model]")
 
 
 def register(config: type[ModelConfig]) -> Callable[[_Module], _Module]:
-    """A decorator: the module of a kind of model, and so a choice of ``model.kind`` in YAML."""
+    """A decorator that registers a module as the one of `config`, a new choice of ``model.kind``."""
 
     def note(module: _Module) -> _Module:
         add_kind(ModelConfig, config)
@@ -43,7 +43,7 @@ def register(config: type[ModelConfig]) -> Callable[[_Module], _Module]:
 
 
 def default_model() -> ModelConfig:
-    """The model of a section that is not there."""
+    """The model of a job whose config has no model section."""
     config: ModelConfig = chosen(ModelConfig, {})()
     return config
 
@@ -56,8 +56,8 @@ def module_of(config: ModelConfig) -> type[Model]:
 class Model(nn.Module, ABC):
     """A model with a masked-LM head tied to its word embedding, a pair head, and task heads.
 
-    A kind makes the parts below, and `encode`. Captured tensors are references to those of the
-    ordinary forward pass, still in the graph.
+    A kind creates the parts below and defines `encode`. Captured tensors are references to those of
+    the ordinary forward pass, still in the graph.
     """
 
     config: ModelConfig
@@ -79,9 +79,9 @@ class Model(nn.Module, ABC):
 
         With `rows` int64 [P] the last hidden state is [P, H], at these flat positions of B * L.
 
-        Where the padding ends each row, the mask may be int64 [B] instead, the number of real
-        tokens: then no attention kernel that can skip padding works on it. Pass no mask when
-        nothing is padded: the kernels without one are faster.
+        Where padding only follows the tokens, the mask may instead be int64 [B], the number of real
+        tokens in each row, so that attention kernels can skip the padding. Pass no mask when
+        nothing is padded: kernels without a mask are faster.
         """
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def flops_per_token(self, length: int, masked_fraction: float) -> float:
-        """Operations of the matrix products of a forward pass, per token (`model.accounting`)."""
+        """FLOPs of the matrix products in a forward pass, per token (`model.accounting`)."""
 
     def word_vectors(self, input_ids: Tensor) -> Tensor:
         """The word embedding's rows for int64 [...]: [..., E]."""
@@ -104,7 +104,7 @@ class Model(nn.Module, ABC):
         return found
 
     def checkpoint_activations(self) -> None:
-        """Keep each layer's input only, and compute the rest again (`Ability.CHECKPOINT`)."""
+        """Store only each layer's input, and recompute the rest (`Ability.CHECKPOINT`)."""
         raise NotImplementedError
 
     def compile_layers(self, **options: Any) -> None:
@@ -112,7 +112,7 @@ class Model(nn.Module, ABC):
         raise NotImplementedError
 
     def freeze_positions(self) -> None:
-        """Leave the position embeddings as they are (`Ability.FREEZE_POSITIONS`)."""
+        """Do not train the position embeddings (`Ability.FREEZE_POSITIONS`)."""
         raise NotImplementedError
 
     def features(
@@ -123,7 +123,7 @@ class Model(nn.Module, ABC):
         masked_positions: Tensor | None = None,
         capture: Capture = NOTHING,
     ) -> Features:
-        """The training path: everything up to, and without, the vocabulary projection.
+        """The training path: everything up to, but not including, the vocabulary projection.
 
         `masked_positions` int64 [P] indexes the flattened B * L; the head's transform runs there
         only. Losses project `vocabulary_input` with `output_projection()` in chunks.
@@ -137,7 +137,7 @@ class Model(nn.Module, ABC):
         all_positions = None
         if last is not None:
             first, states = last[:, 0], last.flatten(0, 1)
-            # A pass of its own: the bits at masked positions are the same with and without it.
+            # Separate, so that the bits at masked positions do not depend on it.
             all_positions = self._transform(states) if capture.all_positions else None
             if masked_positions is not None:
                 states = states.index_select(0, masked_positions)
@@ -228,7 +228,7 @@ class Model(nn.Module, ABC):
         return tuple(sorted({*capture.hidden_states, *capture.exits, *read}))
 
     def _exit(self, states: Tensor, masked_positions: Tensor | None) -> Tensor:
-        """The vocabulary projection's input [P, E] that the head makes of states [B, L, H]."""
+        """The vocabulary projection's input [P, E], computed by the head from states [B, L, H]."""
         rows = states.flatten(0, 1)
         if masked_positions is not None:
             rows = rows.index_select(0, masked_positions)

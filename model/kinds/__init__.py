@@ -1,7 +1,7 @@
-"""Kinds of models besides the encoder: each is a module here, or in a file of the user's own.
+"""Kinds of models besides the encoder: each is a module here or a Python file of the user's.
 
-A kind brings its config and its module (`model.protocol.register`). Importing this package finds
-those that are in it; a job's ``plugins`` may bring more.
+A kind has a config and a module (`model.protocol.register`). Importing this package registers the
+kinds in it; a job's ``plugins`` may add more.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ _WIDTH = Range(1, 2**24)
 
 @dataclass
 class BiLSTMConfig(ModelConfig):
-    """A bidirectional LSTM: one layer, and a hidden layer before the labels (Tang et al. 2019).
+    """A bidirectional LSTM: one layer, and a hidden layer before the labels (Tang et al., 2019).
 
-    Its last states in both directions, side by side, through a dense layer with ReLU, are the
-    pooled state. A masked-LM head, tied to the word vectors, predicts tokens. It reads any length.
+    The pooled state is a dense layer with ReLU on the concatenated last states of both directions.
+    A masked-LM head, tied to the word vectors, predicts tokens. Sequences may have any length.
     """
 
     abilities: ClassVar[frozenset[Ability]] = frozenset(
@@ -45,7 +45,7 @@ class BiLSTMConfig(ModelConfig):
     )
     vocab_size: Annotated[int, _WIDTH, Unit("tokens"), Doc("Rows of the word embedding.")] = 30522
     hidden_size: Annotated[
-        int, _WIDTH, Doc("Width of the word vectors, and of both directions' states together.")
+        int, _WIDTH, Doc("Width of the word vectors, and of the two directions' states together.")
     ] = 300
     layers: Annotated[int, Range(1, 4096), Doc("Number of layers.")] = 1
     pooled_size: Annotated[
@@ -62,18 +62,18 @@ class BiLSTMConfig(ModelConfig):
     initializer_range: Annotated[
         float,
         positive(100.0),
-        Doc("Standard deviation of random weights outside of the LSTM: its own are uniform."),
+        Doc("Standard deviation of random weights outside the LSTM, whose weights are uniform."),
     ] = 0.02
 
     def conflicts(self) -> Iterator[Refusal]:
         if self.hidden_size % 2:
-            yield "hidden_size", f"{self.hidden_size} is not even: half is of each direction"
+            yield "hidden_size", f"{self.hidden_size} must be even: each direction has half of it"
         if self.pad_token_id >= self.vocab_size:
             yield "pad_token_id", f"{self.pad_token_id} is outside the vocabulary"
         yield from self.conflicts_with_heads()
 
     def dropout_rate(self, place: str) -> float:
-        """The same everywhere."""
+        """The one dropout probability, which applies to every part."""
         return self.dropout
 
     @property
@@ -118,7 +118,7 @@ class BothDirections(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, reverse: Tensor) -> Tensor:
-        """States [B, L, H] of x [B, L, H]; `reverse` int64 [B, L] reverses the tokens of a row."""
+        """Map x [B, L, H] to states [B, L, H]; `reverse` int64 [B, L] reverses a row's tokens."""
         index = reverse[..., None]
         ahead, _ = self.forwards(x)
         back, _ = self.backwards(x.gather(1, index.expand_as(x)))
@@ -143,7 +143,7 @@ class Layers(nn.Module):
 
 
 class LastStates(nn.Module):
-    """The last state of each direction through a dense layer with ReLU."""
+    """A dense layer with ReLU on the last states of both directions."""
 
     def __init__(self, config: BiLSTMConfig) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class BiLSTM(Model):
         capture: Capture = NOTHING,
         rows: Tensor | None = None,
     ) -> Encoded:
-        """As of every model. Padding follows the tokens: states there mean nothing."""
+        """As in `Model.encode`. Padding must follow the tokens; its states are meaningless."""
         tokens = _tokens(input_ids, attention_mask)[:, None]
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
         reverse = torch.where(places < tokens, tokens - 1 - places, places)
@@ -216,7 +216,7 @@ class BiLSTM(Model):
     def fill(
         self, module: nn.Module, key: str, name: str, parameter: Tensor, generator: torch.Generator
     ) -> None:
-        """Normal weights and zero biases; those of an LSTM uniform in 1 / sqrt(its states)."""
+        """Normal weights and zero biases; an LSTM's are uniform in +-1 / sqrt(its state size)."""
         if isinstance(module, nn.LSTM):
             bound = 1.0 / math.sqrt(module.hidden_size)
             parameter.uniform_(-bound, bound, generator=generator)
@@ -230,7 +230,7 @@ class BiLSTM(Model):
             parameter[module.padding_idx].zero_()
 
     def flops_per_token(self, length: int, masked_fraction: float) -> float:
-        """The four gates of each direction, from inputs and states; and the heads, as encoders'."""
+        """The four gates of each direction, from inputs and states, plus the heads."""
         config, hidden = self.config, self.config.hidden_size
         half = hidden // 2
         layer = 2 * 2 * 4 * half * (hidden + half)
@@ -240,7 +240,7 @@ class BiLSTM(Model):
 
 
 def _tokens(of: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """How many tokens each row of `of` [B, L] has, int64 [B], by a mask as in `Model.encode`."""
+    """The number of tokens in each row of `of` [B, L], int64 [B]; the mask as in `Model.encode`."""
     if attention_mask is None:
         return of.new_full((len(of),), of.shape[1], dtype=torch.int64)
     return attention_mask if attention_mask.ndim == 1 else attention_mask.ne(0).sum(dim=1)

@@ -130,7 +130,7 @@ def test_layers_are_chosen_and_doubled_by_their_names() -> None:
         ("{kind: bilstm, heads: 2}", "heads: unknown key"),
         ("pooled_size: 3", "pooled_size: unknown key"),
         ("{kind: bilstm, poled_size: 3}", "poled_size: unknown key; did you mean pooled_size?"),
-        ("{kind: bilstm, hidden_size: 7}", "hidden_size: 7 is not even"),
+        ("{kind: bilstm, hidden_size: 7}", "hidden_size: 7 must be even"),
     ],
 )
 def test_keys_belong_to_the_kind(text: str, message: str) -> None:

@@ -1,1 +1,1 @@
-"""What people and other processes ask of a run, and how it answers."""
+"""Requests of users and other processes to a run, and its answers."""

@@ -1,4 +1,4 @@
-"""`tandem stop` and `tandem checkpoint`: ask a live run for something, and wait for its answer."""
+"""`tandem stop` and `tandem checkpoint`: send a request to a live run, and wait for its answer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ POLL_SECONDS = 0.2
 
 
 def ask_and_wait(run: RunFolder, kind: str, seconds: float) -> str:
-    """Request a stop or a checkpoint, and return what the run answered, in one line.
+    """Request a stop or a checkpoint; returns the run's answer in one line.
 
-    Raises TrainingError when the run is not live, when the save failed, and when there is no answer
-    within `seconds` (the run then still acts on the request as soon as it sees it).
+    Raises TrainingError if the run is not live, if the save failed, or if there is no answer within
+    `seconds`. In the last case the run still acts on the request as soon as it sees it.
     """
     owner = live_owner(run.path)
     if owner is None:

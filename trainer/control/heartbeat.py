@@ -13,8 +13,8 @@ from trainer.checkpoint import Attempt, StaleAttempt, send_heartbeat
 from trainer.checkpoint.owner import HEARTBEAT_SECONDS
 from trainer.watch.first_failure import FAILED, FirstFailure
 
-# Time for this rank to notice by itself that another has failed. Over gloo it does so at once; over
-# NCCL it may wait in a kernel without limit.
+# Time for this rank to notice by itself that another one has failed. With gloo it does so at once;
+# with NCCL it may wait in a kernel forever.
 GRACE_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
@@ -45,12 +45,12 @@ class Heartbeat:
     def __exit__(self, *exception: Any) -> None:
         self._closed.set()
         if self._leads:
-            with contextlib.suppress(OSError):  # a full disk: it will look as if it had been killed
+            with contextlib.suppress(OSError):  # a full disk: the run will seem to have been killed
                 self._attempt.end()
 
     def _run(self) -> None:
         while not self._closed.wait(HEARTBEAT_SECONDS):
-            with contextlib.suppress(OSError):  # a disk that is away for a moment
+            with contextlib.suppress(OSError):  # the disk is unavailable for a moment
                 self._look_around()
 
     def _look_around(self) -> None:
@@ -63,7 +63,7 @@ class Heartbeat:
                 os._exit(FAILED)
 
     def _beat(self) -> None:
-        with contextlib.suppress(OSError):  # its record may have gone: the check will say
+        with contextlib.suppress(OSError):  # the record may be gone; the check reports that
             send_heartbeat(self._attempt.record)
         try:
             self._attempt.check()

@@ -1,4 +1,4 @@
-"""What a signal or a person may request of a job during a step."""
+"""Requests that a signal or a user may make to a job during a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Requests:
-    """One rank's requests; the job does what any of its ranks requests."""
+    """The requests that one rank knows of; the job follows those of any rank."""
 
     stop: bool = False  # save, and end
     save: bool = False  # save, and continue
@@ -19,7 +19,7 @@ class Requests:
 
     @classmethod
     def agreed(cls, votes: Sequence[float]) -> Requests:
-        """What any rank requests, given the sums of their `votes`."""
+        """The requests of all ranks together, from the sums of their `votes`."""
         return cls(*(bool(count) for count in votes))
 
 

@@ -25,13 +25,13 @@ from trainer.durable import atomic_write
 
 STOP, CHECKPOINT = "stop", "checkpoint"
 KINDS = (STOP, CHECKPOINT)
-LOOK_SECONDS = 1.0  # between two looks at the folder, which may be on a slow file system
+LOOK_SECONDS = 1.0  # between reads of the folder, which may be on a slow file system
 
 _log = logging.getLogger(__name__)
 
 
 class RequestBox:
-    """The requests of a run as its rank 0 sees them; on other ranks it is always empty."""
+    """The requests to a run, as rank 0 sees them; always empty on other ranks."""
 
     def __init__(self, folder: Path, reads: bool) -> None:
         """`folder` is ``RUN/requests``; `reads` is true on rank 0 only."""
@@ -90,7 +90,7 @@ def ask(folder: Path, kind: str) -> str:
     except FileExistsError:
         if there := _read(path).get("id"):
             return str(there)
-        # Its author died, or met a full disk, before it was complete.
+        # Its writer died, or the disk was full, before the request was complete.
         atomic_write(path, content)
     return request
 
@@ -109,7 +109,7 @@ def forget(folder: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Its content; empty where there is none, or while the disk is unavailable."""
+    """The content of a file; empty if there is none, or while the disk is unavailable."""
     try:
         return dict(parse_json(path.read_text()))
     except (OSError, ValueError, TypeError):

@@ -55,7 +55,7 @@ class RunContext:
         self.startup.first_step_is_done()
 
     def requests(self) -> Requests:
-        """What this rank knows to be requested of the job.
+        """The requests that this rank knows of.
 
         Raises StaleAttempt when a newer attempt has begun.
         """

@@ -1,1 +1,1 @@
-"""What a job reads: its corpora, its global batches, and copies of them on the node."""
+"""The data of a job: its corpora, its global batches, and copies of them on the nodes."""

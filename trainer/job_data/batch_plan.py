@@ -1,4 +1,4 @@
-"""How many sequences each global batch of a job has."""
+"""The number of sequences in each global batch of a job."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from trainer.config import JobConfig
 
 
 def global_batches(config: JobConfig, corpora: Mapping[str, Corpus] | None = None) -> BatchSizes:
-    """The sequences of the global batch at every step.
+    """The number of sequences in the global batch at every step.
 
-    Where the config states tokens, what they come to changes with the length and the packing.
-    `corpora` are the job's, if they are open already. Raises DataError when they cannot be opened.
+    Where the config states tokens, the number depends on sequence length and packing. `corpora` are
+    the job's, if they are already open. Raises DataError when they cannot be opened.
     """
     batch = config.batch
     in_tokens = batch.tokens or any(growth.tokens for growth in batch.growth)
@@ -29,7 +29,7 @@ def global_batches(config: JobConfig, corpora: Mapping[str, Corpus] | None = Non
 
 
 def usual_rows(config: JobConfig) -> int:
-    """The sequences of the global batch at most steps, if none were padded; opens no corpus."""
+    """The size of the global batch at most steps, assuming no padding; opens no corpus."""
     starts = [step for step in _changes(config) if step < config.steps]
     shares: dict[int, int] = {}
     for start, end in zip(starts, [*starts[1:], config.steps], strict=True):
@@ -44,6 +44,6 @@ def usual_rows(config: JobConfig) -> int:
 
 
 def _changes(config: JobConfig) -> list[int]:
-    """The steps from which the batch may have another size, ascending, 0 among them."""
+    """The steps at which the batch size may change, ascending, including 0."""
     phases = (phase.from_step for phase in config.data.phases)
     return sorted({0, *phases, *(growth.step for growth in config.batch.growth)})

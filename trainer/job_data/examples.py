@@ -1,7 +1,8 @@
-"""The labelled examples of a job's task: encoded once, and what they say about the job.
+"""The labelled examples of a job's task: encoded once, and used to complete the job's config.
 
-The folder of the encoded examples is named after what decides its content: the files, the
-tokenizer, the settings of the task, and the code of its module. A job that names the same finds it.
+The name of the folder with the encoded examples is a hash of everything that determines its
+content: the files, the tokenizer, the task's settings and the code of its module. So jobs with the
+same examples share it.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from trainer.objectives.task import TaskConfig, TaskFile
 from trainer.objectives.term import TermConfig
 from trainer.tasks.soft_labels import SoftLabels
 
-FORMAT = 1  # of the encoding
+FORMAT = 1  # version of the encoding
 FOLDER = "examples"
 SOFT = "soft_labels"
-SPLITS = {"train": "train", "val": "validation"}  # of the corpus: the files of the job
+SPLITS = {"train": "train", "val": "validation"}  # split of the corpus -> key of the job's file
 
 
 def with_examples(job: JobConfig) -> JobConfig:
-    """The job with what only its examples tell: labels, steps, and the folder that holds them.
+    """The job, completed from its examples: labels, steps, and the folder of encoded examples.
 
-    They are encoded unless they are already. A job that reads text is returned as it is. Raises
-    DataError, naming file and line, for bad examples, TrainingError where there is no tokenizer.
+    The examples are encoded unless that has been done before. A job that reads text is returned
+    unchanged. Raises DataError, naming file and line, for bad examples, and TrainingError without a
+    tokenizer.
     """
     if not job.data.train:
         return job
@@ -54,14 +56,15 @@ def with_examples(job: JobConfig) -> JobConfig:
     data = dataclasses.replace(job.data, path=str(folder))
     steps = job.steps or _steps(job, ExampleSplit(Corpus.open(str(folder)), "train").total)
     job = dataclasses.replace(job, data=data, steps=steps, epochs=None)
-    scored_on_test(job)  # what is wrong with the test file is told before training
+    scored_on_test(job)  # so that errors in the test file are raised before training
     return job
 
 
 def scored_on_test(job: JobConfig) -> JobConfig | None:
-    """A job `with_examples`, with those of its test file to score on; None where it has none.
+    """The job with its test file as the examples to score; None if it has no test file.
 
-    They are encoded unless they are already. Raises DataError, naming file and line, for bad ones.
+    `job` comes from `with_examples`. The examples are encoded unless that has been done before.
+    Raises DataError, naming file and line, for bad examples.
     """
     if not job.data.test:
         return None
@@ -85,7 +88,7 @@ def task_of(job: JobConfig) -> tuple[str, TaskConfig]:
 
 
 def _with_task(job: JobConfig, name: str, task: TaskConfig) -> JobConfig:
-    """The job with `task` in place of each learner's, which keeps its weight."""
+    """The job with `task` instead of each learner's own section of it, except for the weight."""
 
     def renewed(learner: LearnerConfig) -> LearnerConfig:
         terms = learner.objective.terms()
@@ -103,7 +106,7 @@ def _with_task(job: JobConfig, name: str, task: TaskConfig) -> JobConfig:
 
 
 def _require_same_labels(job: JobConfig, name: str, task: TaskConfig) -> None:
-    """Raise TrainingError where a frozen teacher has no such head, or one with other labels."""
+    """Raise TrainingError if a frozen teacher's head for the task is missing or has other labels."""
     if not job.teacher.frozen:
         return
     theirs = job.teacher.model.task_heads.get(name)
@@ -135,9 +138,9 @@ def _encoded(
     files: Mapping[str, Path],
     path: str = "",
 ) -> Path:
-    """The folder of the encoded examples in `files`, by split, which exists afterwards.
+    """The folder of encoded examples from `files`, by split; encodes them if necessary.
 
-    It is `path`; empty: one beside the runs, named after its content.
+    The folder is `path` or, if that is empty, one beside the runs that is named by its content.
     """
     fingerprint = load_tokenizer(tokenizer)[1].fingerprint
     identity = {"format": FORMAT, "tokenizer": fingerprint, **_identity(job, task, files)}
@@ -153,7 +156,7 @@ def _encoded(
 
 
 def _identity(job: JobConfig, task: TaskConfig, files: Mapping[str, Path]) -> dict[str, Any]:
-    """All but the tokenizer that decides what the encoded examples are."""
+    """Everything except the tokenizer that determines the encoded examples."""
     data, settings = job.data, dataclasses.asdict(task)
     return {
         "settings": {key: one for key, one in settings.items() if key not in task.not_encoded},
@@ -168,7 +171,7 @@ def _identity(job: JobConfig, task: TaskConfig, files: Mapping[str, Path]) -> di
 def _examples(
     job: JobConfig, task: TaskConfig, encoder: TextEncoder, files: Mapping[str, Path]
 ) -> dict[str, Iterable[EncodedExample]]:
-    """The examples by split; of a training file alone, a part is held out."""
+    """The examples by split; without a validation file, a part of the training file is held out."""
     of = {split: TaskFile(path, job.data.columns) for split, path in files.items()}
     if "val" in files:
         return {split: task.encode(file, encoder) for split, file in of.items()}
@@ -182,7 +185,7 @@ def _examples(
 def _held_out(
     examples: Iterator[EncodedExample], fraction: float, wanted: bool
 ) -> Iterator[EncodedExample]:
-    """The examples that are held out, or the others: every so many'th."""
+    """The held-out examples, at equal intervals, if they are `wanted`; otherwise the others."""
     every = round(1 / fraction)
     for number, example in enumerate(examples):
         if (number % every == every - 1) == wanted:

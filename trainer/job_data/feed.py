@@ -19,13 +19,13 @@ from trainer.watch.rollback import batch_number
 
 
 class Feed:
-    """What this rank reads. A context manager: while it is open, blocks are copied ahead.
+    """The batches of this rank. A context manager: while it is open, blocks are copied ahead.
 
-    masker: masks batches on the device if they come without masks, else None.
+    masker: masks batches on the device if they arrive without masks; otherwise None.
     """
 
     def __init__(self, config: JobConfig, corpora: Mapping[str, Corpus], attempt: int) -> None:
-        """`attempt` is this start's number. Raises DataError for what cannot be read."""
+        """`attempt` is this attempt's number. Raises DataError for data that cannot be read."""
         self._config, self._corpora = config, corpora
         self._staged: Path | None = None
         self.masker: TorchMasker | None = None

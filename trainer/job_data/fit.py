@@ -1,4 +1,4 @@
-"""Whether the corpora and folders that a job names are there, and fit its models."""
+"""Checks that the corpora and folders of a job exist and fit its models."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from trainer.run_folder.folder import RunFolder
 
 
 def require_inputs(config: JobConfig) -> None:
-    """Raise the DataError or TrainingError that the job would end with, as far as it shows here.
+    """Raise the DataError or TrainingError that would end the job, if it can be known here.
 
-    Corpora behind URLs are not checked: the nodes may reach what this machine cannot. Nor are
-    folders of weights once the run has a checkpoint: it no longer reads them.
+    Corpora behind URLs are not checked, because only the nodes may be able to reach them. Folders
+    of weights are not checked once the run has a checkpoint, because it no longer reads them.
     """
     corpora = open_corpora(config.data, urls=False)
     require_fit(config, corpora)
@@ -44,7 +44,8 @@ def require_same_tokenizers(
 ) -> None:
     """Raise unless every learner that starts from a folder has the corpora's token ids.
 
-    The folders of the `restored`, which a checkpoint holds, are not checked: they may be gone.
+    The folders of `restored` learners, which come from a checkpoint, are not checked: they may be
+    gone.
     """
     for key, learner in _learners(config):
         if learner.init.pretrained and key not in restored:

@@ -1,4 +1,4 @@
-"""Reading ahead: the next batch is made in a thread while the current one is trained on."""
+"""Prefetching: a thread prepares the next batch while the current one is trained on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from data_pipeline import Batch
 
 
 class Prefetched:
-    """`read(step)` for consecutive steps, one of them ahead.
+    """Calls `read(step)` for consecutive steps, one step ahead.
 
-    `waited` is how many seconds `take` has waited so far: what training has lost to reading.
+    `waited`: the seconds that `take` has waited so far, which training lost to reading.
     """
 
     def __init__(self, read: Callable[[int], Batch], step: int) -> None:

@@ -1,4 +1,4 @@
-"""What this job's ranks read next, on the disk of their own node."""
+"""Staging: copies of the data that a node's ranks read next, on the node's own disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.run_folder.folder import RunFolder
 
 
 def folder_on_node(config: JobConfig, attempt: int) -> Path | None:
-    """Where this attempt's copies lie on every node; None without ``data.stage``."""
+    """The folder of this attempt's copies on every node; None without ``data.stage``."""
     if config.data.stage is None:
         return None
     run = hashlib.sha256(str(RunFolder.of(config).path.resolve()).encode()).hexdigest()[:12]
@@ -28,9 +28,9 @@ def folder_on_node(config: JobConfig, attempt: int) -> Path | None:
 def stager_of_node(
     config: JobConfig, corpora: Mapping[str, Corpus], folder: Path, step: int
 ) -> Stager | None:
-    """On the first rank of each node what copies for all of its ranks, from batch `step` on.
+    """The stager that copies for all ranks of a node, from batch `step` on. Collective.
 
-    None on the others. Collective.
+    Only the first rank of each node gets one; the others get None.
     """
     hosts: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname())
@@ -54,10 +54,10 @@ def stager_of_node(
 
 
 def shares_of(ranks: Sequence[int], world_size: int) -> list[tuple[int, int]]:
-    """(rank, world size) of streams that together read what `ranks` of one node read.
+    """(rank, world size) of streams that together read what the `ranks` of one node read.
 
-    It is one stream where the nodes divide the batch as ranks would, as SLURM's block distribution
-    has it.
+    One stream suffices where a node's ranks read a contiguous, equal share of the batch, as with
+    SLURM's block distribution.
     """
     size, first = len(ranks), ranks[0]
     in_a_row = list(ranks) == list(range(first, first + size))

@@ -1,1 +1,1 @@
-"""Instruments: time, bytes, the trace of a profiler."""
+"""Instruments: time, bytes, and traces of a profiler."""

@@ -1,4 +1,4 @@
-"""Lengths of time: what a run has left, and how people write it."""
+"""Durations: the time that a run has left, and how a duration is written."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from __future__ import annotations
 def seconds_left(
     step: int, steps: int, pace: float, seconds: float, hours: float | None
 ) -> float | None:
-    """How long a run of `steps`, or of `hours` of training, will go on; None when it is done.
+    """The time left, in seconds, of a run with a limit of `steps` and perhaps `hours` of training.
 
-    `pace` is in seconds per step, `seconds` how long it has been trained.
+    `pace` is in seconds per step; `seconds` is the training time so far. None when the run is done.
     """
     left = (steps - step) * pace
     if hours is not None:
@@ -17,7 +17,7 @@ def seconds_left(
 
 
 def duration(seconds: float) -> str:
-    """A length of time as people write it: 0:42, 12:05, 3:04:05, 2 days 3:04."""
+    """A duration as text: 0:42, 12:05, 3:04:05, 2 days 3:04."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)

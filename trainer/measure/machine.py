@@ -1,4 +1,4 @@
-"""What a run was made on, in a few words."""
+"""A short description of the machine that a run uses."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ CPU_FACTS = Path("/proc/cpuinfo")
 
 
 def describe() -> str:
-    """Processor first, as in "8 x NVIDIA H100, 64 cores, 512 GiB" or "AMD EPYC, 2 cores, 24 GiB".
+    """For example "8 x NVIDIA H100, 64 cores, 512 GiB" or "AMD EPYC, 2 cores, 24 GiB".
 
-    Counts what this process may use.
+    Counts only what this process may use.
     """
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

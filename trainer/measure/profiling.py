@@ -24,7 +24,7 @@ class ProfileConfig(Section):
     steps: Annotated[
         str,
         Matches(r"(\d+:\d+)?", "two steps, as in 100:103"),
-        Doc("The steps A up to, and without, B that are traced, as in `100:103`; empty: none."),
+        Doc("The steps to trace, A:B without B, as in `100:103`; empty: none."),
     ] = ""
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -48,7 +48,7 @@ class Tracer:
         self._profile: Any = None
 
     def before(self, step: int) -> None:
-        """The job's `step` is about to begin."""
+        """Called before the job's `step`."""
         if self._span is None:
             return
         if self._profile is not None and step >= self._span[1]:
@@ -61,7 +61,7 @@ class Tracer:
             self._profile.start()
 
     def close(self) -> None:
-        """Write what has been traced."""
+        """Write the trace to the file."""
         if self._profile is None:
             return
         self._profile.stop()

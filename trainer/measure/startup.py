@@ -1,4 +1,4 @@
-"""Where the time between the start of a process and its first step goes; one line in the log."""
+"""The time from the start of a process to its first step, by part, as one line in the log."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _log = logging.getLogger(__name__)
 
 
 class Startup:
-    """Marks on the way to the first step.
+    """Times the parts of a start, up to the first step.
 
-    Made once the imports are done, by the launcher where the ranks are its forks: the time then
-    counts from the launcher's beginning.
+    It is created right after the imports. Where the ranks are forks of the launcher, the launcher
+    creates it, and the time counts from the launcher's start.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Startup:
         self._over = False
 
     def mark(self, part: str) -> None:
-        """The part that has just ended."""
+        """Note that the part of the start with this name has just ended."""
         now = time.monotonic()
         self._seconds[part] = now - self._last
         self._last = now

@@ -1,12 +1,12 @@
-"""Where the time of a step goes: each learner's forward, backward, step and communication.
+"""The time of a step by part: each learner's forward, backward, step and communication.
 
-Only steps that will be logged are timed. On a GPU events are put into its stream and read when the
-step is long done, so nothing waits for anything; on a CPU it is the wall clock.
+Only steps that will be logged are timed. On a GPU, events are recorded in its stream and read long
+after the step, so nothing has to wait; on a CPU the wall clock is used.
 
-Collectives are timed where DeepSpeed calls them, by standing before its backend, and belong to the
-learner at work. Their time is part of the pass that they run in: a reduction in the backward pass,
-the parameters' gathering in the step. On a GPU a reduction on a stream of its own may overlap with
-computing, and then the parts add up to more than the step.
+Collectives are timed by a wrapper around DeepSpeed's backend, and charged to the learner that is
+running. Their time is part of the pass that they run in: reductions are part of the backward pass,
+gathering parameters is part of the step. On a GPU, a reduction on its own stream may overlap with
+computation; the parts then add up to more than the step.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class StepClock:
         self._sent[self._learner] += size
 
     def take(self) -> dict[str, float]:
-        """The metrics of the timed step, by key; starts afresh. On a GPU it waits for the step.
+        """The metrics of the timed step, by key; resets the clock. On a GPU it waits for the step.
 
         ``LEARNER/seconds_PART`` and ``LEARNER/bytes_communication``, and on a GPU
-        ``LEARNER/bytes_peak``, the most that was allocated while the learner was at work.
+        ``LEARNER/bytes_peak``, the peak of allocated memory while the learner was running.
         """
         if self._on_gpu and self._spans:
             torch.cuda.synchronize()
@@ -101,7 +101,7 @@ class StepClock:
         return row
 
     def most_bytes(self) -> int:
-        """The most bytes that were ever allocated: of the GPU, or else by this process."""
+        """The peak of allocated bytes so far: on the GPU or, without one, of this process."""
         if not self._on_gpu:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return max(self._most, torch.cuda.max_memory_allocated())
@@ -114,12 +114,12 @@ class StepClock:
         return event
 
 
-# One for the process, as DeepSpeed's collectives are.
+# One clock per process, because DeepSpeed's collectives are global too.
 clock = StepClock()
 
 
 class TimedBackend:
-    """DeepSpeed's communication backend, whose collectives the clock sees."""
+    """Wraps DeepSpeed's communication backend, and times its collectives."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -132,7 +132,7 @@ class TimedBackend:
 
 
 def watch_collectives() -> None:
-    """Have DeepSpeed's collectives seen by the clock."""
+    """Let the clock time DeepSpeed's collectives."""
     if not isinstance(deepspeed.comm.comm.cdb, TimedBackend):
         deepspeed.comm.comm.cdb = TimedBackend(deepspeed.comm.comm.cdb)
 
@@ -149,7 +149,7 @@ def _timed(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _size(arguments: list[Any]) -> int:
-    """Bytes of the largest argument: of a gather the result, of a scatter what is scattered."""
+    """The bytes of the largest argument: a gather's result, or a scatter's input."""
     sizes = [0]
     for one in arguments:
         tensors = one if isinstance(one, list | tuple) else [one]
