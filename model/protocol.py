@@ -32,7 +32,7 @@ _Module = TypeVar("_Module", bound="type[Model]")
 
 
 def register(config: type[ModelConfig]) -> Callable[[_Module], _Module]:
-    """A decorator that registers a module as the one of `config`, a new choice of ``model.kind``."""
+    """A decorator: registers the module of `config`, whose kind joins those of ``model.kind``."""
 
     def note(module: _Module) -> _Module:
         add_kind(ModelConfig, config)

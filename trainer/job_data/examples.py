@@ -106,7 +106,7 @@ def _with_task(job: JobConfig, name: str, task: TaskConfig) -> JobConfig:
 
 
 def _require_same_labels(job: JobConfig, name: str, task: TaskConfig) -> None:
-    """Raise TrainingError if a frozen teacher's head for the task is missing or has other labels."""
+    """Raise TrainingError if a frozen teacher's head is missing or has other labels."""
     if not job.teacher.frozen:
         return
     theirs = job.teacher.model.task_heads.get(name)
