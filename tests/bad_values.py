@@ -58,13 +58,13 @@ class BadValue:
 
     @property
     def override(self) -> str:
-        """On the command line."""
+        """The `key=value` for the command line."""
         return f"{self.key}={self.value}"
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a schema, in full, the types of its values, and the rules that they keep."""
+    """A key of a schema, with its full name, the types of its values, and its rules."""
 
     name: str
     types: tuple[Any, ...]
@@ -72,7 +72,7 @@ class Key:
 
 
 def keys(schema: Any, path: str = "", named: str = "one") -> Iterator[Key]:
-    """All keys of a schema, sections before what is in them; `named` stands for a free name."""
+    """All keys of a schema, a section before its keys; `named` stands for any free name."""
     schema = chosen(schema, {})  # its keys, where it comes in kinds
     for field in dataclasses.fields(schema):
         key = f"{path}.{field.name}" if path else field.name
@@ -106,7 +106,7 @@ def bad_values(key: Key) -> Iterator[BadValue]:
 
 
 def beyond_its_rules(key: Key) -> Iterator[BadValue]:
-    """Values just outside of what is declared for a key that takes a number or a text."""
+    """Values just outside the declared bounds of a key that takes a number or a string."""
     if not set(key.types) <= {int, float, str, type(None)}:
         return
     for rule in key.rules:

@@ -1,4 +1,4 @@
-"""What the whole suite shares: a small corpus of real prose, and a way to run the command line."""
+"""Fixtures of the whole suite: a small corpus of real prose, and the command line."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ TINY_JOB = Path(__file__).with_name("tiny_job.yaml")
 
 
 def tandem(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the real command line in a process of its own, which has imported everything."""
+    """Run the real command line in a process of its own, with all imports already done."""
     words = [str(word) for word in arguments]
     code, output, errors = run_command(words, command_environment(**environment), 300)
     return subprocess.CompletedProcess(["tandem", *words], code, output, errors)
 
 
 def command_environment(**changes: str) -> dict[str, str]:
-    """The environment of a user at a shell: none of a launcher's variables, no W&B key."""
+    """The environment of a user's shell, without launcher variables and W&B key."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -34,7 +34,7 @@ def command_environment(**changes: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory) -> Path:
-    """Python's own reference text, as documents of paragraphs."""
+    """Python's own reference text, as documents made of paragraphs."""
     from pydoc_data.topics import topics
 
     path = tmp_path_factory.mktemp("text") / "topics.txt"
@@ -57,7 +57,7 @@ def corpus(text, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(corpus, tmp_path_factory) -> tuple[Path, str]:
-    """The tiny job on two ranks, from its start to its end: its folder, and what it printed."""
+    """The tiny job on two ranks, run to its end: its folder, and what it printed."""
     runs = tmp_path_factory.mktemp("finished")
     job = ["train", TINY_JOB, f"data.path={corpus}", f"output_dir={runs}", "--nproc", 2]
     done = tandem(*job, "profile.steps=5:7")

@@ -70,7 +70,7 @@ def _ended(code: int) -> str:
 
 
 def set_rank_environment(rank: int, world_size: int, port: int) -> None:
-    """What DeepSpeed and torch read to find their place; LOCAL_RANK keeps DeepSpeed off mpi4py."""
+    """Set what DeepSpeed and torch read to find their place. LOCAL_RANK avoids mpi4py."""
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -120,7 +120,7 @@ def _skip_shared_memory_build() -> None:
 
 
 def _fail(folder: Path, rank: int) -> None:
-    """Write this rank's traceback and end at once: the others' connection errors come after."""
+    """Write this rank's traceback and exit at once, before connection errors of the others."""
     text = f"rank {rank}:\n{traceback.format_exc()}"
     unfinished = folder / f"rank-{rank}.writing"
     unfinished.write_text(f"{time.monotonic()}\n{text}")

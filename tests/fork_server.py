@@ -1,11 +1,11 @@
-"""Processes that begin with everything imported: each is a fork of a server that has done it once.
+"""Processes that start with everything imported: forks of a server that has imported it once.
 
-``server().start(function, *args)`` calls a module level function in a process of its own, with this
-process's folder and module path. The server has run no tensor operation, so that a fork can start
-threads. ZeRO-3 changes functions of torch for the whole process: here, for one fork.
+``server().start(function, *args)`` calls a module level function in a new process, with this
+process's folder and module path. The server runs no tensor operation, so that a fork can start
+threads. ZeRO-3 patches functions of torch for the whole process: here, for one fork only.
 
 The server forks a guardian, which forks the process, waits for it and reports its end. All of them
-end with the process that asked.
+end with the process that made the request.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class _Call:
 
 @dataclass
 class Forked:
-    """A process that a server has forked: `pid`, and once it has ended `returncode`."""
+    """A process that a server has forked: `pid` and, once it has ended, `returncode`."""
 
     pid: int
     _status: int
     returncode: int | None = field(default=None)  # -n by signal n
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code, or None where it is still at work after `seconds`."""
+        """Its exit code, or None if it is still running after `seconds`."""
         if self.returncode is None and select.select([self._status], [], [], seconds)[0]:
             data = os.read(self._status, 4)
             self.returncode = struct.unpack("i", data)[0] if data else -signal.SIGKILL
@@ -60,7 +60,7 @@ class Forked:
         return self.returncode
 
     def kill(self) -> None:
-        """Kill it with all that it has started in its session."""
+        """Kill it together with everything that it has started in its session."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):  # it has ended, and is not known to have
                 os.killpg(self.pid, signal.SIGKILL)
@@ -68,7 +68,7 @@ class Forked:
 
 
 class ForkServer:
-    """A process that has imported what is slow to import, and forks on request."""
+    """A process that has done the slow imports, and forks on request."""
 
     def __init__(self, prepare: str = "") -> None:
         """`prepare` names a function (module:function) that the server calls after its imports."""
@@ -115,7 +115,7 @@ class ForkServer:
         return Forked(struct.unpack("i", os.read(status, 4))[0], status)
 
     def close(self) -> None:
-        """End the server and every process of it."""
+        """End the server and all of its processes."""
         if os.getpid() != self._owner:  # a fork of this process, at its own end
             return
         with contextlib.suppress(OSError):  # it has ended already
@@ -128,7 +128,7 @@ _server: ForkServer | None = None
 
 
 def server() -> ForkServer:
-    """This process's server, which starts when it is first needed."""
+    """This process's server, which is started on first use."""
     global _server
     if _server is None or not _server.is_there:
         _server = ForkServer()
@@ -163,7 +163,7 @@ def _written(file: IO[bytes]) -> str:
 
 
 def command_line(arguments: list[str]) -> None:
-    """`tandem`, as a shell would call it."""
+    """Run `tandem` as a shell would."""
     import tandem
 
     sys.argv = ["tandem", *arguments]
@@ -171,7 +171,7 @@ def command_line(arguments: list[str]) -> None:
 
 
 def import_everything() -> None:
-    """All modules of the packages, and what torch and the tests import late; nobody is timed."""
+    """Import all modules of the packages, and what torch and the tests import lazily."""
     import pytest  # noqa: F401
     import torch._dynamo  # noqa: F401
 
@@ -188,7 +188,7 @@ def import_everything() -> None:
 
 
 def serve(requests: socket.socket) -> _Call | None:
-    """Fork for each request until nobody can ask any more; in a fork, what it has to call."""
+    """Fork for each request until no client is left; returns, in a fork, what it has to call."""
     while True:
         head, files, _, _ = socket.recv_fds(requests, 8, 3)
         _collect_guardians()
@@ -223,7 +223,7 @@ def _guard(call: _Call, output: int, errors: int, status: int) -> _Call:
 
 
 def _collect_guardians() -> None:
-    """Those that have ended: their processor time is then this process's, for who measures it."""
+    """Reap guardians that have ended, so that their CPU time counts as this process's."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -240,7 +240,7 @@ def _redirect(output: int, errors: int) -> None:
 
 
 def main() -> None:
-    """Import, prepare and serve; in a fork, do what was asked for and end like any process."""
+    """Import, prepare and serve; in a fork, do what was requested and exit."""
     requests = socket.socket(fileno=int(sys.argv[1]))
     import_everything()
     if sys.argv[2]:

@@ -1,4 +1,4 @@
-"""Many commands through the real command line, judged by what no command may do."""
+"""Many commands through the real command line, checked for what no command may do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT = 20_000  # characters of what it writes, the last ones
 
 @dataclass(frozen=True)
 class Case:
-    """The words behind ``tandem``, and what it has besides in its environment."""
+    """The words after ``tandem``, and additions to its environment."""
 
     argv: list[str]
     environment: dict[str, str] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Ended:
-    """How it ended: its exit code (128 + n by signal n, 124 out of time) and what it wrote."""
+    """The result: its exit code (128 + n for signal n, 124 for a timeout) and its output."""
 
     code: int
     output: str
@@ -45,7 +45,7 @@ class Ended:
 
 @contextmanager
 def serving() -> Iterator[Callable[[Case], Ended]]:
-    """A function that runs a case and says how it ended."""
+    """A function that runs a case and returns how it ended."""
     forks = ForkServer("tests.forked_commands:parse_once")
 
     def run(case: Case) -> Ended:
@@ -58,7 +58,7 @@ def serving() -> Iterator[Callable[[Case], Ended]]:
 
 
 def parse_once() -> None:
-    """In the server: the files of the tiny job are parsed once for all commands."""
+    """In the server, parse the files of the tiny job once for all commands."""
     from configs import loading
     from trainer.config import JobConfig
 

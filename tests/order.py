@@ -1,8 +1,9 @@
-"""Long test files begin first, so that no worker is left with one at the end.
+"""Long test files run first, so that no worker is left with one at the end.
 
-A worker of pytest-xdist takes a whole file at a time (``--dist loadfile``). By itself xdist begins
-with the files that have the most tests, so that a file of one long test comes last and the other
-workers wait for it. ``--no-loadscope-reorder`` makes it keep the order of collection, set here.
+A worker of pytest-xdist takes a whole file at a time (``--dist loadfile``). By default xdist begins
+with the files that have the most tests, so a file with one long test would come last and the other
+workers would wait for it. ``--no-loadscope-reorder`` makes it keep the order of collection, which
+is set here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bad inputs by the hundred: none ends in a traceback, none is accepted, none costs any data."""
+"""Hundreds of bad inputs: none ends in a traceback, none is accepted, none destroys data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wrong_values(kind: str) -> list[BadValue]:
 
 
 def sample(values: list[Any], size: int) -> list[Any]:
-    """Always the same, in a mixed order."""
+    """A fixed sample in a mixed order."""
     return random.Random(len(values)).sample(values, min(size, len(values)))
 
 
@@ -53,7 +53,7 @@ def changed(tree: Any, names: list[str], value: Any) -> dict[str, Any]:
 
 
 def outcome(read: Callable[[], Any], error: type[Exception]) -> tuple[str, Any]:
-    """What `read` says when it refuses, and what it returns when it does not."""
+    """The message if `read` refuses, and its result if it does not."""
     try:
         return "", read()
     except error as refused:
@@ -99,7 +99,7 @@ def test_a_damaged_model_folder_is_refused_or_whole(tmp_path: Path) -> None:
 
 
 def through_the_command_line(folder: Path) -> list[Case]:
-    """Wrong values, each in a command that reads the key: a job's, a cluster's or a device's."""
+    """Wrong values, each in a command that reads the key of a job, a cluster or a device."""
     job = str(TINY_JOB)
     commands = (["train", job], ["submit", job], ["plan", job], ["data", "show", job])
     cases = [

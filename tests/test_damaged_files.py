@@ -1,7 +1,7 @@
-"""Every file of a corpus, a run, a checkpoint and a model comes to harm: no command is misled.
+"""Damage to every file of a corpus, a run, a checkpoint and a model: no command is misled.
 
-A command that is given a damaged file either says so, or does exactly what it does with the whole
-one: a result that differs in silence is a fault, as is a traceback.
+A command that is given a damaged file either reports it, or does exactly what it does with the
+intact one. A result that silently differs is a fault, and so is a traceback.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ OPTIONAL = ("tokenizer_config.json", "sequences-*.npy")
 
 @dataclass(frozen=True)
 class Command:
-    """Words behind ``tandem``; {folder} is what is damaged, {out} an empty folder to write to."""
+    """The words after ``tandem``; {folder} is the damaged folder, {out} an empty output folder."""
 
     words: str
     trains: bool = False
 
     @property
     def writes_beside(self) -> bool:
-        """Whether what it makes goes into {out}, not into the damaged folder itself."""
+        """Whether it writes to {out}, not into the damaged folder itself."""
         return not self.trains or "{out}" in self.words
 
     def case(self, folder: Path, out: Path, corpus: Path) -> Case:
@@ -92,7 +92,7 @@ COMMANDS = {
 
 @dataclass(frozen=True)
 class Trial:
-    """One file harmed, and what a command did about it."""
+    """One damaged file, and what a command did about it."""
 
     file: str
     damage: Damage
@@ -106,19 +106,19 @@ class Trial:
 
     @property
     def may_be_so(self) -> bool:
-        """Whether the file need not have been there, and now is not, or is empty."""
+        """Whether the file is optional, and now missing or empty."""
         name = Path(self.file).name
         is_optional = any(fnmatch(name, pattern) for pattern in OPTIONAL)
         return is_optional and self.damage.name in ("missing", "JSON: {}")
 
     @property
     def cannot_be_told(self) -> bool:
-        """Whether the file has no checksum, and is another that may well be meant."""
+        """Whether the file has no checksum, and its new content may be intended."""
         flipped = "flipped" in self.damage.name and Path(self.file).name in WITHOUT_CHECKSUM
         return self.may_be_so or flipped
 
     def is_noticed(self, whole: dict[str, Any]) -> bool:
-        """Whether it failed, named the file or its checkpoint, or made what the whole ones make."""
+        """Whether it failed, naming the file or checkpoint, or gave the intact files' result."""
         said = self.ended.errors + self.ended.output
         names = [Path(self.file).name, *re.findall(r"step-\d+", self.file)]
         return self.ended.code != 0 or any(name in said for name in names) or self.result == whole
@@ -126,7 +126,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Trials:
-    """Commands on fresh copies of a folder, one file of it harmed."""
+    """Commands on fresh copies of a folder in which one file is damaged."""
 
     original: Path
     corpus: Path
@@ -134,7 +134,7 @@ class Trials:
     run: Callable[[Case], Ended]
 
     def one(self, command: Command, damage: Damage | None = None, file: str = "") -> Trial:
-        """What a command does; a reading one must leave every other file as it was."""
+        """Run one command; one that only reads must leave every other file unchanged."""
         shutil.rmtree(self.place, ignore_errors=True)
         folder, out = self.place / self.original.name, self.place / "out"
         shutil.copytree(self.original, folder)
@@ -152,7 +152,7 @@ class Trials:
         return Trial(file, damage or Damage("whole"), command, ended, found)
 
     def sample(self, commands: list[Command], size: int) -> Iterator[Trial]:
-        """Some of the kinds of damage to all files, each with one of the commands in turn."""
+        """Some kinds of damage to all files, each with one of the commands in turn."""
         files = sorted(path for path in self.original.rglob("*") if path.is_file())
         harms = [(path, one) for path in files for one in damages(path.read_bytes(), flips=2)]
         chosen = random.Random(len(harms)).sample(harms, min(size, len(harms)))
@@ -171,7 +171,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def result(folder: Path, output: str) -> dict[str, Any]:
-    """What a command printed and wrote, without what differs whenever it runs."""
+    """What a command printed and wrote, without what differs between any two runs."""
     try:
         found: dict[str, Any] = {"printed": lasting(json.loads(output))}
     except ValueError:
@@ -186,7 +186,7 @@ def result(folder: Path, output: str) -> dict[str, Any]:
 
 
 def lasting(tree: Any) -> Any:
-    """A tree without what differs whenever it is made."""
+    """A JSON tree without what differs every time it is made."""
     if isinstance(tree, dict):
         return {key: lasting(one) for key, one in tree.items() if not PASSING.search(key)}
     return [lasting(one) for one in tree] if isinstance(tree, list) else tree
@@ -194,7 +194,7 @@ def lasting(tree: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the tiny job on one rank, which another attempt may go on with."""
+    """A run of the tiny job on one rank, which another attempt may resume."""
     runs = tmp_path_factory.mktemp("trained")
     done = tandem("train", TINY_JOB, f"data.path={corpus}", f"output_dir={runs}", "--nproc", 1)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What an installed tandem imports, it asks for; what only its tests need, it does not."""
+"""An installed tandem requires what it imports, and does not require what only its tests import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILES = [REPOSITORY / "tandem.py", *(f for d in SHIPPED for f in (REPOSITORY / d
 
 
 def imported(tree: ast.AST) -> set[str]:
-    """The top-level packages that a module imports, anywhere in it, also by a constant name."""
+    """The top-level packages that a module imports anywhere, including by constant names."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -28,7 +28,7 @@ def imported(tree: ast.AST) -> set[str]:
 
 
 def asked_for() -> set[str]:
-    """The distributions of `dependencies` and of the extras that users install."""
+    """The distributions in `dependencies` and in the extras that users install."""
     text = (REPOSITORY / "pyproject.toml").read_text().partition("dev = [")[0]
     return set(re.findall(r'"([\w-]+)>=', text.partition("dependencies = [")[2].lower()))
 

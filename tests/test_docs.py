@@ -1,8 +1,8 @@
-"""Every command in the guides does what it says, or the page says why it cannot be run.
+"""Every command in the guides does what the guides say, or the page says why it cannot be run.
 
-The pages are walked through in their order in one folder, as a reader would, with models and steps
-shrunk to what a test can afford. A block of commands after ``<!-- not run: REASON -->`` is parsed
-only; one after ``<!-- in the background -->`` runs beside those that follow.
+The pages are followed in order in one folder, as a reader would, with models and steps shrunk to
+what a test can afford. A block of commands after ``<!-- not run: REASON -->`` is only parsed; a
+block after ``<!-- in the background -->`` runs beside those that follow.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def shrink(learner: dict[str, Any]) -> None:
 
 
 class Walk:
-    """A reader at a shell in an empty folder, with some text."""
+    """A reader with a shell in an empty folder, and some text."""
 
     def __init__(self, folder: Path, text: Path) -> None:
         self.folder = folder
@@ -166,7 +166,7 @@ class Walk:
         assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
 
     def last_step(self, run: str) -> str:
-        """What a reader finds in the folder of the run that the command is about."""
+        """The last step of the run that the command is about."""
         steps = self.folder.glob(f"{run}/checkpoints/step-*")
         return str(max(int(path.name[5:]) for path in steps))
 
@@ -179,7 +179,7 @@ class Walk:
 
 
 def fitting(word: str) -> str:
-    """A word of a command, or what the test can afford in its place."""
+    """A word of a command, replaced where a test cannot afford it."""
     small = {"8192": "600", "30522": "600", "steps=2200": "steps=14", "steps=20": "steps=2"}
     small |= {"text/*.txt": "text/prose.txt"}
     return small.get(word, word)
@@ -208,7 +208,7 @@ def test_the_worked_plan_is_what_the_command_prints():
 
 
 def planned(block: Block) -> str:
-    """What the one command of a block prints."""
+    """The output of the one command in a block."""
     (command,) = block.commands
     argv = [sys.executable, "-m", *command]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a user got wrong: one line that says what to change, exit code 1, and no traceback."""
+"""Mistakes of users: one line that says what to change, exit code 1, and no traceback."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ LEARNERS = ("teacher", "students.distilbert", "students.tinybert")
 
 
 def of_length(length: int) -> list[str]:
-    """Overrides for sequences of this length, which the models have room for."""
+    """Overrides for sequences of this length that fit the models."""
     rooms = [f"{learner}.model.max_positions={length}" for learner in LEARNERS]
     return [f"data.sequence_length={length}", *rooms]
 
@@ -163,7 +163,7 @@ def failure(corpus, runs, overrides):
 
 
 def on_one_rank(corpus, runs):
-    """What each of the jobs that cannot run says, and what those of few learners print."""
+    """The messages of jobs that cannot run, and the output of jobs with few learners."""
     reasons = {name: failure(corpus, runs, overrides) for name, (overrides, _) in JOBS.items()}
     shutil.copytree(corpus, damaged := runs / "damaged")
     (damaged / "word_starts.npy").write_bytes(b"")
@@ -205,7 +205,7 @@ def test_ranks_that_fail_alike_say_it_once(corpus, tmp_path):
 
 
 def test_more_ranks_than_samples(tmp_path):
-    """Two short documents make three samples at the most: too few for four ranks."""
+    """Two short documents make at most three samples: too few for four ranks."""
     text = tmp_path / "short.txt"
     text.write_text("\n\n".join(f"Document {n} has few words to offer. " * 4 for n in "ABCD"))
     sizes = ["--kind", "wordpiece", "--vocab-size", "60"]

@@ -1,6 +1,7 @@
 """The main job on a GPU: NCCL, 16-bit autocast, fused attention, offload.
 
-What can also run on a CPU does so once, or a fault of the test itself would wait for a GPU.
+What can also run on a CPU runs there too, so that a fault of the test itself is found without a
+GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WAYS = {
 @pytest.mark.parametrize("kind", ["adamw", "lamb"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_other_ways_to_compute_follow_fp32(corpus, tmp_path, stage, kind):
-    """The losses of a student that takes part from the first step on."""
+    """The losses of a student that trains from the first step on."""
     plain = losses(corpus, tmp_path, "fp32", stage, kind, [])
     for way, (settings, tolerance) in WAYS.items():
         if stage or way != "offload":
@@ -59,7 +60,7 @@ def losses(corpus, runs, name, stage, kind, settings):
 def test_what_is_saved_beside_the_next_step_is_what_there_was_before_it(
     corpus, tmp_path, stage, device
 ):
-    """A run that goes on from a checkpoint in its middle has the losses it had the first time."""
+    """A run resumed from an intermediate checkpoint repeats its losses."""
     stages = [f"{one}.zero_stage={stage}" for one in ("teacher", "students.tinybert")]
     paths = [f"data.path={corpus}", f"output_dir={tmp_path}", "checkpoint.keep=4", "--nproc", 1]
     folder = RunFolder(tmp_path / "tiny")

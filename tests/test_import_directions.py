@@ -1,4 +1,4 @@
-"""Imports point one way: a room imports only what stands before it in its list, or itself.
+"""Imports point one way: a room imports only rooms before it in its list, or itself.
 
 A room is a folder or a file. Imports inside functions and for type checkers count too.
 """
@@ -157,7 +157,7 @@ def _room(module: str, prefix: str) -> str | None:
 
 
 def _imports(folder: Path, room: str) -> Iterator[tuple[str, str]]:
-    """(file, module or name of a module that it imports) of all files in a room."""
+    """(file, imported module or name of a module) for all files in a room."""
     files = sorted((folder / room).rglob("*.py")) or [folder / f"{room}.py"]
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -36,7 +36,7 @@ def test_every_learner_is_logged_scored_and_reported(finished):
 
 
 def test_a_copied_student_begins_as_its_teacher(finished):
-    """Half the teacher's layers, but all of its embeddings, predict far better than chance."""
+    """Half the teacher's layers with all of its embeddings predict far better than chance."""
     run, _ = finished
     rows = metrics.read(run / "metrics.jsonl")
     row = next(row for row in rows if "students/distilbert/mlm" in row)
@@ -45,7 +45,7 @@ def test_a_copied_student_begins_as_its_teacher(finished):
 
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_exports_load_in_transformers(finished, corpus, learner):
-    """Logits are ours, and ids are those that the corpus was built with."""
+    """The logits equal ours, and the ids equal those in the corpus."""
     from tokenizers import Tokenizer
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""A job's output: shown where it can be, and never the end of the job."""
+"""A job's output is shown where possible, and never ends the job."""
 
 import os
 import subprocess

@@ -29,7 +29,7 @@ def run(*arguments: object) -> tuple[int, str]:
 
 
 def refused(path: Path, *arguments: object) -> None:
-    """The command fails with a line that begins with the file, which it leaves as it is."""
+    """The command fails with a line that begins with the file, and leaves the file unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(MINE)
     before = sorted(path.parent.iterdir())

@@ -1,4 +1,4 @@
-"""A test that hangs fails, and takes nothing else with it."""
+"""A test that hangs fails, and affects no other test."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A test that hangs fails and says where, its processes are killed, and the next test runs.
+"""A hanging test fails with its location, its processes are killed, and the next test runs.
 
 `pytest-timeout` interrupts the test's own Python code. The processes that the test has started are
-killed before, since what is interrupted may close a pipe of theirs, or wait for them, once more. A
-test that hangs outside of Python's reach ends its process instead (`faulthandler_timeout`).
+killed first, since the interrupted code may close a pipe to them, or wait for them again. A test
+that hangs outside Python ends its process instead (`faulthandler_timeout`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLOW_SECONDS = 1800  # for one slow test, with the fixtures that it is the first
 
 @pytest.hookimpl
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests have more time."""
+    """Give slow tests more time."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer() -> Iterator[Any]:
-    """Have the alarm kill what the test has started before it fails the test."""
+    """Make the alarm kill the test's processes before it fails the test."""
     result = yield
     began, fail = time.time(), signal.getsignal(signal.SIGALRM)
 

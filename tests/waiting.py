@@ -1,4 +1,4 @@
-"""Waits that end: for a condition, for output, for a process."""
+"""Waits with a time limit: for a condition, for output, for a process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECONDS = 60.0
 
 
 def until(condition: Callable[[], object], what: str = "it", seconds: float = SECONDS) -> None:
-    """Wait for a condition; an assertion names what never came."""
+    """Wait for a condition; the assertion names what did not happen."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"waited in vain for {what}"
@@ -19,7 +19,7 @@ def until(condition: Callable[[], object], what: str = "it", seconds: float = SE
 
 
 def read(file: int, seconds: float = SECONDS) -> bytes:
-    """Some bytes of a pipe or terminal; none at its end."""
+    """Some bytes from a pipe or terminal; empty at its end."""
     assert select.select([file], [], [], seconds)[0], "waited in vain for output"
     return os.read(file, 1 << 16)
 

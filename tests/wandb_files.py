@@ -1,4 +1,4 @@
-"""What Weights & Biases wrote offline, by its own records."""
+"""Reads what Weights & Biases wrote offline, from its own records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def offline_folder(run: Path) -> Path:
 
 
 def history(run: Path) -> dict[int, dict[str, Any]]:
-    """Step -> logged values, as W&B's file has them; a step that is there twice fails."""
+    """Step -> logged values in W&B's file; fails if a step occurs twice."""
     rows = {}
     for record in records(next(offline_folder(run).glob("run-*.wandb"))):
         if record.HasField("history"):

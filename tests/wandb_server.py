@@ -1,7 +1,7 @@
-"""A stand-in for W&B's server: as much of its protocol as the real client asks for.
+"""A stand-in for W&B's server, with as much of its protocol as the real client uses.
 
-It keeps history lines as W&B does, by their offset, so that what a client sends again replaces what
-was there; everything that a client asks is answered from these lines.
+It stores history lines as W&B does, by their offset, so that lines sent again replace the old ones.
+Everything that a client asks is answered from these lines.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class WandbServer:
         return [json.loads(line) for line in self.lines.get(run, ())]
 
     def stream(self, run: str, sent: dict[str, Any] | None) -> None:
-        """Take in history lines."""
+        """Store history lines."""
         if sent:
             kept = self.lines.get(run, [])
             assert len(kept) >= sent["offset"], "lines were left out"
             self.lines[run] = kept[: sent["offset"]] + sent["content"]
 
     def answer(self, query: str, given: dict[str, Any]) -> dict[str, Any]:
-        """The data of a GraphQL operation; nothing for one that need not be answered."""
+        """The data of a GraphQL operation; empty for one that needs no answer."""
         name = given.get("name") or given.get("run") or given.get("runName") or ""
         operation = re.findall(r"(?:query|mutation) (\w+)", query)[0]
         answering = getattr(self, f"_{operation}", None)
@@ -115,7 +115,7 @@ class WandbServer:
 
 class _Http(http.server.ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
-        """A client that ends leaves its connections open."""
+        """Ignore clients that exit and leave their connections open."""
 
 
 def _handler(server: WandbServer) -> type[http.server.BaseHTTPRequestHandler]:

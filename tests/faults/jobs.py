@@ -1,4 +1,4 @@
-"""The real job, as small as it gets, started as a user starts it, on two ranks."""
+"""The real job at the smallest size, started as a user starts it, on two ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tandem_command(*words: str) -> list[str]:
 
 
 def start_sabotaged(kind: str, corpus: Path, runs: Path, *more: str) -> subprocess.Popen[str]:
-    """The same, with ranks in which something goes wrong (`tests.faults.sabotaged`)."""
+    """The same, with ranks on which a fault is injected (`tests.faults.sabotaged`)."""
     rank = [sys.executable, "-m", "tests.faults.sabotaged", kind, *arguments(corpus, runs, *more)]
     return run([sys.executable, "-c", LAUNCH, *rank])
 
@@ -50,13 +50,13 @@ def run(command: list[str], **environment: str) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Wait until it ends by itself: its exit code, and what it printed as errors."""
+    """Wait until it exits without being told to; returns its exit code and its error output."""
     _, errors = process.communicate(timeout=LIMIT)
     return process.returncode, errors
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Wait until it has done all of its work; what it printed as errors."""
+    """Wait until it has finished all of its work; returns its error output."""
     code, errors = end(process)
     assert code == 0, errors
     return errors
@@ -79,7 +79,7 @@ def newest_step(folder: Path) -> int:
 
 
 def reach(process: subprocess.Popen[str], folder: Path, step: int) -> None:
-    """Wait until a run has made a step."""
+    """Wait until a run has reached a step."""
 
     def reached() -> bool:
         assert process.poll() is None, process.communicate(timeout=LIMIT)
@@ -89,7 +89,7 @@ def reach(process: subprocess.Popen[str], folder: Path, step: int) -> None:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """The processes that have this folder's name in their command line."""
+    """The processes whose command line contains this folder's name."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

@@ -1,7 +1,7 @@
 """A rank of the real job that kills itself: `python -m tests.faults.killed RANK PHASE NUMBER …`.
 
-Rank number RANK sends itself SIGKILL in that phase of a save, when it comes to it for the NUMBER-th
-time. The rest of the command line is `tandem`'s own.
+Rank RANK sends itself SIGKILL when it reaches that phase of a save for the NUMBER-th time. The rest
+of the command line is `tandem`'s own.
 """
 
 from __future__ import annotations

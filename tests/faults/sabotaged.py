@@ -25,7 +25,7 @@ STEP = 3
 
 
 def flip_a_bit(learner: Any) -> None:
-    """Of one weight, the lowest: it changes no loss that anybody would notice."""
+    """Flip the lowest bit of one weight, which changes no loss noticeably."""
     weights = next(iter(learner.engine.module.parameters())).data.view(-1)
     weights[:1].view(torch.int32).bitwise_xor_(1)
 
@@ -65,7 +65,7 @@ SABOTAGE: dict[str, Callable[[Any], None]] = {
 
 
 def sabotage(what: str) -> None:
-    """Let it happen before the step, if it is this rank's turn."""
+    """Inject the fault before the step, if this is the rank for it."""
     kinds = dict(reversed(each.split("@")) for each in what.split(","))
     kind = kinds.get(os.environ["RANK"])
     if kind is None:

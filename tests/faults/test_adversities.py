@@ -1,4 +1,4 @@
-"""Disks, shards, clocks and servers that fail under the real job: it goes on, or says one line."""
+"""Failing disks, shards, clocks and servers: the real job continues, or ends in one line."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 
 @contextmanager
 def mounted(folder: Path, *options: str) -> Iterator[None]:
-    """A small file system of its own at `folder`; skips where none can be had."""
+    """A small file system mounted at `folder`; skips the test where mounting is impossible."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(folder)]
@@ -69,7 +69,7 @@ def calm(corpus, tmp_path_factory):
 
 
 def test_a_disk_without_room_for_a_checkpoint_costs_checkpoints_only(calm, corpus, tmp_path):
-    """Once there is room again, saves succeed again; the losses never notice."""
+    """Once there is room again, saves succeed; the losses are not affected."""
     with mounted(tmp_path, "size=120m"):
         process = start(corpus, tmp_path, *LONG, "checkpoint.max_failures=1000")
         reach(process, tmp_path / "tiny", 40)
@@ -89,7 +89,7 @@ def test_a_disk_without_room_for_a_checkpoint_costs_checkpoints_only(calm, corpu
 
 
 def fill(file: Path) -> None:
-    """Take every byte that is free."""
+    """Fill up all free space."""
     with file.open("wb", buffering=0) as ballast, suppress(OSError):
         while ballast.write(bytes(2**20)):
             pass
@@ -97,7 +97,7 @@ def fill(file: Path) -> None:
 
 
 def test_a_disk_with_not_a_byte_free_between_checkpoints_ends_nothing(calm, corpus, tmp_path):
-    """The rows of the metrics wait in memory, and all of them are there in the end."""
+    """The rows of the metrics wait in memory, and in the end all of them are written."""
     with mounted(tmp_path, "size=120m"):
         process = start(corpus, tmp_path, *LONG, "checkpoint.max_failures=1000")
         reach(process, tmp_path / "tiny", 40)
@@ -112,7 +112,7 @@ def test_a_disk_with_not_a_byte_free_between_checkpoints_ends_nothing(calm, corp
 
 
 def start_on_terminal(nohup: bool, command: list[str]) -> tuple[subprocess.Popen[bytes], int]:
-    """The job as the leader of the session of a terminal of its own, and our end of that."""
+    """The job as session leader of its own terminal, and our end of the terminal."""
     ours, theirs = pty.openpty()
 
     def prepare() -> None:
@@ -174,7 +174,7 @@ def test_a_run_folder_that_cannot_be_written_is_one_line(corpus, tmp_path):
 
 
 def test_a_shard_that_vanishes_is_one_line_and_comes_back_without_a_trace(calm, corpus, tmp_path):
-    """What has been read of it is trained on; a job that must read it names it, and ends."""
+    """Blocks already read are trained on; a job that must read the shard names it and exits."""
     mine = tmp_path / corpus.name  # after which its scores are called
     shutil.copytree(corpus, mine)
     process = start(mine, tmp_path, *LONG)
@@ -194,7 +194,7 @@ def test_a_shard_that_vanishes_is_one_line_and_comes_back_without_a_trace(calm, 
 
 
 def test_a_clock_that_jumps_changes_nothing(calm, corpus, tmp_path):
-    """A year back on rank 0 and forward on the other, in the middle of training."""
+    """A year back on rank 0 and a year forward on the other, in the middle of training."""
     finish(start_sabotaged("jumps back@0,jumps@1", corpus, tmp_path, *LONG))
     assert losses(tmp_path / "tiny") == calm
 

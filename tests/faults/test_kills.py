@@ -1,9 +1,9 @@
-"""SIGKILL, at any instant, of one rank, all ranks or the launcher: nothing is lost, nothing stays.
+"""SIGKILL, at any instant, of one rank, all ranks or the launcher: nothing is lost or left behind.
 
-The real job through the real launcher. Half of the kills hit a rank inside of a save, in each of
-its phases in turn (`tests.faults.killed`); the others come from outside at a random moment. After
-every one no process of the job is left; the run is started again until it ends, and its losses are
-those of a run that nobody disturbed, to the last bit.
+The real job through the real launcher. Half of the kills hit a rank inside a save, in each of its
+phases in turn (`tests.faults.killed`); the others come from outside at a random moment. After each
+kill no process of the job is left. The run is restarted until it ends, and its losses equal those
+of an undisturbed run to the last bit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CLEARED = 20.0  # seconds until no process is left; a killed launcher's ranks di
 
 
 class Killer:
-    """Starts the job and kills something of it, over and over, as its seed says."""
+    """Starts the job and kills part of it, repeatedly, as determined by its seed."""
 
     def __init__(self, corpus: Path, runs: Path, seed: int, settings: tuple[str, ...] = ()) -> None:
         self.folder, self.runs = runs / "tiny", runs
@@ -56,7 +56,7 @@ class Killer:
         self.deaths = 0
 
     def kill_inside_a_save(self, phase: str, saves: int) -> None:
-        """One of so many saves from now, or a later one where a save has several such acts."""
+        """Kill a rank inside a save, some saves from now."""
         rank = self.chance.randrange(2) if phase == "tensors" else 0  # 1 writes nothing else
         number = self.chance.randint(1, saves)
         child = [sys.executable, "-m", "tests.faults.killed", str(rank), phase, str(number)]
@@ -108,7 +108,7 @@ def children(process: subprocess.Popen[str]) -> list[int]:
 
 
 def test_disturbed_again_and_again_it_is_the_same_run(finished, corpus, tmp_path):
-    """Told to stop, killed inside a save, killed with its launcher, and finished by torchrun."""
+    """Stopped, killed inside a save, killed with its launcher, and finished by torchrun."""
     stopped = start_sabotaged("SIGTERM@1", corpus, tmp_path)
     printed, errors = stopped.communicate(timeout=LIMIT)
     assert stopped.returncode == STOPPED, errors

@@ -1,4 +1,4 @@
-"""What people do to a run while it is live, and how it goes on afterwards."""
+"""What users do to a live run, and how it continues afterwards."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NEVER = (
 
 
 def command(*words: object) -> Result:
-    """A command of `tandem` in this process."""
+    """Run a command of `tandem` in this process."""
     return CliRunner().invoke(command_line.main, [str(word) for word in words])
 
 
 @pytest.fixture(scope="module")
 def stopped(corpus, tmp_path_factory):
-    """A run that was saved, and stopped, by command; and what was said on the way."""
+    """A run that was saved and stopped by command, and the output on the way."""
     runs = tmp_path_factory.mktemp("live")
     folder = RunFolder(runs / "tiny")
     process = start(corpus, runs, *NEVER)
@@ -107,9 +107,9 @@ def test_a_run_that_is_not_live_cannot_be_asked(stopped, kind):
 
 
 def test_a_fork_goes_on_from_its_step_as_another_run(stopped, corpus):
-    """One student anew in another shape, other data; the first run stays as it was.
+    """With one student restarted in another shape, and other data; the first run is not changed.
 
-    Its config is the checkpoint's, whatever that of the run has become since.
+    The fork's config is the checkpoint's, even if the run's own config has changed since.
     """
     folder, _ = stopped
     text = folder.config.read_text()

@@ -1,4 +1,4 @@
-"""Something goes wrong on one rank of the real job: all end, and the one reason is given."""
+"""A fault on one rank of the real job: all ranks end, and one reason is given."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_rank_that_hangs_ends_the_job_with_every_stack_in_the_logs(
 
 
 def stacks(log: str) -> str:
-    """What follows the first stack that faulthandler wrote."""
+    """The log from faulthandler's first stack on."""
     return "".join(re.split(r"(?=Current thread 0x|Thread 0x)", log)[1:])
 
 
@@ -67,7 +67,7 @@ def test_a_bug_on_one_rank_is_shown_once(corpus, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["", ",sleeps@0"], ids=["in a collective", "elsewhere"])
 def test_without_a_launcher_one_rank_speaks_and_all_end(other, corpus, tmp_path):
-    """As under srun: nobody reads the ranks' words or ends them, also not one that is stuck."""
+    """As under srun: no launcher reads the ranks' output or ends ranks that are stuck."""
     port = str(free_port())
     job = arguments(corpus, tmp_path)
     ranks = [

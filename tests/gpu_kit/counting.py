@@ -52,7 +52,7 @@ COLLECTIVES = (
 
 
 def caller() -> str:
-    """The innermost line of ours, and DeepSpeed's if that is further in."""
+    """The innermost line of our code, or DeepSpeed's line if that is further in."""
     frames = traceback.extract_stack()[:-1]
     ours = [i for i, f in enumerate(frames) if _is_ours(f.filename)]
     theirs = [i for i, f in enumerate(frames) if "/deepspeed/" in f.filename]
@@ -84,7 +84,7 @@ class _Operators(TorchDispatchMode):
 
 @contextlib.contextmanager
 def host_syncs() -> Iterator[Counter[str]]:
-    """Where in the block the host would wait for its GPU, by kind and line."""
+    """The places in the block at which the host would wait for its GPU, by kind and line."""
     from tests.gpu_kit.device import waits
 
     found: Counter[str] = Counter()

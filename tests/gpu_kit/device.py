@@ -1,4 +1,4 @@
-"""A DeepSpeed accelerator that passes for an asynchronous one: its GPU branches run on the CPU."""
+"""A DeepSpeed accelerator that pretends to be asynchronous, so GPU code paths run on the CPU."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ waits: Counter[str] = Counter()  # what waits for the device: the kind, and the 
 
 
 def pretend_gpu() -> None:
-    """From here on this process has one GPU in the eyes of DeepSpeed and of `trainer.learners`."""
+    """From here on, DeepSpeed and `trainer.learners` believe that this process has one GPU."""
     real_accelerator.set_accelerator(PretendedGpu())
     mock.patch.object(torch.Tensor, "record_stream").start()
     mock.patch("trainer.learners.engine.on_gpu", return_value=True).start()
 
 
 class Stream:
-    """A stream whose work is done when it is given."""
+    """A stream whose work is done as soon as it is submitted."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -39,7 +39,7 @@ class Stream:
 
 
 class Event:
-    """An event that has always happened."""
+    """An event that has always been reached already."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -65,7 +65,7 @@ _Stream = Stream  # a class by that name is an attribute of DeepSpeed's accelera
 
 
 class PretendedGpu(CPU_Accelerator):
-    """CPU tensors, on what DeepSpeed takes for an asynchronous device."""
+    """CPU tensors on a device that DeepSpeed takes to be asynchronous."""
 
     Stream = Stream
     Event = Event

@@ -1,4 +1,4 @@
-"""Joint steps of a tiny teacher and its students, as one rank of a job on GPUs makes them."""
+"""Joint steps of a tiny teacher and its students, as one rank of a job on GPUs runs them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SYNCS = {0: 6, 1: 18, 2: 18, 3: 22}
 
 
 class Counted(NamedTuple):
-    """What one step of a teacher and all its students costs."""
+    """The cost of one step of a teacher and all its students."""
 
     syncs: Counter[str]  # of the host, by kind and line
     sent: list[Collective]
@@ -43,7 +43,7 @@ def learner_configs(stage: int, students: int, optimizer: str) -> dict[str, Lear
 
 
 def count_step(stage: int, students: int, optimizer: str = "adamw") -> Counted:
-    """One step on a pretended GPU, after the first ones, which differ in DeepSpeed."""
+    """Count one step on a simulated GPU, after the first ones, which differ in DeepSpeed."""
     pretend_gpu()
     configs = learner_configs(stage, students, optimizer)
     shape = StepShape(tiny.STEPS, tiny.SEED, MICRO_BATCH, ACCUMULATION)

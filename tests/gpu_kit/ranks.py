@@ -13,10 +13,10 @@ from tests.distributed import run_distributed
 
 
 def run_as_rank_zero(fn: Callable[..., Any], world_size: int, *args: Any) -> Any:
-    """Call ``fn(*args)`` in a process of its own, as rank 0 of a job of this many ranks.
+    """Call ``fn(*args)`` in a new process, as rank 0 of a job with this many ranks.
 
-    Collectives return at once and leave their tensors as they are, so that results mean nothing:
-    what is called, how often and with how many bytes is as in the job.
+    Collectives return at once and leave their tensors unchanged, so results are meaningless. The
+    calls, their number and their bytes are those of the job.
     """
     return run_distributed(_as_rank_zero, 1, fn, world_size, args)[0]
 

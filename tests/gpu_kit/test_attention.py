@@ -1,4 +1,4 @@
-"""The attention of a GPU, by kernels for the CPU: what they are given, and what comes of it."""
+"""The GPU's attention with kernels for the CPU: their inputs, and their results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def qkv(head_size):
 
 
 def varlen_on_the_cpu(window, head_size):
-    """torch's own operator, with a kernel for the CPU; head sizes it saw, and the largest error."""
+    """torch's own operator with a CPU kernel; the head sizes it saw, and the largest error."""
     from torch.nn.attention import varlen
 
     sizes = []
@@ -74,7 +74,7 @@ def test_torchs_varlen_operator_gets_what_it_takes(window, head_size):
 
 
 def test_heads_that_no_fused_kernel_takes_are_padded():
-    """TinyBERT's of 26: with a mask, a GPU has only the math kernel for them."""
+    """TinyBERT's head size of 26: with a mask, a GPU has only the math kernel for it."""
     q, k, v = qkv(26).float()
     pattern = AttentionPattern(FUSED, visible_keys(LENGTHS, LENGTH, 0, CPU))
     plain, sizes = F.scaled_dot_product_attention, []

@@ -1,4 +1,4 @@
-"""With `compile: true`, layers stay compiled whoever joins, and whatever a phase changes."""
+"""With `compile: true`, layers stay compiled whichever learners join or phases begin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STUDENTS, MICRO_BATCH, ACCUMULATION = 4, 2, 2
 
 
 def compiled_learners(calls):
-    """A teacher and students of different widths, each run of a compiled half counted."""
+    """A teacher and students of different widths; runs of each compiled half are counted."""
 
     def backend(graph, inputs):
         def run(*args):
@@ -57,7 +57,7 @@ def compiled_learners(calls):
 
 
 def compiled_halves():
-    """How many halves of layers ran compiled in each step, and how many there were."""
+    """The halves of layers that ran compiled in each step, and the number of all halves."""
     calls = Counter()
     teacher, *students = compiled_learners(calls)
     halves = sum(2 * one.config.model.layers * ACCUMULATION for one in (teacher, *students))

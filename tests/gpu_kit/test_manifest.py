@@ -1,4 +1,4 @@
-"""A checkpoint of a teacher and four students at 4,096 ranks, as rank 0 puts it together."""
+"""A checkpoint of a teacher and four students at 4,096 ranks, as rank 0 assembles it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATES = ("master", "exp_avg", "exp_avg_sq")
 
 
 def cut(shapes):
-    """Each rank's fragments of a learner that is cut into equal ranges, one after the other."""
+    """Each rank's fragments of a learner that is cut into equal, consecutive ranges."""
     total = sum(math.prod(shape) for shape in shapes.values())
     ends = [total * rank // RANKS for rank in range(1, RANKS + 1)]
     ranks, rank, at = [[] for _ in ends], 0, 0
@@ -38,7 +38,7 @@ def cut(shapes):
 
 
 def snapshot(shapes, steps=1000.0):
-    """What a rank knows of a learner."""
+    """One rank's snapshot of a learner."""
     scalars = {"step": {"value": steps, "dtype": "float32"}}
     tensors = {n: {"shape": list(s), "group": 0, "scalars": scalars} for n, s in shapes.items()}
     return Snapshot([], torch.empty(0, dtype=torch.uint8), tensors, {"global_steps": 1})
@@ -46,7 +46,7 @@ def snapshot(shapes, steps=1000.0):
 
 @pytest.fixture(scope="module")
 def learners():
-    """The shapes of all tensors of the largest shipped job, by learner."""
+    """The shapes of all tensors in the largest shipped job, by learner."""
     job = configs.load("bert_large_cluster", JobConfig, "job", ["data.path=none"])
     models = {"teacher": job.teacher.model} | {n: s.model for n, s in job.students.items()}
     return {

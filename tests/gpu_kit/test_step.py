@@ -1,6 +1,6 @@
-"""What a joint step costs besides arithmetic, as a budget: host syncs, collectives, bytes.
+"""A budget for what a joint step costs besides arithmetic: host syncs, collectives, bytes.
 
-A number that falls is lowered here; one that rises is a regression, and the lists that the
+When a number falls, lower it here. A number that rises is a regression; the lists that the
 assertions print name the lines.
 """
 

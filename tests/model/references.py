@@ -1,4 +1,4 @@
-"""Random models of `transformers`, small and odd, to compare with."""
+"""Small and unusual random models of `transformers`, to compare with."""
 
 from __future__ import annotations
 
@@ -117,9 +117,9 @@ CASES = {
 
 
 def reference(case: str) -> PreTrainedModel:
-    """The `transformers` model of a case with weights large enough for differences to show.
+    """The `transformers` model of a case, with weights large enough for differences to show.
 
-    Without norms large weights would amplify rounding from layer to layer instead.
+    Without norms, large weights would amplify rounding from layer to layer.
     """
     found = CASES[case].eval()
     generator = torch.Generator().manual_seed(len(case))

@@ -1,4 +1,4 @@
-"""Parameter counts of every shipped configuration, and operations against torch's counter."""
+"""Parameter counts of every shipped config, and FLOPs against torch's counter."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def _pair(case: str) -> tuple[PreTrainedModel, model.MaskedLanguageModel]:
 
 
 def pair(case: str) -> tuple[PreTrainedModel, model.MaskedLanguageModel]:
-    """The `transformers` model of a case, and ours read from its files: not to be changed."""
+    """The `transformers` model of a case, and ours read from its files; not to be modified."""
     theirs, ours = _pair(case)
     ours.zero_grad()
     return theirs, ours

@@ -1,4 +1,4 @@
-"""The bidirectional LSTM against torch's own, and what it shares with every kind of model."""
+"""The bidirectional LSTM against torch's own, and the protocol of every kind of model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conditional random field against the enumeration of all sequences of tags."""
+"""The conditional random field against enumerating all sequences of tags."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def inputs() -> tuple[Tensor, Transitions, Tensor]:
 
 
 def score(emissions: Tensor, transitions: Transitions, tags: tuple[int, ...]) -> float:
-    """Of one sequence of tags: emissions [places, K]."""
+    """The score of one sequence of tags; emissions are [places, K]."""
     total = transitions.first[tags[0]] + transitions.last[tags[-1]]
     total = total + sum(emissions[place, tag] for place, tag in enumerate(tags))
     return float(total + sum(transitions.between[a, b] for a, b in itertools.pairwise(tags)))

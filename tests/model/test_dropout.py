@@ -1,4 +1,4 @@
-"""Dropout is where the originals have it: a scaling in place of chance shows where."""
+"""Dropout is where the originals have it; a scaling replaces the random zeros to show where."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scaled(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = Fal
 
 
 def in_training(case: str) -> PreTrainedModel:
-    """The `transformers` model of a case with dropout, and kernels that do not hide it."""
+    """The `transformers` model of a case with dropout, and with kernels that do not hide it."""
     theirs = reference(case)
     config = copy.deepcopy(theirs.config)
     for key, rate in RATES.items():

@@ -1,4 +1,4 @@
-"""Model folders: wrong and hostile ones, our own form, tokenizer files."""
+"""Model folders: wrong and hostile ones, Tandem's own format, tokenizer files."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_what_transformers_cannot_express_says_so_and_is_saved_in_our_form(
 
 
 def test_ib_bert_equals_the_mobilebert_class_made_to_read_hidden_states(tmp_path: Path) -> None:
-    """`transformers` has the flags for IB-BERT but gives its query and key the wrong width."""
+    """`transformers` has the flags for IB-BERT, but gives its query and key the wrong width."""
     torch.manual_seed(0)
     theirs = MobileBertForPreTraining(
         MobileBertConfig(

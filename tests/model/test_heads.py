@@ -1,4 +1,4 @@
-"""Task heads: what they read and compute, and their exchange with `transformers`."""
+"""Task heads: inputs, computation, and their import from and export to `transformers`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def their_config(family: str, kind: str, **more: Any) -> Any:
 
 
 def their_output(theirs: Any, kind: str) -> Tensor:
-    """As ours has it: [B, outputs], or [B, L, outputs]."""
+    """The output of `transformers` in our shape: [B, outputs] or [B, L, outputs]."""
     if kind == "choice":  # rows are the choices of one question
         return theirs(IDS[None], attention_mask=MASK[None]).logits.T
     found = theirs(IDS, attention_mask=MASK)
@@ -69,7 +69,7 @@ def their_output(theirs: Any, kind: str) -> Tensor:
 
 
 def compare(got: Tensor, expected: Tensor) -> None:
-    """Equal at every token that is not padding."""
+    """Assert equality at every token that is not padding."""
     if got.dim() == 3:
         got, expected = got[REAL], expected[REAL]
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)

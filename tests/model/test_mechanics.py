@@ -52,7 +52,7 @@ def ids(rows: int = 2, length: int = 12) -> Tensor:
 
 
 def loss_of(x: Tensor) -> Tensor:
-    """A sum in a random direction: the gradient of a normed output's square would be zero."""
+    """A sum in a random direction; the square of a normed output would have no gradient."""
     return (x * torch.randn(x.shape, generator=torch.Generator().manual_seed(3))).sum()
 
 
@@ -215,7 +215,7 @@ def attend_run_by_run(
     q: Tensor, k: Tensor, v: Tensor, cuts_q: Tensor, cuts_k: Tensor, longest_q: int,
     longest_k: int, *, window_size: tuple[int, int], scale: float | None,
 ) -> Tensor:  # fmt: skip
-    """What `torch.nn.attention.varlen.varlen_attn` is documented to compute; q, k, v [T, A, D]."""
+    """Attention as documented for `torch.nn.attention.varlen.varlen_attn`; q, k, v [T, A, D]."""
     assert cuts_q.dtype == torch.int32
     assert scale is None
     assert longest_q == longest_k >= cuts_q.diff().max()

@@ -1,4 +1,4 @@
-"""The model card says what it was trained on and how, and the hub can read its front matter."""
+"""The model card states the data and training, and the Hub can read its front matter."""
 
 import dataclasses
 from pathlib import Path

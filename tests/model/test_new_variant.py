@@ -58,7 +58,7 @@ def test_it_is_counted_trained_and_saved(variant: model.EncoderConfig, tmp_path:
 def test_what_a_family_has_never_heard_of_is_not_lost_silently(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A key that somebody adds to EncoderConfig, and to no class of `transformers`."""
+    """A key that someone adds to EncoderConfig, but to no class of `transformers`."""
     plain = configs.load("bert_tiny", model.EncoderConfig, "model", ["vocab_size=50", "layers=1"])
     meaning = model.EncoderConfig.meaning
     monkeypatch.setattr(model.EncoderConfig, "new_key", True, raising=False)

@@ -1,4 +1,4 @@
-"""The chunked losses against the plain formulas of torch."""
+"""The chunked losses against the plain formulas in torch."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ V, E, P = 61, 12, 37
 
 @pytest.fixture(params=[(5, 5), (37, 4), (9, 4)], ids=["chunks", "blocks", "blocks of chunks"])
 def _chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many rows in a chunk, and in a block of it."""
+    """Set the number of rows in a chunk, and in a block of it."""
     chunk, block = request.param
     monkeypatch.setattr(vocabulary_projection, "CHUNK_ELEMENTS", V * chunk)
     monkeypatch.setattr(vocabulary_projection, "BLOCK_ELEMENTS", V * block)
@@ -91,7 +91,7 @@ def test_distillation_equals_the_plain_formulas(temperature: float) -> None:
 @pytest.mark.usefixtures("_chunk")
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_blended_target_equals_the_plain_formula(share: float) -> None:
-    """MobileBERT's: a mixture of the teacher's distribution and the label."""
+    """MobileBERT's target: a mixture of the teacher's distribution and the label."""
     student, teacher = tensors(E), tensors(2 * E)
     targets = labels()
     chosen = targets >= 0
@@ -109,7 +109,7 @@ def test_a_blended_target_equals_the_plain_formula(share: float) -> None:
 def test_a_distribution_is_the_same_kept_or_not(
     keep: bool, room: int, projections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For two readers of three chunks: none is kept, all, or the one there is room for."""
+    """For two readers of three chunks, with none kept, all kept, or the one that fits."""
     monkeypatch.setattr(vocabulary_projection, "CHUNK_ELEMENTS", V * 13)
     monkeypatch.setattr(vocabulary_projection, "KEPT_ELEMENTS", room)
     teacher = tensors(E)
@@ -128,7 +128,7 @@ def test_a_distribution_is_the_same_kept_or_not(
 
 @pytest.mark.usefixtures("_chunk")
 def test_losses_that_share_a_projection_are_what_they_are_alone() -> None:
-    """The weighted sum and its gradients, and each loss's own sum, for three at once."""
+    """For three at once: the weighted sum with its gradients, and each loss's own sum."""
     student, teacher = tensors(E), tensors(2 * E)
     decoders = (student[1], student[2]), (teacher[1], teacher[2])
     masked = (labels() >= 0).float()
@@ -174,7 +174,7 @@ def test_under_autocast_it_equals_float32_to_bfloat16_precision() -> None:
 
 
 def test_gradients_that_float16_would_round_off_survive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of tokens that are hardly ever predicted, where float16 is multiplied as such."""
+    """For tokens of tiny probability, where the products are in float16."""
     monkeypatch.setattr(vocabulary_projection, "is_native", lambda device, dtype: True)
     x, weight, bias = tensors(E)
     rare = torch.arange(V) % 2 == 1

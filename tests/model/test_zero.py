@@ -1,4 +1,4 @@
-"""The model under DeepSpeed: every parameter is used by the module that owns it, or gathered."""
+"""The model under DeepSpeed: each parameter is used by the module that owns it, or gathered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.losses.vocabulary import chunked_cross_entropy, chunked_kl_divergen
 
 
 class Root(nn.Module):
-    """What a trainer builds: the encoder and its losses in one module."""
+    """Encoder and losses in one module, as a trainer builds it."""
 
     def __init__(self, encoder: model.MaskedLanguageModel) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whole jobs on the ranks of a test: the real loop, from a config to what it leaves behind."""
+"""Whole jobs on the ranks of a test: the real loop, from a config to the run folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def with_students(config: JobConfig, **students: LearnerConfig) -> JobConfig:
 
 
 def run(config: JobConfig, stop_after: int | None = None) -> RunFolder:
-    """Train, or go on, to the end or to a stop after a step, saved. Collective."""
+    """Train or resume, to the end or to a stop with a save after a given step. Collective."""
     attempt = on_rank_0(lambda: start_run(config, Owner.here())).attempt
 
     def stop_requested() -> bool:
@@ -54,7 +54,7 @@ def run(config: JobConfig, stop_after: int | None = None) -> RunFolder:
 
 
 class CountingWatch(HangWatch):
-    """A hang watch that knows how often there was progress."""
+    """A hang watch that counts its heartbeats."""
 
     beats = 0
 
@@ -64,7 +64,7 @@ class CountingWatch(HangWatch):
 
 
 def finish(folder: RunFolder) -> int:
-    """Scores, exports and report, on rank 0; how often this rank's watch beat. Collective."""
+    """Write scores, exports and report on rank 0; returns this rank's heartbeats. Collective."""
     evaluation.SPEED_SECONDS = 0.0
     watch = CountingWatch(folder.rank_log(dist.get_rank()), seconds=600.0)
     run_on_rank_zero(partial(finalize, folder), watch)
@@ -72,7 +72,7 @@ def finish(folder: RunFolder) -> int:
 
 
 def curve(folder: RunFolder, learner: str = "") -> list[tuple[float, str, float]]:
-    """Everything repeatable that was recorded of a learner, or of all: step, column, value."""
+    """All reproducible values in the record of a learner, or of all: step, column, value."""
     return [
         (row["step"], key, value)
         for row in metrics.read(folder.metrics)

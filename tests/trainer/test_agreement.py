@@ -1,4 +1,4 @@
-"""Agreement of two models on held-out text, against plain torch on whole logits."""
+"""Agreement of two models on held-out text, against plain torch on full logits."""
 
 from __future__ import annotations
 

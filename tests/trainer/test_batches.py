@@ -1,4 +1,4 @@
-"""What the trainer makes of the pipeline's batches."""
+"""Micro-batches that the trainer makes from the pipeline's batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_rows_of_single_segments_have_no_pair_label():
 
 
 def test_held_out_rows_that_repeat_have_no_labels():
-    """Eight rows on three ranks: three each, and the ninth is there to keep the ranks equal."""
+    """Eight rows on three ranks: three each; the ninth only keeps the ranks equal."""
     batch, labels = pairs_batch()
     shares = [_share(batch, rank, 3) for rank in range(3)]
     joined = np.concatenate([share.targets[PAIRS].labels for share in shares])

@@ -1,6 +1,6 @@
-"""Adam as BERT's code has it, with position embeddings that stay, at every stage on two ranks.
+"""BERT's Adam with frozen position embeddings, at every stage on two ranks.
 
-The expected weights are those of plain torch on the whole batch, updated by the formula.
+The expected weights come from plain torch on the whole batch, updated by the formula.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POSITIONS = "model.embeddings.position.weight"
 
 
 def config(stage: int) -> LearnerConfig:
-    """A teacher's; of a constant learning rate."""
+    """A teacher's config with a constant learning rate."""
     teacher = tiny.learner_configs((stage, 0, 0))[TEACHER]
     return dataclasses.replace(
         teacher,
@@ -43,7 +43,7 @@ def config(stage: int) -> LearnerConfig:
 
 
 def trained(stage: int) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Weights after some steps, and the gradient norms on the way."""
+    """The weights after some steps, and the gradient norm of each step."""
     step_shape = StepShape(STEPS, tiny.SEED, ROWS // 4, 2)
     learner = Learner(TEACHER, config(stage), config(stage).model, step_shape)
     norms = []
@@ -59,7 +59,7 @@ def all_stages() -> list[tuple[dict[str, torch.Tensor], list[float]]]:
 
 
 def plain() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[float]]:
-    """The first weights, those after the steps, and the gradient norms."""
+    """The initial weights, the weights after the steps, and the gradient norms."""
     module = build_module(TEACHER, config(0), config(0).model, tiny.SEED)
     first = {name: p.detach().clone() for name, p in module.named_parameters()}
     learnt = {name: p for name, p in module.named_parameters() if name != POSITIONS}

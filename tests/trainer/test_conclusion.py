@@ -1,4 +1,4 @@
-"""What a run leaves behind at its end, and how it is completed where a kill came between."""
+"""The results of a finished run, and how they are completed if it is killed while writing them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEARNERS = ("teacher", "students/distilbert", "students/tinybert")
 
 @pytest.fixture
 def ended(finished, tmp_path, monkeypatch) -> RunFolder:
-    """A finished run of one's own."""
+    """A finished run that a test may change."""
     monkeypatch.setattr(final_scores, "SPEED_SECONDS", 0.0)
     shutil.copytree(finished[0], tmp_path / "tiny")
     return RunFolder(tmp_path / "tiny")
@@ -34,7 +34,7 @@ def ended(finished, tmp_path, monkeypatch) -> RunFolder:
 
 @pytest.fixture
 def scored(monkeypatch) -> list[str]:
-    """What is evaluated and exported from here on, in order."""
+    """The names of what is evaluated and exported from here on, in order."""
     seen: list[str] = []
     evaluate, export = conclusion.evaluate_run, conclusion.export_learner
 
@@ -52,7 +52,7 @@ def scored(monkeypatch) -> list[str]:
 
 
 def cut(file: Path) -> None:
-    """Half of a file."""
+    """Truncate a file to half its size."""
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
@@ -106,7 +106,7 @@ def test_an_export_has_the_final_figures_and_the_ids_of_its_tokenizer(finished, 
 
 
 def test_a_card_has_the_last_scores_where_a_run_goes_on(ended):
-    """Those of the results are of another checkpoint then."""
+    """The final results belong to an earlier checkpoint then."""
     results = json.loads(ended.evaluation.read_text())
     ended.evaluation.write_text(json.dumps({**results, "step": 4}))
     out = ended.path / "out"

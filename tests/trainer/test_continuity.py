@@ -1,4 +1,4 @@
-"""Which changes of its config a run accepts when it goes on."""
+"""The changes of its config with which a run can resume."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_the_corpora_of_a_mixture_keep_their_places():
 
 
 def save(folder: RunFolder, **state: object) -> None:
-    """A checkpoint that has nothing but the trainer's own state."""
+    """A checkpoint that contains only the trainer's own state."""
     checkpoint = folder.checkpoints / "step-000000002"
     shutil.rmtree(checkpoint, ignore_errors=True)
     checkpoint.mkdir(parents=True)
@@ -143,7 +143,7 @@ def changes_of(config: JobConfig) -> list[str]:
 
 
 def test_a_run_notices_what_has_become_of_its_corpus(corpus, text, tmp_path):
-    """Moved, then built anew from the same text with another share of it held out."""
+    """Moved; then rebuilt from the same text with another held-out fraction."""
     there = tmp_path / "there"
     before = tiny_job(corpus, tmp_path)
     folder, after = RunFolder.of(before), tiny_job(there, tmp_path)

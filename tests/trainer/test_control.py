@@ -1,4 +1,4 @@
-"""The run folder, requests and the heartbeat, as one rank sees them, without a job."""
+"""The run folder, requests and the heartbeat, as seen by one rank, without a job."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_disk_that_is_away_for_a_moment_asks_for_nothing(tmp_path, monkeypatch
 
 
 def test_the_heart_goes_on_after_the_disk_was_away(tmp_path, monkeypatch):
-    """It notices afterwards that it was replaced."""
+    """Afterwards it notices that a newer attempt has begun."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.01)
     attempt = Attempt.begin(tmp_path)
     with heartbeat.Heartbeat(attempt, 0, FirstFailure(attempt, 0)) as heart:

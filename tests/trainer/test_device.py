@@ -1,4 +1,4 @@
-"""Which device a rank computes on, and which GPUs are refused, on a machine without any."""
+"""The device that a rank computes on, and the GPUs that are refused, without any GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CU130 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Some GPUs, each as good as an H100; yields what is set, by name."""
+    """Simulated GPUs, each like an H100; yields what is set, by name."""
     made = {"count": 4, "capability": (9, 0)}
     fakes = {
         "is_available": lambda: made["count"] > 0,
@@ -111,7 +111,7 @@ def test_a_cpu_build_trains_on_the_cpu(driver, monkeypatch):
 
 
 def rank_3_with_one_gpu():
-    """The engine of a rank whose launcher shows it one GPU; which one DeepSpeed makes current."""
+    """The engine of a rank whose launcher shows it one GPU, and the device DeepSpeed selects."""
     from unittest import mock
 
     from deepspeed.accelerator import get_accelerator

@@ -1,4 +1,4 @@
-"""A learner that learns from itself: the loss by hand, a whole job, and what is refused."""
+"""Early exits: the loss by hand, a whole job, and refused configs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ EXITS = "students.distilbert.objective.early_exits={layers: [1]}"
 
 
 def trained(corpus: Path, runs: Path) -> list[str]:
-    """A run in one piece, and the same one stopped and resumed. Collective."""
+    """An uninterrupted run, and the same run stopped and resumed. Collective."""
     stage = "students.distilbert.zero_stage=3"
     whole = jobs.run(jobs.tiny_job(corpus, runs, "name=whole", EXITS, stage))
     resumed = jobs.tiny_job(corpus, runs, "name=resumed", EXITS, stage)

@@ -1,7 +1,7 @@
-"""Any ranks, any ZeRO stages: gradients and losses are those of one process with the whole batch.
+"""At any number of ranks and ZeRO stage, gradients and losses equal the full batch's.
 
-What they are compared with is plain torch: no DeepSpeed, no ranks, and no micro-batches but in 16
-bit, where what is rounded depends on them; and torch's own gradient scaler for float16.
+The reference is plain torch in one process, without DeepSpeed. It has micro-batches only in 16 bit,
+where rounding depends on them, and torch's own gradient scaler for float16.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Company:
     steps: int = STEPS
 
     def configs(self):
-        """The students' objectives alternate, and are others for another stage of the teacher."""
+        """The students' objectives alternate, and depend on the stage of the teacher."""
         objectives = {TEACHER: TEACHER}
         objectives |= {
             student_key(f"{student}-{slot}"): student_key(student)
@@ -94,7 +94,7 @@ ALL = {
 
 @lru_cache
 def plain(optimizer, precision, dtype=torch.float32):
-    """What `trained` returns, from plain torch; weights and activations are of `dtype`."""
+    """The result of `trained`, from plain torch; weights and activations are of `dtype`."""
     configs = Company(0, optimizer, precision).configs()
     models = {
         name: PlainModel(
@@ -134,7 +134,7 @@ class PlainModel:
         return loss.item(), features
 
     def update(self, step):
-        """Clip, take the step, and return the gradient's norm before clipping."""
+        """Clip, take the step, and return the gradient norm before clipping."""
         for group in self.optimizer.param_groups:
             rate = self.config.optimizer.learning_rate
             group["lr"] = rate * factor(self.config.schedule, step, self.steps)
@@ -151,7 +151,7 @@ def gradients(module):
 
 
 def losses_and_gradients(models, step, cuts):
-    """Forward and backward of everyone on the whole batch, in so many pieces."""
+    """Forward and backward of all learners on the whole batch, in this many micro-batches."""
     batch = tiny.random_batch(step)
     totals = totals_of(batch)
     students = dict(list(models.items())[1:])
@@ -203,7 +203,7 @@ def assert_steps_are_counted(learners, norms):
 
 
 def record_first_gradients(learner):
-    """A dict that holds the whole gradients once the learner has taken its first step."""
+    """A dict that is filled with the full gradients in the learner's first step."""
     from deepspeed.utils import safe_get_full_grad
 
     found, update = {}, learner.update
@@ -274,9 +274,10 @@ def assert_gradients_equal(found, expected, company):
 
 @pytest.mark.parametrize("optimizer", RATES)
 def test_rounding_decides_nothing_that_is_compared(optimizer):
-    """Or the figures would hold on one kind of CPU only: each adds up in an order of its own.
+    """Otherwise the result would depend on the CPU, each of which adds in its own order.
 
-    Key biases are in what is compared: of gradients that far below its epsilon Adam makes nothing.
+    Key biases are compared too: their gradients are so far below Adam's epsilon that they have no
+    effect.
     """
     exact, rounded = plain(optimizer, "fp32", torch.float64), plain(optimizer, "fp32")
     for ours, theirs in zip((*rounded[1], *rounded[2]), (*exact[1], *exact[2]), strict=True):

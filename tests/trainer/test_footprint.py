@@ -1,4 +1,4 @@
-"""What a plan says of FLOPs and memory, against torch's own counters on the real step."""
+"""The FLOPs and memory of a plan, against torch's own counters on the real step."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def batch(rows: int) -> Batch:
 
 
 def most_bytes(case) -> float:
-    """The most bytes that tensors held at once: engines made, and two steps."""
+    """The peak bytes of tensors while engines are built and take two steps."""
     config = job(*case)
     rows = config.batch.size // RANKS
     step_shape = StepShape(10, 0, config.batch.micro_batch, rows // config.batch.micro_batch)
@@ -82,12 +82,12 @@ def most_bytes(case) -> float:
 
 
 def measured() -> list[float]:
-    """Of each case, on this rank."""
+    """The peak bytes of each case on this rank."""
     return [most_bytes(case) for case in CASES]
 
 
 def planned(config: JobConfig) -> float:
-    """Bytes that a plan expects at most."""
+    """The bytes that a plan expects at most."""
     facts, learners = demands(config, device="cpu")
     made = JobFacts(**facts, learners=tuple(LearnerFacts(**one) for one in learners))
     device = DeviceConfig(1.0, {"fp32": 1.0}, 1.0, 1.0, 1.0)
@@ -121,7 +121,7 @@ def test_demands_of_phases_starts_and_frozen_teachers():
 
 
 def test_a_learner_apart_costs_what_it_costs_in_a_job_with_a_frozen_teacher():
-    """Counted in such a job: one student, for whom nobody else has derived anything."""
+    """Measured in a real job with one student, which shares the teacher's outputs with no other."""
     config = job()
     config.students["narrow"].objective.soft_kl = SoftKL()
     _, joint = demands(config)

@@ -1,4 +1,4 @@
-"""Offline distillation: a finished teacher in the same step, loop, checkpoints and report."""
+"""Offline distillation: a frozen teacher in the same step, loop, checkpoints and report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STUDENTS = ("students/distilbert", "students/tinybert")
 
 
 def offline_and_online(corpus, runs):
-    """A teacher, then students of it: frozen, frozen in parts, online at no learning rate."""
+    """A teacher, then its students: with it frozen, partly frozen, or at learning rate 0."""
     finish(run(tiny_job(corpus, runs, "name=teacher", "students=null", "steps=4")))
     teacher = runs / "teacher" / "exports" / "teacher"
     if dist.get_rank() == 0:
@@ -48,7 +48,7 @@ def offline_and_online(corpus, runs):
 
 
 def counted_in_mfu():
-    """The names of all whose work is measured from now on."""
+    """The names of the learners whose FLOPs are counted from here on."""
     names, read = set(), Gauges.read
 
     def noting(gauges, step, tokens_per_second, learners):
@@ -74,7 +74,7 @@ def test_students_learn_what_they_learn_online_from_a_teacher_that_stands_still(
 
 
 def test_partitioned_interrupted_and_without_the_folder_it_came_from(runs):
-    """ZeRO-3 for the teacher, a stop at step 5, and the imported folder gone at the restart."""
+    """A ZeRO-3 teacher, a stop at step 5, and the imported folder removed before the restart."""
     assert curve(RunFolder(runs / "parts")) == curve(RunFolder(runs / "offline"))
 
 

@@ -1,4 +1,4 @@
-"""What a run measures of itself: time, bytes, memory that runs out, slow ranks, MFU."""
+"""Measurements of a run: time, bytes, out-of-memory errors, slow ranks, MFU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from trainer.watch.slow_ranks import SlowRanks, slow_among
 
 
 def measured(folder: str):
-    """Four logged steps on each rank; the last rank's teacher dawdles from the second on."""
+    """Four logged steps on each rank; the last rank's teacher is slow from the second step on."""
     learners = tiny.learners((0, 1, 3), micro_batch=2, accumulation=2)
     watch_collectives()
     teacher = learners[0]

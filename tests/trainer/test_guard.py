@@ -1,4 +1,4 @@
-"""Bad losses: skipped by one learner, on all ranks, and of no consequence to the others."""
+"""Bad losses: the affected learner skips the step on all ranks, and no other learner changes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_limits_without_meaning_are_refused(wrong):
 
 
 def sabotage(name, steps, factor):
-    """Rank 0's share of a learner's loss is off at these 0-based steps; returns the repair."""
+    """Falsify rank 0's share of a learner's loss at these steps (from 0); returns the undo."""
     take_shares = Learner.take_shares
 
     def take(learner):
@@ -72,7 +72,7 @@ def sabotage(name, steps, factor):
 
 
 def full_disk(step):
-    """The save of this step fails on every rank; returns the repair."""
+    """Make the save of this step fail on every rank; returns the undo."""
     publish = writer.publish
 
     def publish_or_not(unit, *rest):
@@ -85,9 +85,10 @@ def full_disk(step):
 
 
 def jobs(corpus, runs):
-    """A student that is hit twice and goes on, interrupted or not, and a teacher hit too often.
+    """A student with two bad losses, interrupted or not, and a teacher with too many.
 
-    Another one is done when the first is hit, or when a save fails. Before them, a weight leaps.
+    Another student finishes when the first bad loss occurs, or when a save fails. Before that, a
+    weight jumps.
     """
     job = tiny_job(corpus, runs, "name=quiet", "steps=10", "evaluation.every=20")
     leap = "teacher.objective.mlm.weight={0: 1.0, 5: 1.0, 6: 9.0}"
@@ -133,7 +134,7 @@ def test_the_one_that_is_hit_sits_out_and_nobody_else_notices(launched):
 
 
 def test_one_that_is_done_waits_as_it_is_for_a_checkpoint(launched):
-    """No longer than another skips, or until a save succeeds: that one failed ends nothing."""
+    """Until no learner skips any more, or until a save succeeds; one failed save ends nothing."""
     quiet, hit = (RunFolder(launched[0] / name) for name in ("quiet", "hit"))
     assert curve(hit, "brief") == curve(quiet, "brief")
     assert max(step for step, _, _ in curve(hit, "brief")) == 6
@@ -158,7 +159,7 @@ def test_a_restart_between_two_bad_steps_changes_no_bit(launched):
 
 
 def test_too_many_in_a_row_end_the_job_with_the_checkpoint_before_them(launched):
-    """Steps 6, 7 and 8 are bad: of those, 6 would have been saved."""
+    """Steps 6, 7 and 8 are bad; without the skips, step 6 would have been saved."""
     runs, errors = launched
     assert errors[0] == errors[1]
     assert "teacher skipped 3 steps in a row (loss not finite at step 8)" in errors[0]

@@ -1,4 +1,4 @@
-"""A learner's metrics are the same to the last bit whoever else is trained, and in any order."""
+"""A learner's metrics do not depend, to the last bit, on the other learners or their order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COMPANIES = {
 
 
 def rows_in_all_companies(precision):
-    """The metric rows of every learner, by company; `precision` is the teacher's."""
+    """The metric rows of every learner, by set of learners; `precision` is the teacher's."""
     return {title: metric_rows(precision, students) for title, students in COMPANIES.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a job reads: growing batches, changing lengths and packings, masks made by the job."""
+"""The data of a job: growing batches, changing lengths and packings, masks made by the job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def blocks(text, corpus, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def damaged(blocks) -> Path:
-    """The same with a byte changed in every training shard but the first two."""
+    """The same corpus with one byte changed in every training shard except the first two."""
     copied = blocks.with_name("damaged")
     shutil.copytree(blocks, copied)
     for shard in sorted((copied / "train").glob("*.tar"))[2:]:
@@ -73,7 +73,7 @@ def curves_on_two_ranks(corpus: Path, damaged: Path, runs: Path) -> dict[str, li
 
 
 def count_copies() -> list[str]:
-    """To which the name of the shard of each block will be added that this process copies."""
+    """A list that gets the shard name of each block that this process copies."""
     copied: list[str] = []
     put = Staged.put
 
@@ -103,7 +103,7 @@ def column(curve: list, key: str) -> list[float]:
 def test_a_growing_batch_is_the_same_training_on_any_number_of_ranks(
     curves, blocks, tmp_path_factory
 ):
-    """Accumulation differs from step to step and between one rank and two; the losses do not."""
+    """Accumulation varies by step and by number of ranks; the losses do not."""
     alone = run_distributed(curve_on_one_rank, 1, blocks, tmp_path_factory.mktemp("runs"))[0]
     ours = curves["growing"]
     assert [key for _, key, _ in ours] == [key for _, key, _ in alone]
@@ -127,7 +127,7 @@ def test_reading_from_the_nodes_own_disk_is_the_same_run(curves):
 
 
 def test_a_job_reads_what_its_stream_holds(curves, blocks, tmp_path):
-    """Tokens and padding of every step, and the rows that its batches grow to."""
+    """The tokens and padding of every step, and the rows that its batches grow to."""
     config = jobs.tiny_job(blocks, tmp_path, *GROWING)
     stream = BatchStream.open(config.data, "train", config.seed, global_batches(config))
     batches = [stream.batch(step) for step in range(config.steps)]
@@ -155,7 +155,7 @@ def test_sequences_that_cannot_be_read_are_counted(curves, damaged, tmp_path):
 
 
 def test_batches_may_be_stated_in_tokens(blocks, tmp_path):
-    """About so many at every length and packing, in a multiple of sequences."""
+    """About this many tokens at every length and packing, in a multiple of sequences."""
     config = jobs.tiny_job(
         blocks,
         tmp_path,

@@ -1,4 +1,4 @@
-"""A job's YAML: what cannot be meant is refused by its key, before anything is done."""
+"""A job's YAML: absurd values are refused by key before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A student of another kind than its teacher, through a whole job."""
+"""A student of a different kind than its teacher, through a whole job."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def job(corpus: Path, runs: Path, *overrides: str, stage: int = 0) -> JobConfig:
 
 
 def trained(corpus: Path, runs: Path) -> list[str]:
-    """Folders of a run in one piece, of the same one stopped and resumed, and at ZeRO 3."""
+    """Folders of a run without a stop, of the same run stopped and resumed, and at ZeRO 3."""
     whole = jobs.run(job(corpus, runs, "name=whole"))
     jobs.finish(whole)
     jobs.run(job(corpus, runs, "name=resumed"), stop_after=3)
@@ -142,7 +142,7 @@ OF_KINDS += ["pooler", "parts", "initial_values", "kinds"]
 
 
 def test_training_knows_no_kind_of_model() -> None:
-    """`trainer` names the protocol only: not the encoder, nor a module of a kind."""
+    """`trainer` imports only the protocol, neither the encoder nor a module of a kind."""
     named = set()
     for path in (ROOT / "trainer").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

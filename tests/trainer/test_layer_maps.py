@@ -1,4 +1,4 @@
-"""Which layers of a teacher a student's layers learn from."""
+"""The teacher layers that a student's layers learn from."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from trainer.objectives.layer_maps import at_depth, map_layers
     ],
 )
 def test_layer_maps(layers, student, teacher, expected):
-    """Those of the papers: TinyBERT's 4 of 12, PKD's 6 of 12, MiniLM's last."""
+    """The maps of the papers: TinyBERT's 4 of 12, PKD's 6 of 12, MiniLM's last."""
     assert map_layers(layers, student, teacher) == expected
 
 

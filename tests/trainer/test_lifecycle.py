@@ -1,4 +1,4 @@
-"""Students that come, go and finish while a job goes on, through the real loop."""
+"""Students that are added, dropped and finished during a job, through the real loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVERYONE = ("teacher", "students/tinybert", "students/late")
 
 
 def students_of(job):
-    """A narrow student, and one as deep as half the teacher, that starts at random."""
+    """A narrow student, and one with half the teacher's layers that starts from random weights."""
     plain = {"schedule": ScheduleConfig("linear"), "start": StartConfig()}
     narrow = dataclasses.replace(job.students["tinybert"], **plain)
     half = dataclasses.replace(job.students["distilbert"], **plain, init=narrow.init)
@@ -37,7 +37,7 @@ def students_of(job):
 
 
 def edited_jobs(corpus, runs):
-    """A job whose students were edited at step 4, and the same one without an edit."""
+    """A job whose students were edited at step 4, and the same job without the edit."""
     job = tiny_job(corpus, runs, "name=undisturbed")
     narrow, half = students_of(job)
     late = dataclasses.replace(half, start=StartConfig(step=4))
@@ -48,7 +48,7 @@ def edited_jobs(corpus, runs):
 
 
 def three_students(corpus, runs):
-    """With budgets in steps and in tokens; from a folder and from the teacher's layers.
+    """Budgets in steps and in tokens; weights from a folder and from the teacher's layers.
 
     Only one is at stage 3, where DeepSpeed computes linear layers in its own way.
     """
@@ -74,7 +74,7 @@ def three_students(corpus, runs):
 
 
 def first_weights():
-    """The weights of everyone who joins from now on, and of the teacher at that moment."""
+    """The weights of every learner that joins from here on, and of the teacher at that moment."""
     seen, admit = {}, Learners.admit
 
     def recording(learners, *arguments):
@@ -89,7 +89,7 @@ def first_weights():
 
 
 def let_go():
-    """References to the modules of everyone who is let go of from now on."""
+    """References to the modules of every learner that is released from here on."""
     modules, release = [], Learners.release_finished
 
     def remembering(learners):
@@ -102,7 +102,7 @@ def let_go():
 
 
 def limited_jobs(corpus, runs):
-    """Three students together, interrupted once they are done; each alone; nobody."""
+    """Three students together, interrupted once they are done; each one alone; and no student."""
     job = three_students(corpus, runs)
     modules, joined = let_go(), first_weights()
     run(job, stop_after=6)
@@ -141,7 +141,7 @@ def state_at(folder, step):
 
 @pytest.mark.parametrize("name", EVERYONE)
 def test_editing_the_students_of_a_run_changes_nobody_else(runs, name):
-    """The one added later is, bit for bit, one that was always to start then."""
+    """A student added later equals, bit for bit, one that was always configured to start then."""
     undisturbed = curve(RunFolder(runs / "undisturbed"), name)
     assert len(undisturbed) > 20
     assert curve(RunFolder(runs / "edited"), name) == undisturbed
@@ -176,7 +176,7 @@ def test_a_finished_student_costs_nothing_and_stays_in_every_checkpoint(launched
 
 
 def test_while_rank_0_ends_the_run_the_others_hear_that_it_gets_on(launched):
-    """At least with the scores, the comparison and the export of each of three students."""
+    """At least one heartbeat for the scores, the comparison and the export of each student."""
     first, second = (beats for *_, beats in launched[1])
     assert first == second > 9
 
@@ -194,7 +194,7 @@ def test_the_teacher_is_what_it_is_without_students(runs):
 
 
 def test_first_weights_are_the_teachers_of_that_moment_or_the_folders(launched):
-    """Of a teacher in parts, two steps after it began."""
+    """From a partitioned teacher, two steps after it began."""
     runs, results = launched
     joined = results[0][2]
     copied, teacher = joined["students/copy"]
@@ -221,7 +221,7 @@ def test_a_fork_to_other_data_waits_for_scores_on_them(runs):
 
 
 def test_a_schedule_runs_over_the_budget(runs):
-    """To zero, by the share of the steps or of the tokens that are used up."""
+    """To zero, by the fraction of the steps or of the tokens used."""
     rows = [row for row in metrics.read(runs / "limited" / "metrics.jsonl") if "memory" in row]
     late = metrics.series(rows, "students/late/lr")[1]
     assert [rate / late[0] for rate in late] == pytest.approx([1.0, 0.5])

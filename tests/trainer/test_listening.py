@@ -1,4 +1,4 @@
-"""A student that listens to its teacher only once that is ahead."""
+"""A student that learns from its teacher only once the teacher is ahead (`min_lead`)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def column(folder, name, learner=NAME):
 
 @pytest.mark.parametrize("run_name", ["heard-1", "heard-2", "whole"])
 def test_terms_about_the_teacher_count_by_its_lead(runs, run_name):
-    """By the formula, from what was recorded of the steps before."""
+    """The expected weights follow from the recorded losses of earlier steps."""
     parts = {name: column(runs / run_name, name) for name in ("mlm", "hidden_mse", "soft_kl")}
     theirs = column(runs / run_name, "mlm", "teacher")
     lead, weights = 0.0, []

@@ -1,4 +1,4 @@
-"""The dynamic loss scale as a pure function; the gradient scaler of torch is in test_exactness."""
+"""The dynamic loss scale as a pure function; test_exactness compares with torch's scaler."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_a_resume_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
 
 
 def whole_log(path):
-    """40 steps, every fourth with a held-out row; what a checkpoint keeps of the rows."""
+    """A log of 40 steps, every fourth with a held-out row, and the rows in its checkpoint."""
     with MetricsLog(path) as file:
         for step in range(1, 41):
             file.append({"step": step, "teacher/loss": 1 / step})
@@ -179,7 +179,7 @@ def test_what_is_older_than_the_checkpoint_keeps_is_said_to_be_lost(tmp_path, mo
 
 
 def test_rows_that_find_no_room_wait_and_are_written_once(tmp_path):
-    """A limit on the size of files stands for a disk that is full in the middle of a row."""
+    """A limit on the file size simulates a disk that fills up in the middle of a row."""
     path = tmp_path / "metrics.jsonl"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with MetricsLog(path) as file:

@@ -1,4 +1,4 @@
-"""Settings that change with the step, and objectives as wholes."""
+"""Scheduled settings, and whole objectives."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ EVERYTHING = ObjectiveConfig(
 
 
 def loss_inputs_of(config, seed=5, step=0, **student):
-    """What a student of this objective sees of a random batch, its objective, and the totals."""
+    """A student's loss inputs on a random batch, its objective, and the totals."""
     config = LearnerConfig(model=encoder(layers=2, **student), objective=config)
     batch = random_batch(seed)
     micro, totals = to_device(batch, torch.device("cpu")), totals_of(batch)
@@ -129,7 +129,7 @@ def loss_inputs_of(config, seed=5, step=0, **student):
 
 
 def teacher_logits(inputs):
-    """The teacher's, at every position, [B * L, V]."""
+    """The teacher's logits at every position, [B * L, V]."""
     batch = inputs.batch
     states = batch.input_ids, batch.segment_ids, batch.attention_mask
     return build(encoder(), seed=1).eval()(*states).logits.flatten(0, 1)
@@ -155,7 +155,7 @@ def teacher_logits(inputs):
 def test_what_neither_layer_attends_to_is_not_compared(
     term, loss, factors, divisor, teacher, windows
 ):
-    """Our layers 2 and 4 see a window, and with it of the teacher's all but the first, or none."""
+    """The student's layers 2 and 4 are local; of the teacher's, all but the first, or none."""
     ours, theirs = (
         {layer: QKV(*torch.randn(3, 2, 4, LENGTH, 8)) for layer in range(1, 5)} for _ in range(2)
     )
@@ -180,7 +180,7 @@ def test_what_neither_layer_attends_to_is_not_compared(
 
 
 def test_everything_is_a_term():
-    """A task of its own data, and a term with another source, have tests of their own."""
+    """Tasks with their own data, and terms with another source, have their own tests."""
     names = [
         name
         for name, section in registered_terms().items()
@@ -194,7 +194,7 @@ def test_everything_is_a_term():
 
 @pytest.mark.parametrize("positions", ["masked", "attended"])
 def test_counts_of_terms_are_those_the_step_divides_by(positions):
-    """Every term's own count is that of its denominator."""
+    """The count that each term returns equals its denominator."""
     config = dataclasses.replace(
         EVERYTHING,
         soft_kl=SoftKL(positions=positions),
@@ -207,7 +207,7 @@ def test_counts_of_terms_are_those_the_step_divides_by(positions):
 
 
 def test_the_objective_is_the_weighted_sum_of_its_terms():
-    """Terms that share a projection come to what they are by themselves, gradients too."""
+    """Terms that share a projection give the same values and gradients as separate ones."""
     config = dataclasses.replace(EVERYTHING, soft_kl=SoftKL(3.0, 2.0, positions="attended"))
     inputs, objective, totals = loss_inputs_of(config)
     states = [
@@ -230,7 +230,7 @@ def test_the_objective_is_the_weighted_sum_of_its_terms():
 
 
 def test_soft_targets_at_all_attended_positions_equal_the_plain_formula():
-    """DistilBERT's: T^2 KL, batchmean over the positions that are attended."""
+    """DistilBERT's loss: T^2 KL, batchmean over the attended positions."""
     inputs, objective, totals = loss_inputs_of(
         ObjectiveConfig(soft_kl=SoftKL(1.0, 2.0, positions="attended"))
     )
@@ -247,7 +247,7 @@ def test_soft_targets_at_all_attended_positions_equal_the_plain_formula():
 
 
 def test_prediction_and_patience_are_the_original_codes_means():
-    """TinyBERT's mean over positions and labels; PKD's over rows, layers and width."""
+    """TinyBERT's mean is over positions and labels, PKD's over rows, layers and width."""
     config = ObjectiveConfig(
         soft_cross_entropy=SoftCrossEntropy(1.0, 2.0), pkd=PKD(layers={1: 1, 2: 4})
     )
@@ -326,7 +326,7 @@ def test_temperatures_follow_the_step():
 
 
 def test_maps_follow_a_teacher_that_grows():
-    """Half the teacher: the same projection learns from the layers at the same depths."""
+    """While half the teacher exists, the same projection learns from the same relative depths."""
     config = ObjectiveConfig(hidden_mse=HiddenMSE(), attention_mse=AttentionMSE())
     objective = Objective(config, encoder(layers=2), encoder(), seed=0)
     before = objective.terms["hidden_mse"].projection.weight.clone()
@@ -358,7 +358,7 @@ def test_projections_are_a_function_of_the_seed():
 
 
 def test_a_student_takes_what_it_has_of_its_teachers_layers():
-    """A DistilBERT out of a BERT: no pooler, no segments. Nothing may be missing, though."""
+    """A DistilBERT from a BERT lacks pooler and segments, but nothing else may be missing."""
     from model import select_layers
     from trainer.errors import TrainingError
 

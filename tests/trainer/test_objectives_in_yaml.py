@@ -1,4 +1,4 @@
-"""Objectives as a job's YAML states them: what they need of the data and of the other learners."""
+"""Objectives in a job's YAML: what they need from the data and from the other learners."""
 
 from __future__ import annotations
 

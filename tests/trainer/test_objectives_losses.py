@@ -1,4 +1,4 @@
-"""Losses between states and attention matrices against values worked out by other means."""
+"""Losses between states and attention matrices, against independently computed values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def random(*shape, seed=0):
 
 
 def test_label_cross_entropy_by_hand():
-    """Two certain and one undecided prediction, and a row without a label."""
+    """Two certain predictions, one undecided, and a row without a label."""
     logits = torch.tensor([[10.0, -10.0], [10.0, -10.0], [0.0, 0.0], [5.0, 0.0]])
     total, count = losses.label_cross_entropy(logits, torch.tensor([0, 1, 1, -100]))
     assert total.item() == pytest.approx(0 + 20 + math.log(2), abs=1e-6)
@@ -43,7 +43,7 @@ def test_hidden_mse_equals_torch_over_attended_positions():
 
 
 def test_patient_mse_is_the_original_codes():
-    """PKD's: mse_loss of normalised states, mean over rows and width."""
+    """PKD's loss: mse_loss of normalised states, mean over rows and width."""
     student, teacher = random(4, 6), random(4, 6, seed=1)
     rows = torch.tensor([True, True, False, True])
     total, count = losses.patient_mse(student, teacher, rows)
@@ -54,14 +54,14 @@ def test_patient_mse_is_the_original_codes():
 
 
 def test_patient_mse_by_hand():
-    """Opposite directions are two apart, whatever their lengths: 4 over a width of 2."""
+    """Opposite unit vectors are 2 apart, whatever their original lengths: 4 over a width of 2."""
     student, teacher = torch.tensor([[3.0, 0.0]]), torch.tensor([[-0.1, 0.0]])
     total, _ = losses.patient_mse(student, teacher, torch.tensor([True]))
     assert total.item() == pytest.approx(4 / 2)
 
 
 def moments(states):
-    """Mean and variance over the width, by their definitions."""
+    """Mean and variance over the width, by definition."""
     mean = states.sum(-1, keepdim=True) / states.shape[-1]
     return mean, ((states - mean) ** 2).sum(-1, keepdim=True) / states.shape[-1]
 
@@ -91,7 +91,7 @@ def test_mean_and_variance_by_hand():
 
 
 def matrix(width, seed):
-    """Two factors for 2 rows, 2 heads and 3 positions."""
+    """The two factors for 2 rows, 2 heads and 3 positions."""
     return tuple(random(2, 2, 3, width, seed=seed + n).requires_grad_() for n in range(2))
 
 
@@ -99,7 +99,7 @@ UNSEEN = -1e9
 
 
 def plain_scores(factors, row, length, reach=3):
-    """[heads, length, length], of one row without its padding; `UNSEEN` further than `reach`."""
+    """[heads, length, length] for one row without padding; `UNSEEN` farther than `reach`."""
     first, second = (x[row, :, :length] for x in factors)
     scores = torch.einsum("hqd,hkd->hqk", first, second) / math.sqrt(first.shape[-1])
     unseen = [[abs(q - k) > reach for k in range(length)] for q in range(length)]
@@ -107,7 +107,7 @@ def plain_scores(factors, row, length, reach=3):
 
 
 def mse(student, teacher):
-    """The mean over what is seen, times all there is."""
+    """The mean over the visible pairs, times the number of all pairs."""
     seen = student[0] > UNSEEN
     return (student - teacher).pow(2).sum() / seen.sum() * seen.numel()
 
@@ -154,7 +154,7 @@ def test_matrix_losses_row_by_row(monkeypatch, loss, formula, pairs, score_bytes
 
 
 def test_the_same_factor_twice_gets_both_gradients():
-    """Value relations: V is both factors."""
+    """In value relations, both factors are V."""
     values, theirs = matrix(4, 0)[0], matrix(4, 10)[0]
     total, _ = relations.relation_kl((values, values), (theirs, theirs), ALL)
     plain = sum(
@@ -169,7 +169,7 @@ def test_the_same_factor_twice_gets_both_gradients():
 
 
 def test_tinyberts_scores_for_padding_are_zero_in_both():
-    """Without padding it is the original's: scores of -100 and below are set to 0, then a mean."""
+    """Without padding it equals the original: scores of -100 and below are 0, then the mean."""
     student, teacher = (tuple(20 * x for x in matrix(4, seed)) for seed in (0, 10))
     ours, theirs = (
         torch.stack([plain_scores(one, row, 3) for row in range(2)]) for one in (student, teacher)
@@ -184,7 +184,7 @@ def test_tinyberts_scores_for_padding_are_zero_in_both():
 
 
 def test_attention_cross_entropy_by_hand():
-    """Uniform attention over three keys, of both: the entropy of three, at each position."""
+    """Both attend uniformly to three keys: log 3 at each position."""
     nothing = torch.zeros(1, 1, 3, 4)
     mask = torch.tensor([[True, True, True]])
     total, count = relations.attention_cross_entropy((nothing, nothing), (nothing, nothing), mask)
@@ -193,7 +193,7 @@ def test_attention_cross_entropy_by_hand():
 
 
 def test_never_more_scores_than_the_bounded_block_are_alive(monkeypatch):
-    """However many rows there are, and through the backward pass."""
+    """For any number of rows, including the backward pass."""
     monkeypatch.setattr(relations, "SCORE_BYTES", 4 * 2 * 8 * 4)  # four queries of two heads
     made, kept = [], relations.scaled_scores
 

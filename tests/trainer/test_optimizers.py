@@ -1,4 +1,4 @@
-"""LAMB against its formula; steps that are let pass; parameter groups."""
+"""LAMB against its formula; skipped steps; parameter groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RATE, BETAS, EPSILON, DECAY = 0.01, (0.9, 0.999), 1e-6, 0.01
 
 
 def albert_lamb(w, gradients, adaptive):
-    """The weights [n] after these gradients, in float64, as lamb_optimizer.py of ALBERT has it."""
+    """The weights [n] after these gradients, in float64, as in ALBERT's lamb_optimizer.py."""
     w, m, v = w.astype(np.float64), 0.0, 0.0
     for g in gradients:
         m = BETAS[0] * m + (1 - BETAS[0]) * g
@@ -53,7 +53,7 @@ def test_lamb_is_its_formula():
 
 
 def bert_adam(w, gradients, decay):
-    """The weights after these gradients, in float64, by optimization.py of google-research/bert."""
+    """The weights after these gradients, in float64, as in BERT's optimization.py."""
     w, m, v = w.double(), torch.zeros(()).double(), torch.zeros(()).double()
     for g in gradients:
         m = BETAS[0] * m + (1 - BETAS[0]) * g.double()
@@ -97,7 +97,7 @@ def test_a_weight_without_gradient_keeps_its_trust_ratio_finite():
 
 
 class Uniform:
-    """Everything learns alike."""
+    """Equal rates for all parameters."""
 
     def group(self, parameter: str) -> str:
         return "all"
@@ -107,7 +107,7 @@ class Uniform:
 
 
 class LayerRates:
-    """Layer 0 learns three times as fast from step 2 on, the rest not at all until then."""
+    """From step 2 on, layer 0 has three times the rate; the rest is frozen until then."""
 
     def group(self, parameter: str) -> str:
         return parameter.partition(".")[0]
@@ -169,7 +169,7 @@ def test_a_group_at_rate_zero_and_a_step_not_permitted_leave_everything_as_it_wa
 
 
 def test_at_stage_0_a_parameter_without_gradient_is_stepped_as_at_the_others():
-    """So that it has made as many steps as those with which it may share a partition one day."""
+    """So that its step count equals that of parameters it may later share a partition with."""
     module = nn.ModuleDict({"used": nn.Linear(3, 3), "unused": nn.Linear(3, 2)})
     optimizer = build_optimizer(module, OptimizerConfig(), Uniform())
     module["used"](torch.ones(4, 3)).sum().backward()
@@ -181,7 +181,7 @@ def test_at_stage_0_a_parameter_without_gradient_is_stepped_as_at_the_others():
 
 @pytest.mark.parametrize(("first", "second"), [*itertools.permutations(KINDS, 2)])
 def test_another_optimizer_can_go_on_from_ones_state(first, second):
-    """Their moments are the same, so that a run may change its kind of optimizer."""
+    """The moments are the same, so that a run may switch its kind of optimizer."""
     module = nn.Linear(3, 2)
     one = build_optimizer(module, KINDS[first], Uniform())
     step_of(one, module)

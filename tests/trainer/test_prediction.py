@@ -1,4 +1,4 @@
-"""`tandem predict`, against `transformers` on the same exported model, an example at a time."""
+"""`tandem predict`, against `transformers` on the same exported model, one example at a time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def exported(
 
 
 def predicted(*words: object, given: str | None = None) -> list[dict[str, Any]]:
-    """What `tandem predict` prints."""
+    """The output of `tandem predict`."""
     ended = CliRunner().invoke(tandem.main, ["predict", *map(str, words)], input=given)
     assert ended.exit_code == 0, ended.output
     return [json.loads(line) for line in ended.stdout.splitlines()]

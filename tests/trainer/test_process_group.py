@@ -1,4 +1,4 @@
-"""The process groups of a job: how long they wait, and how many files they need."""
+"""The process groups of a job: their timeouts, and the open files that they need."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def descriptors():
 
 
 def a_rank_of_a_job(folder):
-    """The descriptors before the job's engines and writer have what they need, and after."""
+    """The number of open files before and after the job's engines and writer are created."""
     from tests.trainer import tiny
     from trainer.learners.engine import join_process_group
     from trainer.watch.hang_watch import HangWatch

@@ -49,7 +49,7 @@ BETWEEN = {"feature_maps", "attention_transfer", "mean_transfer"}
 
 
 def original_rate(layer: int, step: int, steps_per_phase: int) -> float:
-    """The original code's: layer_wise_learning_rate times its background; layers from 0."""
+    """The original code's rate: layer_wise_learning_rate times its background; layers from 0."""
     in_phase = step % steps_per_phase / steps_per_phase
     background = min(
         (1.0 - 0.9) * math.sqrt(1 - in_phase) + 0.9, (0.0 - 10.0) * (1 - in_phase) + 10
@@ -108,7 +108,7 @@ NAME = student_key("mobilebert")
 
 
 def teacher_and_student(stage):
-    """A teacher that has made one step, a student at its first weights, and those it was given."""
+    """A teacher after one step, a student with initial weights, and the weights it was given."""
     teacher = tiny.learners((0, 0, 0), 4, 1)[0]
     train_step(teacher, [], tiny.my_rows(tiny.random_batch(99)), 0)
     config = LearnerConfig(
@@ -127,7 +127,7 @@ def teacher_and_student(stage):
 
 
 def trained(stage):
-    """Weights and results of a progressive student, step by step, and its teacher's embeddings."""
+    """A progressive student's weights and results at each step, and its teacher's embeddings."""
     teacher, student, weights = teacher_and_student(stage)
     history, terms, rates, ages = [weights_of(student)], [], [], []
     for step in range(STEPS):
@@ -142,9 +142,9 @@ def trained(stage):
 
 
 def age_of_moments(learner):
-    """How many gradients the optimizer's moments are made of, by their own numbers: 0, 1 or more.
+    """The number of gradients in the optimizer's moments, from their values: 0, 1 or more.
 
-    Of a single gradient g they are (1 - beta1) g and (1 - beta2) g^2.
+    After a single gradient g they are (1 - beta1) g and (1 - beta2) g^2.
     """
     states = [state for state in torch_optimizer(learner.engine).state.values() if state]
     if not any(state["exp_avg_sq"].any() for state in states):
@@ -156,7 +156,7 @@ def age_of_moments(learner):
 
 
 def saved_and_resumed(folder, saved_at):
-    """The weights at the end: undisturbed, and resumed from a step at each of several stages."""
+    """The final weights: uninterrupted, and resumed from a step at each of several stages."""
     teacher, student, _ = teacher_and_student(1)
     go_on(teacher, student, 0, saved_at)
     counters = dataclasses.asdict(student.counters)
@@ -175,7 +175,7 @@ def saved_and_resumed(folder, saved_at):
 
 
 def go_on(teacher, student, first, last):
-    """Train them over these steps; the student's weights then."""
+    """Train them over these steps; returns the student's weights."""
     for step in range(first, last):
         train_step(teacher, [student], tiny.my_rows(tiny.random_batch(step)), step)
     return weights_of(student)
@@ -187,7 +187,7 @@ def weights_of(student):
 
 
 def passing(stage, offload):
-    """Gradient norms and a projection, whose term is off at steps 0 and 1, and from step 4 on."""
+    """Gradient norms and a projection whose term is off at steps 0 and 1, and from step 4 on."""
     teacher = tiny.learners((0, 0, 0), 4, 1)[0]
     weight = {0: 0.0, 1: 0.0, 2: 1.0, 3: 1.0, 4: 0.0}
     config = LearnerConfig(
@@ -227,7 +227,7 @@ def outcomes(launched):
 
 
 def test_a_terms_parameters_rest_while_it_is_off_and_leave_no_gradient_behind(launched):
-    """At every stage: no decay, and nothing of an earlier step in the norm."""
+    """At every stage: no decay, and no earlier gradient in the norm."""
     plain, *partitioned = launched[1]
     moved = [not torch.equal(*pair) for pair in itertools.pairwise(plain[1])]
     assert moved == [False, False, True, True, False, False]
@@ -289,7 +289,7 @@ def test_everything_but_the_layers_begins_as_the_teachers_and_waits(outcomes):
 
 
 def test_each_phase_begins_with_fresh_moments_of_the_students_optimizer_alone(outcomes):
-    """At every stage, and as in the original: at a layer's first step nothing is accumulated."""
+    """At every stage, as in the original, a layer's first step finds empty moments."""
     for stage in range(4):
         student, teacher = zip(*outcomes[stage][4], strict=True)
         assert student == (0, 1, 2, 2, 2, 0, 1, 2, 2, 2, 1, 2, 2, 2), stage
@@ -297,7 +297,7 @@ def test_each_phase_begins_with_fresh_moments_of_the_students_optimizer_alone(ou
 
 
 def test_a_transfer_that_is_resumed_goes_on_to_the_bit_and_alike_at_other_stages(launched):
-    """From the middle of a phase, and from where one is about to begin."""
+    """From the middle of a phase, and from just before one begins."""
     for undisturbed, same_stage, *others in launched[2]:
         assert undisturbed.keys() == same_stage.keys()
         assert all(torch.equal(undisturbed[name], same_stage[name]) for name in undisturbed)
@@ -321,7 +321,7 @@ def test_every_stage_goes_through_it_alike(outcomes):
 
 
 def test_a_layers_loss_is_its_share_of_the_mean_over_layers():
-    """As in the original, where what is summed is divided by the number of layers."""
+    """As in the original, the sum is divided by the number of layers."""
     transfer = Transfer(PROGRESSIVE, LAYERS)
     config = ObjectiveConfig(blended=Blended(), feature_maps=FeatureMaps(100.0))
     objective = Objective(config, tiny.encoder(layers=LAYERS), tiny.encoder(), 0, transfer)

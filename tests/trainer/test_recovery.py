@@ -1,4 +1,4 @@
-"""Back to a checkpoint, past some batches, once."""
+"""Rollback: a return to a checkpoint that skips some batches, once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def failure(job: JobConfig) -> str:
 
 
 def jobs(corpus, runs):
-    """A run taken back from step 6 to 2, interrupted at 5; one that was never elsewhere."""
+    """A run rolled back from step 6 to 2 and interrupted at 5; and one without a rollback."""
     job = tiny_job(corpus, runs, "name=recovered", "checkpoint.keep=9")
     run(job, stop_after=6)
     before = RunFolder.of(job).config.read_text()
@@ -103,7 +103,7 @@ def launched(corpus, tmp_path_factory):
 
 
 def test_it_goes_back_once_and_is_as_if_it_had_never_been_elsewhere(launched):
-    """Interrupted after it went back, it goes on from there, with the metrics that it had."""
+    """Interrupted after the rollback, it resumes from there, with its metrics."""
     runs, results = launched
     assert [steps for steps, _, _ in results] == [[2, 4, 5]] * 2  # 6 counts no more
     recovered, straight = RunFolder(runs / "recovered"), RunFolder(runs / "straight")

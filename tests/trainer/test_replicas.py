@@ -1,4 +1,4 @@
-"""Copies that must be the same on all ranks: one bit is enough to be found, and named."""
+"""Replicas that must be equal on all ranks: a single flipped bit is found, and its rank named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = ("teacher", "students/distilbert", "students/tinybert")
 
 
 def flip(tensor: torch.Tensor) -> None:
-    """The lowest bit of the first element, on one rank; flipping it again mends it."""
+    """Flip the lowest bit of the first element on one rank; a second call undoes it."""
     if dist.get_rank() == FAULTY:
         tensor.data.view(-1)[:1].view(torch.int32).bitwise_xor_(1)
 
@@ -33,7 +33,7 @@ def complaint(engines) -> str:
 
 
 def look_for_flipped_bits(stages: tuple[int, int, int]) -> dict[str, str]:
-    """What is said of sound engines, and of each with one flipped bit in what is replicated."""
+    """The messages for intact engines, and for each engine with one flipped bit in its replicas."""
     learners = tiny.learners(stages, 1, 1)
     for step in range(2):
         batch = tiny.my_rows(tiny.random_batch(step, rows=RANKS))

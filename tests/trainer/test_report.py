@@ -283,7 +283,7 @@ def test_a_head_that_is_not_trained_has_words_for_scores_and_no_place_in_the_pic
 
 
 def test_scores_of_a_task_are_shown_without_a_word_about_it_here(make):
-    """Columns come from the results: a correlation, which has no baseline and is no share."""
+    """The columns come from the results: a correlation, without a baseline, and not a share."""
     matthews = Column("matthews", "MCC", NUMBER)
     folder = make()
     results = evaluation(["half"]) | {"metric": "matthews", "unigram": {}}

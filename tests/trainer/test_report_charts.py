@@ -1,4 +1,4 @@
-"""What a chart of the report is drawn from: ticks, thinned curves, names and their places."""
+"""The geometry of the report's charts: ticks, thinned curves, names and their positions."""
 
 import math
 
@@ -63,7 +63,7 @@ shares = st.floats(0, 1)
 
 @given(st.lists(st.tuples(shares, shares), max_size=5))
 def test_names_of_dots_stand_on_nothing(places):
-    """Five names always have room beside the dots."""
+    """There is always room for five names beside their dots."""
     named = [(x, y, "student 25.0%") for x, y in places]
     found = heights(named)
     names = [beside(x, height, words) for (x, _, words), height in zip(named, found, strict=True)]

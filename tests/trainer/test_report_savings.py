@@ -1,4 +1,4 @@
-"""What the report says one job saves, against numbers worked out by hand."""
+"""The report's savings of a joint job, against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STEPS = 100
 
 
 def run(rows: list[dict[str, float]], frozen: bool = False) -> RunFiles:
-    """A finished run of 100 steps, with a student `late` from step 60 to 90 and `small` for all."""
+    """A finished run of 100 steps; `late` trains from step 60 to 90, `small` in all steps."""
     facts = {
         "teacher": {"started_at": 0, "finished_at": None, "flops_per_token": 900.0},
         "students/small": {"started_at": 0, "finished_at": None, "flops_per_token": 300.0},
@@ -23,7 +23,7 @@ def run(rows: list[dict[str, float]], frozen: bool = False) -> RunFiles:
 
 
 def timed(step: int, *, late: bool, frozen: bool = False) -> dict[str, float]:
-    """A logged step; that of step 10 was slow."""
+    """A logged step; step 10 is slow."""
     slow = 50.0 if step == 10 else 1.0
     row = {"step": step, "tokens": 10 * step, "seconds": float(step)}
     row["teacher/seconds_forward"] = slow * 3.0

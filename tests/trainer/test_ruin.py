@@ -1,4 +1,4 @@
-"""Weights that one step ruined: what the job advises leads to a run that trains."""
+"""Weights that one step has ruined: the job's advice leads to a run that trains."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOB = (
 
 
 def jobs(corpus, runs):
-    """Five steps; one at a huge learning rate, after which it is saved; and what is advised."""
+    """Five steps; a restart at a huge learning rate, which fails; then the advised rollback."""
     job = tiny_job(corpus, runs, *JOB)
     folder = run(job, stop_after=5)
     optimizer = dataclasses.replace(job.teacher.optimizer, learning_rate=1e6)

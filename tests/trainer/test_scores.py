@@ -1,4 +1,4 @@
-"""Metrics: what they take of a batch, against plain torch, and how that adds up."""
+"""Metrics: their readings of a batch against plain torch, and their sums."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_sums_are_those_of_the_whole_logits(monkeypatch, pair_head):
 
 
 class Correlation(GatheredMetric[Tensor]):
-    """Of predictions and labels [examples, 2]; no mean over examples."""
+    """A correlation of predictions and labels [examples, 2], which is not a mean over examples."""
 
     head, columns = "head", (Column("pearson", "pearson", NUMBER),)
 
@@ -73,7 +73,7 @@ EXAMPLES = torch.randn(2, 40, 2, generator=torch.Generator().manual_seed(0)).cum
 
 
 def tallied(rank: int, ranks: int) -> list[Tally]:
-    """One of each corpus, of this rank's examples in batches of 3."""
+    """One tally for each corpus, of this rank's examples in batches of 3."""
     tallies = []
     for corpus in EXAMPLES:
         tally = Tally(METRICS, torch.device("cpu"))

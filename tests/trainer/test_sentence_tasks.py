@@ -1,4 +1,4 @@
-"""A task from its files to its exports: trained, distilled, resumed, scored, exported."""
+"""A sentence task from its files to its exports: trained, distilled, resumed, scored, exported."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ log: {{every: 1, wandb: disabled}}
 
 
 def lines(count: int, shift: int) -> list[str]:
-    """Texts with their labels: those with "was" in them are bright, those with "his" dull."""
+    """Labelled texts: those with "was" are bright, those with "his" dull."""
     words = ["the", "of", "and", "to", "in"]
     rows = []
     for number in range(shift, shift + count):
@@ -104,7 +104,7 @@ def train(job: Path) -> str:
 
 
 def curves(job: Path, runs: Path) -> tuple[list, list]:
-    """What a run records that goes through, and one that stops and resumes. Collective."""
+    """The record of a run without a stop, and of one that stops and resumes. Collective."""
     whole = jobs.run(load(job, f"output_dir={runs}", "name=whole"))
     again = load(job, f"output_dir={runs}", "name=again")
     jobs.run(again, stop_after=13)
@@ -202,7 +202,7 @@ def test_a_run_that_was_stopped_resumes_to_the_last_bit(job, tmp_path) -> None:
 
 
 def losses_of_both_ways(job: Path, runs: Path) -> list[list[float]]:
-    """Of a teacher alone, whose last layer computes all tokens, or the first ones only."""
+    """The losses of a teacher whose last layer computes all tokens, or only the first ones."""
     found = []
     for narrow in ("false", "true"):
         words = [f"output_dir={runs}", f"name=narrow-{narrow}", "students=null", "steps=3"]
@@ -290,7 +290,7 @@ def test_a_frozen_teacher_of_the_task_teaches_its_labels(run_of_two, job, tmp_pa
 
 
 def test_a_frozen_teacher_is_scored_by_the_task_of_its_students(job) -> None:
-    """A number has no accuracy, and a teacher without objective no task of its own."""
+    """A number has no accuracy, and a teacher without an objective has no task of its own."""
     head = "{kind: regression, pooling: pooler, transform: none}"
     model = f"teacher.model.task_heads={{single_sentence: {head}}}"
     frozen = ["teacher.objective=null", "teacher.optimizer=null", "teacher.frozen=true",

@@ -1,4 +1,4 @@
-"""Which students are named, by what was measured; and where a user reads it."""
+"""Setbacks: which students are named, from which measurements, and where a user sees them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def job(teacher: LearnerConfig | None = None, **student: object) -> JobConfig:
 
 
 def named(config: JobConfig, **losses: list[float]) -> dict[str, tuple[str, str]]:
-    """Student -> kind and words, once `losses` were measured, every 50 of a learner's own steps."""
+    """Student -> kind and message, given `losses` measured every 50 of a learner's own steps."""
     curves = {
         "teacher" if name == "teacher" else f"students/{name}": [
             [own, loss] for own, loss in zip(STEPS, found, strict=False)
@@ -65,7 +65,7 @@ def kinds_over_time(config: JobConfig) -> dict[int, dict[str, str]]:
 
 
 def test_a_student_that_listens_too_early_is_named_and_one_that_learns_alone_is_not():
-    """As measured: the student alone keeps up with its teacher, the one that listens does not."""
+    """As measured: alone the student keeps up with its teacher; learning from it, it does not."""
     assert kinds_over_time(job()) == {
         250: {"listens": WORSE},
         300: {"listens": BEHIND},

@@ -1,4 +1,4 @@
-"""`tandem predict` on questions: as the task's own evaluation, and as `transformers`, has it."""
+"""`tandem predict` on questions, against the task's own evaluation and `transformers`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def folder(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(folder: Path) -> Path:
-    """A model that has learned nothing: its answers differ from window to window."""
+    """An untrained model, whose answers differ from window to window."""
     path, tokenizer = folder / "model", folder / "tokenizer"
     size = load_tokenizer(tokenizer)[1].vocab_size
     config = tiny.encoder(
@@ -53,7 +53,7 @@ def exported(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def evaluated(folder: Path, exported: Path) -> dict[str, BestAnswer]:
-    """The answers by id, from the stored examples, decoded as held-out scores are made."""
+    """The answers by id, from the stored examples, decoded as for held-out scores."""
     settings = "{stride: 8, longest_answer: 5, unanswerable: true}"
     job = token_tasks.load(folder, folder, "span", 1, settings, f"data.sequence_length={LENGTH}")
     split = ExampleSplit(Corpus.open(job.data.path), "val")

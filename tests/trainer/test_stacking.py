@@ -1,4 +1,4 @@
-"""A teacher that doubles its layers, in the real job: 1, from step 2 on 2, from step 5 on 4."""
+"""A teacher that doubles its layers in a real job: 1, from step 2 on 2, from step 5 on 4."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROWTH = "teacher.stacking.steps=[2,5]"
 
 
 def growths():
-    """Every growth from now on, as (teacher before, teacher after, optimizer states after)."""
+    """Every growth from here on, as (teacher before, teacher after, optimizer states after)."""
     seen, grow = [], Learners.grow_teacher
 
     def recording(learners, step):
@@ -38,7 +38,7 @@ def growths():
 
 
 def jobs(corpus, runs, name):
-    """Undisturbed, and interrupted at a growth and between two."""
+    """Uninterrupted, and interrupted at a growth and between two."""
     job = tiny_job(corpus, runs, f"name={name}", GROWTH, "students.distilbert.start.step=3")
     seen = growths()
     folder = run(job)
@@ -100,7 +100,7 @@ def test_ranks_and_stages_do_not_matter(launched, other):
 
 
 def test_interrupted_at_a_growth_and_between_two(launched):
-    """Scored and exported between two, it has the layers of then."""
+    """If it is scored and exported between two growths, it has the layers of that time."""
     runs, _ = launched
     parts = RunFolder(runs / "parts")
     assert curve(parts) == curve(RunFolder(runs / "two"))

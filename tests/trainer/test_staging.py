@@ -1,4 +1,4 @@
-"""Who copies what for the ranks of a node; `tests/data_pipeline/test_staging.py` has the rest."""
+"""Which rank copies what for its node; see also `tests/data_pipeline/test_staging.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step: one teacher forward, and nobody who depends on who else is there."""
+"""The step: one teacher forward, and learners that do not affect each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAGES = (0, 3, 1)
 
 
 def counted_forwards(students):
-    """How often the teacher runs forward in one step with so many students."""
+    """The number of teacher forwards in one step with this many students."""
     learners = tiny.learners(STAGES, 2, ACCUMULATION)[: 1 + students]
     calls = []
     learners[0].engine.module.register_forward_hook(lambda *_: calls.append(1))
@@ -28,7 +28,7 @@ def counted_forwards(students):
 
 
 def alone_and_together():
-    """Final weights of everyone trained in different company, and with one who goes astray."""
+    """The final weights of learners trained in different sets, and with one that diverges."""
     company = {"all": (0, 1, 2), "first": (0, 1), "second": (0, 2), "nobody": (0,)}
     outcomes = {}
     for title, members in company.items():
@@ -94,14 +94,14 @@ def dropout_losses(companions):
 
 
 def test_dropout_is_drawn_for_each_learner_by_itself(results):
-    """The teacher drops the same units whoever trains beside it, and others at every step."""
+    """The teacher drops the same units whichever students train; they change with every step."""
     alone, accompanied = results[0][2]
     assert alone == accompanied
     assert len(set(alone)) == 3
 
 
 def views_trained() -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """The teacher's terms where it reads its own view, and where that is all there is."""
+    """The teacher's terms where it reads its own view, and where that is the only view."""
     config = tiny.learner_configs((0, 0, 0))
     steps = [(tiny.random_batch(step), tiny.random_batch(step + 9, rows=8)) for step in range(2)]
 
@@ -119,6 +119,6 @@ def views_trained() -> tuple[list[dict[str, float]], list[dict[str, float]]]:
 
 
 def test_a_teacher_may_read_another_view_of_the_examples() -> None:
-    """It learns as from that view alone, whatever its students read, to the last bit."""
+    """To the last bit, it learns as from that view alone, whatever its students read."""
     (found,) = run_distributed(views_trained, 1)
     assert found[0] == found[1]

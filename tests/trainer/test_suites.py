@@ -1,4 +1,4 @@
-"""Suites: what is said of several models, and the command that finds it out and resumes."""
+"""Suites: the comparison of several models, and the command that makes and resumes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scores of tasks against values that others have published or worked out."""
+"""The scores of tasks against published or independently computed values."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_rankings_as_trec_eval_scores_them() -> None:
 
 
 def outputs(logits: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor | None = None):
-    """What a metric reads of a batch of the head "task"."""
+    """A metric's input: a batch with the outputs of the head "task"."""
     ids = torch.zeros(len(logits), 4, dtype=torch.int64)
     targets = {"task": MicroTarget(labels, positions)}
     batch = MicroBatch(ids, ids, ids.bool(), is_padded=False, targets=targets)

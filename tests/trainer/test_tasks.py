@@ -1,4 +1,4 @@
-"""Tasks are found by themselves: those of the package, and those in files that a job names."""
+"""Tasks are found automatically: those of the package, and those in files that a job names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TwiceTerm(VocabularyTerm):
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch) -> Iterator[None]:
-    """What a test registers is gone after it."""
+    """Unregister after the test whatever it has registered."""
     monkeypatch.setattr(term, "_REGISTERED", dict(term._REGISTERED))
     modules = set(sys.modules)
     yield

@@ -1,4 +1,4 @@
-"""A teacher that finishes before its job does is a frozen one from then on."""
+"""A teacher that finishes before its job is a frozen teacher from then on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STAGES = (0, 2, 3)
 
 
 def in_one_job_and_in_two(corpus, runs):
-    """A teacher of 3 steps that then teaches for 3; the same in one job after the other."""
+    """A teacher that trains for 3 steps, then only teaches for 3; the same in two jobs."""
     steps = f"steps={STEPS}"
     job = tiny_job(corpus, runs, "name=one", steps, *LATE, "teacher.budget.fraction=0.5")
     finish(run(job))

@@ -1,4 +1,4 @@
-"""`tandem embed` against `transformers`: vectors, similarities, neighbours, and what is refused."""
+"""`tandem embed` against `transformers`: vectors, similarities, neighbours, and bad inputs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def found(*arguments: object) -> dict:
 
 
 def expected(folder: Path, text: str) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
-    """By `transformers`: last hidden states and word embeddings [L, H], and offsets."""
+    """From `transformers`: last hidden states and word embeddings [L, H], and offsets."""
     read = AutoTokenizer.from_pretrained(folder)(
         text, return_tensors="pt", return_offsets_mapping=True, return_token_type_ids=False
     )

@@ -1,4 +1,4 @@
-"""Tagging, spans and multiple choice: from their files to scores that others compute too."""
+"""Tagging, spans and multiple choice: from files to scores that other packages compute too."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def sentence(number: int) -> list[str]:
 
 
 def conll(count: int, shift: int) -> str:
-    """Words of which those in NAMES are names."""
+    """Words with tags; the words in NAMES are names."""
     rows = []
     for number in range(shift, shift + count):
         words = sentence(number)
@@ -62,7 +62,7 @@ def conll(count: int, shift: int) -> str:
 
 
 def squad(count: int, shift: int, unanswerable: bool = False) -> str:
-    """Passages with one of NAMES in them, which is the answer; some longer than a window."""
+    """Passages that contain one of NAMES, which is the answer; some are longer than a window."""
     paragraphs = []
     for number in range(shift, shift + count):
         words = sentence(number) * (1 + 8 * (number % 7 == 0))
@@ -79,7 +79,7 @@ def squad(count: int, shift: int, unanswerable: bool = False) -> str:
 
 
 def dream(count: int, shift: int) -> str:
-    """Dialogues; the right answer is the name that is in them."""
+    """Dialogues; the right answer is the name that they contain."""
     records = []
     for number in range(shift, shift + count):
         name = NAMES[number % 3]
@@ -106,7 +106,7 @@ def load(folder: Path, corpus: Path, task: str, steps: int, settings: str, *more
 
 
 def train(*job: object) -> str:
-    """Collective."""
+    """Train and finish the job; returns its folder. Collective."""
     folder = jobs.run(load(*job))
     jobs.finish(folder)
     return str(folder.path)

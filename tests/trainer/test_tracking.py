@@ -1,4 +1,4 @@
-"""Weights & Biases: offline by its own transaction log, online by what reaches a server."""
+"""Weights & Biases: offline from its own transaction log, online from what reaches a server."""
 
 import json
 import math
@@ -67,7 +67,7 @@ MODELS = [{"learner": "teacher", "layers": 12}, {"learner": "students/tiny", "la
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """A run that was followed to its end, with all that a run can have."""
+    """A run followed to its end, with everything that a run can have."""
     folder = tmp_path_factory.mktemp("followed")
     run = new_run(folder)
     (run / "evaluation.json").write_text(json.dumps(EVALUATION))
@@ -81,7 +81,7 @@ def followed(tmp_path_factory):
 
 
 def test_every_row_reaches_wandb_at_its_step(followed):
-    """Tables and report have no row of their own."""
+    """Tables and the report have no row of their own."""
     logged = history(followed)
     assert sorted(logged) == [row["step"] for row in ROWS]
     for row in ROWS:
@@ -262,7 +262,7 @@ def test_alerts_of_a_stall_and_a_spike(run):
 
 
 def test_an_alert_of_a_crash_loop_is_recorded_offline(run):
-    """In the third attempt in a row without a new step; the two before are on record here."""
+    """In the third attempt in a row without a new step; the first two are on record."""
     log(run, {"step": 5})
     (run / "wandb").mkdir()
     fake = FakeRun()
@@ -276,10 +276,10 @@ def test_an_alert_of_a_crash_loop_is_recorded_offline(run):
 
 
 def test_online_a_requeued_run_goes_on_and_sync_puts_it_right(run, monkeypatch):
-    """The real client with a stand-in for the server, which keeps the steps it was sent.
+    """The real client with a stand-in for the server, which stores the steps that it receives.
 
-    A requeue that makes steps anew, with other values: W&B has each step once and never goes back,
-    with the values that came first. `sync` then writes the file's, and finds nothing to do again.
+    A requeued run repeats steps with other values. W&B keeps each step once, in order, with the
+    first values. `sync` then sends the file's values; a second `sync` has nothing to do.
     """
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     with WandbServer() as server:

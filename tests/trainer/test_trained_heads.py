@@ -1,4 +1,4 @@
-"""Which heads of a learner something has trained."""
+"""Which heads of a learner are trained."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_head_is_trained_by_a_term(config, steps, heads):
 
 
 def test_a_head_that_came_with_the_first_weights_is_trained():
-    """One that the folder lacks is not: it begins at random, whatever came beside it."""
+    """A head that the folder lacks is not: it starts from random weights."""
     config = tiny.encoder(pair_head=True)
     weights = build(config, seed=0).state_dict()
     assert heads_in(weights) == ["masked", "pairs"]

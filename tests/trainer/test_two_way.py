@@ -1,4 +1,4 @@
-"""The teacher's loss with a term from a student's predictions."""
+"""The teacher's loss with a term on a student's predictions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def two_way(stages):
 
 
 def expected():
-    """The term of the first step in plain torch, one process, the whole batch."""
+    """The term at the first step, from plain torch in one process on the whole batch."""
     found = two_way((0, 0, 0))
     batch = to_device(tiny.random_batch(0), torch.device("cpu"))
     logits = []
@@ -49,7 +49,7 @@ def expected():
 
 
 def trained(stages, members, steps=3):
-    """What the term and the students' losses came to; `members` are numbers of students."""
+    """The values of the term and the students' losses; `members` are the students' numbers."""
     found = two_way(stages)
     rows = 8 // dist.get_world_size()
     step_shape = StepShape(tiny.STEPS, tiny.SEED, rows // 2, 2)
@@ -88,7 +88,7 @@ def test_the_term_is_what_it_says_at_every_stage(results):
 
 
 def test_another_student_changes_nothing(results):
-    """Nor does the dropout of the peer: its predictions are without."""
+    """Neither does the peer's dropout: its predictions are made without it."""
     by_stage, alone, _, _ = results
     for ours, both in zip(alone, by_stage[0], strict=True):
         assert ours[TEACHER] == both[TEACHER]
@@ -96,7 +96,7 @@ def test_another_student_changes_nothing(results):
 
 
 def test_while_the_student_is_not_there_the_teacher_is_as_ever(results):
-    """With somebody else, or with nobody: no term, the same bits."""
+    """With another student or none, the term is off and the bits are the same."""
     _, _, other, nobody = results
     for ours, theirs in zip(other, nobody, strict=True):
         assert ours[TEACHER] == theirs[TEACHER]

@@ -1,4 +1,4 @@
-"""Ways to run a learner that change its speed and memory, and neither losses nor gradients."""
+"""Options that change a learner's speed and memory, but neither losses nor gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEPS = 3
 def full_batch(**changes):
     """The first step in plain torch: one process, the whole batch, no DeepSpeed.
 
-    `changes` are made to every learner's configuration.
+    `changes` are applied to every learner's config.
     """
     configs = tiny.learner_configs((0, 0, 0))
     teacher_config = configs[TEACHER].model
@@ -78,7 +78,7 @@ def test_checkpointed_activations_change_no_bit_of_any_gradient(dropout):
 
 
 def curves(learner_configs):
-    """Losses of a few steps, of the teacher and its students."""
+    """The losses of the teacher and its students over a few steps."""
     step_shape = StepShape(STEPS, tiny.SEED, 4, 1)
     teacher = learner_configs[TEACHER].model
     teacher, *students = (
@@ -89,7 +89,7 @@ def curves(learner_configs):
 
 
 def pair(stage, teacher_ways, student_ways):
-    """A teacher, and a student of its predictions at masked positions, run in these ways."""
+    """A teacher and a student of its predictions at masked positions, with these options."""
     found = tiny.learner_configs((stage, stage, stage))
     mlm, student = MaskedLanguageModelling(), student_key("distilbert")
     return {
@@ -103,7 +103,7 @@ def pair(stage, teacher_ways, student_ways):
 
 
 def whole_and_masked_only():
-    """For two stages the losses of either way, and how often a layer worked on some rows only."""
+    """At two stages: the losses both ways, and how often a layer computed some rows only."""
     narrowed, at_rows = [], encoder.at_rows
     encoder.at_rows = lambda x, rows: narrowed.append(rows) or at_rows(x, rows)
     found = []

@@ -1,4 +1,4 @@
-"""A tiny teacher with two students that between them use most terms, and random batches."""
+"""A tiny teacher, two students that together use most terms, and random batches."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def learners(
 
 
 def with_pairs(batch: Batch, labels: NDArray[np.int64] | None) -> Batch:
-    """The batch with other labels [R] of its pairs, or with none."""
+    """The batch with other pair labels [R], or with none."""
     targets = {name: one for name, one in batch.targets.items() if name != PAIRS}
     if labels is not None:
         targets[PAIRS] = Target(labels)
@@ -105,7 +105,7 @@ def my_rows(batch: Batch) -> Batch:
 
 
 def random_batch(seed: int, rows: int = 8) -> Batch:
-    """Pairs of different lengths with different numbers of masked positions."""
+    """A random batch of pairs with different lengths and numbers of masked positions."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(LENGTH // 2, LENGTH + 1, rows)
     attention_mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int64)
