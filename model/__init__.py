@@ -26,7 +26,7 @@ from model.masked_language_model import MaskedLanguageModel
 from model.model_card import Training, model_card
 from model.model_config import Ability, ModelConfig, ModelShape
 from model.outputs import QKV, Capture, Features, ModelOutput
-from model.protocol import HEADS, Model, default_model, module_of
+from model.protocol import HEADS, READ_OUT, Model, default_model, module_of
 from model.task_head_config import (
     CHOICE,
     CLASSIFICATION,
@@ -42,6 +42,7 @@ __all__ = [
     "CLASSIFICATION",
     "HEADS",
     "QKV",
+    "READ_OUT",
     "REGRESSION",
     "SPAN",
     "TAGGING",

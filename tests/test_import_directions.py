@@ -66,7 +66,9 @@ ROOMS = {
         "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "
         "manifest restore attempts reader branching carried publication writer"
     ),
-    "trainer/objectives": "layer_maps step_schedule progressive term task terms objective",
+    "trainer/objectives": (
+        "layer_maps step_schedule transfer progressive intermediate term task terms objective"
+    ),
     "trainer/objectives/terms": "states attention pairs vocabulary two_way exits",
     "trainer/learners": (
         "state step_decision admission uncompiled engine memory_errors programs module learner "

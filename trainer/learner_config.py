@@ -25,8 +25,10 @@ from configs.rules import (
 from configs.section import Refusal, Section, within
 from model import Ability, ModelConfig, ModelShape, default_model
 from trainer.objectives import Objective, ObjectiveConfig
-from trainer.objectives.progressive import ProgressiveConfig, Transfer
+from trainer.objectives.intermediate import AllLayersFirst, IntermediateConfig
+from trainer.objectives.progressive import LayerByLayer, ProgressiveConfig
 from trainer.objectives.task import TaskConfig
+from trainer.objectives.transfer import Transfer
 from trainer.optimizers import OptimizerConfig
 from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.schedules.learning_rate import ScheduleConfig
@@ -172,6 +174,7 @@ class LearnerConfig(Section):
     model: ModelConfig = field(default_factory=default_model)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     progressive: ProgressiveConfig | None = None
+    intermediate: IntermediateConfig | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     start: StartConfig = field(default_factory=StartConfig)
@@ -249,8 +252,7 @@ class LearnerConfig(Section):
         for key, ability in _ABILITIES.items():
             if getattr(self, key) and (why := self.model.cannot(ability)):
                 yield key, why
-        if self.progressive is not None:
-            yield from self._conflicts_with_progressive()
+        yield from self._conflicts_with_transfer()
         yield from self.stacking.conflicts_with(self.model)
         if self.stacking.steps and self.init.pretrained:
             yield "stacking", "begins with random weights; remove it, or init.pretrained"
@@ -285,6 +287,19 @@ class LearnerConfig(Section):
         tasks = {one.head: one.own_metrics() for one in terms if isinstance(one, TaskConfig)}
         return metrics_of(self.architecture, tasks)
 
+    def in_steps(self, steps: int) -> LearnerConfig:
+        """The same with a `transfer` that is told in steps, in a job of so many."""
+        if self.intermediate is None:
+            return self
+        return dataclasses.replace(self, intermediate=self.intermediate.in_steps(steps))
+
+    @property
+    def transfer(self) -> Transfer | None:
+        """What it learns of the teacher's states before it learns to predict, if anything."""
+        if self.progressive is not None:
+            return LayerByLayer(self.progressive, self.model.layers)
+        return AllLayersFirst(self.intermediate) if self.intermediate is not None else None
+
     def with_layers(self, layers: int) -> LearnerConfig:
         """The same config with a model that has, and keeps, this many layers."""
         if layers == self.model.layers and not self.stacking.steps:
@@ -299,11 +314,14 @@ class LearnerConfig(Section):
         if self.zero_stage < OFFLOADS[self.offload]:
             yield "offload", f"{self.offload} needs zero_stage {OFFLOADS[self.offload]} or higher"
 
-    def _conflicts_with_progressive(self) -> Iterator[Refusal]:
-        """Conflicts of a progressive transfer, which compares layers with weights of their own."""
-        if not self.objective.between_layers() or not self.objective.beyond_layers():
-            why = "objective must have terms between layers, and others for afterwards"
-            yield "progressive", why
+    def _conflicts_with_transfer(self) -> Iterator[Refusal]:
+        """A transfer is by terms of its own, which others follow."""
+        if self.progressive is not None and self.intermediate is not None:
+            yield "intermediate", "set either this or progressive"
+        for key, kind in (("progressive", LayerByLayer), ("intermediate", AllLayersFirst)):
+            if getattr(self, key) is not None and not all(self.objective.parts(kind.first)):
+                what = "between layers" if kind.each_layer else "about states or attention"
+                yield key, f"objective must have terms {what}, and others for afterwards"
 
     def _conflicts_with_frozen(self) -> Iterator[Refusal]:
         """Conflicts of a frozen learner, which has only a model and a source of its weights."""
@@ -321,7 +339,6 @@ class LearnerConfig(Section):
 
     def build_objective(self, teacher: ModelShape, seed: int) -> Objective:
         """The objective for this model and its `teacher`'s; ValueError if a term does not fit."""
-        transfer = Transfer(self.progressive, self.model.layers) if self.progressive else None
-        objective = Objective(self.objective, self.model, teacher, seed, transfer)
+        objective = Objective(self.objective, self.model, teacher, seed, self.transfer)
         objective.heard_changes = self.min_lead is not None
         return objective

@@ -21,7 +21,7 @@ from trainer.learners.first_weights import from_embeddings, model_state
 from trainer.learners.learner import Learner, StepShape
 from trainer.learners.state import LearnerState
 from trainer.objectives import Objective, ObjectiveConfig
-from trainer.objectives.progressive import ProgressiveConfig, Transfer
+from trainer.objectives.progressive import LayerByLayer, ProgressiveConfig
 from trainer.objectives.terms import (
     AttentionTransfer,
     Blended,
@@ -61,7 +61,7 @@ def original_rate(layer: int, step: int, steps_per_phase: int) -> float:
 
 
 def test_rates_are_the_original_codes():
-    transfer = Transfer(ProgressiveConfig(20), layers=3)
+    transfer = LayerByLayer(ProgressiveConfig(20), layers=3)
     for step in range(60):
         for layer in range(3):
             parameter = f"model.encoder.feed_forward.{layer}.0.input.weight"
@@ -76,7 +76,7 @@ def test_rates_are_the_original_codes():
 
 
 def test_one_layer_at_a_time_and_then_the_other_terms():
-    transfer = Transfer(PROGRESSIVE, LAYERS)
+    transfer = LayerByLayer(PROGRESSIVE, LAYERS)
     objective = Objective(OBJECTIVE, tiny.encoder(layers=LAYERS), tiny.encoder(), 0, transfer)
     for step, ours, theirs in ((0, 1, 2), (4, 1, 2), (5, 2, 4), (9, 2, 4)):
         assert objective.student_capture(step).hidden_states == (ours,)
@@ -101,7 +101,7 @@ def test_progressive_transfer_needs_both_kinds_of_terms(objective, complaint):
 def test_progressive_transfer_needs_every_layer():
     some = ObjectiveConfig(blended=Blended(), feature_maps=FeatureMaps(layers="skip"))
     with pytest.raises(ValueError, match=r"feature_maps\.layers: leaves out layer 2"):
-        Objective(some, tiny.encoder(layers=2), tiny.encoder(), 0, Transfer(PROGRESSIVE, 2))
+        Objective(some, tiny.encoder(layers=2), tiny.encoder(), 0, LayerByLayer(PROGRESSIVE, 2))
 
 
 NAME = student_key("mobilebert")
@@ -248,7 +248,7 @@ def test_a_term_that_comes_or_goes_has_rates_of_its_own():
     hidden = objective.group(name.format("hidden_mse"))
     assert objective.group(name.format("embedding")) == objective.group("model.head.bias") != hidden
     assert [objective.factor(hidden, step) for step in (0, 1)] == [0.0, 1.0]
-    transfer = Transfer(PROGRESSIVE, LAYERS)
+    transfer = LayerByLayer(PROGRESSIVE, LAYERS)
     objective = Objective(config, model, tiny.encoder(), 0, transfer)
     groups = [objective.group(name.format(term)) for term in ("hidden_mse", "embedding")]
     rates = [[objective.factor(group, step) for group in groups] for step in (4, 10)]
@@ -322,7 +322,7 @@ def test_every_stage_goes_through_it_alike(outcomes):
 
 def test_a_layers_loss_is_its_share_of_the_mean_over_layers():
     """As in the original, the sum is divided by the number of layers."""
-    transfer = Transfer(PROGRESSIVE, LAYERS)
+    transfer = LayerByLayer(PROGRESSIVE, LAYERS)
     config = ObjectiveConfig(blended=Blended(), feature_maps=FeatureMaps(100.0))
     objective = Objective(config, tiny.encoder(layers=LAYERS), tiny.encoder(), 0, transfer)
     term = objective.by_name["feature_maps"]

@@ -74,7 +74,8 @@ class SavedLearners:
     def trained_heads(self, name: str) -> frozenset[str]:
         """The trained heads of the learner with this full name."""
         counters = self.state.learners[name]
-        return trained_heads(self.config(name), counters, self.checkpoint.step)
+        config = self.config(name).in_steps(self.job.steps)
+        return trained_heads(config, counters, self.checkpoint.step)
 
     def weights(self, name: str) -> dict[str, Tensor]:
         """The model's float32 weights, without its objective's projections."""

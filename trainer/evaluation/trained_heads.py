@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from trainer.learner_config import LearnerConfig
 from trainer.learners.state import LearnerState
-from trainer.objectives.progressive import Transfer
 from trainer.objectives.step_schedule import StepSchedule
 
 
@@ -12,11 +11,10 @@ def trained_heads(config: LearnerConfig, counters: LearnerState, step: int) -> f
     """The heads that are trained at the job's `step`.
 
     Either a term of the objective has trained the head, or it came with the initial weights. During
-    a progressive transfer, terms that train heads are off.
+    a transfer, terms that train heads are off.
     """
-    begin, own_steps = 0, counters.steps_made(step)
-    if config.progressive is not None:
-        begin = Transfer(config.progressive, config.model.layers).steps
+    begin = config.transfer.steps if config.transfer else 0
+    own_steps = counters.steps_made(step)
     return frozenset(counters.given_heads).union(
         term.head
         for term in config.objective.terms().values()

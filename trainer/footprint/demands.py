@@ -147,3 +147,7 @@ def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     yield bool(job.batch.growth), "the global batch is that of most steps"
     yield bool(job.teacher.stacking.steps), "the teacher has all of its layers from the start"
     yield any(one.progressive for one in students), "students learn all of their layers at once"
+    yield (
+        any(one.intermediate for one in students),
+        "students compare intermediate layers in all steps",
+    )

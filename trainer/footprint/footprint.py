@@ -292,7 +292,8 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
-    module = assemble(name, config, job.teacher.model, job.seed, _make)
+    own = config.in_steps(job.steps)
+    module = assemble(name, own, job.teacher.model, job.seed, _make)
     is_trained = bool(config.objective.terms())
     module.requires_grad_(is_trained)
     return module.train(is_trained)

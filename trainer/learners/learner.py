@@ -104,6 +104,7 @@ class Learner:
         reads the examples (`data_pipeline.Batch`). `metrics` score it; None means those of its own
         objective and heads. Raises TrainingError when the `weights` do not fit.
         """
+        config = config.in_steps(step_shape.steps)
         self.name, self.config, self.step_shape, self.view = name, config, step_shape, view
         self.counters = LearnerState(started_at)
         with named_for(section_of(name), config, BEGINNING, step_shape.micro_batch):
@@ -275,13 +276,14 @@ class Learner:
     def learning_rate(self, step: int, seconds: float = 0.0) -> float:
         """The learning rate at the job's `step`, after `seconds` of training.
 
-        A schedule runs from the learner's start or from the end of its progressive transfer, during
-        which the rate stays at the peak.
+        A schedule runs from the learner's start or from the end of its transfer, which has a
+        constant rate.
         """
         config, peak = self.config, self.config.optimizer.learning_rate
-        before, done = self._transfer_steps, self.own_step(step)
-        if done < before:
-            return peak
+        transfer, done = self.objective.transfer, self.own_step(step)
+        if transfer is not None and transfer.lasts(done):
+            return transfer.rate(peak)
+        before = self._transfer_steps
         last = self.step_shape.steps
         total = schedule_steps(config.budget.in_steps(last), self.counters, step, last)
         used = time_used(config.budget, self.counters, seconds, self.step_shape.seconds)
@@ -324,7 +326,7 @@ class Learner:
         return readings
 
     def _forget_the_phase_before(self, own_step: int) -> None:
-        """Reset the moments where a phase of a progressive transfer begins, even when skipping."""
+        """Reset the moments where a phase of a transfer begins, even when skipping."""
         transfer = self.objective.transfer
         if transfer is not None and transfer.begins_phase(own_step):
             assert self._optimizer is not None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from model import HEADS, Capture, Model, ModelConfig, build
+from model import READ_OUT, Capture, Model, ModelConfig, build
 from trainer.batches import MicroBatch
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
@@ -16,7 +16,6 @@ from trainer.learners.programs import Program, Result
 from trainer.objectives import Objective
 from trainer.seeds import derive
 
-READ_OUT = ("pooler.", *HEADS)  # name prefixes of the parameters above the encoder
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

@@ -60,6 +60,21 @@ def soft_label_loss(
     return (losses * weights).sum(), weights.sum()
 
 
+def soft_label_cross_entropy(
+    student: Tensor, teacher: Tensor, weights: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """-softmax(teacher / T) . log softmax(student / T) (TinyBERT, arXiv 1909.10351, eq. 10).
+
+    Without T^2. Of a number, the squared difference. Arguments and count as for `soft_label_loss`.
+    """
+    ours, theirs = student.float(), teacher.float()
+    if ours.shape[1] == 1:
+        return soft_label_loss(student, teacher, weights, temperature)
+    target = F.softmax(theirs / temperature, dim=1)
+    losses = -(target * F.log_softmax(ours / temperature, dim=1)).sum(dim=1)
+    return (losses * weights).sum(), weights.sum()
+
+
 def cosine_distance(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """1 - cos(student, teacher) (DistilBERT, arXiv 1910.01108, section 3).
 

@@ -19,7 +19,6 @@ from trainer.denominators import Totals
 from trainer.learner_names import OWN, TEACHER
 from trainer.losses.vocabulary import project_and_sum
 from trainer.objectives import terms
-from trainer.objectives.progressive import Transfer
 from trainer.objectives.task import TaskConfig
 from trainer.objectives.term import (
     LayerTerm,
@@ -31,6 +30,7 @@ from trainer.objectives.term import (
     projected,
     registered_terms,
 )
+from trainer.objectives.transfer import Transfer
 from trainer.teacher_outputs import union
 
 
@@ -111,26 +111,29 @@ class ObjectiveConfig(Section):
                 yield name, reason
 
     def misfits(
-        self, learner: ModelShape, teacher: ModelShape, is_transferred: bool
+        self, learner: ModelShape, teacher: ModelShape, each_layer: bool
     ) -> Iterator[Refusal]:
-        """Why a term does not fit this pair of models, with or without a progressive transfer."""
+        """Why a term does not fit this pair of models.
+
+        `each_layer`: a progressive transfer needs a teacher's layer for each of ours.
+        """
         for name, section in self.terms().items():
             found = list(section.misfits(learner, teacher))
             yield from within(name, iter(found))
-            if is_transferred and isinstance(section, LayerTermConfig) and not found:
+            if each_layer and isinstance(section, LayerTermConfig) and not found:
                 for layer in sorted(section.left_out(learner, teacher)):
                     yield (
                         f"{name}.layers",
                         f"leaves out layer {layer} of the student; progressive needs all of them",
                     )
 
-    def between_layers(self) -> list[str]:
-        """The names of the terms that compare layers of student and teacher."""
-        return [name for name, one in self.terms().items() if isinstance(one, LayerTermConfig)]
-
-    def beyond_layers(self) -> list[str]:
-        """The names of all other terms."""
-        return [name for name, one in self.terms().items() if not isinstance(one, LayerTermConfig)]
+    def parts(self, first: Collection[str]) -> tuple[list[str], list[str]]:
+        """The names of the terms that compare what `first` lists (`Transfer.first`), and others."""
+        terms = self.terms().items()
+        return (
+            [name for name, one in terms if one.compares in first],
+            [name for name, one in terms if one.compares not in first],
+        )
 
 
 def declare_terms() -> None:
@@ -171,7 +174,8 @@ class Objective(nn.Module):
         Raises ValueError, naming the term, when one does not fit this pair of models.
         """
         super().__init__()
-        for key, why in config.misfits(learner, teacher, transfer is not None):
+        each_layer = transfer is not None and transfer.each_layer
+        for key, why in config.misfits(learner, teacher, each_layer):
             raise ValueError(f"{key}: {why}")
         self.transfer = transfer
         self.heard = 1.0  # factor on the weights of terms that read the teacher, 0 to 1
@@ -295,14 +299,14 @@ class Objective(nn.Module):
     def _on(self, step: int) -> dict[str, Term]:
         """The terms with a weight other than 0 at a step; all of them where there is none.
 
-        A transfer turns on only the terms between layers while it lasts, and only the others
+        A transfer turns on only the terms of its `first` while it lasts, and only the others
         afterwards.
         """
         weights, terms = self.weights(step), self.by_name
         if self.transfer is not None:
-            lasts = self.transfer.layer(step) is not None
+            first, lasts = self.transfer.first, self.transfer.lasts(step)
             terms = {
-                name: term for name, term in terms.items() if isinstance(term, LayerTerm) == lasts
+                name: term for name, term in terms.items() if (term.compares in first) == lasts
             }
         return {name: term for name, term in terms.items() if weights[name]} or terms
 

@@ -1,7 +1,6 @@
 """Layer-by-layer transfer: a student learns one layer at a time before it learns to predict.
 
 MobileBERT's progressive knowledge transfer (arXiv 2004.02984, section 3.5), as its code does it.
-Everything is a pure function of the learner's own step, so a resumed learner continues exactly.
 """
 
 from __future__ import annotations
@@ -9,10 +8,11 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from configs.rules import COUNT, Doc, Range, Unit, positive
 from configs.section import Section
+from trainer.objectives.transfer import LAYERS, Transfer
 
 _LAYER = re.compile(r"model\.encoder\.\w+\.(\d+)\.")
 
@@ -40,20 +40,20 @@ class ProgressiveConfig(Section):
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """The progressive transfer of a student with this many `layers`; implements `Rates`."""
+class LayerByLayer(Transfer):
+    """The progressive transfer of a student with this many `layers`."""
 
     config: ProgressiveConfig
     layers: int
+    first: ClassVar[tuple[str, ...]] = (LAYERS,)
+    each_layer: ClassVar[bool] = True
 
     @property
     def steps(self) -> int:
-        """The length of the whole transfer in steps."""
         return self.layers * self.config.steps_per_layer
 
     def layer(self, step: int) -> int | None:
-        """The layer, from 1, that is transferred at the learner's `step`; None afterwards."""
-        return step // self.config.steps_per_layer + 1 if step < self.steps else None
+        return step // self.config.steps_per_layer + 1 if self.lasts(step) else None
 
     def begins_phase(self, step: int) -> bool:
         """Whether the learner's `step` is the first of a layer, or the first after the transfer."""
@@ -65,7 +65,6 @@ class Transfer:
         return str(int(match[1]) + 1) if match else "rest"
 
     def factor(self, group: str, step: int) -> float:
-        """What the learning rate of a group is multiplied by at the learner's `step`."""
         current = self.layer(step)
         if current is None:
             return 1.0

@@ -20,8 +20,8 @@ from trainer.learner_names import TEACHER
 from trainer.losses.rows import RowLoss
 from trainer.losses.vocabulary import project_and_sum
 from trainer.objectives.layer_maps import Layers, at_depth, map_layers
-from trainer.objectives.progressive import Transfer
 from trainer.objectives.step_schedule import Setting, StepSchedule
+from trainer.objectives.transfer import LAYERS, PREDICTIONS, Transfer
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs
 
 POSITIONS = (MASKED, ATTENDED)
@@ -79,9 +79,13 @@ Weight = Annotated[
 
 @dataclass
 class TermConfig(Section, ABC):
-    """The YAML section of a term; a number that may change (`Setting`) is kept as written."""
+    """The YAML section of a term; a number that may change (`Setting`) is kept as written.
 
-    needs: ClassVar[tuple[Ability, ...]] = ()  # what its head requires of the model
+    needs: what its head requires of the model; compares: one of `trainer.objectives.transfer`'s.
+    """
+
+    needs: ClassVar[tuple[Ability, ...]] = ()
+    compares: ClassVar[str] = PREDICTIONS
 
     weight: Weight = 1.0
 
@@ -146,6 +150,7 @@ class Term(nn.Module, ABC):
         super().__init__()
         self.weight = StepSchedule.read(config.weight)
         self.source = config.source
+        self.compares = config.compares
 
     @abstractmethod
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
@@ -231,6 +236,8 @@ LayerMap = Annotated[
 class LayerTermConfig(TermConfig):
     """The YAML section of a term over pairs of layers, which count from 1."""
 
+    compares: ClassVar[str] = LAYERS
+
     layers: LayerMap = "uniform"
     layer_weights: Annotated[
         list[float] | None,
@@ -295,7 +302,7 @@ class LayerTerm(Term):
         self.map = config.layer_map(student, teacher)
         self.weights = config.layer_weights or [1.0] * len(self.map)
         self.final_layers = self.teacher_layers = teacher.layers
-        self.transfer: Transfer | None = None  # if set: one layer at a time
+        self.transfer: Transfer | None = None  # if set: perhaps one layer at a time
 
     @abstractmethod
     def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
@@ -309,7 +316,7 @@ class LayerTerm(Term):
         return torch.stack(losses).sum() / divisor, found[0][1]
 
     def transfer_by(self, transfer: Transfer) -> None:
-        """Compare one layer at a time while `transfer` lasts."""
+        """Compare the layers that `transfer` compares while it lasts."""
         self.transfer = transfer
 
     def pairs(self, step: int) -> list[LayerPair]:

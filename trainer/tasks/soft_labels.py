@@ -8,26 +8,40 @@ from typing import Annotated
 
 from torch import Tensor
 
-from configs.rules import Doc, positive
+from configs.rules import Doc, OneOf, positive
 from configs.section import Refusal
 from model import Ability, Capture, ModelShape
-from trainer.losses.states import soft_label_loss
+from trainer.losses.states import soft_label_cross_entropy, soft_label_loss
 from trainer.objectives.task import TaskConfig
 from trainer.objectives.term import LossInputs, Term, TermConfig, register, registered_terms
+
+KL, CROSS_ENTROPY = "kl", "cross_entropy"
+SOFT_LABEL_LOSSES = {KL: soft_label_loss, CROSS_ENTROPY: soft_label_cross_entropy}
 
 
 @register("soft_labels")
 @dataclass
 class SoftLabels(TermConfig):
-    """T^2 * KL(teacher || student) of a task's head; the squared difference where it is a number.
+    """A loss between the predictions of a task's head and the teacher's: soft labels.
 
-    Hinton et al., arXiv 1503.02531. The mean over the labelled examples, or words. The objective
-    must contain the task too, whose weight may be 0.
+    Of a number, the squared difference. The mean over the labelled examples, or words. The
+    objective must contain the task too, whose weight may be 0.
     """
 
+    loss: Annotated[
+        str,
+        OneOf(KL, CROSS_ENTROPY),
+        Doc(
+            "kl: T^2 * KL(teacher || student) (Hinton et al., arXiv 1503.02531; PKD). "
+            "cross_entropy: -softmax(t / T) . log softmax(s / T), without T^2 (TinyBERT)."
+        ),
+    ] = KL
     temperature: Annotated[
         float, positive(1e3), Doc("T, which divides the logits of teacher and student.")
     ] = 1.0
+    mean_over_labels: Annotated[
+        bool, Doc("Divide by the number of labels too, as the code of PKD and TinyBERT does.")
+    ] = False
     task: Annotated[str, Doc("The task whose head learns; empty: the job's task.")] = ""
 
     needs = (Ability.TASK_HEAD,)
@@ -49,7 +63,8 @@ class SoftLabelsTerm(Term):
     def __init__(self, config: SoftLabels) -> None:
         super().__init__(config)
         self.head = self.denominator = config.task
-        self.temperature = config.temperature
+        self.loss = SOFT_LABEL_LOSSES[config.loss]
+        self.temperature, self.mean_over_labels = config.temperature, config.mean_over_labels
         self.task = registered_terms().get(config.task)
 
     def student_capture(self, step: int) -> Capture:
@@ -63,4 +78,5 @@ class SoftLabelsTerm(Term):
         assert issubclass(self.task, TaskConfig)
         ours, weights = self.task.choices(inputs.features.heads[self.head], inputs.batch)
         theirs, _ = self.task.choices(self.outputs(inputs).heads[self.head], inputs.batch)
-        return soft_label_loss(ours, theirs, weights, self.temperature)
+        loss, count = self.loss(ours, theirs, weights, self.temperature)
+        return loss / ours.shape[1] if self.mean_over_labels else loss, count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +34,15 @@ from trainer.objectives.term import (
     Weight,
     register,
 )
+from trainer.objectives.transfer import STATES
 
 
 @register("cosine", order=70)
 @dataclass
 class Cosine(TermConfig):
     """1 - cos of the last hidden states, at attended or masked positions (DistilBERT)."""
+
+    compares: ClassVar[str] = STATES
 
     positions: Annotated[str, OneOf(*POSITIONS), Doc("The positions to compare.")] = ATTENDED
 
@@ -106,6 +109,8 @@ class HiddenMSE(LayerTermConfig):
 @dataclass
 class Embedding(TermConfig):
     """Mean squared error of the embedding output after its own H_s -> H_t projection (TinyBERT)."""
+
+    compares: ClassVar[str] = STATES
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return EmbeddingTerm(self, student, teacher)

@@ -1,0 +1,242 @@
+"""Distillation on a task, as TinyBERT and PKD do it, against plain torch and end to end."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForSequenceClassification
+
+from configs import ConfigError, load, validate
+from model import EncoderConfig, build, save_pretrained
+from tests.distributed import run_distributed
+from tests.trainer import jobs
+from tests.trainer.test_sentence_tasks import job  # noqa: F401 - a fixture
+from trainer.batches import MicroBatch, MicroTarget
+from trainer.config import JobConfig
+from trainer.evaluation.trained_heads import trained_heads
+from trainer.job_data.examples import with_examples
+from trainer.learner_config import LearnerConfig
+from trainer.learner_names import TEACHER
+from trainer.learners.state import LearnerState
+from trainer.objectives.term import LossInputs
+from trainer.run_folder import metrics
+from trainer.tasks.sentences import SingleSentence
+from trainer.teacher_outputs import detach
+
+ROWS, LENGTH, LABELS = 3, 7, ["a", "b", "c"]
+
+
+def config(layers: int, width: int) -> EncoderConfig:
+    heads, positions = 2, 12
+    one = EncoderConfig(
+        vocab_size=600, hidden_size=width, layers=layers, heads=heads, ffn_size=2 * width,
+        max_positions=positions, initializer_range=0.3,
+    )  # fmt: skip
+    return SingleSentence(labels=LABELS).equip(one).without_mlm_head()
+
+
+def batch() -> MicroBatch:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 600, (ROWS, LENGTH), generator=generator)
+    labels = MicroTarget(torch.tensor([0, 2, 1]))
+    mask = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    return MicroBatch(ids, torch.zeros_like(ids), mask, False, {"single_sentence": labels})
+
+
+def task_of(name: str, student: str) -> LearnerConfig:
+    """A shipped student's section, of single sentences."""
+    words = ["data.train=x", "teacher.init.pretrained=x", *(
+        ["students.tinybert.init.pretrained=x"] if student == "tinybert" else []
+    )]  # fmt: skip
+    section = load(name, JobConfig, "task", words).students[student]
+    terms = section.objective.terms()
+    pair = terms.pop("sentence_pair")
+    terms["single_sentence"] = SingleSentence(labels=LABELS, weight=pair.weight)
+    terms["soft_labels"] = dataclasses.replace(terms["soft_labels"], task="single_sentence")
+    return dataclasses.replace(section, objective=type(section.objective)(**terms))
+
+
+def ours(section: LearnerConfig, teacher, student, step: int):
+    """Loss, gradients and projection of the objective at a step of ten."""
+    learner = dataclasses.replace(section, model=student.config).in_steps(10)
+    objective = learner.build_objective(teacher.config, seed=1)
+    read, said = batch(), None
+    with torch.no_grad():
+        captured = objective.source_capture(step)
+        features = teacher.features(read.input_ids, read.segment_ids, None, None, captured)
+        said = detach(features, None)
+    capture = objective.student_capture(step)
+    features = student.features(read.input_ids, read.segment_ids, None, None, capture)
+    counts = {
+        "attended": ROWS * LENGTH, "attended_pairs": ROWS * LENGTH**2, "rows": ROWS,
+        "single_sentence": ROWS,
+    }  # fmt: skip
+    totals = {name: torch.tensor(float(counts[name])) for name in objective.denominators}
+    loss, _ = objective(LossInputs(read, features, None, {TEACHER: said}, step), totals)
+    student.zero_grad()
+    loss.backward()
+    names = ["embeddings.word.weight", "task_heads.single_sentence.linear.weight"]
+    gradients = [student.get_parameter(name).grad for name in names]
+    return loss.detach(), gradients, objective
+
+
+def saved(tmp_path: Path, corpus: Path, name: str, model):
+    save_pretrained(model, tmp_path / name, corpus / "tokenizer")
+    return AutoModelForSequenceClassification.from_pretrained(tmp_path / name).eval()
+
+
+def scores(layer, states: torch.Tensor, heads: int = 2) -> torch.Tensor:
+    """Attention scores before the softmax, of the states that a layer of `transformers` reads."""
+    q, k = (
+        part(states).view(ROWS, LENGTH, heads, -1).transpose(1, 2)
+        for part in (layer.attention.self.query, layer.attention.self.key)
+    )
+    return q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
+
+
+@pytest.fixture
+def models(tmp_path, corpus):
+    """A teacher and a student, with the same two in `transformers`."""
+    teacher, student = build(config(4, 16), seed=1).eval(), build(config(2, 16), seed=2).eval()
+    theirs = [saved(tmp_path, corpus, *one) for one in (("t", teacher), ("s", student))]
+    return teacher, student, *theirs
+
+
+def compare(found, wanted: torch.Tensor, theirs) -> None:
+    loss, gradients, _ = found
+    theirs.zero_grad()
+    wanted.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    told = theirs.bert.embeddings.word_embeddings.weight.grad, theirs.classifier.weight.grad
+    for got, expected in zip(gradients, told, strict=True):
+        if expected is None:
+            assert got is None or not got.any()
+        else:
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-7)
+
+
+def both(their_teacher, their_student):
+    ids = batch().input_ids
+    with torch.no_grad():
+        told = their_teacher(ids, output_hidden_states=True)
+    return told, their_student(ids, output_hidden_states=True)
+
+
+def test_tinybert_compares_layers_and_then_predictions(models) -> None:
+    teacher, student, their_teacher, their_student = models
+    section = task_of("tinybert_task", "tinybert")
+    found = ours(section, teacher, student, step=7)  # of 10, the last of the first stage
+    projection = found[2].terms["hidden_mse"].projection.requires_grad_(False)
+    told, got = both(their_teacher, their_student)
+    wanted = sum(
+        F.mse_loss(projection(got.hidden_states[i]), told.hidden_states[2 * i]) for i in range(3)
+    )
+    for i in range(2):
+        layers = their_student.bert.encoder.layer[i], their_teacher.bert.encoder.layer[2 * i + 1]
+        states = got.hidden_states[i], told.hidden_states[2 * i + 1]
+        wanted = wanted + F.mse_loss(*map(scores, layers, states))
+    compare(found, wanted, their_student)
+    told, got = both(their_teacher, their_student)
+    wanted = (-F.softmax(told.logits, -1) * F.log_softmax(got.logits, -1)).mean()
+    compare(ours(section, teacher, student, step=8), wanted, their_student)
+
+
+@pytest.mark.parametrize(("form", "layers"), [("skip", [2]), ("last", [3])])
+def test_pkd_learns_from_labels_predictions_and_first_tokens(models, form, layers) -> None:
+    teacher, student, their_teacher, their_student = models
+    told, got = both(their_teacher, their_student)
+    soft = F.kl_div(F.log_softmax(got.logits / 10, 1), F.softmax(told.logits / 10, 1)) * 100
+    hard = F.cross_entropy(got.logits, torch.tensor([0, 2, 1]))
+    mine = torch.stack([got.hidden_states[1][:, 0]])
+    theirs = torch.stack([told.hidden_states[layer][:, 0] for layer in layers])
+    patient = F.mse_loss(F.normalize(mine, dim=2), F.normalize(theirs, dim=2))
+    wanted = 0.5 * soft + 0.5 * hard + 100.0 * patient
+    compare(ours(task_of("pkd_task", form), teacher, student, step=0), wanted, their_student)
+
+
+def test_heads_rest_and_count_as_untrained_in_the_first_stage() -> None:
+    section = dataclasses.replace(task_of("tinybert_task", "tinybert"), model=config(2, 16))
+    learner = section.in_steps(10)
+    objective = learner.build_objective(config(4, 16), seed=1)
+    for name, rests in (
+        ("model.pooler.dense.weight", True),
+        ("model.task_heads.single_sentence.linear.weight", True),
+        ("model.embeddings.word.weight", False),
+        ("objective.terms.hidden_mse.projection.weight", False),
+    ):
+        group = objective.group(name)
+        assert (objective.factor(group, 7) == 0.0) == rests, name
+        assert (objective.factor(group, 8) == 0.0) == name.startswith("objective."), name
+    assert [objective.transfer.begins_phase(step) for step in (0, 7, 8, 9)] == [0, 0, 1, 0]
+    assert [trained_heads(learner, LearnerState(0), made) for made in (8, 9)] == [
+        set(), {"single_sentence"},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"fraction": 0.5, "steps": 3}, "fraction: set either this or steps"),
+        ({}, "fraction: set either this or steps"),
+        ({"fraction": 1.0}, "fraction: "),
+    ],
+)
+def test_how_long_the_first_stage_is_must_be_told_once(section, message) -> None:
+    tree = {"intermediate": section, "objective": {"hidden_mse": {}, "mlm": {}}}
+    with pytest.raises(ConfigError, match=message):
+        validate(tree, LearnerConfig, "job")
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"objective": {"mlm": {}}}, "intermediate: objective must have terms about states"),
+        ({"objective": {"cosine": {}}}, "others for afterwards"),
+        (
+            {"objective": {"hidden_mse": {}, "mlm": {}}, "progressive": {}},
+            "intermediate: set either this or progressive",
+        ),
+    ],
+)
+def test_two_stages_need_terms_for_both(tree, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate({"intermediate": {"steps": 3}, **tree}, LearnerConfig, "job")
+
+
+STUDENT = (
+    "students.small={intermediate: {fraction: 0.5, learning_rate: 1.0e-3}, dropout: 0, objective: "
+    "{single_sentence: {weight: 0}, soft_labels: {loss: cross_entropy, mean_over_labels: true}, "
+    "hidden_mse: {}, attention_mse: {}}}"
+)
+
+
+def staged(job: Path, runs: Path) -> tuple[list, list, str]:  # noqa: F811
+    """A run whose teacher learns beside a student in two stages, whole and resumed. Collective."""
+    words = [f"output_dir={runs}", "students.lstm=null", STUDENT, "steps=12",
+             "students.small.model.layers=2",
+             "checkpoint.every=4", "evaluation.every=6"]  # fmt: skip
+
+    def job_of(*more: str) -> JobConfig:
+        return with_examples(load(str(job), JobConfig, "job", [*words, *more]))
+
+    whole = jobs.run(job_of("name=whole"))
+    jobs.run(job_of("name=again"), stop_after=7)
+    again = jobs.run(job_of("name=again"))
+    jobs.finish(whole)
+    return jobs.curve(whole), jobs.curve(again), str(whole.path)
+
+
+def test_the_two_stages_are_one_job_that_resumes(job, tmp_path) -> None:  # noqa: F811
+    whole, again, folder = run_distributed(staged, 2, job, tmp_path)[0]
+    assert whole == again
+    rows = metrics.read(Path(folder) / "metrics.jsonl")
+    by_step = {row["step"]: row for row in rows if "students/small/loss" in row}
+    first, second = by_step[6], by_step[7]
+    assert first["students/small/hidden_mse"] > 0
+    assert first["students/small/soft_labels"] == 0 == second["students/small/hidden_mse"]
+    assert second["students/small/soft_labels"] > 0
+    assert first["students/small/learning_rate"] == 1e-3
