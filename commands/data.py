@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from commands.errors import FAILED
-from commands.job_configs import data_section
+from commands.job_configs import data_section, task_job
 from commands.options import PATH, POSITIVE, parse_pair
 
 
@@ -146,3 +146,58 @@ def data_dump(config: str, overrides: tuple[str, ...], steps: str, **options: An
     section, seed, batch_sizes = data_section(config, overrides)
     rows = dump(section, seed, batch_sizes, parse_pair(steps, ":", "--steps"), **options)
     click.echo(f"{rows} sequences are in {options['out']}")
+
+
+@data.command("augment")
+@click.argument("task", type=PATH)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--model", type=PATH, required=True, help="A pre-trained masked language model.")
+@click.option("--out", type=PATH, required=True, help="The table to write, .tsv.")
+@click.option(
+    "--vectors", type=PATH, help="Word vectors, as GloVe's; default: the model's embeddings."
+)
+@click.option("--copies", type=click.IntRange(1, 1000), default=20, show_default=True)
+@click.option("--candidates", type=click.IntRange(1, 1000), default=15, show_default=True)
+@click.option("--probability", type=click.FloatRange(0, 1), default=0.4, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
+@click.option(
+    "--mask-alone", is_flag=True, help="Predict words without the unmasked text beside them."
+)
+def data_augment(
+    task: str,
+    overrides: tuple[str, ...],
+    model: str,
+    out: str,
+    vectors: str | None,
+    mask_alone: bool,
+    candidates: int,
+    **settings: Any,
+) -> None:
+    """Write TinyBERT's augmentation of the training examples of TASK, for its data.train.
+
+    In each of the copies of a text, a word is replaced with the probability by one of its
+    candidates: those that the model predicts in its place, or, of a word of several pieces, those
+    with the nearest word vectors. Repeating the command resumes an interrupted one.
+    """
+    from pathlib import Path
+
+    from data_pipeline.augmentation.replacement import Replacement
+    from trainer.augmentation.augmenting import Augmentation, augment
+    from trainer.device import own_device
+
+    how = Augmentation(
+        Path(model),
+        Replacement(**settings),
+        candidates,
+        None if vectors is None else Path(vectors),
+        beside_original=not mask_alone,
+    )
+    words = (f"teacher.init.pretrained={model}", *overrides)
+    with click.progressbar(length=1, file=sys.stderr, label="examples") as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.length = total
+            bar.update(done - bar.pos)
+
+        rows, examples = augment(task_job(task, words), how, Path(out), own_device(), show)
+    click.echo(f"{rows:,} examples, made of {examples:,}, are in {out}")

@@ -20,6 +20,17 @@ def load_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
     return with_examples(configs.load(config, JobConfig, _kind(config), overrides))
 
 
+def task_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
+    """The config of a job that names the files of a task, whose examples are not encoded yet."""
+    import configs
+    from trainer.config import JobConfig
+
+    job = configs.load(config, JobConfig, _kind(config), overrides)
+    if not job.data.train:
+        raise click.UsageError(f"{config}: names no examples of a task in data.train")
+    return job
+
+
 def _kind(config: str) -> str:
     """Whose shipped files a name is looked for in first: those of jobs, or those of tasks."""
     import configs

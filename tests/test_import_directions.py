@@ -21,7 +21,7 @@ ROOMS = {
     ),
     "data_pipeline": (
         "errors hashing text task_files shards config tokenization packing order masking reading "
-        "building examples"
+        "building examples augmentation"
     ),
     "data_pipeline/text": (
         "compiled text_files documents joined_text sentences sentence_search system_prose"
@@ -42,6 +42,7 @@ ROOMS = {
     "data_pipeline/masking": "words masker torch_masker",
     "data_pipeline/reading": "corpus padding pools lanes batches stream staging dumping",
     "data_pipeline/examples": "example text_encoder order storing reading stream showing",
+    "data_pipeline/augmentation": "sentence replacement word_vectors",
     "data_pipeline/building": (
         "encoding parallel_encoding journal claims finishing build merging checking reporting"
     ),
@@ -60,7 +61,7 @@ ROOMS = {
         "optimizers watch batches denominators losses teacher_outputs scoring objectives tasks "
         "schedules learner_config batch_config folder_models roles config run_folder control "
         "job_data report learners step footprint task_facts evaluation record lifecycle job loop "
-        "run prediction suites"
+        "run prediction augmentation suites"
     ),
     "trainer/checkpoint": (
         "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "
@@ -98,6 +99,7 @@ ROOMS = {
         "evaluations finished agreement final_scores export"
     ),
     "trainer/prediction": "passes predictor texts tags choices spans predicting",
+    "trainer/augmentation": "masked_words input_vectors table_file augmenting",
     "trainer/suites": "results comparison",
     "trainer/record": "utilisation gauges display recorder syncing",
     "trainer/lifecycle": "unreached continuity start resumption saving skips forking finalize",

@@ -1,0 +1,80 @@
+"""TinyBERT's data augmentation (Jiao et al., arXiv 1909.10351, algorithm 1, in its code's form).
+
+Each word of letters that is no stop word has candidates. In each of N copies of a text, each of
+these words is replaced with probability p by one of its candidates; copies that come out alike are
+one. The paper has N = 20, p = 0.4 and 15 candidates. Its code has N = 10 to 30, by task.
+
+Unlike the code, an example of two texts is not repeated, and the second text is varied beside the
+first one as it was; copies in which nothing was replaced are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_pipeline.augmentation.sentence import Sentence
+from data_pipeline.hashing import array_keys, scalar_key
+
+REPLACED, CHOSEN = 1, 2  # domain tags of the hash's keys
+# NLTK's English stop words with two endings, as in the code.
+_STOP_WORDS = """
+i me my myself we our ours ourselves you you're you've you'll you'd your yours yourself
+yourselves he him his himself she she's her hers herself it it's its itself they them their
+theirs themselves this that that'll these those am is are was were be been being have has had
+having do does did doing a an the and but if or because as until while of at by for with about
+against between into through during before after above below to from up down in out on off over
+under again further then once here there all any both each few more most other some such no nor
+not only own same so than too very s t can will just don don't should should've now d ll m o re
+ve y ain aren aren't couldn couldn't didn didn't doesn doesn't hadn hadn't hasn hasn't haven
+haven't isn isn't ma mightn mightn't mustn mustn't needn needn't shan shan't shouldn shouldn't
+wasn wasn't weren weren't won won't wouldn wouldn't 's 're
+"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """How many copies of a text are made, and how often a word in them is replaced."""
+
+    copies: int = 20
+    probability: float = 0.4
+    seed: int = 1
+
+    def copies_of(
+        self, sentence: Sentence, candidates: Mapping[int, Sequence[str]], *place: int
+    ) -> list[str]:
+        """Different texts in which words, by number, are replaced by some of their `candidates`.
+
+        A pure function of the arguments; `place` are integers that say which text it is.
+        """
+        numbers = np.array(sorted(candidates), np.int64)
+        if not len(numbers):
+            return []
+        rows = np.arange(self.copies)[:, None]
+        draws = [
+            array_keys(scalar_key(self.seed, *place, tag), rows, numbers[None])
+            for tag in (REPLACED, CHOSEN)
+        ]
+        is_replaced = draws[0] / 2.0**64 < self.probability
+        found = {sentence.text: None}  # in order
+        for row in range(self.copies):
+            words = {
+                int(number): candidates[int(number)][int(draw) % len(candidates[int(number)])]
+                for number, draw in zip(
+                    numbers[is_replaced[row]], draws[1][row, is_replaced[row]], strict=True
+                )
+            }
+            found[sentence.replaced(words)] = None
+        return list(found)[1:]
+
+
+def replaceable(sentence: Sentence) -> list[int]:
+    """The numbers of the words that may be replaced: of English letters only, no stop words."""
+    return [
+        number
+        for number, word in enumerate(sentence.words)
+        if word.text.isascii() and word.text.isalpha() and word.text.lower() not in STOP_WORDS
+    ]

@@ -1,0 +1,190 @@
+"""`tandem data augment`: candidates that a model predicts, and the table that is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import configs
+from data_pipeline import DataError
+from data_pipeline.augmentation.replacement import Replacement
+from data_pipeline.augmentation.sentence import Sentence
+from data_pipeline.task_files.tables import read_table
+from data_pipeline.tokenization.tokenizer import load
+from model import EncoderConfig, ModelError, build, save_pretrained
+from trainer.augmentation import augmenting
+from trainer.augmentation.augmenting import Augmentation, augment
+from trainer.augmentation.masked_words import MaskedWords
+from trainer.config import JobConfig
+
+CPU = torch.device("cpu")
+
+
+class Constant(nn.Module):
+    """Finds the same tokens most probable everywhere, and notes what it reads."""
+
+    config = SimpleNamespace(longest_sequence=12, reads_segments=True)
+
+    def __init__(self, best: list[int], vocabulary: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.logits = torch.zeros(vocabulary)
+        self.logits[best] = torch.arange(len(best), 0, -1).float()
+        self.read: list[tuple] = []
+
+    def forward(self, ids, segments, lengths, positions):
+        self.read.append((ids, segments, lengths, positions))
+        return SimpleNamespace(logits=self.logits.expand(len(positions), -1))
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_masked_word_is_predicted_beside_its_sentence_or_alone(corpus, beside) -> None:
+    tokenizer, vocabulary = load(corpus / "tokenizer")
+    sentence = Sentence.read("the of and", tokenizer)
+    ids = list(sentence.ids)
+    assert [len(word.pieces) for word in sentence.words] == [1, 1, 1]
+    inside = next(n for piece, n in tokenizer.get_vocab().items() if piece.startswith("##"))
+    best = [inside, ids[2], vocabulary.mask, ids[0], ids[1]]
+    model = Constant(best, vocabulary.vocab_size)
+    masked = MaskedWords(model, tokenizer, vocabulary, 4, beside)
+    assert masked.candidates([sentence], [[1, 2]]) == [{1: ["and", "the"], 2: ["and", "the"]}]
+    ((read, segments, lengths, positions),) = model.read
+    cls, sep, mask = vocabulary.cls, vocabulary.sep, vocabulary.mask
+    second = [*ids, sep] if beside else []
+    assert read.tolist() == [
+        [cls, ids[0], mask, ids[2], sep, *second],
+        [cls, ids[0], ids[1], mask, sep, *second],
+    ]
+    assert segments.tolist() == 2 * [5 * [0] + len(second) * [1]]
+    assert lengths is None
+    assert positions.tolist() == [2, len(read[0]) + 3]
+
+
+def test_words_behind_the_longest_sequence_have_no_candidates(corpus) -> None:
+    tokenizer, vocabulary = load(corpus / "tokenizer")
+    sentence = Sentence.read(" ".join(["the"] * 12), tokenizer)
+    model = Constant([sentence.ids[0]], vocabulary.vocab_size)
+    found = MaskedWords(model, tokenizer, vocabulary, 1).candidates([sentence], [[0, 10, 11]])
+    assert found == [{0: ["the"], 10: ["the"]}]
+    assert model.read[0][0].shape[1] == 12
+
+
+@pytest.fixture(scope="module")
+def folder(corpus, tmp_path_factory) -> Path:
+    made = tmp_path_factory.mktemp("augmentation")
+    config = EncoderConfig(
+        vocab_size=600, hidden_size=16, layers=1, heads=2, ffn_size=16, max_positions=64
+    )
+    save_pretrained(build(config, seed=1), made / "model", corpus / "tokenizer")
+    (made / "train.tsv").write_text(
+        "text_a\ttext_b\tlabel\n"
+        + "".join(f"his word number {n}\tthe water was the{'m' * n}\t{n % 2}\n" for n in range(5))
+    )
+    (made / "dev.tsv").write_text("text_a\ttext_b\tlabel\nx\ty\t0\nx\ty\t1\n")
+    return made
+
+
+def settings(folder: Path, **changes) -> Augmentation:
+    return Augmentation(folder / "model", Replacement(**{"copies": 4, **changes}))
+
+
+def job(folder: Path, *words: str) -> JobConfig:
+    given = ["teacher.init.pretrained=x", f"data.root={folder}", "data.train=train.tsv"]
+    words = (*given, "data.validation=dev.tsv", *words)
+    return configs.load("sentence_pair", JobConfig, "task", words)
+
+
+def test_a_table_holds_each_example_and_copies_of_either_text(folder, tmp_path) -> None:
+    out = tmp_path / "more.tsv"
+    rows, examples = augment(job(folder), settings(folder), out, CPU)
+    columns = {name: name for name in ("text_a", "text_b", "label")}
+    made = [row for _, row in read_table(str(out), columns)]
+    given = [row for _, row in read_table(str(folder / "train.tsv"), columns)]
+    assert (rows, examples) == (len(made), 5)
+    assert [row for row in made if row in given] == given
+    assert rows > 2 * examples
+    number = -1
+    for row in made:
+        number += row in given
+        known = given[number]
+        assert row["label"] == known["label"]
+        assert (row["text_a"] == known["text_a"]) + (row["text_b"] == known["text_b"]) >= 1
+    told = json.loads((tmp_path / "more.tsv.json").read_text())
+    assert (told["copies"], told["seed"], told["probability"]) == (4, 1, 0.4)
+    assert [path.name for path in tmp_path.iterdir()] == ["more.tsv", "more.tsv.json"]
+
+
+def test_an_interrupted_table_is_resumed_alike(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(augmenting, "PART", 2)
+    whole, again = tmp_path / "whole.tsv", tmp_path / "again.tsv"
+    augment(job(folder), settings(folder), whole, CPU)
+
+    def stop(done: int, total: int) -> None:
+        if done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        augment(job(folder), settings(folder), again, CPU, stop)
+    assert not again.exists()
+    with pytest.raises(DataError, match="was begun of other examples or settings"):
+        augment(job(folder), settings(folder, seed=2), again, CPU)
+    done = []
+    augment(job(folder), settings(folder), again, CPU, lambda *one: done.append(one))
+    assert again.read_bytes() == whole.read_bytes()
+    with pytest.raises(DataError, match=r"again\.tsv: is there already"):
+        augment(job(folder), settings(folder), again, CPU)
+
+
+def test_columns_by_number_stay_where_they_are(folder, tmp_path) -> None:
+    numbered = tmp_path / "numbered.tsv"
+    numbered.write_text("id\t1\tthe water\n")
+    out = tmp_path / "more.tsv"
+    word = "data.columns={text: 3, label: 2}"
+    one = configs.load(
+        "single_sentence",
+        JobConfig,
+        "task",
+        ["teacher.init.pretrained=x", f"data.train={numbered}", "data.validation=x.tsv", word],
+    )
+    augment(one, settings(folder), out, CPU)
+    assert out.read_text().splitlines()[0] == "-\t1\tthe water"
+    assert len(out.read_text().splitlines()) > 1
+
+
+def test_word_vectors_give_candidates_of_words_of_several_pieces(folder, tmp_path) -> None:
+    glove = tmp_path / "glove.txt"
+    glove.write_text("themmmm 1 0\nstone 1 0.1\nriver 0 1\n")
+    how = Augmentation(folder / "model", Replacement(copies=30), 1, glove)
+    augment(job(folder), how, tmp_path / "more.tsv", CPU)
+    assert "stone" in (tmp_path / "more.tsv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "out", "message"),
+    [
+        (["data.validation=''"], "more.tsv", r"data\.validation: must be set"),
+        ([], "more.csv", r"must end in \.tsv"),
+        (["data.train=none.tsv"], "more.tsv", r"none\.tsv: cannot be read"),
+    ],
+)
+def test_what_cannot_be_augmented_is_refused(folder, tmp_path, words, out, message) -> None:
+    with pytest.raises(DataError, match=message):
+        augment(job(folder, *words), settings(folder), tmp_path / out, CPU)
+
+
+def test_tasks_of_other_files_and_models_of_no_words_are_refused(folder, corpus, tmp_path) -> None:
+    given = ["teacher.init.pretrained=x", "data.train=x", "data.validation=x"]
+    tagging = configs.load("tagging", JobConfig, "task", given)
+    with pytest.raises(DataError, match="tagging does not read texts from tables"):
+        augment(tagging, settings(folder), tmp_path / "more.tsv", CPU)
+    config = EncoderConfig(
+        vocab_size=600, hidden_size=16, layers=1, heads=2, ffn_size=16, max_positions=64
+    ).without_mlm_head()
+    save_pretrained(build(config, seed=1), tmp_path / "model", corpus / "tokenizer")
+    with pytest.raises(ModelError, match="has no masked-LM head"):
+        augment(job(folder), settings(tmp_path), tmp_path / "more.tsv", CPU)
