@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification
 
 from configs import ConfigError, load, validate
 from model import EncoderConfig, build, save_pretrained
+from tests.conftest import tandem
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from tests.trainer.test_sentence_tasks import job  # noqa: F401 - a fixture
@@ -24,19 +25,21 @@ from trainer.learner_names import TEACHER
 from trainer.learners.state import LearnerState
 from trainer.objectives.term import LossInputs
 from trainer.run_folder import metrics
-from trainer.tasks.sentences import SingleSentence
+from trainer.tasks.sentences import SentencePair, SingleSentence
 from trainer.teacher_outputs import detach
 
 ROWS, LENGTH, LABELS = 3, 7, ["a", "b", "c"]
 
 
-def config(layers: int, width: int) -> EncoderConfig:
-    heads, positions = 2, 12
-    one = EncoderConfig(
-        vocab_size=600, hidden_size=width, layers=layers, heads=heads, ffn_size=2 * width,
-        max_positions=positions, initializer_range=0.3,
+def plain(layers: int, width: int) -> EncoderConfig:
+    return EncoderConfig(
+        vocab_size=600, hidden_size=width, layers=layers, heads=2, ffn_size=2 * width,
+        max_positions=12, initializer_range=0.3,
     )  # fmt: skip
-    return SingleSentence(labels=LABELS).equip(one).without_mlm_head()
+
+
+def config(layers: int, width: int) -> EncoderConfig:
+    return SingleSentence(labels=LABELS).equip(plain(layers, width)).without_mlm_head()
 
 
 def batch() -> MicroBatch:
@@ -208,7 +211,8 @@ def test_two_stages_need_terms_for_both(tree, message) -> None:
 
 
 STUDENT = (
-    "students.small={intermediate: {fraction: 0.5, learning_rate: 1.0e-3}, dropout: 0, objective: "
+    "students.small={model: {hidden_size: 16, layers: 1, heads: 2, ffn_size: 32, vocab_size: 600, "
+    "max_positions: 12}, intermediate: {fraction: 0.5, learning_rate: 1.0e-3}, objective: "
     "{single_sentence: {weight: 0}, soft_labels: {loss: cross_entropy, mean_over_labels: true}, "
     "hidden_mse: {}, attention_mse: {}}}"
 )
@@ -216,9 +220,8 @@ STUDENT = (
 
 def staged(job: Path, runs: Path) -> tuple[list, list, str]:  # noqa: F811
     """A run whose teacher learns beside a student in two stages, whole and resumed. Collective."""
-    words = [f"output_dir={runs}", "students.lstm=null", STUDENT, "steps=12",
-             "students.small.model.layers=2",
-             "checkpoint.every=4", "evaluation.every=6"]  # fmt: skip
+    words = [f"output_dir={runs}", "students=null", STUDENT, "steps=12", "checkpoint.every=4",
+             "evaluation.every=6"]  # fmt: skip
 
     def job_of(*more: str) -> JobConfig:
         return with_examples(load(str(job), JobConfig, "job", [*words, *more]))
@@ -239,4 +242,66 @@ def test_the_two_stages_are_one_job_that_resumes(job, tmp_path) -> None:  # noqa
     assert first["students/small/hidden_mse"] > 0
     assert first["students/small/soft_labels"] == 0 == second["students/small/hidden_mse"]
     assert second["students/small/soft_labels"] > 0
-    assert first["students/small/learning_rate"] == 1e-3
+    assert first["students/small/lr"] == 1e-3
+
+
+PAIRS = [("the water was", "his word", 0), ("of the", "and the", 1), ("in to", "was his", 1)]
+MRPC, STSB = "Quality\t#1 String\t#2 String", "score\tsentence1\tsentence2"
+
+
+@pytest.fixture(scope="module")
+def shipped(corpus, tmp_path_factory) -> Path:
+    """Files of both tasks, toy teachers with their heads, and a toy student."""
+    folder = tmp_path_factory.mktemp("shipped")
+    for name, header in (("mrpc", MRPC), ("stsb", STSB)):
+        rows = [f"{label}\t{one}\t{two}" for one, two, label in PAIRS * 4]
+        (folder / f"{name}.tsv").write_text("\n".join([header, *rows]) + "\n")
+    tasks = {"mrpc": SentencePair(labels=["0", "1"]), "stsb": SentencePair(target="number")}
+    for name, task in tasks.items():
+        teacher = task.equip(plain(4, 16)).without_mlm_head()
+        save_pretrained(build(teacher, seed=1), folder / f"teacher-{name}", corpus / "tokenizer")
+    save_pretrained(build(plain(2, 8), seed=2), folder / "student", corpus / "tokenizer")
+    return folder
+
+
+def trained(shipped: Path, runs: Path, name: str, *words: str) -> list[dict]:
+    """The rows of metrics of a shipped YAML, run for 4 steps by the command line."""
+    task = name.partition("_")[2]
+    files = [f"data.{split}={shipped / task}.tsv" for split in ("train", "validation")]
+    done = tandem(
+        "train", name, *files, *words, f"teacher.init.pretrained={shipped}/teacher-{task}",
+        f"output_dir={runs}", "epochs=null", "steps=4", "batch={size: 4, micro_batch: 4}",
+        "data.sequence_length=12", "log={every: 1, wandb: disabled}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [row for row in metrics.read(runs / name / "metrics.jsonl") if "lr" in str(row)]
+
+
+@pytest.mark.parametrize(
+    ("name", "last"), [("tinybert_mrpc", "soft_labels"), ("tinybert_stsb", "sentence_pair")]
+)
+def test_tinyberts_task_stage_runs_as_shipped(shipped, tmp_path, name, last) -> None:
+    student = f"students.tinybert.init.pretrained={shipped}/student"
+    half = "students.tinybert.intermediate.fraction=0.5"
+    rows = trained(shipped, tmp_path, name, student, half)
+    terms = {key: [row[f"students/tinybert/{key}"] for row in rows] for key in ("hidden_mse", last)}
+    assert [value > 0 for value in terms["hidden_mse"]] == [True, True, False, False]
+    assert [value > 0 for value in terms[last]] == [False, False, True, True]
+    found = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / name / "exports" / "tinybert"
+    )
+    assert found.config.num_hidden_layers == 2
+
+
+def test_both_forms_of_pkd_run_as_shipped(shipped, tmp_path) -> None:
+    sizes = {"hidden_size": 16, "ffn_size": 32, "heads": 2, "vocab_size": 600, "max_positions": 12,
+             "layers": 2}  # fmt: skip
+    words = [
+        f"students.{form}.{key}"
+        for form in ("skip", "last")
+        for key in (*(f"model.{k}={v}" for k, v in sizes.items()), "init.teacher_layers=[0, 1]")
+    ]
+    rows = trained(shipped, tmp_path, "pkd_mrpc", *words)
+    for term in ("pkd", "soft_labels", "sentence_pair"):
+        assert rows[0][f"students/skip/{term}"] > 0
+    assert rows[0]["students/skip/pkd"] != rows[0]["students/last/pkd"]
