@@ -193,11 +193,11 @@ def data_augment(
         beside_original=not mask_alone,
     )
     words = (f"teacher.init.pretrained={model}", *overrides)
-    with click.progressbar(length=1, file=sys.stderr, label="examples") as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.length = total
-            bar.update(done - bar.pos)
-
-        rows, examples = augment(task_job(task, words), how, Path(out), own_device(), show)
+    rows, examples = augment(task_job(task, words), how, Path(out), own_device(), _show_progress)
     click.echo(f"{rows:,} examples, made of {examples:,}, are in {out}")
+
+
+def _show_progress(done: int, total: int) -> None:
+    """One line of a terminal, which counts."""
+    if sys.stderr.isatty():
+        click.echo(f"\r{done:,} of {total:,} examples", err=True, nl=done == total)

@@ -17,6 +17,8 @@ from data_pipeline.augmentation.sentence import Sentence
 from data_pipeline.task_files.tables import read_table
 from data_pipeline.tokenization.tokenizer import load
 from model import EncoderConfig, ModelError, build, save_pretrained
+from tests.conftest import tandem
+from tests.test_errors import one_line
 from trainer.augmentation import augmenting
 from trainer.augmentation.augmenting import Augmentation, augment
 from trainer.augmentation.masked_words import MaskedWords
@@ -188,3 +190,15 @@ def test_tasks_of_other_files_and_models_of_no_words_are_refused(folder, corpus,
     save_pretrained(build(config, seed=1), tmp_path / "model", corpus / "tokenizer")
     with pytest.raises(ModelError, match="has no masked-LM head"):
         augment(job(folder), settings(tmp_path), tmp_path / "more.tsv", CPU)
+
+
+def test_the_command_writes_a_table_or_says_in_one_line_why_not(folder, tmp_path) -> None:
+    words = ["sentence_pair", f"data.root={folder}", "data.train=train.tsv",
+             "--model", folder / "model", "--out", tmp_path / "more.tsv", "--copies", "2"]  # fmt: skip
+    refused = tandem("data", "augment", *words)
+    assert refused.returncode == 1
+    assert "data.validation: must be set" in one_line(refused.stderr)
+    done = tandem("data", "augment", *words, "data.validation=dev.tsv")
+    assert done.returncode == 0, done.stderr
+    assert "examples, made of 5, are in" in done.stdout
+    assert json.loads((tmp_path / "more.tsv.json").read_text())["copies"] == 2
