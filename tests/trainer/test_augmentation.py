@@ -193,8 +193,9 @@ def test_tasks_of_other_files_and_models_of_no_words_are_refused(folder, corpus,
 
 
 def test_the_command_writes_a_table_or_says_in_one_line_why_not(folder, tmp_path) -> None:
-    words = ["sentence_pair", f"data.root={folder}", "data.train=train.tsv",
-             "--model", folder / "model", "--out", tmp_path / "more.tsv", "--copies", "2"]  # fmt: skip
+    files = [f"data.root={folder}", "data.train=train.tsv"]
+    options = ["--model", folder / "model", "--out", tmp_path / "more.tsv", "--copies", "2"]
+    words = ["sentence_pair", *files, *options]
     refused = tandem("data", "augment", *words)
     assert refused.returncode == 1
     assert "data.validation: must be set" in one_line(refused.stderr)
