@@ -26,7 +26,7 @@ from model.outputs import NOTHING, QKV, Capture, Encoded, Features, ModelOutput
 from model.task_head_config import TaskHeadConfig
 
 HEADS = ("head.", "pair_head.", "task_heads.")  # name prefixes of the heads' parameters
-READ_OUT = ("pooler.", *HEADS)  # and of all that is above the encoder
+READ_OUT = ("pooler.", *HEADS)  # and of all parameters above the encoder
 
 _MODULES: dict[type[ModelConfig], type[Model]] = {}
 _Module = TypeVar("_Module", bound="type[Model]")
