@@ -220,7 +220,7 @@ def test_a_teacher_may_compute_the_first_tokens_only(job, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["teacher.objective.single_sentence.labels=[a]"], "labels: must be two or more"),
+        (["teacher.objective.single_sentence.labels=[a]"], "labels: must name at least two labels"),
         (["data.train=''"], "is for a task's examples; set train too"),
         (
             ["data.train=''", "data.validation=''", "data.test=''"],
