@@ -1,4 +1,4 @@
-"""Two revisions are compared to the last bit, whatever their names for things are."""
+"""The comparison of two revisions to the last bit, even if keys and metrics were renamed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = Names(
 def run_folder(
     folder: Path, *, term: str = "soft", loss: float = 0.5, cuts: int = 1, **config: object
 ) -> Path:
-    """What a run leaves behind: one step's metrics and moments in `cuts` fragments, an export."""
+    """A run folder: one step's metrics, moments in `cuts` fragments, and an export."""
     learner = folder / "checkpoints" / "step-000000001" / "teacher"
     export = folder / "exports" / "teacher"
     for made in (learner, export):
@@ -122,7 +122,7 @@ def git(folder: Path, *words: str) -> None:
 
 
 def compare(repository: Path, new: str) -> subprocess.CompletedProcess[str]:
-    """What its own script says of a repository's HEAD~2 and another revision."""
+    """The output of a repository's own script for HEAD~2 and another revision."""
     options = ["--jobs", "demo", "--world-size", "2", "--stages", "1"]
     script = repository / "benchmarks" / "compare_revisions.py"
     return subprocess.run(
@@ -135,7 +135,7 @@ def compare(repository: Path, new: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_identical_revisions_agree_and_a_changed_constant_is_found(tmp_path: Path) -> None:
-    """The same tree agrees; a temperature that differs in its eighth digit does not."""
+    """Equal trees agree; a temperature that differs in its eighth digit does not."""
     if not (REPOSITORY / ".git").exists():
         pytest.skip("needs the project's git repository")
     git(tmp_path, "clone", "--quiet", "--shared", str(REPOSITORY), "clone")

@@ -1,4 +1,4 @@
-"""The benchmark of a GPU runs through without one, and says that its figures are missing."""
+"""The GPU benchmark also runs without a GPU, and says that its figures are missing."""
 
 from __future__ import annotations
 

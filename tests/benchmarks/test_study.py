@@ -1,4 +1,4 @@
-"""Every shipped study runs through its runner; its table is what the runs' scores say."""
+"""Every shipped study runs through its runner, and its table shows the runs' scores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_study(*arguments: object) -> None:
 
 
 def at_once(job: Path) -> list[str]:
-    """Overrides by which every student of the job joins before the first step."""
+    """Overrides that let every student of the job join before the first step."""
     students = configs.load(str(job), JobConfig, "job").students
     return [f"students.{name}.start={study.AT_ONCE}" for name in students]
 
@@ -41,7 +41,7 @@ def jobs(name: str, runs: Path) -> list[StudyJob]:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_job_of_a_shipped_study_is_one_that_can_run(name, tmp_path):
-    """The strict loader takes it, and a job before it leaves what it begins with."""
+    """The strict loader accepts it, and an earlier job creates what it starts from."""
     before: list[str] = []
     for job in jobs(name, tmp_path):
         config = configs.load(str(job.write()), JobConfig, "job")
@@ -59,7 +59,7 @@ def test_every_job_of_a_shipped_study_is_one_that_can_run(name, tmp_path):
              for name in SHIPPED]
 )  # fmt: skip
 def test_a_shipped_study_runs_and_has_its_rows(name, corpus, tmp_path, monkeypatch, capsys):
-    """The runner's own train would start a process for every job; here one runs them all."""
+    """The runner would start one process per job; here a single process runs them all."""
     told = {}
     for job in jobs(name, tmp_path):
         file = job.write()
@@ -106,7 +106,7 @@ def result(config: StudyConfig, arm: str, seed: int, **accuracies: float) -> Res
 
 
 def test_the_table_gives_mean_spread_and_paired_difference():
-    """Paired: seeds that differ by 0.1 do not blur a difference of 0.02 that each of them has."""
+    """Paired: seeds that differ by 0.1 do not blur a difference of 0.02 within each seed."""
     config, before = two_arms(), two_arms(steps=9)
     found = [
         result(config, "first", 1, teacher=0.1),
@@ -151,7 +151,7 @@ def test_one_seed_of_everything_comes_first(tmp_path):
 
 
 def test_what_is_recorded_is_not_run_and_what_it_needs_is(tmp_path, monkeypatch):
-    """A failure does not stop the others; a run that an earlier arm made is not taken for it."""
+    """A failure does not stop the others; an earlier arm's run is not mistaken for this one's."""
     config, asked = two_arms(), []
     jobs = study.jobs_of("why", config, tmp_path)
 
@@ -182,7 +182,7 @@ def test_a_file_that_is_no_record_is_named(tmp_path):
 
 
 def test_what_an_arm_costs(corpus, tmp_path, monkeypatch, capsys):
-    """Seconds of a step, times the steps that the learner takes part in."""
+    """Seconds per step, times the number of steps that the learner takes part in."""
 
     def train(file: Path, overrides: list[str]) -> bool:
         folder = next(one for one in overrides if one.startswith("output_dir=")).partition("=")[2]

@@ -1,4 +1,4 @@
-"""The batch script of a job, run with `srun` and `scontrol` played by small shell scripts."""
+"""The batch script of a job, with shell scripts as stand-ins for `srun` and `scontrol`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ finish() { attempt ', "finished": true'; exit 0; }
 
 
 class Run:
-    """A run folder, and the starts of its job one after the other."""
+    """A run folder, and the consecutive starts of its job."""
 
     def __init__(self, folder: Path, **cluster) -> None:
         self.folder = folder
@@ -93,5 +93,5 @@ class Run:
 
 
 def wait_for(path: Path) -> None:
-    """Until a file is there."""
+    """Wait until a file exists."""
     until(path.exists, str(path), 20)

@@ -1,4 +1,4 @@
-"""Run folders in any state that a run can be in."""
+"""Run folders in every state that a run can be in."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What ends a run for good: caps on requeues and GPU-hours; and who is told of an end."""
+"""Caps on requeues and GPU-hours, which end a run for good; and messages about the end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_after_so_many_requeues_the_run_ends(tmp_path):
 
 
 def test_requeues_of_slurm_itself_count(tmp_path):
-    """Nodes that die: no start comes to its end."""
+    """Nodes fail, so that no start ends normally."""
     run = Run(tmp_path, max_requeues=1, at_end=[TOLD])
     assert run.end("step 1; exit 9", 0)[0] == "requeue"
     usage = tmp_path / USAGE
@@ -45,7 +45,7 @@ def test_requeues_of_slurm_itself_count(tmp_path):
 
 
 def test_gpu_hours_of_all_starts_count(tmp_path):
-    """Two nodes of four GPUs for 100 s, then a start that never came to its end, for 50 s."""
+    """Two nodes of four GPUs for 100 s, then a start of 50 s that did not end normally."""
     run = Run(tmp_path, gpus_per_node="4", max_gpu_hours=0.4, at_end=[TOLD])
     now = int(time.time())
     (tmp_path / USAGE).write_text(f"{now - 900} 8 {now - 800}\n{now - 500} 8\n")

@@ -1,4 +1,4 @@
-"""The local launcher, with small children: exit codes, signals, a terminal, no orphans."""
+"""The local launcher with small child processes: exit codes, signals, a terminal, no orphans."""
 
 import os
 import pty
@@ -56,7 +56,7 @@ KINDS = pytest.mark.parametrize("kind", ["programs", "forks"])
 
 
 def launcher(argv: list[str], nproc: int, kind: str = "programs") -> list[str]:
-    """A launcher whose ranks become a Python program, or run it as they are."""
+    """A launcher whose ranks exec a Python program, or run it in their own process."""
     return [sys.executable, "-c", LAUNCHER, kind, *argv, str(nproc)]
 
 
@@ -106,7 +106,7 @@ def test_stopped_on_request(codes, expected):
 
 
 def test_one_error_is_shown_once(capfd):
-    """Rank 0 fails because rank 1 did; only rank 1's words are seen, and its code is returned."""
+    """Rank 0 fails because rank 1 did; only rank 1's error is shown, and its exit code returned."""
     script = """
         import os, sys, time
         if os.environ["RANK"] == "1":
@@ -120,7 +120,7 @@ def test_one_error_is_shown_once(capfd):
 
 
 def test_a_rank_that_a_signal_ended_is_the_one_to_blame(capfd):
-    """Though it is the last to be gone: the others saw its connections close."""
+    """Even if it ends last: the others only saw its connections close."""
     script = """
         import os, signal, sys, time
         if os.environ["RANK"] == "0": sys.exit("connection lost")
@@ -191,7 +191,7 @@ def test_closing_the_terminal_stops_politely(tmp_path):
 
 
 def in_terminal(argv: list[str]) -> tuple[int, int]:
-    """Run a command as the foreground job of a new terminal: its pid and the terminal's master."""
+    """Run a command in the foreground of a new terminal; returns its pid and our end."""
     pid, master = pty.fork()
     if pid == 0:
         os.execv(argv[0], argv)

@@ -1,4 +1,4 @@
-"""The plan's formulas against what others published, and its choices."""
+"""The plan's formulas against published values, and its choices."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_frozen_teacher_has_parameters_only():
 
 
 def test_an_all_reduce_moves_twice_its_bytes_over_the_slower_way():
-    """The bus bandwidth of NVIDIA's nccl-tests: 2 (n - 1) / n bytes for each byte reduced."""
+    """As the bus bandwidth of NVIDIA's nccl-tests: 2 (n - 1) / n bytes per byte reduced."""
     size, exact = 1e9, {"busy_bandwidth": 1.0, "latency": 0.0}
     within = collective(size, 2, Machine(H100, 1, 8, **exact))
     assert within == pytest.approx(2 * 7 / 8 * size / 450e9)
@@ -118,7 +118,7 @@ def test_simulated_time_is_daly_s_closed_form(mtbf, restart):
 
 
 def test_a_run_that_fails_all_the_time_takes_daly_s_mean_or_never_ends():
-    """No simulation would come to an end. Up to it, both ways of reckoning agree."""
+    """A simulation would never end. Up to this limit, both methods agree."""
     common = {"stall": 50.0, "write": 200.0, "mtbf": 5000.0, "restart": 300.0}
     long, short = (expect(work, 1000.0, **common) for work in (4e7, 6e6))
     assert long.effective_p5 == long.effective == pytest.approx(short.effective, rel=0.02)

@@ -37,7 +37,7 @@ def test_a_pytorch_without_cuda_is_no_fault_of_a_node(monkeypatch, cuda, hip, gp
 
 
 def test_what_no_other_node_would_cure_is_told_apart(tmp_path, capsys, monkeypatch):
-    """Too little space in the run folder, which all nodes share; and a node that sees no GPU."""
+    """Too little space in the shared run folder, and a node that sees no GPU."""
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     monkeypatch.setattr(preflight, "rendezvous_fault", lambda *_: None)
     assert preflight.main(tmp_path, 0, 1e6) == 1
@@ -79,7 +79,7 @@ def test_ranks_that_meet(tmp_path, capfd, monkeypatch):
 
 
 def test_another_one_stays_away(monkeypatch):
-    """Then this node is not to blame: the silent one is."""
+    """The silent node is to blame then, not this one."""
     monkeypatch.setattr(preflight, "RENDEZVOUS_TIMEOUT", datetime.timedelta(seconds=0.5))
     assert preflight.rendezvous_fault(Ranks(0, 2, 0, 1, 0, "127.0.0.1", free_port()), 0) is None
 

@@ -1,4 +1,4 @@
-"""The usual recipe beside a job: what both cost, against numbers worked out by hand."""
+"""The cost of the usual recipe and of a joint job, against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ONE_GPU = Machine(H100, 1, 1, launch=0.0, price=2.0)
 
 
 def gpu_hours(flops: float, updates: int) -> float:
-    """On one H100, whose rate and bandwidth are those of its data sheet, at an MFU of 30%."""
+    """On one H100, with the rate and bandwidth of its data sheet, at an MFU of 30%."""
     update = UPDATE_BYTES * 1_000_000 / 3.35e12
     return (flops / (0.3 * 989.4e12) + updates * update) / 3600
 

@@ -18,7 +18,7 @@ def run(tmp_path):
 
 
 def test_a_run_whose_job_is_over_does_not_run(run):
-    """However young the last sign of life of its process on another machine is."""
+    """However recent the last heartbeat of its process on another machine is."""
     run.log(10)
     run.attempt(1, host="elsewhere", job="7")
     job = QueuedJob("7", "7", "RUNNING", "None", "n1", "1:00")

@@ -1,4 +1,4 @@
-"""The sbatch script: its golden text, and hostile values that must stay values."""
+"""The sbatch script: its golden text, and hostile values that must remain plain values."""
 
 import os
 import re
@@ -104,7 +104,7 @@ def test_line_break_in_the_name_is_refused():
 
 
 def test_hostile_values_reach_the_ranks_as_they_are(tmp_path):
-    """Run the script with bash; `srun` is a stand-in that shows what it was given."""
+    """Run the script with bash; a stand-in for `srun` shows its arguments."""
     run = tmp_path / HOSTILE_PATH
     cluster = ClusterConfig(
         preflight=False,
@@ -184,7 +184,7 @@ def test_gpus_of_one_kind_and_a_job_to_wait_for():
 
 
 def test_options_without_a_value_in_a_file(tmp_path):
-    """As YAML has them; false takes back what the base says."""
+    """As in YAML; false removes an option of the base."""
     file = tmp_path / "site.yaml"
     file.write_text("base: gpu\ngpus_per_node: 4\nsbatch: {exclusive: false, contiguous: true}\n")
     text = build(job(), configs.load(str(file), ClusterConfig, "cluster"))
@@ -193,7 +193,7 @@ def test_options_without_a_value_in_a_file(tmp_path):
 
 
 def test_a_container_image_is_for_the_ranks():
-    """Options of NVIDIA's Pyxis: the script itself runs outside, where SLURM is."""
+    """Options of NVIDIA's Pyxis: the script itself runs outside the container, beside SLURM."""
     config = with_options(ClusterConfig(), ["--container-image", "a.sqsh", "--qos", "high"])
     assert config.srun == {"container-image": "a.sqsh"}
     assert config.sbatch == {"qos": "high"}
@@ -241,7 +241,7 @@ def test_bad_options_are_one_line(arguments, words):
     ],
 )
 def test_a_rank_for_each_gpu_that_gres_asks_for(gres, gpus):
-    """Where a site knows no --gpus-per-node."""
+    """For sites without --gpus-per-node."""
     text = build(job(), with_options(ClusterConfig(ranks_per_node=7), ["--gres", gres]))
     for line in (f"#SBATCH --gres={gres}", f"#SBATCH --ntasks-per-node={gpus}", f"gpus={gpus}"):
         assert f"\n{line}\n" in text

@@ -1,4 +1,4 @@
-"""What the batch script does ahead of the ranks: its set-up, and the check of the nodes."""
+"""What the batch script does before the ranks: its set-up, and the check of the nodes."""
 
 import os
 import signal
@@ -121,7 +121,7 @@ def test_a_fault_that_no_other_node_would_cure_is_said_once(tmp_path, nodes):
 
 
 def test_a_failure_on_a_bad_node_is_the_nodes(tmp_path):
-    """Code 1 without progress is final, unless the node is to blame."""
+    """Exit code 1 without progress is final, unless the node is to blame."""
     run = Run(tmp_path, preflight=True)
     words = "echo ok n1; [ -e $CALLS.broken ] && echo bad n2: GPU 0 is gone || echo ok n2"
     event, code, why = run.end("touch $CALLS.broken; exit 1", PREFLIGHT=words)
@@ -131,7 +131,7 @@ def test_a_failure_on_a_bad_node_is_the_nodes(tmp_path):
 
 
 def test_preflight_runs_where_the_ranks_do(tmp_path):
-    """In the container that an option of srun names, say; but it is heard in any case."""
+    """For example in the container that an option of srun names."""
     run = Run(tmp_path, preflight=True, srun={"container-image": "my image", "output": "x"})
     words = 'printf "%s\\n" "$@" >$CALLS.check; echo ok n1; echo ok n2'
     assert run.end("finish", PREFLIGHT=words)[0] == "done"

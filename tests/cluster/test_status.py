@@ -1,4 +1,4 @@
-"""`tandem status`, from run folders in each state that a run can be in."""
+"""`tandem status`, for run folders in every state that a run can be in."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def test_a_recycled_process_id_is_not_the_run(run):
 
 
 def test_stalled(run):
-    """The attempt's heart beats on: a thread of its own, beside ranks that hang."""
+    """The heartbeat continues: its thread runs beside ranks that hang."""
     run.log(10, 20, 30)
     run.attempt(os.getpid())
     run.age(1200)
@@ -70,7 +70,7 @@ def test_stalled(run):
 
 
 def test_slow_is_not_stalled(run):
-    """Rows 200 s apart: a quarter of an hour without one is nothing unusual."""
+    """With rows 200 s apart, a quarter of an hour without a row is normal."""
     run.log(10, 20, 30, seconds_each=20)
     run.attempt(os.getpid())
     run.age(900)
@@ -145,7 +145,7 @@ def test_queued_and_running_in_slurm(run):
 
 
 def test_why_it_was_restarted(run):
-    """A node that died left no word; and what ended last is no restart."""
+    """A node that failed left no reason; and the last end is not a restart."""
     for event in ("start", "requeue", "start", "start", "ended"):
         run.event(event, reason="the time limit" if event == "requeue" else "")
     lost = "its node failed, or SLURM requeued it"
@@ -156,7 +156,7 @@ def test_why_it_was_restarted(run):
 
 
 def test_an_array_of_seeds_is_its_runs(run, tmp_path, capsys):
-    """The name that it was submitted under is a row while some of it has not begun."""
+    """The submitted name has a row as long as some of the array has not begun."""
     array = tmp_path / "runs/sweep/submissions/001"
     array.mkdir(parents=True)
     for name, text in {"config.yaml": "steps: 100\n", "jobs": "12\n", "seeds": "1\n2\n"}.items():

@@ -13,7 +13,7 @@ from tests.cluster.folders import Folder
 
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
-    """What squeue prints; scancel notes what it is told."""
+    """The output of squeue; scancel records its arguments."""
     file = tmp_path / "queue"
     for name, text in {"squeue": f"cat {file}", "scancel": 'echo "$*" >>"$0.calls"'}.items():
         program = tmp_path / "bin" / name

@@ -1,4 +1,4 @@
-"""`tandem submit` short of SLURM: dry runs, refusals, and what a submission's folder holds."""
+"""`tandem submit` without SLURM: dry runs, refusals, and the folder of a submission."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def install(tmp_path, **programs):
 
 @pytest.fixture(autouse=True)
 def _slurm(tmp_path, monkeypatch):
-    """An sbatch that takes every job, and a queue with nothing in it."""
+    """An sbatch that accepts every job, and an empty queue."""
     install(tmp_path, **PROGRAMS)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setattr(slurm, "PAUSE_SECONDS", 0.0)
@@ -76,7 +76,7 @@ def test_seeds(tmp_path, capsys):
 
 
 def test_words_of_the_job_and_words_of_sbatch(capsys):
-    """In any order; what is neither is refused by the nearest key."""
+    """In any order; a word that is neither is refused, with the nearest key."""
     words = ["demo", "steps=7", "--export", "A=1", "--exclusive", "seed=3", "--time=1:00:00"]
     said = CliRunner().invoke(tandem.main, ["submit", *words, "--comment=a=b", "--dry-run"])
     assert said.exit_code == 0, said.output
@@ -161,7 +161,7 @@ def test_a_refused_submission_leaves_the_run_as_it_was(tmp_path):
 
 
 def test_a_job_whose_acceptance_got_lost_is_found_in_the_queue(tmp_path, capsys):
-    """Once the controller answers again."""
+    """Once the controller responds again."""
     script = tmp_path / "runs/demo/submissions/001/job.sbatch"
     queue = f"""[ -e {script} ] || exit 0
     [ -e "$0.asked" ] || {{ touch "$0.asked"; echo "squeue: error: Socket timed out" >&2; exit 1; }}
@@ -274,7 +274,7 @@ def test_options_that_are_none_are_refused(options, words):
 
 
 def test_options_of_the_sites_own_plugins(tmp_path, capsys):
-    """`sbatch --help` lists them; where there is no sbatch, they cannot be told from mistakes."""
+    """`sbatch --help` lists them; without sbatch, they cannot be told from mistakes."""
     sbatch = tmp_path / "bin/sbatch"
     sbatch.write_text("#!/bin/sh\necho '  -A, --account=name'; echo '  --site-disk=GB  scratch'\n")
     submit = {"name": "demo", "run": Path("runs/demo"), "config": "", "dry_run": True}
@@ -287,7 +287,7 @@ def test_options_of_the_sites_own_plugins(tmp_path, capsys):
 
 
 def test_variables_of_a_site_do_not_overrule_the_script(tmp_path, monkeypatch):
-    """sbatch lets SBATCH_* go before the lines of a script: a site's account, but not its tasks."""
+    """sbatch prefers SBATCH_* to the lines of a script: for a site's account, but not for tasks."""
     for name in ("WAIT", "GPUS", "NTASKS_PER_GPU", "ARRAY_INX", "ACCOUNT", "EXPORT"):
         monkeypatch.setenv(f"SBATCH_{name}", "1")
     sbatch = tmp_path / "bin/sbatch"

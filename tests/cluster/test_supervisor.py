@@ -1,6 +1,6 @@
-"""What the batch script decides, with `srun` and `scontrol` played by small shell scripts.
+"""The decisions of the batch script, with shell scripts as stand-ins for SLURM's commands.
 
-The same decisions are taken on a real SLURM in tests/slurm; here every branch is cheap.
+A real SLURM takes the same decisions in tests/slurm; here every branch is cheap to test.
 """
 
 import json
@@ -35,7 +35,7 @@ LOST = "srun lost the ranks: a node failed, or a rank did not end"
 
 
 def test_code_0_of_srun_is_no_end(tmp_path):
-    """It also returns it for ranks that it has lost; only the run knows that it is finished."""
+    """srun also returns it for lost ranks; only the run knows whether it is finished."""
     run = Run(tmp_path)
     assert run.end("step 5; exit 0") == ("requeue", 70, LOST)
     assert run.end("attempt; step 6; exit 0") == ("requeue", 70, LOST)
@@ -48,7 +48,7 @@ def test_what_another_start_has_finished_is_not_this_ones_end(tmp_path):
 
 
 def test_a_run_that_is_finished_is_done_whatever_srun_says(tmp_path):
-    """A node that dies when the results are there has cost nothing."""
+    """A node that fails after the results were written does not matter."""
     assert Run(tmp_path).end("(finish); kill -9 $$") == ("done", 0, "finished")
 
 
@@ -74,7 +74,7 @@ def test_warning_is_passed_on_and_leads_to_a_requeue(tmp_path):
 
 @pytest.mark.parametrize(("reason", "verdict"), [("None", "ended"), ("TimeLimit", "requeue")])
 def test_ended_by_slurm(tmp_path, reason, verdict):
-    """``scancel`` and the end of the time both come as TERM; SLURM's reason tells them apart."""
+    """``scancel`` and the time limit both send TERM; SLURM's reason tells them apart."""
     run = Run(tmp_path)
     train = "trap 'exit 75' TERM; touch ready; while :; do sleep 0.05; done"
     process = run.start(train, REASON=reason)
@@ -86,7 +86,7 @@ def test_ended_by_slurm(tmp_path, reason, verdict):
 
 
 def test_preempted_with_a_grace(tmp_path):
-    """SLURM tells the ranks alone. No budget is spent: the job could make no step."""
+    """SLURM signals only the ranks. No budget is spent, since the job could not take a step."""
     run = Run(tmp_path, max_requeues_without_progress=0)
     given = {"REASON": "None PreemptTime=2026-01-01T00:00:00"}
     assert run.end("exit 75", **given) == ("requeue", 75, "preempted")
@@ -114,7 +114,7 @@ def test_a_copy_that_slurm_requeued_does_not_start_after_a_stop(tmp_path):
 
 
 def test_a_job_that_another_one_kept_out_is_not_requeued(tmp_path):
-    """The other one's steps are not this one's."""
+    """The steps of the other job do not count as progress of this one."""
     run = Run(tmp_path)
     others = """mkdir attempts; echo '{"job": "6"}' >attempts/000001.json"""
     assert run.end(f"{others}; step 5; exit 1")[:2] == ("final", 1)
@@ -122,7 +122,7 @@ def test_a_job_that_another_one_kept_out_is_not_requeued(tmp_path):
 
 
 def test_attempts_without_progress_end_the_job(tmp_path):
-    """Two are allowed: the first stops at step 5, and those after it never get further."""
+    """Two are allowed: the first stops at step 5, and later ones never get further."""
     run = Run(tmp_path, max_requeues_without_progress=2)
     outcomes = [run.end("step 5; kill -9 $$", restart)[0] for restart in range(4)]
     assert outcomes == ["requeue", "requeue", "requeue", "final"]
@@ -148,7 +148,7 @@ def test_a_saved_checkpoint_is_progress(tmp_path):
 
 
 def test_attempts_that_never_reached_their_end_count(tmp_path):
-    """A dead node leaves the account open; SLURM requeues by itself."""
+    """A dead node leaves the account open, and SLURM itself requeues the job."""
     run = Run(tmp_path, max_requeues_without_progress=1)
     for restart in range(2):
         process = run.start("touch ready; sleep 20", restart)
@@ -161,7 +161,7 @@ def test_attempts_that_never_reached_their_end_count(tmp_path):
 
 
 def test_a_shell_that_was_cut_off_touches_nothing(tmp_path):
-    """Its job was requeued elsewhere: it must neither requeue it again nor end the account."""
+    """Its job was requeued elsewhere: it must neither requeue the job again nor end the account."""
     run = Run(tmp_path)
     stale = run.start("touch ready; while [ ! -e go ]; do sleep 0.05; done; exit 1")
     wait_for(tmp_path / "run/ready")
@@ -229,7 +229,7 @@ KILLED = "srun: error: n2: task 1: Killed"
     ],
 )
 def test_the_reason_quotes_the_rank(tmp_path, says, code, reason):
-    """From the record of the one that failed first, or from what this start wrote to the log."""
+    """From the record of the first failure, or from what this start wrote to the log."""
     run = Run(tmp_path)
     log = tmp_path / "run/logs/slurm-7.log"
     log.parent.mkdir()

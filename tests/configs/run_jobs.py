@@ -1,4 +1,4 @@
-"""Runs shipped jobs through the real command line, one after the other in one process."""
+"""Runs shipped jobs through the real command line, one after another in one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT = 500.0  # seconds for all of them
 
 
 def run_jobs(told: Mapping[str, list[str]], folder: Path) -> dict[str, tuple[int, str]]:
-    """Name -> (exit code, what it printed) of jobs given as name -> arguments, in that order."""
+    """Name -> (exit code, output) of jobs given as name -> arguments, run in that order."""
     outcomes, errors = folder / "outcomes.jsonl", folder / "errors"
     with errors.open("wb") as file:
         jobs = server().start(
@@ -36,7 +36,7 @@ def run_jobs(told: Mapping[str, list[str]], folder: Path) -> dict[str, tuple[int
 
 
 def run(arguments: list[str]) -> tuple[int, str]:
-    """Exit code and output; a bug's traceback shows."""
+    """Exit code and output; the traceback of a bug is shown."""
     result = CliRunner().invoke(main, arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> tuple[int, str]:
 
 
 def _run_all(told: Mapping[str, list[str]], outcomes: Path) -> None:
-    """In a process of its own; a line of JSON for each job."""
+    """Run the jobs in a new process; it prints a line of JSON for each."""
     from trainer.evaluation import final_scores as evaluation
 
     evaluation.SPEED_SECONDS = 0.0

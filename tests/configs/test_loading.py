@@ -55,7 +55,7 @@ class Job:
 
 @pytest.fixture(autouse=True)
 def shipped(tmp_path, monkeypatch):
-    """A folder of shipped configs, and another folder to be in."""
+    """A folder of shipped configs, and another folder as working directory."""
     folder = tmp_path / "shipped"
     files = {
         "job/demo": "name: demo\nsteps: 100\nteacher: {model: small}\n"

@@ -1,4 +1,4 @@
-"""The reference page and the JSON schemas are what the declarations say, and hold for the files."""
+"""The reference page and JSON schemas match the declarations and accept the shipped files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHIPPED = {
 
 
 def complaints(schema: dict[str, Any], tree: Any) -> list[str]:
-    """What an editor would underline; empty where all is well."""
+    """What an editor would mark as an error; empty where nothing is wrong."""
     return [error.message for error in Draft202012Validator(schema).iter_errors(tree)]
 
 

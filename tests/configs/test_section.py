@@ -1,4 +1,4 @@
-"""A section refuses what its fields forbid, however it is made."""
+"""A section refuses what its fields forbid, however it is constructed."""
 
 from __future__ import annotations
 

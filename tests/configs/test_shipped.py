@@ -1,4 +1,4 @@
-"""Every shipped YAML, and every YAML in the documentation, is what its schema says."""
+"""Every YAML that is shipped or shown in the documentation fits its schema."""
 
 import dataclasses
 import re
@@ -64,7 +64,7 @@ STATED = [
 
 
 def at(config, key):
-    """The value of a dotted key; numbers are places in a list."""
+    """The value of a dotted key; numbers are indices of a list."""
     plain = dataclasses.asdict(config)
     return reduce(
         lambda tree, part: tree[int(part) if part.isdigit() else part], key.split("."), plain

@@ -50,7 +50,7 @@ def changes(section: str, config: EncoderConfig) -> list[str]:
 
 
 def arguments(name: str, corpus: Path, folder: Path) -> list[str]:
-    """What `tandem` is told; a frozen teacher's checkpoint is made here."""
+    """The arguments for `tandem`; a frozen teacher's checkpoint is made here."""
     job = configs.load(name, JobConfig, "job", ["data.path=anything"])
     teacher = narrow(job.teacher.model)
     finished = TEACHERS.get(name, name)  # the folder of a frozen teacher
@@ -72,7 +72,7 @@ def arguments(name: str, corpus: Path, folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def runs(corpus, tmp_path_factory):
-    """The folder of every job's run, and name -> (exit code, what it printed)."""
+    """The folder of every job's run, and name -> (exit code, output)."""
     folder = tmp_path_factory.mktemp("jobs")
     told = {name: arguments(name, corpus, folder / "teachers") for name in JOBS}
     return folder / "teachers", run_jobs(told, folder)

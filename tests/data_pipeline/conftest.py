@@ -19,7 +19,7 @@ WORDS = TEXT.split()
 
 
 def make_documents(count: int, seed: int = 0, sentences: int = 20) -> list[str]:
-    """Documents of random sentences, a paragraph on each line."""
+    """Documents of random sentences, one paragraph per line."""
     draw = random.Random(seed)
     return [
         "\n".join(
@@ -51,7 +51,7 @@ def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> 
 def make_corpus(
     tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path
 ) -> Callable[..., Corpus]:
-    """Builds a corpus of small blocks and shards out of documents."""
+    """Builds a corpus of small blocks and shards from documents."""
 
     def make(documents: list[str], **options: object) -> Corpus:
         folder = tmp_path_factory.mktemp("corpus")

@@ -1,4 +1,4 @@
-"""Building: the same bytes however the work is done, and nothing lost when it is ended."""
+"""Building: the same bytes however the work is divided, and nothing lost when it is interrupted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def documents_of(corpus: Corpus) -> dict[str, list[tuple[int, ...]]]:
-    """The ids of each document, in order, for each split that has any."""
+    """The ids of each document in order, for each split that has any."""
     found: dict[str, list[tuple[int, ...]]] = {}
     for name in ("train", "val"):
         split = corpus.split(name)
@@ -176,7 +176,7 @@ if __name__ == "__main__":
 
 
 def wait_for_the_end(group: int) -> None:
-    """Until no process of a group is left."""
+    """Wait until no process of a group is left."""
     for _ in range(300):
         try:
             os.killpg(group, 0)
@@ -188,7 +188,7 @@ def wait_for_the_end(group: int) -> None:
 
 @pytest.mark.slow
 def test_kill_9_at_any_time(tmp_path: Path, tokenizer_dir: Path) -> None:
-    """With one process and with workers, who end with the one that they work for."""
+    """With one process, and with workers, which end with the process that started them."""
     text = tmp_path / "big.txt"
     text.write_text("\n\n".join(make_documents(12000, 7)))
     (tmp_path / "build.py").write_text(BUILD)
@@ -232,7 +232,7 @@ def test_the_same_command_on_a_finished_corpus_changes_nothing(
 def test_a_build_does_not_go_on_with_other_text(
     tmp_path: Path, text_file: Path, tokenizer_dir: Path, small_chunks, monkeypatch
 ) -> None:
-    """Of the same name and size, or from standard input, where neither says anything."""
+    """Text of the same name and size, or from standard input, where neither helps."""
     text, take = text_file.read_bytes(), building._Build._take
 
     def build_of(name: str, text: bytes, stop: int) -> dict:

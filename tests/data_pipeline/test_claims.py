@@ -52,7 +52,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def killed_build(
     text: str, tokenizer: Path, out: Path, chunks: int, journal: bool = True, **options: object
 ) -> None:
-    """A build that ends after so many chunks, as if killed."""
+    """A build that stops after this many chunks, as if killed."""
     take = building._Build._take
 
     def taken(self: building._Build, chunk: EncodedChunk) -> None:
@@ -85,7 +85,7 @@ def test_nothing_of_the_user_s_is_touched(
 def test_what_lies_elsewhere_in_the_folder_stays(
     text: str, tmp_path: Path, tokenizer_dir: Path
 ) -> None:
-    """A build has no use for these names, nor do they for it; the text may lie there too."""
+    """A build never uses these names, so other files may have them; the text may be there too."""
     out = tmp_path / "out"
     for name in ("in.txt", "notes/ideas.md"):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def test_a_killed_build_is_cleared_away_and_a_stranger_in_it_refused(
 
 
 def refusal(text: list[str], tokenizer: Path, out: Path) -> str:
-    """What a build refuses to go on for; empty when it is done."""
+    """The message with which a build refuses to continue; empty when it finishes."""
     try:
         build(text, str(tokenizer), str(out), **OPTIONS)
     except DataError as error:
@@ -126,7 +126,7 @@ def refusal(text: list[str], tokenizer: Path, out: Path) -> str:
 def test_a_damaged_unfinished_build_is_continued_rightly_or_refused(
     text: str, tmp_path: Path, tokenizer_dir: Path
 ) -> None:
-    """Of a finished shard only the size is looked at: other damage to it `check` finds."""
+    """Only the size of a finished shard is checked; `check` finds other damage."""
     whole, killed, out = tmp_path / "whole", tmp_path / "killed", tmp_path / "out"
     build([text], str(tokenizer_dir), str(whole), **OPTIONS)
     killed_build(text, tokenizer_dir, killed, 6)

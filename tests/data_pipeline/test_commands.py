@@ -43,7 +43,7 @@ def tandem(*arguments: object, code: int = 0, **options) -> str:
 
 
 def in_process(*arguments: object, code: int = 0) -> str:
-    """The same command line without the start of a process."""
+    """The same command line, without starting a process."""
     done = click.testing.CliRunner().invoke(main, [str(one) for one in arguments])
     assert done.exit_code == code, done.output
     return done.output
@@ -95,7 +95,7 @@ def test_from_text_to_batches(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
-    """A folder that holds what the shipped configs name."""
+    """A folder with what the shipped configs name."""
     folder = tmp_path_factory.mktemp("corpora")
     for name in ("corpus", "wiki", "books"):
         shutil.copytree(corpus.folder, folder / name)

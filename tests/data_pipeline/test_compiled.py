@@ -1,4 +1,4 @@
-"""Compiled loops: where they cannot be kept, and interrupts in the middle of one."""
+"""Compiled loops: when they cannot be cached, and when they are interrupted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_what_cannot_be_kept_on_disk_is_compiled_all_the_same() -> None:
 
 
 def test_the_cache_names_no_class_of_ours() -> None:
-    """It would be read, and fail, after the class has got another name."""
+    """Otherwise reading it would fail once the class is renamed."""
     sentence_search.find_sentences(
         JoinedText.of([f"One sentence. Another of Mr. Smith {number}." for number in range(3)])
     )
@@ -59,7 +59,7 @@ def test_an_interrupt_that_became_a_system_error_is_one_again() -> None:
 
 
 def test_ctrl_c_ends_a_build_with_one_word(tmp_path: Path, tokenizer_dir: Path) -> None:
-    """All processes get it at once, as from a terminal."""
+    """All processes get the signal at once, as from a terminal."""
     text, out = tmp_path / "text.txt", tmp_path / "out"
     text.write_text("\n\n".join(make_documents(40000, 7)))
     command = [sys.executable, "-m", "tandem", "data", "build", text]

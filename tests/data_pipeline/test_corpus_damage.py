@@ -1,4 +1,4 @@
-"""Whatever decides what a step reads is verified: by `check`, and by a job when it starts."""
+"""Everything that determines what a step reads is verified, by `check` and at a job's start."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tiny(make_corpus: Callable[..., Corpus], tmp_path_factory: pytest.TempPathFa
 
 
 def files(folder: Path) -> list[Path]:
-    """All but the shards, of which `test_damage` takes care."""
+    """All files except the shards, which `test_damage` covers."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".tar")
 
 
@@ -47,7 +47,7 @@ def read(folder: Path) -> list[np.ndarray]:
 
 
 def said_by(act: Callable[[str], object], folder: Path) -> str:
-    """The one line of the DataError that `act` raises, else the lines that it returns."""
+    """The one line of the DataError that `act` raises, or else the lines that it returns."""
     try:
         found = act(str(folder))
     except DataError as error:
@@ -56,7 +56,7 @@ def said_by(act: Callable[[str], object], folder: Path) -> str:
 
 
 def test_no_damage_of_any_file_passes(tiny: Path) -> None:
-    """Kept sequence counts are the exception: a job counts again, and reads what it would have."""
+    """Except for cached sequence counts: a job recomputes them and reads the same."""
     sound, seen = read(tiny), 0
     for path in files(tiny):
         for damage in damages(path.read_bytes()):
@@ -89,13 +89,13 @@ def test_commands_say_it_in_one_line(tiny: Path, name: str, damage: Damage) -> N
 
 
 def test_all_files_are_on_record(tiny: Path) -> None:
-    """So that a file which is added to a corpus some day is verified too."""
+    """So that a file which is added to the format one day is verified too."""
     names = {str(path.relative_to(tiny)) for path in files(tiny) if KEPT not in path.name}
     assert names == {*manifest.read(tiny)["files"], manifest.MANIFEST}
 
 
 def test_the_guard_of_a_resume_covers_every_file(tiny: Path) -> None:
-    """Of whose manifest agrees: then the content that a checkpoint remembers does not."""
+    """Where the manifest agrees, the content that a checkpoint remembers does not."""
     tree, content = manifest.read(tiny), Corpus.open(str(tiny)).content
     for name in tree["files"]:
         other = json.loads(json.dumps(tree))
@@ -130,7 +130,7 @@ def test_large_boundaries_are_verified_as_they_are_read(
 
 
 def test_a_kept_count_is_of_its_corpus_and_name(tiny: Path) -> None:
-    """Of equal shape, but another's: computed again rather than believed."""
+    """A cached count of the same shape but of another corpus is recomputed."""
     split = Corpus.open(str(tiny)).split("train")
     rules = PackingRules("full_sentences", 32)
     expected = split.sequence_counts(rules).per_block.tolist()

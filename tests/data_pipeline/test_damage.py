@@ -47,7 +47,7 @@ def add_member(path: Path) -> None:
 
 
 def claim_to_be_huge(path: Path) -> None:
-    """The first member is said to be larger than any file."""
+    """Make the header of the first member claim a size larger than any file."""
     data = path.read_bytes()
     header = bytearray(tarfile.TarInfo("block-000000000.tokens.npy").tobuf())
     header[124:136] = b"\x80" + b"\xff" * 11
@@ -184,7 +184,7 @@ def test_a_member_that_is_not_ours_is_named_though_its_checksum_is_right(copied:
 
 
 def test_check_reads_every_shard_once_and_in_order(copied: Path) -> None:
-    """As the kernel counts what this process asks for; the index is small beside the shards."""
+    """By the kernel's count of what this process reads; the index is small beside the shards."""
     if not Path("/proc/self/io").exists():
         pytest.skip("needs Linux")
 

@@ -1,4 +1,4 @@
-"""Labelled examples: encoded once as a corpus, in one order on any number of ranks."""
+"""Labelled examples: encoded once as a corpus, in the same order on any number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The corpus on disk, read back by code that is not ours."""
+"""The corpus on disk, read back by third-party code."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_index_describes_the_shards(corpus: Corpus) -> None:
 
 
 def test_wide_ids_and_what_the_format_adds(tmp_path: Path) -> None:
-    """32 bits where the vocabulary needs them; less than 1% over the raw arrays."""
+    """32 bits where the vocabulary needs them; less than 1% more than the raw arrays."""
     tokens = np.random.default_rng(0).integers(0, 70_000, 1_000_000).astype(token_dtype(70_000))
     sentences = np.full(len(tokens) // 20, 20, np.uint16)
     writer = SplitWriter(tmp_path, lambda *_: None, tokens.dtype, 70_000, shard_bytes=2 << 20)

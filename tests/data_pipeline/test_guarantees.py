@@ -1,4 +1,4 @@
-"""Seeking, memory and shuffling at size."""
+"""Seeking, memory and shuffling at large sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ print(time.perf_counter() - start, memory() - before)
 
 
 def write_hollow_corpus(folder: Path, corpus: Corpus, shards: int) -> None:
-    """A corpus with an index of many shards and not one shard."""
+    """A corpus with an index of many shards, but without the shards."""
     split = folder / "train"
     split.mkdir(parents=True)
     records = np.zeros(shards, SHARD)
@@ -76,7 +76,7 @@ def test_seeking_reads_no_shard_and_little_memory(corpus: Corpus, tmp_path: Path
 def test_no_growth_over_ten_epochs(
     make_corpus: Callable[..., Corpus], packing: str, rows: int
 ) -> None:
-    """With more blocks than rows, and where the rows share the blocks."""
+    """With more blocks than rows, and with rows that share blocks."""
     corpus = make_corpus(make_documents(150))
     config = DataConfig(path="x", sequence_length=160, packing=packing)
     stream = BatchStream(corpus.split("train"), config, 1, rows)
@@ -93,7 +93,7 @@ def test_no_growth_over_ten_epochs(
 
 
 def test_batches_represent_the_corpus_like_a_full_shuffle_s() -> None:
-    """Variance of the mean place of a batch's samples in the corpus: 1 is a full shuffle."""
+    """Variance of the mean position of a batch's samples in the corpus: 1 for a full shuffle."""
     shards, blocks, sequences, rows = 40, 16, 100, 64
     counts = SequenceCounts(
         np.full(shards * blocks, sequences, np.uint32),

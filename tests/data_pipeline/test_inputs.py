@@ -1,4 +1,4 @@
-"""Every way in for text gives the same documents, and what is none is counted by file and line."""
+"""Every kind of input gives the same documents; unusable parts are counted by file and line."""
 
 from __future__ import annotations
 

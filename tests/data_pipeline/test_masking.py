@@ -1,4 +1,4 @@
-"""Masks: exact budgets, never a special token, pure functions, as the papers have them."""
+"""Masks: exact budgets, no special tokens, pure functions, distributions as in the papers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def masked(ids: np.ndarray, seed: int = 1, step: int = 0, epoch: int = 0, **opti
 
 
 def chosen(result: Masked) -> np.ndarray:
-    """[R, L] which columns were chosen."""
+    """Which columns were chosen, [R, L]."""
     table = np.zeros(result.input_ids.shape, bool)
     row, slot = np.nonzero(result.labels != -100)
     table[row, result.positions[row, slot]] = True
@@ -134,7 +134,7 @@ def test_dynamic_static_and_scheduled() -> None:
 
 
 def test_a_schedule_that_is_rounded_beyond_its_end_keeps_its_slots() -> None:
-    """0.03 + (0.3 - 0.03) is more than 0.3, which decides where 4.5 tokens are the budget."""
+    """0.03 + (0.3 - 0.03) exceeds 0.3, which matters where the budget is 4.5 tokens."""
     schedule = {"rate": 0.03, "final_rate": 0.3, "final_rate_step": 10}
     ids = np.full((1, 17), 7)
     ids[:, 0], ids[:, -1] = VOCABULARY.cls, VOCABULARY.sep
@@ -143,7 +143,7 @@ def test_a_schedule_that_is_rounded_beyond_its_end_keeps_its_slots() -> None:
 
 
 def words_of(ids: np.ndarray) -> list[list[int]]:
-    """The columns of each word of one sequence, by a plain loop."""
+    """The columns of each word in one sequence, by a plain loop."""
     found: list[list[int]] = []
     for column, number in enumerate(ids):
         if VOCABULARY.is_special[number]:
@@ -167,7 +167,7 @@ def test_words_are_chosen_whole_and_fill_the_budget(unit: str) -> None:
 
 
 def test_ngrams_have_albert_s_lengths() -> None:
-    """One n-gram in each sequence, so that none is shortened or joined to a neighbour."""
+    """One n-gram per sequence, so that none is shortened or joined to a neighbour."""
     ids = np.full((6000, 42), 7)  # all words of one token
     ids[:, 0], ids[:, -1] = VOCABULARY.cls, VOCABULARY.sep
     table = chosen(masked(ids, unit="ngram", rate=0.075))  # a budget of 3 tokens
@@ -189,7 +189,7 @@ def test_ngrams_do_not_cross_separators() -> None:
 
 
 def test_smoothing_prefers_rare_tokens_as_distilbert_does() -> None:
-    """One token of each sequence: its probability is count**-0.7 over their sum."""
+    """For one token of each sequence: its probability is count**-0.7 over their sum."""
     rows, length = 20000, 12
     ids = np.tile(np.arange(100, 100 + length), (rows, 1))
     ids[:, 0], ids[:, -1] = VOCABULARY.cls, VOCABULARY.sep
@@ -241,7 +241,7 @@ def test_configs_that_cannot_be() -> None:
 
 
 def by_a_plain_loop(found, order, lengths, budget: int, row: int) -> set[int]:
-    """The columns that are chosen in one row, one visit after the other."""
+    """The columns that are chosen in one row, one visit at a time."""
     spans = [
         range(start, start + size)
         for start, size in zip(found.columns[row].tolist(), found.sizes[row].tolist(), strict=True)
@@ -296,7 +296,7 @@ def words_with_sizes(found, row: int) -> list[tuple[int, int]]:
 
 
 def test_ngram_lengths_are_albert_s_also_at_the_end_of_a_segment() -> None:
-    """Of the lengths that there is room for, each in proportion to 1/n."""
+    """Among the lengths that fit, in proportion to 1/n."""
     ids = np.full((20000, 8), 7)
     ids[:, 0] = ids[:, 4] = ids[:, -1] = VOCABULARY.sep  # three words, then two
     maskable = ~VOCABULARY.is_special[ids]

@@ -128,7 +128,7 @@ def test_the_order_of_a_million_shards_takes_little_memory() -> None:
 
 
 def test_the_order_is_pinned() -> None:
-    """A change of any of these numbers breaks the resumption of running jobs."""
+    """If any of these numbers changes, running jobs can no longer resume."""
     assert scalar_key(1, 2, 3) == 15020427595393229491
     assert permutation(42, 8).tolist() == [3, 2, 5, 1, 4, 0, 7, 6]
     keys = array_keys(5, np.array([1, 2]), np.array([3, 2**40]))

@@ -178,7 +178,7 @@ def test_a_dominating_document_borrows_its_negatives(make_corpus: Callable[..., 
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_counts_need_no_tokens(corpus: Corpus, packing: str) -> None:
-    """The index alone says how many sequences a block makes, whatever the ids are."""
+    """The index alone determines how many sequences a block makes, whatever its ids are."""
     split, rules = corpus.split("train"), PackingRules(packing, 40, 0.0)
     for number, boundaries in enumerate(split.index.boundaries()):
         block = split.read_block(number)
@@ -188,7 +188,7 @@ def test_counts_need_no_tokens(corpus: Corpus, packing: str) -> None:
 
 
 def test_padding_fraction() -> None:
-    """Sentences of English-like lengths: at most 5% for full_sentences at 512, 0.1% contiguous."""
+    """With English-like sentence lengths: at most 5% for full_sentences at 512, 0.1% contiguous."""
     draw = np.random.default_rng(0)
     sentences = np.clip(draw.gamma(3.0, 8.5, 20_000), 2, 200).astype(np.uint16)
     documents_ = np.full(1000, 20, np.uint32)

@@ -1,4 +1,4 @@
-"""Pairs: nothing but their text tells their labels, and all of it is there."""
+"""Pairs: only the text of a pair tells its label, and no text is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Documents = Sequence[Sequence[int]]  # tokens of each sentence
 
 @pytest.fixture(scope="module")
 def python_text() -> Documents:
-    """The docstrings of Python's library, words and signs counted as tokens."""
+    """The docstrings of Python's library, with words and punctuation as tokens."""
     return [
         [
             max(len(re.findall(r"\w+|[^\w\s]", document[start:end])), 1)
@@ -83,7 +83,7 @@ def test_lengths_do_not_tell_the_label(python_text: Documents, packing: str, len
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["enwiki_10mb", "books_valid"])
 def test_lengths_do_not_tell_the_label_of_real_text(tmp_path: Path, text: str) -> None:
-    """At least 20,000 pairs of documents that were not learned from; beside BERT's algorithm."""
+    """On at least 20,000 pairs of unseen documents; BERT's algorithm for comparison."""
     path = SHARED / "text" / f"{text}.txt.xz"
     if not path.exists():
         pytest.skip(f"{path} is not there")
@@ -102,7 +102,7 @@ def test_lengths_do_not_tell_the_label_of_real_text(tmp_path: Path, text: str) -
 
 
 def test_the_measure_is_that_of_bert(python_text: Documents) -> None:
-    """BERT's algorithm as we measure it: about as many of each label, all within its limit."""
+    """BERT's algorithm as measured here: about equally many of each label, within its limit."""
     cues, labels = original([list(one) for one in python_text], 128, swap=False, seed=0)
     assert 0.4 < labels.mean() < 0.7
     assert cues[:, 0].max() == 125

@@ -1,4 +1,4 @@
-"""The tasks made from prose: readable as task files, and right by their own rules."""
+"""The tasks made from prose: readable as task files, and correct by their own rules."""
 
 from __future__ import annotations
 

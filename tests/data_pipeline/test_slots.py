@@ -1,4 +1,4 @@
-"""Which sample each row of each step reads while the batch grows and shrinks."""
+"""The sample that each row of each step reads while the batch grows and shrinks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_any_step_can_be_had_at_any_time(plan, total, steps) -> None:
 
 
 def test_lanes_go_on_in_stretches() -> None:
-    """After a change each row reads long runs again: blocks are opened about as rarely."""
+    """After a change, each row reads long runs again, so blocks are opened about as rarely."""
     sizes = BatchSizes((0, 50), (8, 24))
     slots = Slots(sizes, 10_000)
     rows = np.arange(24)

@@ -76,7 +76,7 @@ def test_http(corpus: Corpus, tmp_path: Path, served: str) -> None:
 def test_the_cache_is_bounded(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while a shard comes, of which all counts from the beginning."""
+    """Also while a shard arrives, which counts in full from the beginning."""
     copy = sources.copy
 
     def watched(address: str, part: Path) -> None:
@@ -153,7 +153,7 @@ def test_ranks_share_a_small_cache(corpus: Corpus, tmp_path: Path) -> None:
 def test_what_fails_at_first_is_tried_again(
     corpus: Corpus, tmp_path: Path, quick_retries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every file comes cut off once, and is refused by its size and SHA-256, or by the pipe."""
+    """Every file is truncated once, which its size and SHA-256, or the pipe, reveal."""
     copy, tried = sources.copy, set()
 
     def flaky(address: str, part: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_mixture_of_vocabularies_is_refused(corpus: Corpus, tmp_path: Path) ->
 def test_a_damaged_index_is_fetched_again_or_refused(
     corpus: Corpus, tmp_path: Path, quick_retries: None
 ) -> None:
-    """In the cache it is fetched again; where the corpus lies it is refused by name."""
+    """In the cache it is fetched again; at its source it is refused by name."""
     copied, cache = tmp_path / "corpus", tmp_path / "cache"
     shutil.copytree(corpus.folder, copied)
     url = f"file:{copied}"

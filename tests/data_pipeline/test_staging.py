@@ -1,4 +1,4 @@
-"""`data.stage`: what a node will read, on its own disk ahead of time; and whatever may go wrong."""
+"""`data.stage`: a node's next data, copied to its own disk ahead of time, and its failures."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The name of the thread of each read of the corpus itself."""
+    """The name of the thread for each read of the corpus itself."""
     threads: list[str] = []
     read = sources.Folder.read
 
@@ -78,7 +78,7 @@ def copies(folder: Path) -> list[Path]:
 
 
 def settled(folder: Path) -> Callable[[], bool]:
-    """Whether nothing more is copied for a moment."""
+    """Whether nothing has been copied for a moment."""
     seen: list[int] = []
 
     def looks() -> bool:
@@ -91,7 +91,7 @@ def settled(folder: Path) -> Callable[[], bool]:
 def test_what_is_ahead_is_what_is_read(
     corpus: Corpus, make_corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With phases, pairs, a growing batch, a mixture, and over the end of an epoch."""
+    """With phases, pairs, a growing batch, a mixture, and across the end of an epoch."""
     from tests.data_pipeline.conftest import make_documents
 
     config = DataConfig(
@@ -167,7 +167,7 @@ def test_what_was_read_is_dropped_and_what_is_kept_is_bounded(
 def test_only_what_the_nodes_ranks_read_is_copied_and_once(
     config: DataConfig, folder: Path, reads: list[str]
 ) -> None:
-    """Two nodes of two ranks: the stager of the second one knows only its rows."""
+    """Two nodes of two ranks: the second node's stager sees only its rows."""
     mine = [open_stream(config, folder, rank, 6) for rank in (3, 4, 5)]
     wanted = {
         (block, step)
@@ -192,7 +192,7 @@ def test_only_what_the_nodes_ranks_read_is_copied_and_once(
 def test_a_reader_never_waits(
     config: DataConfig, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk takes for ever; what is half written is not read."""
+    """The disk never finishes, and a half-written file is not read."""
     stuck, free = threading.Event(), threading.Event()
 
     def slow(self: Staged, name: str, offset: int, data: bytes) -> None:

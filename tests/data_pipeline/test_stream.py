@@ -97,7 +97,7 @@ def test_any_step_can_be_had_at_any_time(corpus: Corpus, seed: int, steps: list[
 def test_any_corpus_gives_back_its_text(
     make_corpus: Callable[..., Corpus], documents: int, batch: int, seed: int, length: int
 ) -> None:
-    """What an epoch shows, unmasked and put in order, is the text of the corpus."""
+    """The sequences of an epoch, unmasked and put in order, are the text of the corpus."""
     corpus = make_corpus(make_documents(documents, seed), val_fraction=0.0)
     split = corpus.split("train")
     data = config(sequence_length=length, masking=MaskingConfig(rate=0.0))
@@ -175,7 +175,7 @@ def test_samples_are_those_of_the_batch(corpus: Corpus, packing: str) -> None:
 
 @pytest.mark.parametrize("packing", ["sentence_pair", "doc_sentences", "full_sentences"])
 def test_rows_for_tokens(corpus: Corpus, packing: str) -> None:
-    """Batches of so many rows hold about so many tokens, padding not counted."""
+    """Batches of this many rows hold about this many tokens, without padding."""
     split, data = corpus.split("train"), config(packing=packing, sequence_length=128)
     rows = rows_for_tokens(split, data, 0, tokens=6000, multiple=8)
     assert rows % 8 == 0
@@ -189,7 +189,7 @@ def test_rows_for_tokens(corpus: Corpus, packing: str) -> None:
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_copies_come_again_after_as_many_epochs(corpus: Corpus, packing: str) -> None:
-    """With two fixed copies of each sequence, epochs 0 and 2 hold the same, masks and all."""
+    """With two fixed copies of each sequence, epochs 0 and 2 are equal, including masks."""
     data = config(packing=packing, masking=MaskingConfig(copies=2))
     stream = BatchStream(corpus.split("train"), data, 3, 7)
     total = stream.samples_per_epoch

@@ -1,4 +1,4 @@
-"""Multiple choice, retrieval and minimal pairs: what is read, and what is refused in one line."""
+"""Multiple choice, retrieval and minimal pairs: reading, and refusals in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every layout of task files gives the same examples, and what cannot be read is one clear line."""
+"""Every layout of task files gives the same examples; unreadable files are one clear line."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_squad_questions_with_and_without_answers(tmp_path: Path) -> None:
 
 
 def spoilt(change: Callable[[dict[str, Any]], object]) -> str:
-    """SQUAD after a change to its paragraph."""
+    """SQUAD with a change to its paragraph."""
     document = json.loads(json.dumps(SQUAD))
     change(document["data"][0]["paragraphs"][0])
     return json.dumps(document)

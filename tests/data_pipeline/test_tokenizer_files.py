@@ -77,7 +77,7 @@ def test_odd_folders_are_one_line(tmp_path: Path, files: dict, message: str) -> 
 
 
 def test_a_damaged_model_of_sentencepiece_is_one_line(tmp_path: Path) -> None:
-    """Whatever byte is wrong: it is read all the same, or refused by name."""
+    """Whichever byte is wrong: it is read correctly, or refused by name."""
     model = tmp_path / "own"
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(topics.topics["if"].splitlines()), model_prefix=str(model),

@@ -47,7 +47,7 @@ Trained = Callable[[str, bool], Path]  # kind, cased
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Tokenizers trained on real prose, each once."""
+    """Tokenizers trained on real prose, each once per session."""
     text = tmp_path_factory.mktemp("prose") / "text.txt"
     text.write_text("\n\n".join([*PROSE[:60], *TEXTS[-3:]]))
 
@@ -76,7 +76,7 @@ def unigram(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def other_spaces(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
-    """A SentencePiece model to which tabs and line feeds are no spaces."""
+    """A SentencePiece model that does not treat tabs and line feeds as spaces."""
     prefix = tmp_path_factory.mktemp("other-spaces") / "own"
     sentencepiece.SentencePieceTrainer.train(
         input=str(text_file), model_prefix=str(prefix), vocab_size=100, minloglevel=2,
@@ -86,7 +86,7 @@ def other_spaces(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> P
 
 
 def ids_of_corpus(tokenizer: Path, folder: Path, texts: list[str]) -> tuple[Corpus, list[list]]:
-    """The ids of each document, as a corpus built with the tokenizer has them."""
+    """The ids of each document in a corpus built with the tokenizer."""
     (folder / "in.txt").write_text("\n####\n".join(texts))
     build(
         [str(folder / "in.txt")], str(tokenizer), str(folder / "out"),
@@ -305,7 +305,7 @@ def plain(document: DocumentIds) -> list[list[int]]:
 def test_words_short_and_long_documents_are_cut_alike(
     trained: Trained, kind: str, cased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Words are looked up; else sentences are found by lookups, or by all offsets."""
+    """Words are looked up; otherwise sentences are found by lookups, or by all offsets."""
     tokenizer, vocabulary = load(trained(kind, cased))
     texts = [text.strip() for text in [*PROSE[::3], *TEXTS, *ODD]]
     ends = [sentence_ends(text) for text in texts]
@@ -329,7 +329,7 @@ ALPHABET = (
 def test_words_make_the_text(
     byte_level: Path, unigram: Path, other_spaces: Path, tokenizer_dir: Path, texts: list[str]
 ) -> None:
-    """Looked up word by word, any text has the ids that it has as a whole."""
+    """Looked up word by word, any text gets the same ids as in one piece."""
     ends = [sentence_ends(text) for text in texts]
     for path in (byte_level, unigram, other_spaces, tokenizer_dir):
         tokenizer, vocabulary = load(path)

@@ -16,7 +16,7 @@ from data_pipeline.tokenization.word_table import WordTable
 
 
 def joined(words: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Words end to end, with padding, and where each starts and ends."""
+    """Words in one padded array, and where each starts and ends."""
     found = offsets([len(word) for word in words])
     return np.frombuffer(b"".join(words) + bytes(PADDING), np.uint8), found[:-1], found[1:]
 
@@ -24,7 +24,7 @@ def joined(words: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64], ND
 def in_windows(
     words: list[bytes],
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-    """The same, with eight bytes from each place on as a number."""
+    """The same, with the eight bytes from each position on as one number."""
     data, starts, ends = joined(words)
     return JoinedText("", b"", data, starts).windows, starts, ends
 
@@ -59,7 +59,7 @@ def test_words_have_the_same_number_exactly_when_they_are_equal(
 
 
 def unigram(pieces: list[tuple[str, float]]) -> tokenizers.Tokenizer:
-    """A tokenizer of these pieces, which have SentencePiece's mark."""
+    """A tokenizer of these pieces, which contain SentencePiece's mark."""
     tokenizer = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), *pieces], 0, False))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Strip()])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")

@@ -1,4 +1,4 @@
-"""One real SLURM cluster for all tests, and a stand-in for the code that is submitted to it."""
+"""One real SLURM cluster for all tests, and a stand-in for the submitted code."""
 
 import shutil
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tests.slurm.real_slurm import RealSlurm, why_not
 
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[RealSlurm]:
-    """Three nodes, each with two pretended GPUs. Skips where it cannot run."""
+    """Three nodes with two simulated GPUs each. Skips where it cannot run."""
     reason = why_not()
     if reason:
         pytest.skip(reason)
@@ -24,9 +24,9 @@ def shared_cluster() -> Iterator[RealSlurm]:
 def slurm(
     shared_cluster: RealSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RealSlurm]:
-    """The cluster, to which SLURM's commands in this process speak, idle and whole.
+    """The cluster, idle and intact, which SLURM's commands in this process address.
 
-    A test works in a folder of its own, `root`, and may break what it likes.
+    A test works in its own folder, `root`, and may break anything.
     """
     shared_cluster.root = tmp_path
     monkeypatch.setenv("SLURM_CONF", str(shared_cluster.layout.conf))

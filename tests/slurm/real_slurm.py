@@ -41,7 +41,7 @@ FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
 def why_not() -> str | None:
-    """Why such a cluster cannot run here, or None."""
+    """Why such a cluster cannot run here; None if it can."""
     if os.geteuid() != 0:
         return "a SLURM cluster of network namespaces needs root"
     missing = [name for name in PROGRAMS if not shutil.which(name, path=PATH)]
@@ -67,7 +67,7 @@ class RealSlurm:
 
     @property
     def env(self) -> dict[str, str]:
-        """For sbatch and its like: this cluster, and nothing of one that the caller is in."""
+        """The environment for SLURM's commands: this cluster, and nothing of the caller's."""
         prefixes = ("SLURM", "SBATCH_", "SRUN_", "SQUEUE_", "SCANCEL_")
         env = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
         return env | {"SLURM_CONF": str(self.layout.conf)}
@@ -86,7 +86,7 @@ class RealSlurm:
     # What a test does
 
     def run(self, *command: str, timeout: float = 60) -> str:
-        """The output of a SLURM command; its words in the error where it fails."""
+        """The output of a SLURM command; if it fails, the error contains its output."""
         result = subprocess.run(
             command, env=self.env, cwd=self.root, capture_output=True, text=True, timeout=timeout
         )
@@ -113,13 +113,13 @@ class RealSlurm:
         until(reached, f"nodes to be {state}", timeout)
 
     def configure(self, **changes: object) -> None:
-        """Change settings of slurm.conf, until the cluster is mended."""
+        """Change settings of slurm.conf until the cluster is repaired."""
         self.changed = bool(changes)
         self.layout.configure(changes)
         self.run("scontrol", "reconfigure")
 
     def power_off(self, node: str) -> None:
-        """Everything on the node dies at once, the network first: its peers hear nothing."""
+        """Kill everything on the node, the network first, so that its peers are not told."""
         self.cut_off(node)
         os.kill(self.inits.pop(node), signal.SIGKILL)
         for name in (f"slurmd/{node}", f"node/{node}"):
@@ -127,16 +127,16 @@ class RealSlurm:
         self._unlink(self._link(node))
 
     def declare_down(self, node: str) -> None:
-        """Let SLURM know at once, and not when it has missed the node for some time."""
+        """Tell SLURM at once, before it notices that the node is missing."""
         self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
 
     def cut_off(self, node: str) -> None:
-        """The node lives on, but nobody can reach it."""
+        """Disconnect the node, which keeps running."""
         self.marked.add(node)
         _ip("link", "set", self._link(node), "down")
 
     def freeze_daemon(self, node: str) -> None:
-        """Its slurmd answers no more; what the node runs goes on."""
+        """Stop its slurmd from answering; what the node runs continues."""
         self.marked.add(node)
         pid = int((self.home / f"run/slurmd.{node}.pid").read_text())
         self.inside(node, "kill", "-STOP", str(pid))
@@ -147,7 +147,7 @@ class RealSlurm:
         subprocess.run([*self._entry(node), *command], check=True, timeout=60)
 
     def mend(self) -> None:
-        """Make it as it was when it came up: no jobs, every node idle."""
+        """Restore the initial state: no jobs, every node idle."""
         self.run("scancel", "--me")
         if self.changed:
             self.configure()
@@ -205,7 +205,7 @@ class RealSlurm:
         until((run / "munge.sock").exists, "munged's socket")
 
     def _boot(self, node: str) -> None:
-        """The node's namespaces, with a first process that does nothing, and its network."""
+        """The node's namespaces, with an idle first process, and its network."""
         ready = self.home / f"run/{node}.ready"
         first = (
             f"hostname {node}; mount --bind {self.layout.hosts} /etc/hosts; "
@@ -263,7 +263,7 @@ class RealSlurm:
 
 
 def requeue_soon(slurm: RealSlurm, job: str, restarts: int) -> None:
-    """Start a job without SLURM's pause after it was requeued for the `restarts`-th time."""
+    """Start a job without SLURM's delay after its requeue number `restarts`."""
 
     def requeued() -> bool:
         facts = slurm.job(job)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a cluster keeps its files, and what its nodes are called and look like."""
+    """The folders of a cluster, and the names and features of its nodes."""
 
     root: Path
     network: str  # the first three numbers of its addresses

@@ -1,4 +1,4 @@
-"""A job of the stand-in on a real SLURM, and what its run folder shows of it."""
+"""A job of the stand-in on a real SLURM, and what its run folder shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.waiting import until
 
 
 class Submitted:
-    """Submitted when it is made. `config` is the stand-in's, `cluster` the site's."""
+    """A job that is submitted on construction. `config` is the stand-in's, `cluster` the site's."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Submitted:
         until(lambda: self.steps and self.steps[-1] >= step, f"step {step}", timeout)
 
     def release(self) -> None:
-        """Let it go on from the step at which it is held."""
+        """Let it continue from the step at which it is held."""
         (self.run / "go").touch()
 
     def end(self, state: str = "COMPLETED", timeout: float = 120) -> None:
@@ -62,7 +62,7 @@ class Submitted:
         assert facts["JobState"] == state, self.log
 
     def requeue_soon(self, restarts: int) -> None:
-        """Spare the test SLURM's pause before a requeued job starts again, and is not held."""
+        """Skip SLURM's delay before a requeued job starts again, and do not hold it."""
         requeue_soon(self.slurm, self.id, restarts)
         self.release()
 

@@ -1,4 +1,4 @@
-"""Nodes that die, ranks that vanish, and sites that are not as they should be, on a real SLURM."""
+"""Failing nodes, lost ranks, and misconfigured sites, on a real SLURM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.waiting import until
 def test_a_chain_goes_on_when_a_node_dies(
     slurm: RealSlurm, source: Path, patience: int, saving: int
 ) -> None:
-    """Where ranks take longer to save than `srun` waits for them, it returns 0."""
+    """If ranks take longer to save than `srun` waits for them, srun returns 0."""
     slurm.configure(KillWait=patience)
     job = Submitted(slurm, source, hold_at=5, save_every=2, saving=saving, length=3)
     job.reach(5)
@@ -42,7 +42,7 @@ def test_cancelled_before_the_first_step_is_not_finished(slurm: RealSlurm, sourc
 
 
 def test_a_frozen_slurmd(slurm: RealSlurm, source: Path) -> None:
-    """SLURM takes the node for dead, while its ranks train on beside those of the next start."""
+    """SLURM considers the node dead, while its ranks keep training beside the next start's."""
     job = Submitted(slurm, source, hold_at=5)
     job.reach(5)
     slurm.freeze_daemon("n2")
@@ -57,7 +57,7 @@ def test_a_frozen_slurmd(slurm: RealSlurm, source: Path) -> None:
 def test_nothing_of_the_environment_is_given_but_the_script_sets_it_right(
     slurm: RealSlurm, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A site's SBATCH_EXPORT, as --export=NONE, is for the script alone: ranks get all it sets."""
+    """A site's SBATCH_EXPORT, like --export=NONE, affects only the script, not the ranks."""
     monkeypatch.setenv("SBATCH_EXPORT", "NONE")
     monkeypatch.setenv("SITE", "from the shell")
     before = ["export SITE=${SITE:-none}-before"]
@@ -88,7 +88,7 @@ def test_a_set_up_that_fails_ends_the_job(
 
 
 def test_module_is_found_as_a_login_shell_finds_it(slurm: RealSlurm, source: Path) -> None:
-    """In /etc/profile.d, where Environment Modules and Lmod leave the file that defines it."""
+    """In /etc/profile.d, where Environment Modules and Lmod install the file that defines it."""
     (slurm.root / "profile.d").mkdir()
     (slurm.root / "profile.d/z00_lmod.sh").write_text('module() { export SITE="$*"; }')
     for node in slurm.nodes:

@@ -1,4 +1,4 @@
-"""Jobs on a real SLURM: submitted, warned, requeued, cancelled, and robbed of their nodes."""
+"""Jobs on a real SLURM: submitted, warned, requeued, cancelled, and preempted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_scancel_after_the_warning_is_final(slurm: RealSlurm, source: Path) -> N
 
 
 def test_a_preempted_job_saves_and_goes_on(slurm: RealSlurm, source: Path) -> None:
-    """SLURM takes its nodes away for a more urgent job, and requeues it by itself."""
+    """SLURM gives its nodes to a more urgent job, and requeues it."""
     job = Submitted(slurm, source, hold_at=5)
     job.reach(5)
     urgent = ("sbatch", "--parsable", "-p", "urgent", "-N3", "--exclusive", "--wrap=true")
@@ -116,7 +116,7 @@ def test_one_rank_per_gpu(slurm: RealSlurm, source: Path, asked: dict) -> None:
 
 @pytest.mark.slow
 def test_the_time_limit_itself(slurm: RealSlurm, source: Path) -> None:
-    """Two minutes of SLURM's own clock: the warning comes by itself, and so does the restart."""
+    """Two minutes of SLURM's own clock: the warning and the restart are SLURM's."""
     limits = {"sbatch": {"time": "0:01:30"}, "warning_seconds": 45}
     job = Submitted(slurm, source, steps=150, seconds=1, cluster=limits)
     job.reach(1)
@@ -127,7 +127,7 @@ def test_the_time_limit_itself(slurm: RealSlurm, source: Path) -> None:
 
 @pytest.mark.slow
 def test_a_limit_reached_without_having_saved(slurm: RealSlurm, source: Path) -> None:
-    """The ranks take no notice of the warning, and SLURM ends them; the job goes on even so."""
+    """The ranks ignore the warning, and SLURM ends them; the job is restarted nevertheless."""
     limits = {"sbatch": {"time": "0:01:00"}, "warning_seconds": 5}
     job = Submitted(slurm, source, steps=2, seconds=300, cluster=limits)
     until(lambda: job.run.joinpath("slurm.jsonl").exists() and len(job.events) > 1, "it", 300)
@@ -135,7 +135,7 @@ def test_a_limit_reached_without_having_saved(slurm: RealSlurm, source: Path) ->
 
 
 def test_array_of_seeds(slurm: RealSlurm, source: Path) -> None:
-    """One is warned: the one whose id is also that of the whole array. The other trains on."""
+    """Only the task whose id equals the array's is warned; the other keeps training."""
     job = Submitted(slurm, source, hold_at=5, seeds=(3, 7), cluster={"nodes": "1"})
     runs = [job.run.with_name(f"demo-seed{seed}") for seed in (3, 7)]
 
@@ -156,7 +156,7 @@ def test_array_of_seeds(slurm: RealSlurm, source: Path) -> None:
 
 
 def test_chain(slurm: RealSlurm, source: Path) -> None:
-    """Two links: the first is warned and leaves the rest to the second."""
+    """Two links: the first is warned, and the second does the remaining work."""
     job = Submitted(slurm, source, hold_at=5, length=2)
     job.reach(5)
     slurm.run("scancel", "--batch", "--signal=USR1", job.id)
@@ -205,7 +205,7 @@ def test_the_end_is_told_of_a_job_that_is_cancelled_not_of_one_that_is_requeued(
 def test_a_container_and_modules(
     slurm: RealSlurm, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stand-ins for apptainer and Lmod note how they are called; the former runs its command."""
+    """Stand-ins for apptainer and Lmod record their calls; apptainer also runs its command."""
     record = slurm.root / "called"
     for name, then in (("apptainer", 'shift 2; exec "$@"'), ("module", "")):
         tool = tmp_path / name

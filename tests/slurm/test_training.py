@@ -1,6 +1,6 @@
 """The real training job on a real SLURM: two nodes over gloo, disturbed in different ways.
 
-Whatever happens to it, the losses are those of a run that nobody disturbed, to the last bit.
+Whatever happens to it, the losses equal those of an undisturbed run to the last bit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Training:
         until(reached, f"step {step}", 240)
 
     def requeue_soon(self, restarts: int) -> None:
-        """Spare the test SLURM's pause before a requeued job starts again."""
+        """Skip SLURM's delay before a requeued job starts again."""
         requeue_soon(self.slurm, self.id, restarts)
 
     @property
@@ -72,7 +72,7 @@ class Training:
 
 
 def losses(run: Path) -> dict[int, dict[str, float]]:
-    """Per step, every learner's losses, training and held-out."""
+    """Every learner's losses by step, in training and held-out."""
     found: dict[int, dict[str, float]] = {}
     for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
         named = {key: value for key, value in row.items() if key.endswith("/loss")}
@@ -87,7 +87,7 @@ def warn(training: Training) -> None:
 
 @pytest.mark.slow
 def test_a_stop_is_final(slurm: RealSlurm, corpus: Path) -> None:
-    """`tandem stop` from outside of the job: saved, ended, not requeued. Before, no second job."""
+    """`tandem stop` from outside the job: saved, ended, not requeued. A second job is refused."""
     site = dataclasses.replace(SITE, nodes="1")
     training = Training(slurm, corpus, "stopped", site, steps=100_000)
     training.reach(13)
@@ -120,7 +120,7 @@ def test_two_nodes_train_as_two_processes_do(
 def test_losses_are_those_of_an_undisturbed_run(
     slurm: RealSlurm, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Warned of its time limit, then robbed of a node; and a key in the environment stays there."""
+    """Warned of its time limit, then deprived of a node; a key in the environment stays secret."""
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     calm = Training(slurm, corpus, "calm")
     calm.end()
@@ -144,7 +144,7 @@ def test_losses_are_those_of_an_undisturbed_run(
 
 @pytest.mark.slow
 def test_a_stale_job_cannot_damage_its_requeued_copy(slurm: RealSlurm, corpus: Path) -> None:
-    """n1 is cut off from everything but the disk, and trains on while SLURM starts the job anew."""
+    """n1 is cut off from all but the disk, and keeps training while SLURM restarts the job."""
     site = dataclasses.replace(SITE, nodes="1", ranks_per_node=2)
     steps = 600  # so many that the stale job is still at it when its copy begins
     calm = Training(slurm, corpus, "calm", site, steps)
@@ -168,7 +168,7 @@ def test_a_stale_job_cannot_damage_its_requeued_copy(slurm: RealSlurm, corpus: P
 def test_an_array_of_seeds_and_a_chain(
     slurm: RealSlurm, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a person types them. The chain's first job is warned, and the second one ends the run."""
+    """As a user submits them. The chain's first job is warned; the second ends the run."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     site = ["--nodes", "1", "--preflight", "false", "--min-free-gb", "0.1", "--time", "0:30:00"]
 

@@ -1,8 +1,8 @@
-"""A stand-in for training, without torch: it obeys the same contract in a few lines.
+"""A stand-in for training, without torch, which obeys the same contract in a few lines.
 
-It resumes from its newest checkpoint, logs a line per step, stops on request after saving with
-exit code 75, records its attempt, and notes in ``seen/`` who ran where. At the step `hold_at` it
-waits for a file ``go``, so that a test can disturb it there, however slow the machine is.
+It resumes from its newest checkpoint, logs a line per step, and stops on request, after saving,
+with exit code 75. It records its attempt, and in ``seen/`` who ran where. At the step `hold_at` it
+waits for a file ``go``, so that a test can disturb it there on a machine of any speed.
 """
 
 import json
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def break_off(config: dict, step: int, rank: int) -> None:
-    """Fail in the way, and at the step, that the config says."""
+    """Fail in the way, and at the step, that the config states."""
     if step == config.get("crash_at"):
         os.abort()
     if step == config.get("killed_at") and rank == 1:
@@ -63,7 +63,7 @@ def break_off(config: dict, step: int, rank: int) -> None:
 
 
 def begin(run: Path) -> Path:
-    """The record of a new attempt."""
+    """Write the record of a new attempt."""
     (run / "attempts").mkdir(exist_ok=True)
     number = len(list((run / "attempts").iterdir())) + 1
     record = run / f"attempts/{number:06d}.json"

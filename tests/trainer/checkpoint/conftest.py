@@ -1,4 +1,4 @@
-"""What tests of checkpoints share."""
+"""Fixtures of the checkpoint tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.checkpoint import Attempt, published
 
 @pytest.fixture
 def run(tmp_path: Path) -> tuple[Path, Attempt]:
-    """A run with checkpoints 2 and 3, the number that is kept."""
+    """A run with checkpoints 2 and 3, which is the number kept."""
     folder = tmp_path / "run"
     folder.mkdir()
     attempt = Attempt.begin(folder)

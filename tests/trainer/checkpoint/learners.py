@@ -89,7 +89,7 @@ def start(kind: Kind, seed: int = 0, learning_rate: float = 1e-2, hidden: int = 
 
 
 def train(engine: Any, first: int, last: int) -> list[float]:
-    """Steps ``[first, last)`` on batches that depend on the step alone; the global mean losses."""
+    """Run steps ``[first, last)`` on batches that depend only on the step; the mean losses."""
     rows = GLOBAL_BATCH // dist.get_world_size()
     mine = slice(dist.get_rank() * rows, (dist.get_rank() + 1) * rows)
     losses = []

@@ -23,7 +23,7 @@ LEARNERS = ("teacher", "students/small")
 
 
 class Alone:
-    """The ranks of a job of one process, without a process group."""
+    """The ranks of a job with one process, without a process group."""
 
     rank, size = 0, 1
 
@@ -35,7 +35,7 @@ class Alone:
 
 
 def plain_engine(value: float, size: int = 5) -> Any:
-    """What an engine of stage 0 in fp32 looks like to a checkpoint, all weights ``value``."""
+    """What a checkpoint reads of a stage-0 fp32 engine; all weights are ``value``."""
     module = nn.Linear(size, size)
     for parameter in module.parameters():
         nn.init.constant_(parameter, value)
@@ -50,7 +50,7 @@ def plain_engine(value: float, size: int = 5) -> Any:
 
 
 def content(step: int, size: int = 5) -> Save:
-    """A checkpoint whose weights are all its step."""
+    """A checkpoint in which every weight equals its step."""
     learners = {
         name: prepare_snapshot(plain_engine(float(step), size), 0, 1).copy(HostBuffer())
         for name in LEARNERS
@@ -74,7 +74,7 @@ def save(
 
 
 def is_whole(checkpoint: Checkpoint) -> bool:
-    """Whether every number in a checkpoint made by :func:`save` is its own."""
+    """Whether every number in a checkpoint made by :func:`save` is intact."""
     return checkpoint.trainer_state == {"step": checkpoint.step} and all(
         (tensor == checkpoint.step).all()
         for name in LEARNERS
@@ -83,7 +83,7 @@ def is_whole(checkpoint: Checkpoint) -> bool:
 
 
 def newest(run: Path) -> Checkpoint:
-    """The newest checkpoint of a run in which nothing is damaged."""
+    """The newest undamaged checkpoint of a run."""
 
     def unexpected(line: str) -> None:
         raise AssertionError(line)
@@ -95,9 +95,9 @@ def newest(run: Path) -> Checkpoint:
 
 
 def kill_at(event: int, part: str, acts: tuple[str, ...] = ("open", "os.", "shutil.")) -> None:
-    """Kill this process before its n-th opening, making, renaming or removing of what `part` is in.
+    """Kill this process before it opens, makes, renames or removes its n-th path of `part`.
 
-    `part` is a regular expression; `acts` are the beginnings of names of Python's audit events.
+    `part` is a regular expression for paths; `acts` are prefixes of names of Python's audit events.
     """
     seen = 0
 

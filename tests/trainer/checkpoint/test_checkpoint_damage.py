@@ -113,7 +113,7 @@ def test_damaged_later_checkpoints_do_not_push_out_good_ones(run: tuple[Path, At
 
 
 def test_what_was_passed_over_makes_room_once_it_is_behind(run: tuple[Path, Attempt]) -> None:
-    """Damaged, or published too late, it neither counts nor stays for ever."""
+    """A damaged or late checkpoint neither counts towards retention nor stays for ever."""
     folder, before = run
     save(folder, 4, before, keep=9)
     flip_a_bit(folder / "checkpoints" / "step-000000003" / FILES[0])

@@ -1,4 +1,4 @@
-"""Checkpoints resume on any number of ranks at any ZeRO stage; on the same, bit for bit."""
+"""Checkpoints resume on any number of ranks and at any ZeRO stage; on the same ones bit for bit."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ STAGES = {"teacher": 0, "students/one": 1, "students/two": 2, "students/three": 
 
 
 def save_unit(folder: Path) -> dict[str, Any]:
-    """Train four learners of four stages, save them in one save, and train on meanwhile.
+    """Train four learners at four stages, save them together, and keep training meanwhile.
 
-    Then others go on from there, on the same ranks at the same stages.
+    Afterwards new engines resume from there, on the same ranks at the same stages.
     """
     synchronous = CheckpointWriter(folder / "synchronous", Retention())
     asynchronous = CheckpointWriter(folder / "asynchronous", Retention())
@@ -47,7 +47,7 @@ def save_unit(folder: Path) -> dict[str, Any]:
 
 
 def resume(folder: Path, stage_of: dict[str, list[int]]) -> dict[tuple[str, int], Any]:
-    """Resume every learner at each of its stages, from other weights."""
+    """Resume every learner at each of its stages, into engines with other weights."""
     checkpoint = newest_intact(folder / "asynchronous", print, dist.group.WORLD)
     assert checkpoint is not None
     results: dict[tuple[str, int], Any] = {}
@@ -63,7 +63,7 @@ def resume(folder: Path, stage_of: dict[str, list[int]]) -> dict[tuple[str, int]
 
 
 def refuse_other_shapes(folder: Path) -> None:
-    """A learner of another width is refused, and stays as it was."""
+    """A learner of another width is refused and not changed."""
     engine = start(Kind(1), hidden=8)
     before = digest(full_state_dict(engine))
     with pytest.raises(CheckpointError, match=r"teacher: down\.bias has shape \[8\]"):
@@ -72,7 +72,7 @@ def refuse_other_shapes(folder: Path) -> None:
 
 
 def keep_own_settings(folder: Path) -> None:
-    """Learning rate, decay, … are configuration: those of each group stay what they are."""
+    """Learning rate, decay, … are configuration: each group keeps its own settings."""
     for stage in (0, 1, 3):
         engine = start(Kind(stage), seed=1, learning_rate=0.5)
         groups = engine.optimizer.param_groups
@@ -173,7 +173,7 @@ def test_a_step_that_is_not_there_is_named_with_those_that_are(
 
 
 def opened_to_resume(folder: Path, stage: int) -> int:
-    """How many files of tensors this rank opens to resume a learner."""
+    """The number of tensor files that this rank opens to resume a learner."""
     engine = start(Kind(stage), seed=1)
     opened: list[Any] = []
     checkpoint = Checkpoint(folder / "asynchronous", SAVED_AT)
@@ -187,5 +187,5 @@ def opened_to_resume(folder: Path, stage: int) -> int:
 
 @pytest.mark.usefixtures("saved")
 def test_replicas_are_read_once_whatever_the_number_of_ranks(folder: Path) -> None:
-    """Otherwise every rank opens every rank's file: at 512 ranks 262,144 opens per learner."""
+    """Otherwise each rank would open each rank's file: 262,144 opens per learner at 512 ranks."""
     assert run_distributed(opened_to_resume, 3, folder, 0) == [2, 0, 0]

@@ -1,4 +1,4 @@
-"""Whatever goes wrong while a checkpoint is written, there is one to load."""
+"""Whatever goes wrong while a checkpoint is written, an earlier one can be loaded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from trainer.checkpoint.folder import read_trainer_file
 
 
 def killed_save(run: Path, step: int, attempt: Attempt, event: int) -> bool:
-    """Save in a child that is killed just before its n-th act on the disk; whether it was."""
+    """Save in a child that is killed just before its n-th disk operation; whether it was."""
     child = os.fork()
     if child == 0:
         kill_at(event, str(run))
@@ -96,7 +96,7 @@ def test_everything_is_on_the_disk_before_the_one_rename(
 
 
 def train_and_die(run: Path, rank: int) -> None:
-    """Two ranks save; the second time one of them is killed in the middle of its file."""
+    """Two ranks save; in the second save, one of them is killed in the middle of its file."""
     writer = CheckpointWriter(run / "checkpoints", Retention())
     writer.save(1, {"teacher": plain_engine(1.0)}, {"step": 1}, wait=True)
     if dist.get_rank() == rank:
@@ -121,7 +121,7 @@ def test_one_rank_killed_in_the_middle_of_a_save(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB, where this process may mount one."""
+    """A file system of 1 MiB, if this process may mount one."""
     folder = tmp_path / "small"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
@@ -162,7 +162,7 @@ def test_a_disk_without_room_for_the_record_of_an_attempt_is_named(small_disk: P
 
 
 def fail_and_recover(folder: Path) -> dict[str, Any]:
-    """Rank 1's disk is full for a while: what the writer does on both ranks."""
+    """Rank 1's disk is full for a while; returns what the writer does on both ranks."""
     lines: list[str] = []
     (file := folder.parent / "file").touch()
     with pytest.raises(CheckpointError, match=r"file/checkpoints: Not a directory \(rank 0\)"):
@@ -203,7 +203,7 @@ def fail_and_recover(folder: Path) -> dict[str, Any]:
 
 
 def be_overtaken(run: Path) -> str:
-    """A job of two ranks goes on saving after a newer attempt has begun."""
+    """A job of two ranks that keeps saving after a newer attempt has begun."""
     begun = [Attempt.begin(run) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(begun)
     writer = CheckpointWriter(run / "checkpoints", Retention(), begun[0])
@@ -227,7 +227,7 @@ def fail_in_both_ways(full: Path, stale: Path) -> tuple[dict[str, Any], str]:
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[Any]]:
-    """The folders of a run on a full disk and of one that is overtaken; what each rank saw."""
+    """The folders of a run on a full disk and of a superseded one; what each rank saw."""
     full, stale = tmp_path_factory.mktemp("full"), tmp_path_factory.mktemp("stale")
     return full, stale, run_distributed(fail_in_both_ways, 2, full, stale)
 

@@ -1,4 +1,4 @@
-"""An attempt that a newer one has replaced can change nothing, and notices."""
+"""A superseded attempt can change nothing, and notices that it is superseded."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_one_that_goes_stale_while_writing_does_not_publish(
 def test_one_that_goes_stale_once_it_has_published_deletes_nothing(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newer attempt may train on from any of them."""
+    """The newer attempt may have resumed from any of them."""
     first = Attempt.begin(run)
     for step in (1, 2):
         save(run, step, first)
@@ -131,7 +131,7 @@ def test_a_newer_attempts_unfinished_work_is_not_cleared(run: Path) -> None:
 
 
 def begin(run: Path) -> tuple[int, int | None]:
-    """This process, and the number that it got, if it was let in."""
+    """This process, and the attempt number that it got, if it was admitted."""
     try:
         return os.getpid(), Attempt.begin(run).number
     except CheckpointError:

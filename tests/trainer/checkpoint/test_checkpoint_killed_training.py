@@ -20,7 +20,7 @@ STEPS, EVERY = 8, 2
 
 
 def job(run: Path, rank: int | None, event: int) -> dict[str, list[float]]:
-    """Train all learners from wherever the run is to its end; ``rank`` dies at its n-th act."""
+    """Train all learners from the run's state to the end; ``rank`` dies at its n-th operation."""
     begun = [Attempt.begin(run) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(begun)
     checkpoints = run / "checkpoints"
@@ -45,7 +45,7 @@ def job(run: Path, rank: int | None, event: int) -> dict[str, list[float]]:
 
 
 def run_to_the_end(run: Path, chance: random.Random, kills: int) -> tuple[Any, int]:
-    """Start the job again until it ends, killing a rank in the first ``kills`` attempts."""
+    """Restart the job until it ends, killing a rank in the first ``kills`` attempts."""
     died = 0
     while True:
         rank = chance.randrange(2) if died < kills else None

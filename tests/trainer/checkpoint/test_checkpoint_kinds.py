@@ -1,4 +1,4 @@
-"""Every kind of engine DeepSpeed makes is saved and restored, in one save, to the last bit."""
+"""Every kind of DeepSpeed engine is saved and restored to the last bit, in one save."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def loss_scaler(**numbers: float) -> Any:
 
 
 def live_parameters_follow(*engines: Any) -> bool:
-    """Whether the bf16 parameters of the forward pass are their masters, rounded."""
+    """Whether the forward pass's bf16 parameters equal the rounded masters."""
     import deepspeed
 
     for engine in engines:

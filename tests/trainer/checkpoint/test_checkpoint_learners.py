@@ -1,4 +1,4 @@
-"""Learners of every optimizer and precision go on alike on other ranks and at other stages."""
+"""Learners with any optimizer and precision resume exactly on other ranks and at other stages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OFFLOAD = ("none", "optimizer", "optimizer", "parameters")  # the most there is 
 
 @dataclass(frozen=True)
 class Way:
-    """How a learner is trained, wherever it is."""
+    """The options with which a learner is trained."""
 
     optimizer: str = "adamw"
     precision: str = "fp32"
@@ -51,7 +51,7 @@ EVERYTHING: list[Placed] = [(way, stage) for way in WAYS for stage in range(4)]
 
 
 def start(way: str, stage: int, seed: int) -> Learner:
-    """A learner that only minimises its own losses; its first weights depend on the seed."""
+    """A learner that minimises its own losses only; its initial weights depend on the seed."""
     how = WAYS[way]
     config = dataclasses.replace(
         tiny.learner_configs((0, 0, 0))[TEACHER],
@@ -71,7 +71,7 @@ def start(way: str, stage: int, seed: int) -> Learner:
 
 
 def train(learner: Learner, first: int, last: int) -> list[float]:
-    """Steps ``[first, last)``; their losses."""
+    """Run steps ``[first, last)``; returns their losses."""
     batches = [tiny.my_rows(tiny.random_batch(step, ROWS)) for step in range(first, last)]
     return [
         train_step(learner, [], batch, step).losses[learner.name]
@@ -80,14 +80,14 @@ def train(learner: Learner, first: int, last: int) -> list[float]:
 
 
 def outcome(learner: Learner) -> dict[str, Any]:
-    """The next losses, and what is left of the learner then."""
+    """The next losses, and the learner's state afterwards."""
     losses = train(learner, SAVED_AT, END)
     weights = digest(full_state_dict(learner.engine))
     return {"losses": losses, "weights": weights, "counters": learner.counters}
 
 
 def save(folder: Path, placed: Sequence[Placed]) -> dict[Placed, Any]:
-    """Train them, save them in one save, and go on."""
+    """Train them, save them together, and keep training."""
     learners = {(way, stage): start(way, stage, tiny.SEED) for way, stage in placed}
     for learner in learners.values():
         train(learner, 0, SAVED_AT)
@@ -98,7 +98,7 @@ def save(folder: Path, placed: Sequence[Placed]) -> dict[Placed, Any]:
 
 
 def resume(folder: Path, moves: Sequence[tuple[Placed, int]]) -> list[dict[str, Any]]:
-    """Each of them at another stage, from other first weights."""
+    """Resume each of them at another stage, from other initial weights."""
     checkpoint = Checkpoint(folder, SAVED_AT)
     outcomes = []
     for (way, stage), to in moves:
@@ -133,7 +133,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def save_and_resume(folder: Path) -> tuple[dict[Placed, Any], list[dict[str, Any]]]:
-    """What became of those that were saved, and of those that went on from there unchanged."""
+    """The outcomes of the saved learners, and of those that continued without a save."""
     return save(folder, QUICK), resume(folder, [(placed, placed[1]) for placed in QUICK])
 
 

@@ -1,4 +1,4 @@
-"""Whether the owner of an attempt lives, seen from its own machine and from others."""
+"""Whether the owner of an attempt is alive, seen from its own machine and from others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(record: Path, someone: Owner) -> None:
 
 @pytest.fixture
 def neighbour() -> Iterator[subprocess.Popen[str]]:
-    """Another process of this machine, which says who it is."""
+    """Another process on this machine, which identifies itself."""
     script = "import json, sys; from trainer.checkpoint.owner import Owner\n"
     script += "print(json.dumps(Owner.here().record()), flush=True); sys.stdin.read()"
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Which checkpoints are suspect, and what becomes of them."""
+"""Which checkpoints are suspect, and how they are treated."""
 
 from __future__ import annotations
 
