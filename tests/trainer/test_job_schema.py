@@ -130,6 +130,7 @@ def test_what_the_steps_do_not_reach_is_said_in_one_line_and_never_refused():
         "teacher.schedule.warmup_steps=8",
         "students.tinybert.schedule.warmup_steps=3",
         "students.tinybert.budget.steps=3",
+        "students.tinybert.intermediate.fraction=0.5",
         "students.distilbert.start.step=9",
         "batch.growth=[{step: 2, size: 16}, {step: 8, size: 32}]",
         "data.phases=[{from_step: 1000, sequence_length: 16}]",
@@ -137,6 +138,6 @@ def test_what_the_steps_do_not_reach_is_said_in_one_line_and_never_refused():
     ]
     assert warning(load(*long_job)) == (
         "steps: 8 end before teacher.schedule.warmup_steps (8), students.distilbert.start.step (9),"
-        " students.tinybert.schedule.warmup_steps (3), batch.growth (8), data.phases (1000), "
-        "profile.steps (20); fine for a trial run"
+        " students.tinybert.schedule.warmup_steps (3), students.tinybert.intermediate.steps (4), "
+        "batch.growth (8), data.phases (1000), profile.steps (20); fine for a trial run"
     )

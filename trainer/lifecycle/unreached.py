@@ -24,6 +24,9 @@ def _unreached(config: JobConfig) -> Iterator[str]:
     for section, learner in {"teacher": config.teacher, **students}.items():
         if learner.schedule.warmup_steps >= _steps_of(learner, steps):
             yield f"{section}.schedule.warmup_steps ({learner.schedule.warmup_steps})"
+        first = learner.in_steps(steps).intermediate
+        if first is not None and (first.steps or 0) >= _steps_of(learner, steps):
+            yield f"{section}.intermediate.steps ({first.steps})"
         if learner.start.in_steps(steps).step >= steps:
             yield f"{section}.start.step ({learner.start.in_steps(steps).step})"
     for key, starts in {
