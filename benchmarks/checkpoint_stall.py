@@ -2,13 +2,12 @@
 
     python benchmarks/checkpoint_stall.py [--parameters 50] [--ranks 2] [--stages 0 1 2 3]
 
-A stack of linear layers of so many million parameters is trained with AdamW in fp32 on gloo ranks
-of this machine, one thread each. For each ZeRO stage some saves are waited for and some are not
-(training goes on while they are written). The best of each, of the slowest rank, are compared: the
-best is what other work on the machine disturbs least. The first save, which allocates the copy,
-is shown apart. A stall is the time that `save` takes and the time that the optimizer's next step
-takes longer than it does alone: it waits for the copy, which is made beside the forward and
-backward pass.
+A stack of linear layers with this many million parameters is trained with AdamW in fp32 on gloo
+ranks of this machine, one thread each. For each ZeRO stage, training waits for some saves and
+continues during others. The best time of each kind on the slowest rank is compared, because other
+work on the machine disturbs the best least. The first save, which allocates the copy, is shown
+separately. A stall is the time of the call `save` plus the extra time of the next optimizer step,
+which waits for the copy that is made during the forward and backward pass.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ WIDTH = 1024
 
 
 def measure(parameters: int, stage: int, saves: int, folder: str) -> dict[str, float]:
-    """Times in seconds and sizes in bytes, of this rank."""
+    """This rank's times in seconds and sizes in bytes."""
     engine = start(parameters, stage)
     step(engine)
     writer = CheckpointWriter(Path(folder) / f"stage-{stage}", Retention(last=1))
@@ -61,7 +60,7 @@ def measure(parameters: int, stage: int, saves: int, folder: str) -> dict[str, f
 
 
 def start(parameters: int, stage: int) -> Any:
-    """An engine of about so many million parameters."""
+    """An engine with about this many million parameters."""
     import deepspeed
 
     layers = max(1, round(parameters * 1e6 / (WIDTH * WIDTH + WIDTH)))
@@ -78,9 +77,9 @@ def start(parameters: int, stage: int) -> Any:
 def stalled(
     writer: Any, engine: Any, number: int, save: dict[str, Any], update: float
 ) -> tuple[float, float]:
-    """How long training waits for a save, and how long the step beside it takes without that.
+    """How long training waits for a save, and how long the concurrent step takes beyond that wait.
 
-    `update` is how long the optimizer's step takes alone.
+    `update` is the time of the optimizer's step alone.
     """
     asking = timed(lambda: writer.save(number, **save))
     passes = timed(lambda: backward(engine))
@@ -90,24 +89,24 @@ def stalled(
 
 
 def updated(engine: Any) -> float:
-    """How long the optimizer's step takes when no checkpoint is written."""
+    """The time of the optimizer's step while no checkpoint is written."""
     backward(engine)
     return timed(engine.step)
 
 
 def step(engine: Any) -> None:
-    """One optimizer step on noise."""
+    """Take one optimizer step on noise."""
     backward(engine)
     engine.step()
 
 
 def backward(engine: Any) -> None:
-    """Forward and backward."""
+    """Run one forward and backward pass."""
     engine.backward(engine(torch.randn(32, WIDTH)).square().mean())
 
 
 def timed(action: Any) -> float:
-    """Seconds an action takes."""
+    """The seconds that an action takes."""
     began = time.perf_counter()
     action()
     return time.perf_counter() - began

@@ -3,14 +3,14 @@
     python benchmarks/compare_revisions.py main HEAD
     python benchmarks/compare_revisions.py main HEAD --jobs demo --world-size 2 --stages 0 3
 
-Compared are, for every job at tiny sizes, number of ranks and ZeRO stage: what each rank reads
-(`tandem data dump`), the metrics of every step, weights and optimizer states after every step (the
-moments after the first one are the gradients, times a constant), the final scores, and exports.
-What differs is listed with its first step and both values, and the exit code is 1. Times, speeds
-and sizes of messages are no results.
+For every job at tiny size, every number of ranks and every ZeRO stage, it compares what each rank
+reads (`tandem data dump`), the metrics of every step, weights and optimizer states after every step
+(the moments after the first step are the gradients, times a constant), the final scores, and the
+exports. Differences are listed with their first step and both values, and the exit code is 1.
+Times, speeds and message sizes are not compared.
 
-A revision is known by its command line and its files only. Config keys and metrics that were
-renamed stand in `renames.json`.
+A revision is used only through its command line and its files. Renamed config keys and metrics are
+listed in `renames.json`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks.revisions.names import Names
 from benchmarks.revisions.results import Results
 from benchmarks.revisions.side import Side, Trial, make_tokenizer
 
-LISTED = 12  # differences of one run
+LISTED = 12  # differences printed for one run
 RENAMES = Path(__file__).with_name("renames.json")
 
 

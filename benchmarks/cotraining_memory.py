@@ -2,9 +2,9 @@
 
     python benchmarks/cotraining_memory.py [--rows 8]
 
-The learners of `cotraining_speed.py`, one micro-batch, in one process on the CPU. Bytes of tensors
-that are born during the passes are counted operation by operation; weights, gradients and optimizer
-states, which stay, are not among them.
+The learners of `cotraining_speed.py` run one micro-batch in one process on the CPU. The bytes of
+tensors created during the passes are counted operation by operation, without weights, gradients and
+optimizer states, which persist.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from trainer.teacher_outputs import detach
 
 
 class PeakBytes(TorchDispatchMode):
-    """The largest number of bytes alive together among tensors born in the block."""
+    """The peak of bytes in tensors that are created and alive in the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
 
 
 def measure(action: Callable[[], object]) -> int:
-    """Bytes at the peak of `action`, run before once for what stays."""
+    """The peak bytes of `action`, which has run once before to allocate what stays."""
     action()
     with PeakBytes() as bytes_:
         action()

@@ -4,9 +4,9 @@
 
 A BERT-medium teacher and up to five students of at most a quarter of its step learn from random
 tokens (V = 30,522, L = 128, 19 masked positions a row; MLM and soft targets, fp32, AdamW) in one
-process. Every arm is a real `train_step`, or the part of one that it names, and the arms take
-turns, so that other work on the machine meets them all; the median of each is used. Time is that of
-the processor with one thread, and by the clock with more.
+process. Every arm is a real `train_step`, or the part of one that it names. The arms take turns, so
+that other work on the machine affects them equally; the median of each is used. Time is CPU time
+with one thread, and wall-clock time with more.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Arm = Callable[[], object]
 
 
 def main() -> None:
-    """Print the table of joint steps, and the ratios that it comes to."""
+    """Print the table of joint steps, and the resulting ratios."""
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
     alone_in_the_world()
@@ -110,7 +110,7 @@ def _offline(teacher: Learner, student: Learner, batch: Batch) -> None:
 
 @torch.no_grad()
 def forward(teacher: Learner, students: list[Learner], batch: Batch) -> Features:
-    """What `students` need of a teacher that does not learn."""
+    """The teacher's features that `students` need, without training it."""
     inputs = to_device(batch, teacher.device)
     capture = union(student.objective.source_capture(0) for student in students)
     return teacher.model.features(
@@ -119,7 +119,7 @@ def forward(teacher: Learner, students: list[Learner], batch: Batch) -> Features
 
 
 def learn(student: Learner, teacher_outputs: TeacherOutputs, batch: Batch) -> None:
-    """A student's forward, backward and optimizer step, given what its teacher knows."""
+    """A student's forward, backward and optimizer step, given its teacher's outputs."""
     in_use = ((student.view, name) for name in student.objective.denominators)
     totals = StepSums.over_ranks(batch, in_use, 0.0, student.device).totals[student.view]
     micro_step = MicroStep(0, 0, is_last=True)
@@ -130,7 +130,7 @@ def learn(student: Learner, teacher_outputs: TeacherOutputs, batch: Batch) -> No
 
 
 def encoder(hidden_size: int, layers: int) -> EncoderConfig:
-    """BERT of this size."""
+    """A BERT of this size."""
     return EncoderConfig(
         vocab_size=V, hidden_size=hidden_size, layers=layers, heads=hidden_size // 64,
         ffn_size=4 * hidden_size, pooler="none",
@@ -138,7 +138,7 @@ def encoder(hidden_size: int, layers: int) -> EncoderConfig:
 
 
 def random_batch(rows: int) -> Batch:
-    """Full rows of random tokens, MASKED positions masked in each."""
+    """Full rows of random tokens, with MASKED masked positions in each."""
     rng = np.random.default_rng(0)
     ids = rng.integers(1000, V, (rows, L))
     positions = np.sort(np.argsort(rng.random((rows, L)), axis=1)[:, :MASKED], axis=1)
@@ -154,7 +154,7 @@ def random_batch(rows: int) -> Batch:
 
 
 def take_turns(arms: dict[str, Arm], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    """The median seconds of each arm over `rounds`, after one that is not counted."""
+    """The median seconds of each arm over `rounds`, after one uncounted round."""
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     for turn in range(rounds + 1):
         for name, arm in arms.items():
@@ -191,7 +191,7 @@ def print_table(seconds: dict[str, float]) -> None:
 
 
 def alone_in_the_world() -> None:
-    """Make this process the only rank there is."""
+    """Make this process the only rank."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     os.environ.update({**alone, "MASTER_PORT": "0"})
     join_process_group()

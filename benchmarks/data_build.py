@@ -4,10 +4,10 @@
 
 TEXT is a plain text file. "Alone" is the library's own call for many texts, with as many threads
 as there are cores: `encode_batch_fast` of `tokenizers`, for a SentencePiece ``.model`` `encode` of
-`sentencepiece` too. The documents are in memory, the ids are dropped. The build reads the file,
+`sentencepiece` too. The documents are in memory, and the ids are dropped. The build reads the file,
 splits sentences, encodes, finds duplicates and writes shards and index, with as many workers as
-cores; the start of its processes is in its time. Each measurement is a process of its own that may
-use so many cores only; they take turns, and the medians are printed.
+cores; its time includes starting its processes. Each measurement is a process of its own, limited
+to that many cores. The measurements take turns, and the medians are printed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from data_pipeline.tokenization import tokenizer as tokenization
 
 @dataclass(frozen=True)
 class Took:
-    """Seconds by the clock and of processors, children included."""
+    """Wall-clock and CPU seconds, including child processes."""
 
     wall: float
     cpu: float
@@ -68,7 +68,7 @@ def main() -> None:
 def measured(
     contestants: dict[str, Callable[..., Took]], options: argparse.Namespace, cores: int
 ) -> dict[str, Took]:
-    """The median of each contestant."""
+    """The medians of each contestant."""
     found: dict[str, list[Took]] = {name: [] for name in contestants}
     for _ in range(options.repeats):
         for name, contestant in contestants.items():
@@ -84,7 +84,7 @@ def measured(
 
 
 def tokenizers_alone(text: str, tokenizer_dir: str, cores: int) -> Took:
-    """The library's ids of all documents, in parts as large as the build's."""
+    """Encode all documents with the library, in parts as large as the build's."""
     keep_to(cores)
     tokenizer, _ = tokenization.load(Path(tokenizer_dir))
     parts = in_parts(text)
@@ -97,7 +97,7 @@ def tokenizers_alone(text: str, tokenizer_dir: str, cores: int) -> Took:
 
 
 def sentencepiece_alone(text: str, model: str, cores: int) -> Took:
-    """The same by `sentencepiece`."""
+    """Encode all documents with `sentencepiece`."""
     keep_to(cores)
     library: Any = importlib.import_module("sentencepiece")
     processor = library.SentencePieceProcessor(model_file=model)
@@ -106,7 +106,7 @@ def sentencepiece_alone(text: str, model: str, cores: int) -> Took:
 
 
 def whole_build(text: str, tokenizer_dir: str, cores: int) -> Took:
-    """A build from start to end."""
+    """A complete build."""
     keep_to(cores)
 
     def whole() -> None:
@@ -119,12 +119,12 @@ def whole_build(text: str, tokenizer_dir: str, cores: int) -> Took:
 
 
 def keep_to(cores: int) -> None:
-    """Let this process and its children use so many cores."""
+    """Restrict this process and its children to this many cores."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 
 
 def in_parts(text: str) -> list[list[str]]:
-    """The documents of a file, in lists of about as many characters as the build's chunks."""
+    """The documents of a file, in lists with about as many characters as the build's chunks."""
     parts: list[list[str]] = [[]]
     size = 0
     for document in read_documents([text]):
@@ -136,14 +136,14 @@ def in_parts(text: str) -> list[list[str]]:
 
 
 def clocked(work: Callable[[], object]) -> Took:
-    """How long some work takes."""
+    """The time that some work takes."""
     wall, cpu = time.perf_counter(), cpu_seconds()
     work()
     return Took(time.perf_counter() - wall, cpu_seconds() - cpu)
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process and of its children that ended."""
+    """CPU time of this process and of its finished children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 

@@ -2,11 +2,11 @@
 
     python benchmarks/data_shuffle.py [--shards 200] [--blocks 64] [--sequences 1000] [--rows 256]
 
-Each sample has a place in the corpus between 0 and 1; text is like its neighbours there. Under a
-full shuffle the mean place of B samples has the variance 1/(12 B). The measure is the variance of
-that mean in our order divided by this, over stretches of 1 step, 10, 100 and 1000 steps. At 1 a
-batch (or span) represents the corpus as well as a full shuffle's; a reader without shuffling
-gives about 12 B times the variance of places, that is up to B. Reads an index in memory only.
+Each sample has a position in the corpus between 0 and 1, and neighbouring text is similar. Under a
+full shuffle, the mean position of B samples has the variance 1/(12 B). The measure is the variance
+of that mean in our order divided by this one, over spans of 1, 10, 100 and 1000 steps. At 1, a span
+represents the corpus as well as under a full shuffle. A reader without shuffling gives up to B.
+Only an index in memory is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from data_pipeline.order.slots import BatchSizes, Slots
 
 
 def places(counts: SequenceCounts, rows: int, steps: int) -> np.ndarray:
-    """[steps, rows] the place in the corpus of each sample of the first steps of an epoch."""
+    """The position in the corpus of each sample in the first steps of an epoch, [steps, rows]."""
     order = EpochOrder(counts, seed=1, epoch=0)
     found = np.empty((steps, rows))
     for row in range(rows):
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def ratio(found: np.ndarray, span: int) -> float:
-    """Variance of the mean place of `span` steps, as a multiple of an independent draw's."""
+    """Variance of the mean position over `span` steps, as a multiple of an independent draw's."""
     steps = len(found) // span * span
     means = found[:steps].reshape(-1, span * found.shape[1]).mean(1)
     return float(((means - 0.5) ** 2).mean() * 12 * span * found.shape[1])

@@ -121,7 +121,7 @@ def slices(split: CorpusSplit, length: int, tokens: int) -> np.ndarray:
 
 
 def write_tar(sequences: np.ndarray, folder: Path) -> str:
-    """One sample for each sequence, as a loader of sequences has it."""
+    """Write one tar sample per sequence, as loaders of sequences expect."""
     path = folder / "sequences.tar"
     with tarfile.open(path, "w") as tar:
         for number, sequence in enumerate(sequences):
@@ -135,7 +135,7 @@ def write_tar(sequences: np.ndarray, folder: Path) -> str:
 
 
 def samples(tar: str) -> webdataset.WebDataset:
-    """The sequences of a tar, again and again."""
+    """The sequences of a tar, repeated endlessly."""
     return webdataset.WebDataset(tar, shardshuffle=False).decode().to_tuple("npy").repeat()
 
 

@@ -39,7 +39,7 @@ PARTS = re.compile(r"first step ([\d.]+) s after the process began: (.*)")
 
 @dataclass
 class Tally:
-    """What happened over the whole measurement; times in seconds."""
+    """Totals of the whole measurement; times in seconds."""
 
     kills: int = 0
     steps_done: int = 0  # also those done in vain

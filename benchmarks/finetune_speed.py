@@ -6,14 +6,14 @@
 
 The files are tables with a header and the columns `--text` and label, as SST-2's. The model is a
 random BERT of that size, exported, unless `--model` names a BERT: every arm loads the same folder.
-The arms are processes of their own that take turns, so that other work on the machine meets them
-all: `tandem` (the job of `tandem finetune`, and its scoring), `random` (the Trainer as it comes)
-and `grouped` (the same with its grouping by length). Each pads to the longest text of a batch, and
-has the same batch, precision, threads, optimizer (fused AdamW), clipping and dropout. The first
-steps are not timed. Predicting is of the validation file, already encoded. Medians over the rounds,
-by the clock and by the processor: on a busy machine only the latter says something, with
-`--threads 1`. With `--epochs` each arm trains on the whole file instead of `--steps`, in each round
-with another seed, and the accuracy means something.
+The arms are separate processes that take turns, so that other work on the machine affects them
+equally: `tandem` (the job of `tandem finetune`, and its scoring), `random` (the Trainer with its
+defaults) and `grouped` (the Trainer with its grouping by length). Each pads to the longest text of
+a batch, and has the same batch, precision, threads, optimizer (fused AdamW), clipping and dropout.
+The first steps are not timed. Prediction runs on the validation file, already encoded. Results are
+medians over the rounds, in wall-clock and CPU time; on a busy machine only CPU time with
+`--threads 1` is meaningful. With `--epochs`, each arm trains on the whole file and not for `--steps`,
+with another seed in each round, so that the accuracies can be compared.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RATE, WEIGHT_DECAY = 5e-5, 0.01
 
 
 def main() -> None:
-    """Run all arms in turn; or, as a process that this has started, one."""
+    """Run all arms in turn or, in a process started by this one, a single arm."""
     arguments = _arguments()
     if arguments.arm:
         found = (tandem_arm if arguments.arm == "tandem" else trainer_arm)(arguments)
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def random_model(arguments: argparse.Namespace, folder: Path) -> Path:
-    """A BERT with first weights, and the tokenizer, as a folder that both sides load."""
+    """A BERT with random weights and the tokenizer, as a folder that both sides load."""
     from data_pipeline.tokenization.tokenizer import install, load
     from model import EncoderConfig, build, save_pretrained
 
@@ -75,7 +75,7 @@ def random_model(arguments: argparse.Namespace, folder: Path) -> Path:
 
 
 def in_a_process(settings: dict[str, Any]) -> dict[str, float]:
-    """What one arm reports."""
+    """The results of one arm."""
     words = [
         f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
         for name, value in settings.items()
@@ -94,7 +94,7 @@ def in_a_process(settings: dict[str, Any]) -> dict[str, float]:
 
 
 class Marks:
-    """The clock and the processor time at the beginning of each step."""
+    """The wall-clock and CPU time at the beginning of each step."""
 
     def __init__(self) -> None:
         self.at: list[tuple[float, float]] = []
@@ -115,7 +115,7 @@ class Marks:
 
 @contextmanager
 def timed_prediction(examples: int) -> Iterator[dict[str, float]]:
-    """The speed of predicting this many examples."""
+    """Time predicting this many examples."""
     found: dict[str, float] = {}
     began, worked = time.perf_counter(), time.process_time()
     yield found
@@ -227,7 +227,7 @@ def trainer_arm(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def training_arguments(arguments: argparse.Namespace) -> Any:
-    """The Trainer's own defaults, but for what both sides share."""
+    """The Trainer's own defaults, except for what both sides share."""
     from transformers import TrainingArguments
 
     length = {"num_train_epochs": arguments.epochs} if arguments.epochs else {
@@ -255,7 +255,7 @@ def training_arguments(arguments: argparse.Namespace) -> Any:
 def rows(
     tokenizer: Any, texts: Sequence[str], length: int, labels: Iterator[int] | None = None
 ) -> list[dict[str, Any]]:
-    """Encoded texts as a Dataset: a list of what the collator takes."""
+    """Encoded texts as a Dataset: a list of inputs for the collator."""
     found = tokenizer(list(texts), truncation=True, max_length=length)
     encoded = [
         dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)
@@ -266,7 +266,7 @@ def rows(
 
 
 def read_table(path: str, column: str) -> tuple[list[str], list[str]]:
-    """The texts and labels of a table, tab-separated, perhaps compressed."""
+    """The texts and labels of a tab-separated, possibly compressed table."""
     with (lzma.open if path.endswith(".xz") else open)(path, "rt", encoding="utf-8") as file:
         found = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     return [row[column] for row in found], [row["label"] for row in found]
@@ -274,7 +274,7 @@ def read_table(path: str, column: str) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def profiled(wanted: bool) -> Iterator[None]:
-    """Print where the time went, by operator, where it is wanted."""
+    """If wanted, print the time by operator."""
     if not wanted:
         yield
         return
@@ -286,7 +286,7 @@ def profiled(wanted: bool) -> Iterator[None]:
 
 
 def print_table(results: dict[str, list[dict[str, float]]]) -> None:
-    """Markdown: medians, and how often as fast Tandem is."""
+    """Print a Markdown table of medians, and of Tandem's speed-ups."""
     middle = {
         arm: {key: statistics.median(one[key] for one in found) for key in found[0]}
         for arm, found in results.items()

@@ -1,12 +1,12 @@
-"""What a GPU reaches: speed, what joint training saves, host syncs, ZeRO, checkpoints, resumption.
+"""Measures a GPU: speed, savings of joint training, host syncs, ZeRO, checkpoints, resumption.
 
     python benchmarks/gpu.py [--only speed syncs]
 
-Under 8 minutes on one card. With two or more cards two ranks share all but `speed` and `joint`.
-Random tokens, 15% masked, no padding, no dropout, bf16, AdamW. Arms take turns, and the median
-counts. MFU is the models' FLOPs (`model.describe`) over the maker's dense peak. `transformers` is
-BertForMaskedLM with SDPA under ``torch.compile``. On a machine without a GPU everything runs
-through at toy size, to show that it does: its figures say nothing.
+It takes under 8 minutes on one card. With two or more cards, two ranks run all sections but `speed`
+and `joint`. Random tokens, 15% masked, no padding, no dropout, bf16, AdamW. Arms take turns, and
+medians are reported. MFU is the models' FLOPs (`model.describe`) over the vendor's dense peak.
+`transformers` is BertForMaskedLM with SDPA under ``torch.compile``. Without a GPU, everything runs
+at toy size to check that it works; its figures are meaningless.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 
 
 def main() -> None:
-    """Run the sections one after the other, each in processes of its own; print the table."""
+    """Run the sections one after another, each in its own processes, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     only, rows = parser.parse_args().only, list[Row]()
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def ranks_of(section: str) -> int:
-    """Two where there are two cards and the section is about ranks; two on a CPU, too."""
+    """Two if there are two cards and the section is about ranks, and on a CPU; else one."""
     cards = torch.cuda.device_count() if ON_GPU else 2
     return 1 if section in ("speed", "joint") else min(2, cards)
 
@@ -111,7 +111,7 @@ def _rank(rank: int, ranks: int, port: int, section: str, rows: Any) -> None:
 
 
 def take_turns(arms: dict[str, Step]) -> dict[str, float]:
-    """The median seconds of each arm; the first two turns, which allocate and compile, are out."""
+    """The median seconds of each arm, without the first two turns, which allocate and compile."""
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     for turn in range(TURNS + 2):
         for name, arm in arms.items():
@@ -123,7 +123,7 @@ def take_turns(arms: dict[str, Step]) -> dict[str, float]:
 
 
 def now() -> float:
-    """The clock, once the device has done what it was given."""
+    """The time, once the device has finished its work."""
     if ON_GPU:
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -144,7 +144,7 @@ def speed(device: torch.device) -> Iterator[Row]:
 
 
 def mfu(size: Size, tokens_per_second: float, device: torch.device) -> str:
-    """Of the device's peak in bf16; "-" where it is not known."""
+    """MFU relative to the device's bf16 peak; "-" where the peak is unknown."""
     facts = known_device(device)
     if facts is None:
         return "-"
@@ -153,7 +153,7 @@ def mfu(size: Size, tokens_per_second: float, device: torch.device) -> str:
 
 
 def joint(device: torch.device) -> Iterator[Row]:
-    """A step of a teacher and three students, and what the same costs one after the other."""
+    """A step of a teacher and three students, and the cost of training them one after another."""
     size, shapes = (SIZES[2], STUDENTS) if ON_GPU else (TOY, TOY_STUDENTS)
     one, batch = teacher(size), random_batch(size)
     students = [student(number, size, *shape) for number, shape in enumerate(shapes)]
@@ -181,7 +181,7 @@ def company(stage: int) -> tuple[Learner, list[Learner], Size]:
 
 
 def syncs(device: torch.device) -> Iterator[Row]:
-    """How often the host waits for its GPU in a step, as the profiler sees it."""
+    """The number of times the host waits for its GPU in a step, from the profiler."""
     for stage in STAGES:
         one, students, size = company(stage)
         batch = random_batch(size, dist.get_rank())
@@ -209,7 +209,7 @@ def zero(device: torch.device) -> Iterator[Row]:
 
 
 def stall(device: torch.device) -> Iterator[Row]:
-    """How much longer a step takes that a checkpoint is saved beside, and a save alone."""
+    """How much longer a step takes while a checkpoint is saved, and the time of a save alone."""
     size = SIZES[2] if ON_GPU else TOY
     one, batch = teacher(size, 1), random_batch(size, dist.get_rank())
     step = our_step(one, batch)
@@ -232,7 +232,7 @@ def stall(device: torch.device) -> Iterator[Row]:
 
 
 def resumed(device: torch.device) -> Iterator[Row]:
-    """Whether a resumed learner has the bits of one that was not interrupted."""
+    """Whether a resumed learner equals an uninterrupted one bit for bit."""
     for stage in STAGES:
         size = SIZES[0] if ON_GPU else TOY
         once = teacher(size, stage)
@@ -265,7 +265,7 @@ def bits(learner: Learner) -> str:
 
 @contextlib.contextmanager
 def shared_folder() -> Iterator[Path]:
-    """A folder that all ranks see, removed at the end. Collective."""
+    """A folder shared by all ranks, removed at the end. Collective."""
     names: list[str | None] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(names)
     folder = Path(str(names[0]))

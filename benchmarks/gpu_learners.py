@@ -1,4 +1,4 @@
-"""The learners that `gpu.py` measures: of Tandem and of `transformers`, at card or toy size."""
+"""The learners that `gpu.py` measures, of Tandem and of `transformers`, at real or toy size."""
 
 from __future__ import annotations
 
@@ -103,12 +103,12 @@ def _learner(
 
 
 def our_step(learner: Learner, batch: Batch) -> Step:
-    """A step of a learner alone."""
+    """A step of a single learner."""
     return lambda: train_step(learner, [], batch, 0)
 
 
 def their_step(size: Size, batch: Batch, device: torch.device) -> Step:
-    """A step of BertForMaskedLM with SDPA; compiled on a GPU, as on a CPU it takes a compiler."""
+    """A step of BertForMaskedLM with SDPA; compiled on a GPU only, since a CPU needs a compiler."""
     config = BertConfig(
         vocab_size=size.vocabulary, hidden_size=size.hidden_size, num_hidden_layers=size.layers,
         num_attention_heads=size.hidden_size // 64, intermediate_size=4 * size.hidden_size,

@@ -4,8 +4,7 @@ One masked-LM learner under its DeepSpeed engine (stage 0, one process) beside B
 its own loss and attention, both with what their trainers do by default: fused AdamW and gradients
 clipped at norm 1. Micro-batches of random tokens, 15% masked, V = 30,522, L = 128, no padding, no
 dropout; the same threads, batch and precision. They take turns, so that other work on the machine
-meets all. Time is that of the process over all its threads with one thread, and wall time with
-more or on a GPU.
+affects all equally. Time is CPU time with one thread, and wall-clock time with more or on a GPU.
 
     python benchmarks/model_speed.py --size small --precision fp32 --threads 1
 
