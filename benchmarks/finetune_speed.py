@@ -12,7 +12,7 @@ defaults) and `grouped` (the Trainer with its grouping by length). Each pads to 
 a batch, and has the same batch, precision, threads, optimizer (fused AdamW), clipping and dropout.
 The first steps are not timed. Prediction runs on the validation file, already encoded. Results are
 medians over the rounds, in wall-clock and CPU time; on a busy machine only CPU time with
-`--threads 1` is meaningful. With `--epochs`, each arm trains on the whole file and not for `--steps`,
+`--threads 1` is meaningful. With `--epochs`, each arm trains on the whole file instead,
 with another seed in each round, so that the accuracies can be compared.
 """
 
