@@ -150,8 +150,12 @@ class TaskFilesConfig(Section):
         dict[str, str],
         Doc(
             "Which column holds each field of a task: its name, or, in a file without a header, "
-            "its number from 0."
+            "its number from 1."
         ),
+    ] = field(default_factory=dict)
+    files: Annotated[
+        dict[str, str],
+        Doc("Other files that a task reads, by the names that it gives them, in the same folder."),
     ] = field(default_factory=dict)
     validation_fraction: Annotated[
         float,
@@ -160,7 +164,7 @@ class TaskFilesConfig(Section):
     ] = 0.1
 
     def conflicts(self) -> Iterator[Refusal]:
-        for key in ("validation", "test", "columns"):
+        for key in ("validation", "test", "columns", "files"):
             if getattr(self, key) and not self.train:
                 yield key, "is for a task's examples; set train too, or remove it"
 
@@ -169,6 +173,11 @@ class TaskFilesConfig(Section):
         """The files that are named, by split, with their folder."""
         names = {"train": self.train, "validation": self.validation, "test": self.test}
         return {split: _found(Path(self.root) / name) for split, name in names.items() if name}
+
+    @property
+    def other_files(self) -> dict[str, Path]:
+        """The other `files` of a task, with their folder."""
+        return {name: _found(Path(self.root) / path) for name, path in self.files.items()}
 
 
 def _found(path: Path) -> Path:

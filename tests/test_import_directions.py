@@ -27,8 +27,8 @@ ROOMS = {
         "compiled text_files documents joined_text sentences sentence_search system_prose"
     ),
     "data_pipeline/task_files": (
-        "contents json_records tables squad conll multiple_choice retrieval minimal_pairs "
-        "prose_tasks"
+        "contents json_records tables squad conll multiple_choice retrieval rankings collection "
+        "minimal_pairs prose_tasks"
     ),
     "data_pipeline/shards": (
         "arrays blocks index append_only manifest cached_counts sources staged writing"
@@ -68,7 +68,8 @@ ROOMS = {
         "manifest restore attempts reader branching carried publication writer"
     ),
     "trainer/objectives": (
-        "layer_maps step_schedule transfer progressive intermediate term task terms objective"
+        "layer_maps step_schedule transfer progressive intermediate term whole_batch task terms "
+        "objective"
     ),
     "trainer/objectives/terms": "states attention pairs vocabulary two_way exits",
     "trainer/learners": (
@@ -80,7 +81,7 @@ ROOMS = {
     "trainer/tasks": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tasks").glob("[!_]*.py"))
     ),
-    "trainer/losses": "states vocabulary_projection relations rows vocabulary",
+    "trainer/losses": "states ranking vocabulary_projection relations rows vocabulary",
     "trainer/optimizers": "moments shards bert_adam lamb gated groups config loss_scale",
     "trainer/schedules": "learning_rate stacking",
     "trainer/watch": "guard rollback first_failure hang_watch rank_zero replicas slow_ranks",
@@ -92,7 +93,8 @@ ROOMS = {
     "trainer/report": (
         "words labels scale colours chart curves results savings table page refreshing"
     ),
-    "trainer/scoring": "column metric scores task_scores task_metrics answer_spans span_metric",
+    "trainer/scoring": "column metric scores task_scores task_metrics answer_spans span_metric "
+    "exact_search ranking_metric",
     "trainer/footprint": "models_table footprint demands",
     "trainer/evaluation": (
         "text_vectors pseudo_likelihood minimal_pairs trained_heads primary held_out setbacks "

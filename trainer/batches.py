@@ -21,8 +21,8 @@ class MicroTarget:
     """What is to be predicted in a micro-batch.
 
     For tokens, labels is int64 [P], and positions int64 [P] are flat indices into B * L. For whole
-    examples, labels is [examples], int64 or float32, and positions is None. A missing label is
-    -100, or NaN among float32 labels.
+    examples, labels is [examples], int64 or float32, or int64 [examples, M] where an example has
+    several, and positions is None. A missing label is -100, or NaN among float32 labels.
     """
 
     labels: Tensor
@@ -127,10 +127,10 @@ def _mask(
 
 def _to_target(target: Target, length: int, device: torch.device) -> MicroTarget:
     dtype = torch.float32 if target.labels.dtype.kind == "f" else torch.int64
-    labels = _move(target.labels, device, dtype).view(-1)
+    labels = _move(target.labels, device, dtype)
     if target.positions is None:
         return MicroTarget(labels)
-    return MicroTarget(labels, _flat(_move(target.positions, device), length))
+    return MicroTarget(labels.view(-1), _flat(_move(target.positions, device), length))
 
 
 def _flat(columns: Tensor, length: int) -> Tensor:

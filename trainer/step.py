@@ -84,6 +84,9 @@ def _accumulate(
     passes = -(-len(rows.input_ids) // size)
     for student in students:
         student.listen(teacher.is_trained)
+    if passes > 1:
+        for learner in (teacher, *students):
+            learner.look_ahead(to_micro_batches(rows, size, teacher.device, masker), step)
     teacher_pass = TeacherPass.of(teacher, students, step)
     micro_batches = to_micro_batches(rows, size, teacher.device, masker)
     for number, micro_batch in enumerate(micro_batches):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-WHOLE, TOKENS = "whole", "tokens"  # what a target has one value for: the example, each token
+# What a target has a value for: the example, or each token; or as many values as there are.
+WHOLE, TOKENS, SEVERAL = "whole", "tokens", "several"
 NO_NUMBER = float("nan")
 
 Segment = NDArray[np.integer]  # token ids, without special tokens
@@ -19,12 +20,12 @@ Segment = NDArray[np.integer]  # token ids, without special tokens
 class EncodedExample:
     """One example: its sequences, each of one or two segments, and its targets by name.
 
-    A target of the example is a number; a target of its tokens has one for each token of the
-    segments, in order, -100 where there is none.
+    A target of the example is a number, or a tuple of whole numbers; a target of its tokens has one
+    for each token of the segments, in order, -100 where there is none.
     """
 
     sequences: Sequence[Sequence[Segment]]
-    targets: Mapping[str, float | NDArray[np.int64]]
+    targets: Mapping[str, float | tuple[int, ...] | NDArray[np.int64]]
 
     @property
     def segments(self) -> list[Segment]:
@@ -32,13 +33,16 @@ class EncodedExample:
         return [segment for sequence in self.sequences for segment in sequence]
 
 
+_KINDS: Mapping[type, str] = {np.ndarray: TOKENS, tuple: SEVERAL}
+
+
 @dataclass(frozen=True)
 class Layout:
     """What all examples of a task have in common.
 
     segments: how many each of an example's sequences has. targets: each target's name, with what
-    it has a value for (`WHOLE` or `TOKENS`). numbers: the targets that are real numbers; the others
-    are classes or positions.
+    it has a value for (`WHOLE`, `TOKENS` or `SEVERAL`). numbers: the targets that are real numbers;
+    the others are classes or positions.
     """
 
     segments: tuple[int, ...]
@@ -48,10 +52,7 @@ class Layout:
     @classmethod
     def of(cls, example: EncodedExample) -> Layout:
         """The layout of one example, which the others must share."""
-        targets = {
-            name: TOKENS if isinstance(value, np.ndarray) else WHOLE
-            for name, value in example.targets.items()
-        }
+        targets = {name: _KINDS.get(type(value), WHOLE) for name, value in example.targets.items()}
         numbers = tuple(name for name, one in example.targets.items() if isinstance(one, float))
         return cls(tuple(len(one) for one in example.sequences), targets, numbers)
 

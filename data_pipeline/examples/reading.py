@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import BadShard, DataError
-from data_pipeline.examples.example import TOKENS, WHOLE, Layout
+from data_pipeline.examples.example import SEVERAL, TOKENS, WHOLE, Layout
 from data_pipeline.examples.order import POOL_BLOCKS, ExampleTable
-from data_pipeline.examples.storing import target_file
+from data_pipeline.examples.storing import ends_file, target_file
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.reading.batches import Batch, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
@@ -40,12 +40,17 @@ class ExampleSplit:
     def __init__(self, corpus: Corpus, split: str, skip_bad_shards: bool = False) -> None:
         """Raise DataError when the corpus holds text, or the split nothing."""
         self._split: CorpusSplit = corpus.split(split)
-        self.layout = layout_of(corpus)
+        self.layout = layout_of(corpus, split)
         self.vocabulary = corpus.vocabulary
         self.table = ExampleTable(self._split.index, sum(self.layout.segments))
         self._targets = {
             name: map_array(corpus.folder / target_file(split, name))
             for name in self.layout.targets
+        }
+        self._ends = {
+            name: map_array(corpus.folder / ends_file(split, name))
+            for name, kind in self.layout.targets.items()
+            if kind == SEVERAL
         }
         self._skip_bad_shards = skip_bad_shards
         self._blocks: OrderedDict[int, NDArray[np.integer] | None] = OrderedDict()
@@ -56,7 +61,7 @@ class ExampleSplit:
         return self.table.total
 
     def labels(self, target: str) -> NDArray[Any]:
-        """All values of a target: of every example, or of every token."""
+        """All values of a target: of every example, of every token, or all that there are."""
         return self._targets[target]
 
     def batch(self, numbers: NDArray[np.int64], epochs: NDArray[np.int64]) -> Batch:
@@ -125,6 +130,12 @@ class ExampleSplit:
             _log.warning("%s: its unreadable examples are trained on without labels", error)
             return None
 
+    def _several(self, name: str, row: _Row) -> NDArray[Any]:
+        """The values of an example, none where it cannot be read."""
+        ends = self._ends[name]
+        first = int(ends[row.number - 1]) if row.number else 0
+        return self._targets[name][first : int(ends[row.number]) if row.readable else first]
+
     def _target(self, name: str, rows: list[_Row], sheet: _Sheet) -> Target:
         values = self._targets[name]
         if self.layout.targets[name] == WHOLE:
@@ -132,6 +143,8 @@ class ExampleSplit:
             dtype: Any = np.float32 if is_number else np.int64
             target = Target(values[[row.number for row in rows]].astype(dtype))
             return target.without(np.array([not row.readable for row in rows]))
+        if self.layout.targets[name] == SEVERAL:
+            return Target(_filled([self._several(name, row) for row in rows]))
         assert self.layout.targets[name] == TOKENS
         return sheet.token_target(rows, values)
 
@@ -203,9 +216,19 @@ class _Sheet:
         return Target(labels, positions)
 
 
-def layout_of(corpus: Corpus) -> Layout:
-    """The layout of a corpus of examples; DataError where it holds text."""
+def layout_of(corpus: Corpus, split: str) -> Layout:
+    """The layout of a split of a corpus of examples; DataError where it holds text, or nothing."""
     found = manifest.read(corpus.folder)["tally"].get("examples")
     if found is None:
         raise DataError(f"{corpus.name}: holds text, not the examples of a task")
-    return Layout.from_json(found)
+    if split not in found:
+        raise DataError(f"{corpus.name}: has no examples in {split}")
+    return Layout.from_json(found[split])
+
+
+def _filled(values: list[NDArray[Any]]) -> NDArray[np.int64]:
+    """Rows of different lengths as [R, M], with -100 behind the shorter ones."""
+    whole = np.full((len(values), max([1, *map(len, values)])), NO_LABEL, np.int64)
+    for row, own in zip(whole, values, strict=True):
+        row[: len(own)] = own
+    return whole

@@ -4,6 +4,7 @@ An example is a document, and each segment of its sequences a sentence. The targ
 index of each split, in the order of the examples::
 
     train/target-NAME.npy   one value for each example, or for each token
+    train/ends-NAME.npy     where an example's values end, of a target with several for each
 
 The folder is written under a hidden name, and renamed when it is complete.
 """
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.building.finishing import finish_folder
 from data_pipeline.errors import DataError
-from data_pipeline.examples.example import TOKENS, EncodedExample, Layout
+from data_pipeline.examples.example import SEVERAL, TOKENS, EncodedExample, Layout
 from data_pipeline.examples.text_encoder import TextEncoder
 from data_pipeline.reading.corpus import SPLITS
 from data_pipeline.shards.blocks import token_dtype
@@ -35,6 +36,11 @@ def target_file(split: str, target: str) -> str:
     return f"{split}/target-{target}.npy"
 
 
+def ends_file(split: str, target: str) -> str:
+    """Where it says how many values of a target each example has."""
+    return f"{split}/ends-{target}.npy"
+
+
 def store_examples(
     folder: Path,
     encoder: TextEncoder,
@@ -45,23 +51,23 @@ def store_examples(
     """Write the `examples` of the splits "train" and "val" to `folder`, which must not exist.
 
     `identity` says what they were made of; the manifest holds it. Raises DataError for examples of
-    different layouts, a split without examples, and a disk that is full.
+    different layouts in a split, a split without examples, and a disk that is full.
     """
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     try:
-        names, layout = [], None
+        names, layouts = [], {}
         for split in SPLITS:
-            writer = _SplitOfExamples(part, split, encoder, layout)
+            writer = _SplitOfExamples(part, split, encoder)
             names += writer.write(examples.get(split, ()))
-            layout = writer.layout
-        assert layout is not None
+            if writer.layout is not None:
+                layouts[split] = writer.layout.to_json()
         finish_folder(
             part,
             lambda *paths: None,
             str(tokenizer_dir),
             dict(identity),
             (encoder.tokenizer, encoder.vocabulary),
-            {"examples": layout.to_json(), "cut": encoder.cut},
+            {"examples": layouts, "cut": encoder.cut},
             names,
         )
         _publish(part, folder)
@@ -81,11 +87,10 @@ def _publish(part: Path, folder: Path) -> None:
 class _SplitOfExamples:
     """The writer of one split, and the targets collected for it."""
 
-    def __init__(
-        self, folder: Path, split: str, encoder: TextEncoder, layout: Layout | None
-    ) -> None:
+    def __init__(self, folder: Path, split: str, encoder: TextEncoder) -> None:
         vocab_size = encoder.vocabulary.vocab_size
-        self.folder, self.split, self.layout = folder, split, layout
+        self.folder, self.split = folder, split
+        self.layout: Layout | None = None
         self._dtype = token_dtype(vocab_size)
         self._writer = SplitWriter(
             folder / split, lambda *paths: None, self._dtype, vocab_size, SHARD_BYTES
@@ -98,11 +103,17 @@ class _SplitOfExamples:
             self._add(example)
         self._writer.finish()
         names = []
-        for name in self.layout.targets if self.layout else ():
-            names.append(target_file(self.split, name))
-            with disk_errors(self.folder):
-                np.save(self.folder / names[-1], self._joined(name))
+        for name, kind in self.layout.targets.items() if self.layout else ():
+            names.append(self._save(target_file(self.split, name), self._joined(name)))
+            if kind == SEVERAL:
+                ends = np.cumsum([len(values) for values in self._targets[name]], dtype=np.int64)
+                names.append(self._save(ends_file(self.split, name), ends))
         return names
+
+    def _save(self, name: str, values: NDArray[Any]) -> str:
+        with disk_errors(self.folder):
+            np.save(self.folder / name, values)
+        return name
 
     def _add(self, example: EncodedExample) -> None:
         found = Layout.of(example)
@@ -119,6 +130,6 @@ class _SplitOfExamples:
     def _joined(self, name: str) -> NDArray[Any]:
         assert self.layout is not None
         values, dtype = self._targets.get(name, []), self.layout.dtype(name)
-        if self.layout.targets[name] == TOKENS:
+        if self.layout.targets[name] in (TOKENS, SEVERAL):
             return np.concatenate([np.zeros(0, dtype), *values]).astype(dtype)
         return np.array(values, dtype)

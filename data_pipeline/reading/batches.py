@@ -21,7 +21,7 @@ class Target:
     """The labels of R examples; -100 where there is none, or NaN where labels are real numbers.
 
     Token labels are [R, M]; `positions` [R, M] holds their columns, 0 in unused slots. Labels of
-    whole examples are [R], and `positions` is None.
+    whole examples are [R], or [R, M] where an example has several, and `positions` is None.
     """
 
     labels: NDArray[np.int64] | NDArray[np.float32]
@@ -41,7 +41,7 @@ class Target:
 
     def without(self, rows: NDArray[np.bool_]) -> Target:
         """The target without the labels of these rows [R]."""
-        chosen = rows if self.positions is None else rows[:, None]
+        chosen = rows if self.labels.ndim == 1 else rows[:, None]
         none = np.nan if self.labels.dtype.kind == "f" else NO_LABEL
         labels = np.where(chosen, np.array(none, self.labels.dtype), self.labels)
         return Target(labels, self.positions)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import place, read_lines, read_text, suffix_of
-from data_pipeline.task_files.tables import LAYOUTS, read_table
+from data_pipeline.task_files.tables import LAYOUTS, column_names, read_table
 
 DOCUMENT_FIELDS = ("title", "text")
 TABLES = {suffix for suffix in LAYOUTS if suffix != ".txt"}
@@ -42,20 +42,19 @@ def read_retrieval_documents(
     """The documents of a file, in order, each with the text of its `fields` joined.
 
     TREC's ``<doc>`` with ``<docno>``, whatever the case of the tags; tables (.tsv, .csv, .jsonl,
-    .parquet) with the columns ``_id``, ``title`` and ``text``, as BEIR's. Raises DataError.
+    .parquet) with the columns ``_id`` or ``id``, ``text`` and perhaps ``title``, as BEIR's. Raises
+    DataError.
     """
     if suffix_of(path) in TABLES:
-        columns = {"id": "_id", **{field: field for field in fields}}
-        rows = read_table(path, columns)
-        return _unique(path, (_from_row(where, row, fields) for where, row in rows))
+        return _unique(path, _rows(path, fields))
     return _unique(path, _tagged(path, "doc", "docno", fields))
 
 
 def read_queries(path: str, numbered_by_order: bool = False) -> Iterator[RetrievalText]:
     """The queries of a file, in order: TREC's ``<top>`` with ``<num>`` and ``<title>``, or a table.
 
-    A table has the columns ``_id`` and ``text``. With `numbered_by_order`, as Cranfield's
-    judgements count them, the ids are 1, 2, 3, ... whatever the file says. Raises DataError.
+    A table has the columns ``_id`` or ``id``, and ``text``. With `numbered_by_order` the ids are 1,
+    2, 3, ... whatever the file says, as Cranfield's judgements count them. Raises DataError.
     """
     queries = _queries(path)
     if numbered_by_order:
@@ -64,10 +63,9 @@ def read_queries(path: str, numbered_by_order: bool = False) -> Iterator[Retriev
 
 
 def _queries(path: str) -> Iterator[RetrievalText]:
-    if suffix_of(path) not in TABLES:
-        return _tagged(path, "top", "num", ("title",))
-    rows = read_table(path, {"id": "_id", "text": "text"})
-    return (_from_row(where, row, ("text",)) for where, row in rows)
+    if suffix_of(path) in TABLES:
+        return _rows(path, ("text",))
+    return _tagged(path, "top", "num", ("title",))
 
 
 def read_judgements(path: str) -> Iterator[Judgement]:
@@ -92,8 +90,13 @@ def _judgement(where: str, cells: list[str]) -> Judgement:
     return Judgement(where, cells[0], cells[-2], int(cells[-1]))
 
 
-def _from_row(where: str, row: dict[str, str], fields: Sequence[str]) -> RetrievalText:
-    return RetrievalText(where, row["id"], _joined(row[field] for field in fields))
+def _rows(path: str, fields: Sequence[str]) -> Iterator[RetrievalText]:
+    """The rows of a table; a field without a column is left out, unless it is the text."""
+    names = column_names(path)
+    there = [field for field in fields if field in names or field == "text"]
+    id_column = "id" if "id" in names and "_id" not in names else "_id"
+    for where, row in read_table(path, {"id": id_column, **{field: field for field in there}}):
+        yield RetrievalText(where, row["id"], _joined(row[field] for field in there))
 
 
 def _joined(parts: Iterator[str]) -> str:

@@ -50,6 +50,16 @@ def read_table(path: str, columns: Columns, layout: str | None = None) -> Iterat
         raise DataError(f"{path}: holds no rows")
 
 
+def column_names(path: str) -> list[str]:
+    """The columns that the first row of a table names, by its suffix. Raises DataError."""
+    layout = LAYOUTS.get(suffix_of(path))
+    if layout in (TSV, CSV):
+        lines = _tab_separated(path) if layout == TSV else _comma_separated(path)
+        return [cell.strip() for cell in next(lines, ("", []))[1]]
+    records = _json_records(path) if layout == JSONL else _parquet_records(path, {})
+    return [*next(records, ("", {}))[1]]
+
+
 def as_number(where: str, field: str, text: str) -> float:
     """The finite number in a field of the row at `where`. Raises DataError."""
     try:
@@ -129,7 +139,7 @@ def _parquet_records(path: str, columns: Columns) -> Iterator[tuple[str, Mapping
     try:
         file = pyarrow.parquet.ParquetFile(_parquet_source(path))
         names = file.schema_arrow.names
-        wanted = [names[_position(path, f, str(c), names)] for f, c in columns.items()]
+        wanted = [names[_position(path, f, str(c), names)] for f, c in columns.items()] or names
         number = 0
         for batch in file.iter_batches(columns=sorted({*wanted})):
             for record in batch.to_pylist():

@@ -163,3 +163,25 @@ def test_bad_examples_are_named(corpus, tmp_path) -> None:
     assert not [*tmp_path.iterdir()]
     with pytest.raises(DataError, match=r"batch\.size: must divide by 3 ranks"):
         ExampleStream(None, 0, BatchSizes.constant(4), 0, 3)
+
+
+def test_splits_of_different_layouts_and_targets_of_several_values(corpus, tmp_path) -> None:
+    tokenizer = corpus.tokenizer_dir
+    encoder = TextEncoder(tokenizer, 32)
+    text = encoder.sequence(["some words"], "here")
+    train = [
+        EncodedExample([text, text], {"query": n, "relevant": tuple(range(n))}) for n in range(4)
+    ]
+    val = [EncodedExample([text], {"query": n}) for n in range(3)]
+    store_examples(tmp_path / "c", encoder, tokenizer, {}, {"train": train, "val": val})
+    corpus = Corpus.open(str(tmp_path / "c"))
+    numbers = np.array([3, 0, 2])
+    batch = ExampleSplit(corpus, "train").batch(numbers, np.zeros(3, np.int64))
+    assert batch.input_ids.shape[:2] == (3, 2)
+    relevant = batch.targets["relevant"]
+    assert relevant.labels.tolist() == [[0, 1, 2], [-100] * 3, [0, 1, -100]]
+    cut = relevant.without(np.array([True, False, False])).take(np.array([0, 2]))
+    assert cut.labels.tolist() == [[-100] * 3, [0, 1, -100]]
+    scored = ExampleSplit(corpus, "val").batch(np.arange(3), np.zeros(3, np.int64))
+    assert scored.input_ids.ndim == 2
+    assert [*scored.targets] == ["query"]

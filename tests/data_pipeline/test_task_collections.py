@@ -199,3 +199,21 @@ def refusal(read: Iterator[Any]) -> str:
         list(read)
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+def test_plain_tables_of_ids_and_texts(write: Callable[[str, str], str], tmp_path: Path) -> None:
+    for name, text in {
+        "a.jsonl": '{"id": "7", "text": "Wings."}\n',
+        "a.csv": "id,text\n7,Wings.\n",
+        "a.tsv": "text\tid\nWings.\t7\n",
+    }.items():
+        (document,) = read_retrieval_documents(write(name, text))
+        assert (document.id, document.text) == ("7", "Wings.")
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"_id": ["7"], "title": ["On lift"], "text": ["Wings."]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert next(read_retrieval_documents(str(tmp_path / "a.parquet"))).text == "On lift\nWings."
+    path = write("b.tsv", "id\tbody\n7\tWings.\n")
+    assert "b.tsv: columns.text: no column 'text'" in refusal(read_retrieval_documents(path))

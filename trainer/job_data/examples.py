@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ from data_pipeline.tokenization.tokenizer import load as load_tokenizer
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
-from trainer.objectives.task import TaskConfig, TaskFile
+from trainer.objectives.task import Part, TaskConfig, TaskFile
 from trainer.objectives.term import TermConfig
 from trainer.tasks.soft_labels import SoftLabels
 
-FORMAT = 1  # version of the encoding
+FORMAT = 2  # version of the encoding
 FOLDER = "examples"
 SOFT = "soft_labels"
 SPLITS = {"train": "train", "val": "validation"}  # split of the corpus -> key of the job's file
@@ -46,10 +46,11 @@ def with_examples(job: JobConfig) -> JobConfig:
     files = job.data.task_files
     if task.needs_validation and "validation" not in files:
         raise DataError(f"data.validation: must be set for {name}")
+    _require_files(job, name, task)
     scored = files.get("validation", files["train"])
-    task = task.with_labels_of(TaskFile(files["train"], job.data.columns))
+    task = task.with_labels_of(_task_file(job, files["train"]))
     _require_same_labels(job, name, task)
-    task = task.scored_on(TaskFile(scored, job.data.columns))
+    task = task.scored_on(_task_file(job, scored))
     splits = {split: files[of] for split, of in SPLITS.items() if of in files}
     folder = _encoded(job, name, task, _tokenizer_of(job), splits, job.data.path)
     job = _with_task(job, name, task)
@@ -70,7 +71,7 @@ def scored_on_test(job: JobConfig) -> JobConfig | None:
         return None
     name, task = task_of(job)
     file = job.data.task_files["test"]
-    task = task.scored_on(TaskFile(file, job.data.columns))
+    task = task.scored_on(_task_file(job, file))
     tokenizer = Corpus.open(job.data.path).tokenizer_dir
     folder = _encoded(job, name, task, tokenizer, {"val": file})
     data = dataclasses.replace(job.data, path=str(folder))
@@ -85,6 +86,20 @@ def task_of(job: JobConfig) -> tuple[str, TaskConfig]:
         for name, section in learner.objective.terms().items()
         if isinstance(section, TaskConfig)
     )
+
+
+def _task_file(job: JobConfig, path: Path) -> TaskFile:
+    return TaskFile(path, job.data.columns, job.data.other_files)
+
+
+def _require_files(job: JobConfig, name: str, task: TaskConfig) -> None:
+    """Raise DataError where the task lacks one of its other files, or has one that it ignores."""
+    for file in task.reads:
+        if file not in job.data.files:
+            raise DataError(f"data.files.{file}: must be set for {name}")
+    for file in job.data.files.keys() - {*task.reads, *task.may_read}:
+        known = ", ".join((*task.reads, *task.may_read)) or "no other files"
+        raise DataError(f"data.files.{file}: {name} does not read it; it reads {known}")
 
 
 def _with_task(job: JobConfig, name: str, task: TaskConfig) -> JobConfig:
@@ -162,6 +177,7 @@ def _identity(job: JobConfig, task: TaskConfig, files: Mapping[str, Path]) -> di
         "settings": {key: one for key, one in settings.items() if key not in task.not_encoded},
         "code": _content(Path(inspect.getfile(type(task)))),
         "files": {SPLITS[split]: _content(path) for split, path in files.items()},
+        "others": {other: _content(path) for other, path in data.other_files.items()},
         "columns": dict(data.columns),
         "sequence_length": data.sequence_length,
         "validation_fraction": None if data.validation else data.validation_fraction,
@@ -172,24 +188,15 @@ def _examples(
     job: JobConfig, task: TaskConfig, encoder: TextEncoder, files: Mapping[str, Path]
 ) -> dict[str, Iterable[EncodedExample]]:
     """The examples by split; without a validation file, a part of the training file is held out."""
-    of = {split: TaskFile(path, job.data.columns) for split, path in files.items()}
-    if "val" in files:
-        return {split: task.encode(file, encoder) for split, file in of.items()}
-    fraction = job.data.validation_fraction
+    every = None if "val" in files else round(1 / job.data.validation_fraction)
     return {
-        split: _held_out(task.encode(of["train"], encoder), fraction, wanted=split == "val")
-        for split in SPLITS
+        split: task.encode_part(
+            _task_file(job, files[split if every is None else "train"]),
+            encoder,
+            Part(is_held_out=split == "val", every=every),
+        )
+        for split in (files if every is None else SPLITS)
     }
-
-
-def _held_out(
-    examples: Iterator[EncodedExample], fraction: float, wanted: bool
-) -> Iterator[EncodedExample]:
-    """The held-out examples, at equal intervals, if they are `wanted`; otherwise the others."""
-    every = round(1 / fraction)
-    for number, example in enumerate(examples):
-        if (number % every == every - 1) == wanted:
-            yield example
 
 
 def _tokenizer_of(job: JobConfig) -> Path:

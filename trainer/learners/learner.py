@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -45,6 +45,7 @@ from trainer.learners.step_decision import StepDecision, loss_scale, regime
 from trainer.measure.parts import BACKWARD, FORWARD, STEP
 from trainer.measure.timing import clock
 from trainer.objectives import Objective
+from trainer.objectives.term import ExampleLosses
 from trainer.optimizers import GatedOptimizer, build_optimizer
 from trainer.optimizers.loss_scale import LossScale
 from trainer.schedules.learning_rate import factor
@@ -120,6 +121,7 @@ class Learner:
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
         self._read_from: tuple[str, ...] = ()  # the sources of the last step
+        self._whole_batch: list[dict[str, ExampleLosses]] = []  # of each micro-batch of a step
 
     def _start_engine(self, module: LearnerModule) -> DeepSpeedEngine:
         module.requires_grad_(self.is_trained)
@@ -137,6 +139,30 @@ class Learner:
     def is_trained(self) -> bool:
         """Whether its weights change; a frozen teacher's do not."""
         return not self.config.frozen
+
+    @torch.no_grad()
+    def look_ahead(self, batches: Iterable[MicroBatch], step: int) -> None:
+        """Before a step of several micro-batches: what the terms over all of them say of each.
+
+        A forward pass of each without gradient, where there is such a term.
+        """
+        own_step = self.own_step(step)
+        terms = self.objective.over_whole_batch(own_step)
+        if not terms or not self.is_trained:
+            return
+        seen, outputs = [], []
+        capture = union([self._always, self.objective.student_capture(own_step)])
+        for number, batch in enumerate(batches):
+            self._seed_dropout(step, number)
+            with self._part(FORWARD):
+                heads = self._run(Predict(capture), batch).heads
+            seen.append(batch.view(self.view))
+            outputs.append(heads)
+        self._whole_batch = [{} for _ in seen]
+        for head, term in terms.items():
+            found = term.over_batch([heads[head] for heads in outputs], seen)
+            for known, losses in zip(self._whole_batch, found, strict=True):
+                known[head] = losses
 
     def accumulate(
         self,
@@ -157,7 +183,8 @@ class Learner:
         own_step = self.own_step(micro_step.step)
         capture = union([capture, self._always, self.objective.student_capture(own_step)])
         with self._part(FORWARD):
-            program = Train(totals, sources, capture, own_step)
+            whole_batch = self._whole_batch.pop(0) if self._whole_batch else {}
+            program = Train(totals, sources, capture, own_step, whole_batch)
             loss, shares, features = self._run(program, batch)
         if self.is_trained:
             with self._part(BACKWARD):
@@ -171,10 +198,12 @@ class Learner:
         if number == 0 and self.is_trained:
             forget_gradients(self.engine)
         self.engine.set_gradient_accumulation_boundary(micro_step.is_last)
+        self._seed_dropout(step, number)
+
+    def _seed_dropout(self, step: int, micro_batch: int) -> None:
         if self.config.dropout:
-            torch.manual_seed(
-                derive(self.step_shape.seed, self.name, step, number, dist.get_rank())
-            )
+            seed = derive(self.step_shape.seed, self.name, step, micro_batch, dist.get_rank())
+            torch.manual_seed(seed)
 
     def _run(self, program: Program[Result], batch: MicroBatch) -> Result:
         """Run a program inside the engine's forward pass, on this learner's view of the batch."""

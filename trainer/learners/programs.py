@@ -7,7 +7,7 @@ weights runs as a program.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from trainer.batches import MicroBatch
 from trainer.denominators import Totals
 from trainer.learner_names import OWN
 from trainer.objectives import LossInputs, Objective
+from trainer.objectives.term import ExampleLosses
 from trainer.scoring.metric import Metric
 from trainer.scoring.scores import ScoreInputs, capture_for
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach
@@ -37,13 +38,15 @@ class Train:
     """Returns the loss share (a scalar to run backward), the term shares [terms], the features.
 
     totals: the denominators of the global batch; sources: the outputs of other learners, by name;
-    capture: what the features are to hold; step: the learner's own, which the objective depends on.
+    capture: what the features are to hold; step: the learner's own, which the objective depends on;
+    whole_batch: as in `LossInputs`.
     """
 
     totals: Totals
     sources: Mapping[str, TeacherOutputs]
     capture: Capture = NOTHING
     step: int = 0
+    whole_batch: Mapping[str, ExampleLosses] = field(default_factory=dict)
 
     def __call__(
         self, model: Model, objective: Objective, batch: MicroBatch
@@ -53,7 +56,7 @@ class Train:
         sources = dict(self.sources)
         if OWN in objective.sources:
             sources[OWN] = detach(features, projection)
-        inputs = LossInputs(batch, features, projection, sources, self.step)
+        inputs = LossInputs(batch, features, projection, sources, self.step, self.whole_batch)
         loss, shares = objective(inputs, self.totals)
         return loss, shares, features
 

@@ -31,6 +31,7 @@ from trainer.objectives.term import (
     registered_terms,
 )
 from trainer.objectives.transfer import Transfer
+from trainer.objectives.whole_batch import WholeBatchTerm
 from trainer.teacher_outputs import union
 
 
@@ -241,6 +242,11 @@ class Objective(nn.Module):
     def source_capture(self, step: int, source: str = TEACHER) -> Capture:
         """What the forward of `source` must return at the learner's `step`."""
         return union(term.source_capture(step) for term in self._reading(source, step))
+
+    def over_whole_batch(self, step: int) -> dict[str, WholeBatchTerm]:
+        """The terms over the whole global batch that are on at the learner's `step`, by head."""
+        on = self._on(step).values()
+        return {term.head: term for term in on if isinstance(term, WholeBatchTerm)}
 
     def reads_logits(self, step: int, source: str = TEACHER) -> bool:
         """Whether any term reads the logits of `source` at the learner's `step`."""

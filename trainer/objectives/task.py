@@ -30,10 +30,11 @@ UNKNOWN_LABELS = ["0", "1"]  # placeholder labels of a head, until the training 
 
 @dataclass(frozen=True)
 class TaskFile:
-    """A file of examples, and the column that holds each field."""
+    """A file of examples, the column that holds each field, and the task's other files by name."""
 
     path: Path
     columns: Mapping[str, str]
+    others: Mapping[str, Path] = field(default_factory=dict)
 
     def columns_of(self, *fields: str) -> Columns:
         """The column of each of these fields: from ``data.columns``, else the field's own name."""
@@ -51,14 +52,32 @@ class TaskFile:
         return None if named is None else int(named)
 
 
+@dataclass(frozen=True)
+class Part:
+    """The examples of a file that are trained on, or those that are scored (`is_held_out`).
+
+    every: of the units that a file holds, one in this many is held out; None: the file is one part.
+    """
+
+    is_held_out: bool
+    every: int | None = None
+
+    def has(self, unit: int) -> bool:
+        """Whether the unit with this number, from 0, is in it."""
+        if self.every is None:
+            return True
+        return (unit % self.every == self.every - 1) == self.is_held_out
+
+
 @dataclass
 class TaskConfig(TermConfig):
     """The YAML section of a task.
 
     name: the task's name, shared by its head and its target. fields: the columns of a table of its
     examples; empty if it reads files of another format. needs_validation: whether it needs a
-    validation file, because a part of the training file cannot stand in for one. not_encoded: the
-    keys that have no effect on how examples are encoded.
+    validation file, because a part of the training file cannot stand in for one. reads: the other
+    files that it needs, and may_read those that it can do without, by name. not_encoded: the keys
+    that have no effect on how examples are encoded.
     """
 
     layers: Annotated[
@@ -73,6 +92,8 @@ class TaskConfig(TermConfig):
     name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]] = ()
     needs_validation: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ()
+    may_read: ClassVar[tuple[str, ...]] = ()
     not_encoded: ClassVar[tuple[str, ...]] = ("weight", "metrics", "layers")
     source: ClassVar[None] = None
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
@@ -99,6 +120,17 @@ class TaskConfig(TermConfig):
     @abstractmethod
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         """The examples of a file, in order. Raises DataError, naming the line, for a bad one."""
+
+    def encode_part(
+        self, file: TaskFile, encoder: TextEncoder, part: Part
+    ) -> Iterator[EncodedExample]:
+        """The examples of a part of a file, in order.
+
+        A task whose examples are scored in another form than they are trained on has its own.
+        """
+        for number, example in enumerate(self.encode(file, encoder)):
+            if part.has(number):
+                yield example
 
     @classmethod
     @abstractmethod

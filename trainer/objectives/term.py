@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -56,11 +56,23 @@ def registered_terms() -> dict[str, type[TermConfig]]:
 
 
 @dataclass(frozen=True)
+class ExampleLosses:
+    """What a loss over the whole batch says of a micro-batch (`trainer.objectives.whole_batch`).
+
+    losses: of each example, [examples]; gradients: at the outputs of a head, in their shape.
+    """
+
+    losses: Tensor
+    gradients: Tensor
+
+
+@dataclass(frozen=True)
 class LossInputs:
     """Everything a term may read from one micro-batch.
 
     sources: the outputs of other learners, or the learner's own, under the names that terms use;
-    step: the learner's own step, from 0 at its start.
+    step: the learner's own step, from 0 at its start. whole_batch: by head, the losses over the
+    whole batch of this micro-batch's examples, where the rank has several micro-batches.
     """
 
     batch: MicroBatch
@@ -68,6 +80,7 @@ class LossInputs:
     projection: OutputProjection | None  # None without a masked-LM head
     sources: Mapping[str, TeacherOutputs]
     step: int = 0
+    whole_batch: Mapping[str, ExampleLosses] = field(default_factory=dict)
 
 
 Weight = Annotated[

@@ -30,12 +30,14 @@ PACKAGES = {  # score -> the package that it needs
     "entity_precision": "seqeval",
     "entity_recall": "seqeval",
     "mrr": "pytrec_eval",
+    "mrr_10": "pytrec_eval",
     "map": "pytrec_eval",
     "ndcg_10": "pytrec_eval",
     "recall_100": "pytrec_eval",
 }
 TREC_NAMES = {
     "mrr": "recip_rank",
+    "mrr_10": "recip_rank",  # of the first 10
     "map": "map",
     "ndcg_10": "ndcg_cut_10",
     "recall_100": "recall_100",
@@ -134,7 +136,7 @@ def ranking_scores(
     relevance: Mapping[str, Mapping[str, int]],
     names: Collection[str] = tuple(TREC_NAMES),
 ) -> dict[str, float]:
-    """Measures of ``trec_eval``, each averaged over the judged queries.
+    """Measures of ``trec_eval``, each averaged over the judged queries; mrr_10: as MS MARCO has it.
 
     `ranked`: query -> document found -> score; `relevance`: query -> document judged -> relevance.
     A query for which nothing was found counts as 0; one without a relevant document is left out.
@@ -146,10 +148,20 @@ def ranking_scores(
     }
     evaluator = pytrec_eval.RelevanceEvaluator(judged, {TREC_NAMES[name] for name in names})
     runs = {query: dict(ones) for query, ones in ranked.items() if query in judged and ones}
-    found = evaluator.evaluate(runs)
+    found, first = evaluator.evaluate(runs), {}
+    if "mrr_10" in names:
+        first = evaluator.evaluate({query: _first(ones, 10) for query, ones in runs.items()})
     return {
-        name: sum(one[TREC_NAMES[name]] for one in found.values()) / len(judged) for name in names
+        name: sum(one[TREC_NAMES[name]] for one in (first if name == "mrr_10" else found).values())
+        / len(judged)
+        for name in names
     }
+
+
+def _first(scores: Mapping[str, float], count: int) -> dict[str, float]:
+    """The best documents, ties in the order of ``trec_eval``."""
+    ordered = sorted(scores, key=lambda document: (scores[document], document), reverse=True)
+    return {document: scores[document] for document in ordered[:count]}
 
 
 CLASS_SCORES: dict[str, Callable[[Array, Array], float]] = {

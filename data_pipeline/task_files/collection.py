@@ -1,0 +1,156 @@
+"""A collection for retrieval: its documents and queries by number, and what is said about them.
+
+Documents and queries are numbered from 0, in the order of their files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from data_pipeline.errors import DataError
+from data_pipeline.hashing import scalar_key
+from data_pipeline.task_files.rankings import read_ranking
+from data_pipeline.task_files.retrieval import (
+    RetrievalText,
+    read_judgements,
+    read_queries,
+    read_retrieval_documents,
+)
+
+Relevance = Mapping[int, Mapping[int, int]]  # of documents, by query and document
+Ranking = Mapping[int, Mapping[int, float]]  # the scores of documents, by query and document
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Documents and queries, with the names of their files for messages."""
+
+    documents: Sequence[RetrievalText]
+    queries: Sequence[RetrievalText]
+    names: tuple[str, str]
+
+    @classmethod
+    def read(cls, documents: str, queries: str, numbered_by_order: bool = False) -> Collection:
+        """Both files; the last argument as in `read_queries`. Raises DataError."""
+        found = [*read_retrieval_documents(documents)]
+        return cls(found, [*read_queries(queries, numbered_by_order)], (documents, queries))
+
+    def relevance(self, path: str) -> Relevance:
+        """The judgements of a file. Raises DataError, with the line, for an unknown id."""
+        found: dict[int, dict[int, int]] = {}
+        for one in read_judgements(path):
+            query, document = (
+                self._query(one.where, one.query),
+                self._document(one.where, one.document),
+            )
+            known = found.setdefault(query, {}).setdefault(document, one.relevance)
+            if known != one.relevance:
+                why = f"judges document {one.document!r} for query {one.query!r} a second time"
+                raise DataError(f"{one.where}: {why}, and differently")
+        if not any(is_relevant(value) for ones in found.values() for value in ones.values()):
+            raise DataError(f"{path}: judges no document relevant; relevance must be above 0")
+        return found
+
+    def ranking(self, path: str) -> Ranking:
+        """The run in a file. Raises DataError, with the line, for an unknown id."""
+        found: dict[int, dict[int, float]] = {}
+        for one in read_ranking(path):
+            query, document = (
+                self._query(one.where, one.query),
+                self._document(one.where, one.document),
+            )
+            found.setdefault(query, {})[document] = one.score
+        return found
+
+    @cached_property
+    def readable(self) -> list[int]:
+        """The documents that have a text; nothing can find the others."""
+        return [number for number, one in enumerate(self.documents) if one.text]
+
+    @cached_property
+    def _numbers(self) -> tuple[dict[str, int], dict[str, int]]:
+        documents = {one.id: number for number, one in enumerate(self.documents)}
+        return documents, {one.id: number for number, one in enumerate(self.queries)}
+
+    def _document(self, where: str, name: str) -> int:
+        number = self._numbers[0].get(name)
+        if number is None:
+            raise DataError(f"{where}: {self.names[0]} has no document {name!r}")
+        return number
+
+    def _query(self, where: str, name: str) -> int:
+        number = self._numbers[1].get(name)
+        if number is None:
+            hint = "where queries are counted 1, 2, 3, ... set numbered_by_order: true"
+            raise DataError(f"{where}: {self.names[1]} has no query {name!r}; {hint}")
+        return number
+
+
+@dataclass(frozen=True)
+class TrainingGroup:
+    """A query, a document that is relevant to it, and others that are not; all by number."""
+
+    query: int
+    positive: int
+    negatives: tuple[int, ...]
+    relevant: tuple[int, ...]  # all that are relevant to the query, ascending
+
+
+def is_relevant(relevance: int) -> bool:
+    """Whether a judgement of this value says so."""
+    return relevance > 0
+
+
+def training_groups(
+    collection: Collection, relevance: Relevance, listed: Ranking, negatives: int
+) -> Iterator[TrainingGroup]:
+    """A group for each relevant document of each query, by ascending numbers.
+
+    A query's negatives are those judged irrelevant, then those `listed` for it, the best first: its
+    groups take them in turn. Where they do not suffice, other documents are drawn, as a pure
+    function of the numbers. Queries and documents without a text are left out.
+    """
+    readable = set(collection.readable)
+    for query, judged in sorted(relevance.items()):
+        if not collection.queries[query].text:
+            continue
+        relevant = tuple(sorted(one for one, value in judged.items() if is_relevant(value)))
+        positives = [one for one in relevant if one in readable]
+        pool = [one for one in _listed(judged, listed.get(query, {})) if one in readable]
+        for turn, positive in enumerate(positives):
+            found = _in_turn(pool, turn, negatives)
+            drawn = _drawn(
+                collection, {*relevant, *found}, (query, positive), negatives - len(found)
+            )
+            yield TrainingGroup(query, positive, (*found, *drawn), relevant)
+
+
+def _listed(judged: Mapping[int, int], ranked: Mapping[int, float]) -> Iterator[int]:
+    """The negatives that are listed for a query, each once."""
+    irrelevant = [one for one, value in judged.items() if not is_relevant(value)]
+    by_score = sorted(ranked, key=lambda one: -ranked[one])
+    yield from dict.fromkeys([*sorted(irrelevant), *(one for one in by_score if one not in judged)])
+
+
+def _in_turn(pool: Sequence[int], turn: int, count: int) -> list[int]:
+    size = len(pool)
+    return [pool[(turn * count + one) % size] for one in range(min(count, size))]
+
+
+def _drawn(
+    collection: Collection, others: set[int], key: tuple[int, int], count: int
+) -> Iterator[int]:
+    """`count` documents that are none of the `others`. Raises DataError where there are too few."""
+    readable = collection.readable
+    if count > len(readable) - len(others):
+        raise DataError(f"{collection.names[0]}: has too few documents for negatives: {count}")
+    attempt, taken = 0, set(others)
+    while count:
+        number = readable[scalar_key(*key, attempt) % len(readable)]
+        attempt += 1
+        if number not in taken:
+            taken.add(number)
+            count -= 1
+            yield number

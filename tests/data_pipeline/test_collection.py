@@ -1,0 +1,101 @@
+"""Collections for retrieval, the runs of others about them, and the groups that are trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from data_pipeline import DataError
+from data_pipeline.task_files.collection import Collection, TrainingGroup, training_groups
+from data_pipeline.task_files.rankings import read_ranking
+
+DOCUMENTS = "".join(f'{{"_id": "d{n}", "text": "about {n}"}}\n' for n in range(6))
+QUERIES = '{"_id": "a", "text": "first?"}\n{"_id": "b", "text": "second?"}\n'
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Collection:
+    (tmp_path / "corpus.jsonl").write_text(DOCUMENTS + '{"_id": "empty", "text": ""}\n')
+    (tmp_path / "queries.jsonl").write_text(QUERIES)
+    return Collection.read(str(tmp_path / "corpus.jsonl"), str(tmp_path / "queries.jsonl"))
+
+
+def written(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_runs_in_both_forms(tmp_path: Path) -> None:
+    trec = written(tmp_path, "run.txt", "a Q0 d1 1 2.5 mine\n\na Q0 d2 2 -1 mine\n")
+    ours = written(
+        tmp_path,
+        "run.jsonl",
+        '{"query": "a", "documents": [{"id": "d1", "score": 2.5}, {"id": "d2", "score": -1}]}\n',
+    )
+    for path in (trec, ours):
+        found = [(one.query, one.document, one.score) for one in read_ranking(path)]
+        assert found == [("a", "d1", 2.5), ("a", "d2", -1.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("run", "a d1 0.5\n", "run:1: must be a query, Q0, a document, a rank, a score and a tag"),
+        ("run", "a Q0 d1 1 high x\n", "run:1: score: 'high' is not a number"),
+        ("run", "\n", "run: holds no ranked documents"),
+        ("run.jsonl", '{"id": "a", "vector": [1]}\n', 'run.jsonl:1: must be {"query": ...'),
+        ("run.jsonl", "[\n", "run.jsonl:1: not valid JSON"),
+    ],
+)
+def test_a_run_that_cannot_be_read(name: str, text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        list(read_ranking(written(tmp_path, name, text)))
+    assert message in str(error.value)
+
+
+def test_judgements_and_runs_by_number(collection: Collection, tmp_path: Path) -> None:
+    judged = written(tmp_path, "qrels", "a 0 d2 1\nb 0 d0 2\nb 0 d5 0\nb 0 d0 2\n")
+    assert collection.relevance(judged) == {0: {2: 1}, 1: {0: 2, 5: 0}}
+    run = written(tmp_path, "run", "b Q0 d4 1 3.5 x\n")
+    assert collection.ranking(run) == {1: {4: 3.5}}
+    assert collection.readable == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a 0 d2 1\na 0 d9 1\n", "qrels:2: {folder}/corpus.jsonl has no document 'd9'"),
+        ("c 0 d2 1\n", "qrels:1: {folder}/queries.jsonl has no query 'c'; where queries are"),
+        ("a 0 d2 1\na 0 d2 0\n", "qrels:2: judges document 'd2' for query 'a' a second time"),
+        ("a 0 d2 0\n", "qrels: judges no document relevant"),
+    ],
+)
+def test_judgements_that_do_not_fit(
+    collection: Collection, text: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError) as error:
+        collection.relevance(written(tmp_path, "qrels", text))
+    assert message.format(folder=tmp_path) in str(error.value)
+
+
+def test_a_run_about_an_unknown_document(collection: Collection, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"run:1: .*corpus.jsonl has no document 'd7'"):
+        collection.ranking(written(tmp_path, "run", "a Q0 d7 1 3.5 x\n"))
+
+
+def test_negatives_are_those_listed_in_turn_then_others(collection: Collection) -> None:
+    relevance = {0: {1: 1, 3: 2, 5: 0, 6: 1}}  # document 6 has no text
+    listed = {0: {3: 9.0, 4: 1.0, 2: 5.0}}
+    groups = list(training_groups(collection, relevance, listed, negatives=2))
+    assert groups == [  # 5 was judged, 2 and 4 follow by score; 3 is relevant
+        TrainingGroup(0, 1, (5, 2), (1, 3, 6)),
+        TrainingGroup(0, 3, (4, 5), (1, 3, 6)),
+    ]
+    (one, other) = training_groups(collection, {0: {1: 1, 3: 1}}, {}, negatives=3)
+    for group in (one, other):
+        assert len({*group.negatives}) == 3
+        assert {*group.negatives} <= {0, 2, 4, 5}
+    assert list(training_groups(collection, {0: {1: 1, 3: 1}}, {}, 3)) == [one, other]
+    with pytest.raises(DataError, match="has too few documents for negatives: 6"):
+        list(training_groups(collection, {0: {1: 1}}, {}, negatives=6))

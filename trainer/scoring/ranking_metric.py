@@ -1,0 +1,116 @@
+"""How well documents are ranked for queries: by their vectors, or by scores of pairs."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from data_pipeline import NO_LABEL
+from data_pipeline.task_files.collection import Collection, Ranking
+from trainer.scoring.column import Column
+from trainer.scoring.exact_search import nearest_documents
+from trainer.scoring.metric import GatheredMetric
+from trainer.scoring.scores import ScoreInputs
+from trainer.scoring.task_scores import TREC_NAMES, ranking_scores, require_packages
+
+RANKING_SCORES = tuple(TREC_NAMES)
+USUAL = ["ndcg_10", "mrr_10", "recall_100", "map"]
+DEPTH = 1000  # documents that are ranked for a query, as in TREC's runs
+
+
+class RankingMetric(GatheredMetric[ScoreInputs]):
+    """Scores of rankings, as ``trec_eval`` computes them, over the queries that are scored.
+
+    `scored` names the files: documents, queries and judgements. Raises TrainingError where a
+    package that a score needs is not installed.
+    """
+
+    def __init__(
+        self, head: str, names: Sequence[str], scored: Mapping[str, str], by_order: bool
+    ) -> None:
+        require_packages(names)
+        self.head, self.names, self.scored, self.by_order = head, tuple(names), scored, by_order
+        self.columns = tuple(Column(f"{head}_{name}", name) for name in names)
+
+    @staticmethod
+    def query(head: str) -> str:
+        """The target that holds the number of a query; -100: the text is none."""
+        return f"{head}_query"
+
+    @staticmethod
+    def document(head: str) -> str:
+        """The target that holds the number of a document; -100: the text is none."""
+        return f"{head}_document"
+
+    def empty(self, device: torch.device) -> Tensor:
+        return torch.zeros(0, device=device)  # of no width, which `torch.cat` leaves out
+
+    def joined(self, one: Tensor, other: Tensor) -> Tensor:
+        return torch.cat([one, other.to(one)])
+
+    @torch.no_grad()
+    def of_batch(self, outputs: ScoreInputs) -> Tensor:
+        """[rows, 2 + outputs]: the numbers of query and document, and what the head says of it.
+
+        Float32, which is exact up to document 16,777,216.
+        """
+        batch = outputs.batch
+        if self.query(self.head) not in batch.targets:
+            return self.empty(batch.input_ids.device)
+        query, document = (
+            batch.row_labels(name(self.head)).float() for name in (self.query, self.document)
+        )
+        said = outputs.features.heads[self.head].float()
+        rows = torch.cat([query[:, None], document[:, None], said], dim=1)
+        return rows[(query != NO_LABEL) | (document != NO_LABEL)]
+
+    def finish(self, total: Tensor) -> dict[str, float]:
+        if not len(total):
+            return {}
+        collection = Collection.read(
+            self.scored["documents"], self.scored["queries"], self.by_order
+        )
+        ranking = self.ranking(total.cpu(), collection)
+        relevance = collection.relevance(self.scored["judgements"])
+        found = ranking_scores(
+            {str(query): {str(d): s for d, s in ones.items()} for query, ones in ranking.items()},
+            {str(query): {str(d): r for d, r in relevance[query].items()} for query in ranking},
+            self.names,
+        )
+        return {f"{self.head}_{name}": score for name, score in found.items()}
+
+    @abstractmethod
+    def ranking(self, rows: Tensor, collection: Collection) -> Ranking:
+        """What the rows [N, 2 + outputs] find for each query that is scored."""
+
+    def scores(
+        self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
+    ) -> Mapping[str, float]:
+        raise AssertionError("the rows are no pairs: see `finish`")
+
+
+class VectorRanking(RankingMetric):
+    """Of vectors of queries and documents: exact search by their dot products."""
+
+    def ranking(self, rows: Tensor, collection: Collection) -> Ranking:
+        numbers, vectors = rows[:, :2].long(), rows[:, 2:]
+        queries, documents = (self._in_order(numbers[:, one]) for one in (0, 1))
+        scores, places = nearest_documents(vectors[queries], vectors[documents], DEPTH)
+        found = numbers[documents, 1][places]
+        return {
+            query: dict(zip(own, score, strict=True))
+            for query, own, score in zip(
+                numbers[queries, 0].tolist(), found.tolist(), scores.tolist(), strict=True
+            )
+        }
+
+    @staticmethod
+    def _in_order(numbers: Tensor) -> Tensor:
+        """The rows that have a number, in its order, on any number of ranks."""
+        there = (numbers != NO_LABEL).nonzero()[:, 0]
+        return there[numbers[there].argsort()]

@@ -1,0 +1,108 @@
+"""What tasks on a collection share: documents and queries, and judgements of which belong together.
+
+``data.train`` and the other splits name judgements; ``data.files`` the documents and the queries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from configs.rules import COUNT, INDEX, Doc, OneOf, Unit
+from data_pipeline import EncodedExample, TextEncoder
+from data_pipeline.task_files.collection import (
+    Collection,
+    Ranking,
+    Relevance,
+    TrainingGroup,
+    training_groups,
+)
+from data_pipeline.task_files.retrieval import RetrievalText
+from trainer.objectives.task import Part, TaskConfig, TaskFile
+from trainer.scoring.ranking_metric import RANKING_SCORES, USUAL
+
+
+@dataclass
+class CollectionTask(TaskConfig):
+    """A task on judgements of documents and queries. An example is a relevant document."""
+
+    negatives: Annotated[
+        int,
+        INDEX,
+        Doc(
+            "Documents that are not relevant, in each example: those judged so, then those of "
+            "data.files.candidates by score, in turn; where these do not suffice, any others."
+        ),
+    ] = 0
+    numbered_by_order: Annotated[
+        bool, Doc("The judgements count the queries 1, 2, 3, ..., whatever their file says.")
+    ] = False
+    query_length: Annotated[int, COUNT, Unit("tokens"), Doc("A query is cut after these.")] = 64
+    metrics: Annotated[
+        list[str],
+        OneOf(*RANKING_SCORES),
+        Doc(f"The scores, the primary first; none: {', '.join(USUAL)}."),
+    ] = field(default_factory=list)
+    scored: Annotated[dict[str, str], Doc("The files to score on; filled in by the job.")] = field(
+        default_factory=dict
+    )
+
+    reads: ClassVar[tuple[str, ...]] = ("documents", "queries")
+    not_encoded: ClassVar[tuple[str, ...]] = (*TaskConfig.not_encoded, "scored")
+
+    def scored_on(self, file: TaskFile) -> TaskConfig:
+        others = {name: str(path) for name, path in file.others.items()}
+        return dataclasses.replace(self, scored={**others, "judgements": str(file.path)})
+
+    def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
+        return self.encode_part(file, encoder, Part(is_held_out=False))
+
+    def encode_part(
+        self, file: TaskFile, encoder: TextEncoder, part: Part
+    ) -> Iterator[EncodedExample]:
+        """The examples of the queries of a part: queries are held out with all their judgements."""
+        collection = self.collection(file)
+        judged = sorted(collection.relevance(str(file.path)).items())
+        relevance = {query: ones for number, (query, ones) in enumerate(judged) if part.has(number)}
+        candidates: Ranking = {}
+        if "candidates" in file.others:
+            candidates = collection.ranking(str(file.others["candidates"]))
+        if part.is_held_out:
+            yield from self.scored_examples(collection, relevance, candidates, encoder)
+            return
+        for group in training_groups(collection, relevance, candidates, self.negatives):
+            yield self.training_example(collection, group, encoder)
+
+    def collection(self, file: TaskFile) -> Collection:
+        """The documents and queries."""
+        paths = (str(file.others[name]) for name in ("documents", "queries"))
+        return Collection.read(*paths, self.numbered_by_order)
+
+    def query_tokens(
+        self, text: str, place: RetrievalText, encoder: TextEncoder
+    ) -> NDArray[np.integer]:
+        """The tokens of a query, cut to `query_length`, and to what a sequence holds."""
+        length = min(self.query_length, encoder.capacity(1))
+        return encoder.array(encoder.encode(text, place.where).ids[:length])
+
+    @abstractmethod
+    def training_example(
+        self, collection: Collection, group: TrainingGroup, encoder: TextEncoder
+    ) -> EncodedExample:
+        """A query with a relevant document and others."""
+
+    @abstractmethod
+    def scored_examples(
+        self,
+        collection: Collection,
+        relevance: Relevance,
+        candidates: Ranking,
+        encoder: TextEncoder,
+    ) -> Iterator[EncodedExample]:
+        """What must be read to score the queries of these judgements."""

@@ -1,0 +1,206 @@
+"""Retrieval with a dual encoder: the documents whose vectors are nearest to that of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from configs.rules import INDEX, Doc, OneOf, positive
+from configs.section import Refusal
+from data_pipeline import NO_LABEL, EncodedExample, TextEncoder
+from data_pipeline.task_files.collection import Collection, Ranking, Relevance, TrainingGroup
+from data_pipeline.task_files.retrieval import RetrievalText
+from model import VECTOR, Capture, ModelConfig, ModelShape, TaskHeadConfig
+from trainer import denominators
+from trainer.batches import MicroBatch
+from trainer.losses.ranking import contrastive, hidden_documents
+from trainer.losses.states import label_cross_entropy
+from trainer.objectives.term import ExampleLosses, LossInputs, Term, register
+from trainer.objectives.whole_batch import WholeBatchTerm, over_ranks
+from trainer.scoring.metric import Metric
+from trainer.scoring.ranking_metric import USUAL, RankingMetric, VectorRanking
+from trainer.tasks.collection import CollectionTask
+
+NAME = "retrieval"
+DOCUMENTS, RELEVANT = f"{NAME}_documents", f"{NAME}_relevant"  # by number, of an example
+POOLINGS = {"mean": "mean", "cls": "first"}
+denominators.register(NAME, denominators.labelled(NAME))
+
+
+@register(NAME)
+@dataclass
+class Retrieval(CollectionTask):
+    """One encoder makes a vector of a query and of a document; the nearest is the best.
+
+    The loss is the cross-entropy of the relevant document among the candidates (DPR, arXiv
+    2004.04906). With `in_batch` these are the documents of all examples of the global batch of the
+    step, on whatever rank and in whatever micro-batch, without those that are judged relevant to
+    the query too; otherwise the example's own.
+    """
+
+    in_batch: Annotated[
+        bool, Doc("The documents of the other examples of a step are negatives too.")
+    ] = True
+    similarity: Annotated[
+        str, OneOf("cosine", "dot"), Doc("Of two vectors; cosine: they are scaled to length 1.")
+    ] = "cosine"
+    temperature: Annotated[
+        float, positive(1e3), Doc("Divides the similarities; 1 is usual for dot.")
+    ] = 0.05
+    pooling: Annotated[
+        str, OneOf(*POOLINGS), Doc("A text's vector: the mean of the last states, or the first.")
+    ] = "mean"
+    size: Annotated[
+        int, INDEX, Doc("Width of the vectors, by a projection; 0: that of the states, without.")
+    ] = 0
+    query_prefix: Annotated[str, Doc("Before every query, such as 'query: '.")] = ""
+    document_prefix: Annotated[str, Doc("Before every document.")] = ""
+
+    name: ClassVar[str] = NAME
+    may_read: ClassVar[tuple[str, ...]] = ("candidates",)
+    not_encoded: ClassVar[tuple[str, ...]] = (
+        *(*CollectionTask.not_encoded, "in_batch", "similarity", "temperature", "pooling", "size"),
+    )
+
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from super().conflicts()
+        if not self.in_batch and not self.negatives:
+            yield "negatives", "must be 1 or more without in_batch: nothing else is a negative"
+
+    def equip(self, model: ModelConfig) -> ModelConfig:
+        head = TaskHeadConfig(
+            VECTOR,
+            pooling=POOLINGS[self.pooling],
+            transform="none",
+            size=self.size,
+            normalise=self.similarity == "cosine",
+        )
+        return self.with_head(model, head)
+
+    def training_example(
+        self, collection: Collection, group: TrainingGroup, encoder: TextEncoder
+    ) -> EncodedExample:
+        chosen = (group.positive, *group.negatives)
+        sequences = [
+            self.query_sequence(collection.queries[group.query], encoder),
+            *(self.document_sequence(collection.documents[one], encoder) for one in chosen),
+        ]
+        targets = {NAME: group.query, DOCUMENTS: chosen, RELEVANT: group.relevant}
+        return EncodedExample(sequences, targets)
+
+    def scored_examples(
+        self,
+        collection: Collection,
+        relevance: Relevance,
+        candidates: Ranking,
+        encoder: TextEncoder,
+    ) -> Iterator[EncodedExample]:
+        """The queries, and every document of the collection; each a text of its own."""
+        query, document = RankingMetric.query(NAME), RankingMetric.document(NAME)
+        for number in relevance:
+            if (text := collection.queries[number]).text:
+                sequence = self.query_sequence(text, encoder)
+                yield EncodedExample([sequence], {query: number, document: NO_LABEL})
+        for number in collection.readable:
+            sequence = self.document_sequence(collection.documents[number], encoder)
+            yield EncodedExample([sequence], {query: NO_LABEL, document: number})
+
+    def query_sequence(
+        self, query: RetrievalText, encoder: TextEncoder
+    ) -> list[NDArray[np.integer]]:
+        """The sequence that is read of a query."""
+        return [self.query_tokens(self.query_prefix + query.text, query, encoder)]
+
+    def document_sequence(
+        self, document: RetrievalText, encoder: TextEncoder
+    ) -> list[NDArray[np.integer]]:
+        """The sequence that is read of a document."""
+        return encoder.sequence([self.document_prefix + document.text], document.where)
+
+    @classmethod
+    def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Among the example's own documents: their similarities to the query."""
+        vectors = by_example(logits, batch)
+        scores = (vectors[:, :1] * vectors[:, 1:]).sum(dim=-1)
+        return scores, (batch.row_labels(NAME) != NO_LABEL).float()
+
+    def own_metrics(self) -> tuple[Metric[Any], ...]:
+        names = self.metrics or USUAL
+        return (VectorRanking(NAME, names, self.scored, self.numbered_by_order),)
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
+        return InBatchTerm(self) if self.in_batch else OwnDocumentsTerm(self)
+
+
+def by_example(vectors: Tensor, batch: MicroBatch) -> Tensor:
+    """[B * C, D] as float32 [B, C, D]: of each example the query, the positive, the negatives."""
+    return vectors.float().unflatten(0, (-1, batch.sequences))
+
+
+class OwnDocumentsTerm(Term):
+    """Cross-entropy among an example's own documents, of which the first is relevant."""
+
+    denominator = NAME
+
+    def __init__(self, config: Retrieval) -> None:
+        super().__init__(config)
+        self.temperature = config.temperature
+
+    def student_capture(self, step: int) -> Capture:
+        return Capture(heads=(NAME,))
+
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        scores, weights = Retrieval.choices(inputs.features.heads[NAME], inputs.batch)
+        labels = torch.where(weights > 0, 0, NO_LABEL)
+        return label_cross_entropy(scores / self.temperature, labels)
+
+
+class InBatchTerm(WholeBatchTerm):
+    """Cross-entropy among the documents of the whole global batch."""
+
+    denominator = head = NAME
+
+    def __init__(self, config: Retrieval) -> None:
+        super().__init__(config)
+        self.temperature = config.temperature
+
+    def over_batch(
+        self, outputs: Sequence[Tensor], batches: Sequence[MicroBatch]
+    ) -> list[ExampleLosses]:
+        vectors = torch.cat(
+            [by_example(one, batch) for one, batch in zip(outputs, batches, strict=True)]
+        )
+        queries, documents = vectors[:, 0].clone(), over_ranks(vectors[:, 1:])  # [r, D], [R, K, D]
+        numbers = over_ranks(torch.cat([batch.targets[DOCUMENTS].labels for batch in batches]))
+        first, count = dist.get_rank() * len(queries), documents.shape[1]
+        own = (first + torch.arange(len(queries), device=queries.device)) * count
+        rows = [len(batch.row_labels(NAME)) for batch in batches]
+        hidden = torch.cat(
+            [
+                hidden_documents(numbers.flatten(), batch.targets[RELEVANT].labels, places)
+                for batch, places in zip(batches, own.split(rows), strict=True)
+            ]
+        )
+        there = torch.cat([batch.row_labels(NAME) for batch in batches]) != NO_LABEL
+        with torch.enable_grad(), torch.autocast(queries.device.type, enabled=False):
+            leaves = queries.requires_grad_(), documents.requires_grad_()
+            own = torch.where(there, own, NO_LABEL)
+            flat = documents.flatten(0, 1)
+            losses = contrastive(queries, flat, own, hidden, self.temperature)
+            of_queries, of_documents = torch.autograd.grad(losses.sum(), leaves)
+        dist.all_reduce(of_documents)  # every rank's queries are compared with every document
+        mine = of_documents[first : first + len(queries)]
+        gradients = torch.cat([of_queries[:, None], mine], dim=1)
+        return [
+            ExampleLosses(loss, gradient.flatten(0, 1))
+            for loss, gradient in zip(
+                losses.detach().split(rows), gradients.split(rows), strict=True
+            )
+        ]
