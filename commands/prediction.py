@@ -26,19 +26,45 @@ from commands.options import PATH
     metavar="FIELD=COLUMN",
     help="Where a text stands in a table, by name or number; may be repeated.",
 )
-def predict(folder: str, input_: str, out: str | None, columns: tuple[str, ...]) -> None:
+@click.option("--documents", type=PATH, help="Rank the documents in this file for each query.")
+@click.option("--candidates", type=PATH, help="The run that a cross-encoder is to re-rank.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="How many documents to find, or to re-rank, for each query.",
+)
+def predict(
+    folder: str,
+    input_: str,
+    out: str | None,
+    columns: tuple[str, ...],
+    documents: str | None,
+    candidates: str | None,
+    top: int,
+) -> None:
     """Apply the fine-tuned model in DIR to the examples in INPUT, a file or - .
 
     INPUT has the form of the task's own files; labels are not read. A .txt file and - hold a text
     a line, or two with a tab between them, for tasks about texts; for questions, - holds SQuAD's
-    JSON. Prints one JSON object per line.
+    JSON. For retrieval INPUT holds queries: each gives its vector, or, with --documents, a ranking.
+    Prints one JSON object per line.
     """
     from trainer.device import own_device
     from trainer.prediction.predicting import predictions
+    from trainer.prediction.rankings import rankings
 
+    if candidates and not documents:
+        raise click.UsageError("--candidates: needs --documents, the file with their texts")
     chosen = dict(_assignment(word) for word in columns)
     with _written(out) as file:
-        for answer in predictions(Path(folder), input_, own_device(), chosen):
+        answers = (
+            rankings(Path(folder), input_, documents, candidates, top, own_device())
+            if documents
+            else predictions(Path(folder), input_, own_device(), chosen)
+        )
+        for answer in answers:
             print(json.dumps(answer, ensure_ascii=False), file=file)
 
 

@@ -100,7 +100,9 @@ ROOMS = {
         "text_vectors pseudo_likelihood minimal_pairs trained_heads primary held_out setbacks "
         "evaluations finished agreement final_scores export"
     ),
-    "trainer/prediction": "passes predictor texts tags choices spans predicting",
+    "trainer/prediction": (
+        "passes fine_tuned predictor texts tags choices spans vectors predicting rankings"
+    ),
     "trainer/augmentation": "masked_words input_vectors table_file augmenting",
     "trainer/suites": "results comparison",
     "trainer/record": "utilisation gauges display recorder syncing",

@@ -98,6 +98,12 @@ class TrainingGroup:
     relevant: tuple[int, ...]  # all that are relevant to the query, ascending
 
 
+def best_first(scores: Mapping[int, float], count: int) -> dict[int, float]:
+    """The `count` documents with the highest scores, the highest first."""
+    ordered = sorted(scores, key=lambda document: (-scores[document], document))
+    return {document: scores[document] for document in ordered[:count]}
+
+
 def is_relevant(relevance: int) -> bool:
     """Whether a judgement of this value says so."""
     return relevance > 0
@@ -130,8 +136,8 @@ def training_groups(
 def _listed(judged: Mapping[int, int], ranked: Mapping[int, float]) -> Iterator[int]:
     """The negatives that are listed for a query, each once."""
     irrelevant = [one for one, value in judged.items() if not is_relevant(value)]
-    by_score = sorted(ranked, key=lambda one: -ranked[one])
-    yield from dict.fromkeys([*sorted(irrelevant), *(one for one in by_score if one not in judged)])
+    by_score = [one for one in best_first(ranked, len(ranked)) if one not in judged]
+    yield from dict.fromkeys([*sorted(irrelevant), *by_score])
 
 
 def _in_turn(pool: Sequence[int], turn: int, count: int) -> list[int]:

@@ -155,3 +155,14 @@ def test_a_score_whose_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
     message = r"metrics: f1 needs sklearn: pip install 'tandem-distill\[tasks\]'"
     with pytest.raises(TrainingError, match=message):
         ClassMetric("task", ["accuracy", "f1"])
+
+
+def test_the_first_ten_of_a_ranking() -> None:
+    relevance = {"q": {"d": 1}, "r": {"d": 1}}
+    run = {
+        "q": {"d": 0.0, **{f"x{n}": 1.0 for n in range(9)}},
+        "r": {"d": 0.0, **{f"x{n}": 1.0 for n in range(10)}},
+    }
+    found = task_scores.ranking_scores(run, relevance, ["mrr", "mrr_10"])
+    assert found["mrr"] == pytest.approx((1 / 10 + 1 / 11) / 2)
+    assert found["mrr_10"] == pytest.approx(1 / 20)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline import NO_LABEL
-from data_pipeline.task_files.collection import Collection, Ranking
+from data_pipeline.task_files.collection import Collection, Ranking, best_first
 from trainer.scoring.column import Column
 from trainer.scoring.exact_search import nearest_documents
 from trainer.scoring.metric import GatheredMetric
@@ -114,3 +114,21 @@ class VectorRanking(RankingMetric):
         """The rows that have a number, in its order, on any number of ranks."""
         there = (numbers != NO_LABEL).nonzero()[:, 0]
         return there[numbers[there].argsort()]
+
+
+class PairRanking(RankingMetric):
+    """Of scores of pairs: a query's candidates in their order, before those that were not read."""
+
+    def ranking(self, rows: Tensor, collection: Collection) -> Ranking:
+        candidates = collection.ranking(self.scored["candidates"])
+        found: dict[int, dict[int, float]] = {}
+        for query, document, score in rows.tolist():
+            found.setdefault(int(query), {})[int(document)] = score
+        return {query: with_others(ones, candidates[query]) for query, ones in found.items()}
+
+
+def with_others(read: Mapping[int, float], candidates: Mapping[int, float]) -> dict[int, float]:
+    """The documents that were `read`, and below them the other candidates in their own order."""
+    lowest = min(read.values())
+    others = best_first({one: s for one, s in candidates.items() if one not in read}, DEPTH)
+    return {**read, **{one: lowest - place for place, one in enumerate(others, start=1)}}

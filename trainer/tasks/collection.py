@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from configs.rules import COUNT, INDEX, Doc, OneOf, Unit
 from data_pipeline import EncodedExample, TextEncoder
 from data_pipeline.task_files.collection import (
@@ -21,9 +18,9 @@ from data_pipeline.task_files.collection import (
     Ranking,
     Relevance,
     TrainingGroup,
+    best_first,
     training_groups,
 )
-from data_pipeline.task_files.retrieval import RetrievalText
 from trainer.objectives.task import Part, TaskConfig, TaskFile
 from trainer.scoring.ranking_metric import RANKING_SCORES, USUAL
 
@@ -43,7 +40,12 @@ class CollectionTask(TaskConfig):
     numbered_by_order: Annotated[
         bool, Doc("The judgements count the queries 1, 2, 3, ..., whatever their file says.")
     ] = False
-    query_length: Annotated[int, COUNT, Unit("tokens"), Doc("A query is cut after these.")] = 64
+    depth: Annotated[
+        int,
+        COUNT,
+        Unit("documents"),
+        Doc("How many of a query's data.files.candidates are used, the best first."),
+    ] = 100
     metrics: Annotated[
         list[str],
         OneOf(*RANKING_SCORES),
@@ -72,7 +74,8 @@ class CollectionTask(TaskConfig):
         relevance = {query: ones for number, (query, ones) in enumerate(judged) if part.has(number)}
         candidates: Ranking = {}
         if "candidates" in file.others:
-            candidates = collection.ranking(str(file.others["candidates"]))
+            found = collection.ranking(str(file.others["candidates"]))
+            candidates = {query: best_first(ones, self.depth) for query, ones in found.items()}
         if part.is_held_out:
             yield from self.scored_examples(collection, relevance, candidates, encoder)
             return
@@ -83,13 +86,6 @@ class CollectionTask(TaskConfig):
         """The documents and queries."""
         paths = (str(file.others[name]) for name in ("documents", "queries"))
         return Collection.read(*paths, self.numbered_by_order)
-
-    def query_tokens(
-        self, text: str, place: RetrievalText, encoder: TextEncoder
-    ) -> NDArray[np.integer]:
-        """The tokens of a query, cut to `query_length`, and to what a sequence holds."""
-        length = min(self.query_length, encoder.capacity(1))
-        return encoder.array(encoder.encode(text, place.where).ids[:length])
 
     @abstractmethod
     def training_example(

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from configs.rules import INDEX, Doc, OneOf, positive
+from configs.rules import COUNT, INDEX, Doc, OneOf, Unit, positive
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, EncodedExample, TextEncoder
 from data_pipeline.task_files.collection import Collection, Ranking, Relevance, TrainingGroup
@@ -60,6 +60,7 @@ class Retrieval(CollectionTask):
     size: Annotated[
         int, INDEX, Doc("Width of the vectors, by a projection; 0: that of the states, without.")
     ] = 0
+    query_length: Annotated[int, COUNT, Unit("tokens"), Doc("A query is cut after these.")] = 64
     query_prefix: Annotated[str, Doc("Before every query, such as 'query: '.")] = ""
     document_prefix: Annotated[str, Doc("Before every document.")] = ""
 
@@ -116,7 +117,8 @@ class Retrieval(CollectionTask):
         self, query: RetrievalText, encoder: TextEncoder
     ) -> list[NDArray[np.integer]]:
         """The sequence that is read of a query."""
-        return [self.query_tokens(self.query_prefix + query.text, query, encoder)]
+        ids = encoder.encode(self.query_prefix + query.text, query.where).ids
+        return [encoder.array(ids[: min(self.query_length, encoder.capacity(1))])]
 
     def document_sequence(
         self, document: RetrievalText, encoder: TextEncoder

@@ -1,0 +1,202 @@
+"""A dual encoder and a cross-encoder: from a collection's files to rankings, and their scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytrec_eval
+import torch
+from click.testing import CliRunner
+
+import configs
+import tandem
+from data_pipeline import Corpus, DataError, ExampleSplit
+from tests.distributed import run_distributed
+from tests.trainer import jobs
+from trainer.config import JobConfig
+from trainer.job_data.examples import with_examples
+from trainer.run_folder.folder import RunFolder
+from trainer.scoring.exact_search import nearest_documents
+from trainer.scoring.ranking_metric import with_others
+from trainer.tasks.retrieval import DOCUMENTS, RELEVANT
+
+JOB = """
+name: {name}
+steps: {steps}
+output_dir: {folder}/runs
+data:
+  root: {folder}
+  train: train.tsv
+  files: {{documents: corpus.jsonl, queries: queries.jsonl}}
+  sequence_length: 32
+  tokenizer: {corpus}/tokenizer
+batch: {{size: 8, micro_batch: 3}}
+teacher:
+  model: {{hidden_size: 32, layers: 2, heads: 2, ffn_size: 64, vocab_size: 600, max_positions: 32}}
+  optimizer: {{learning_rate: 3.0e-3}}
+  objective: {{{task}: {settings}}}
+evaluation: {{every: 1000}}
+checkpoint: {{every: 1000}}
+log: {{every: 10, wandb: disabled}}
+"""
+WORDS = ["the", "of", "and", "to", "in", "that", "is", "was", "for", "his", "with", "as"]
+PAIRS = [(one, other) for n, one in enumerate(WORDS) for other in WORDS[n + 1 :]]  # 66
+
+
+def documents() -> Iterator[tuple[str, str]]:
+    """A document for each pair of words, which it repeats among others."""
+    for number, (one, other) in enumerate(PAIRS):
+        between = " ".join(WORDS[(number * step) % len(WORDS)] for step in (1, 5))
+        yield f"d{number}", f"{one} {other} {between} {one} {other}"
+
+
+def written(folder: Path, name: str, records: list[dict[str, Any]]) -> None:
+    (folder / name).write_text("".join(f"{json.dumps(one)}\n" for one in records))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Queries are pairs of words; the first ones are for training."""
+    folder = tmp_path_factory.mktemp("collection")
+    texts = [{"_id": name, "title": "", "text": text} for name, text in documents()]
+    written(folder, "corpus.jsonl", [*texts, {"_id": "none", "title": "", "text": ""}])
+    asked = [{"_id": f"q{n}", "text": f"{other} {one}"} for n, (one, other) in enumerate(PAIRS)]
+    written(folder, "queries.jsonl", asked)
+    rows = [f"q{n}\td{n}\t1\nq{n}\td{(n + 7) % 66}\t0\n" for n in range(66)]
+    rows[3] = "q3\td3\t1\nq3\td4\t2\nq3\tnone\t1\n"
+    (folder / "train.tsv").write_text(f"query-id\tcorpus-id\tscore\n{''.join(rows[:50])}")
+    (folder / "dev.tsv").write_text(f"query-id\tcorpus-id\tscore\n{''.join(rows[50:])}")
+    return folder
+
+
+def load(folder: Path, corpus: Path, task: str, steps: int, settings: str, *more: str) -> JobConfig:
+    values = {"name": task, "task": task, "steps": steps, "settings": settings}
+    text = JOB.format(folder=folder, corpus=corpus, **values)
+    return with_examples(configs.load_text(text, JobConfig, "job", more, "job.yaml"))
+
+
+def train(*job: Any) -> str:
+    """Collective."""
+    run = jobs.run(load(*job))
+    jobs.finish(run)
+    return str(run.path)
+
+
+def predicted(*words: object) -> list[dict[str, Any]]:
+    """What `tandem predict` prints."""
+    ended = CliRunner().invoke(tandem.main, ["predict", *map(str, words)])
+    assert ended.exit_code == 0, ended.output
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def trec_eval(folder: Path, found: list[dict[str, Any]], measure: str) -> float:
+    """The mean of a measure over the queries of dev.tsv, by pytrec_eval itself."""
+    relevance: dict[str, dict[str, int]] = {}
+    for line in (folder / "dev.tsv").read_text().splitlines()[1:]:
+        query, document, value = line.split("\t")
+        relevance.setdefault(query, {})[document] = int(value)
+    run = {one["query"]: {d["id"]: d["score"] for d in one["documents"]} for one in found}
+    scores = pytrec_eval.RelevanceEvaluator(relevance, {measure}).evaluate(run)
+    assert len(scores) == 16
+    return sum(one[measure] for one in scores.values()) / len(scores)
+
+
+@pytest.fixture(scope="module")
+def finders(folder: Path, corpus: Path) -> tuple[RunFolder, dict[str, Any]]:
+    job = folder, corpus, "retrieval", 30, "{negatives: 1}", "data.validation=dev.tsv"
+    run = RunFolder(Path(run_distributed(train, 2, *job)[0]))
+    return run, json.loads(run.evaluation.read_text())["learners"]["teacher"]
+
+
+def test_a_dual_encoder_is_scored_and_predicts_alike(folder, finders) -> None:
+    run, scores = finders
+    exported = run.path / "exports" / "teacher"
+    found = predicted(
+        exported, folder / "queries.jsonl", "--documents", folder / "corpus.jsonl", "--top", 66
+    )
+    assert [one["query"] for one in found] == [f"q{n}" for n in range(66)]
+    for name, measure in {"ndcg_10": "ndcg_cut_10", "map": "map"}.items():
+        right = trec_eval(folder, found, measure)
+        assert scores[f"retrieval_{name}"] == pytest.approx(right, abs=1e-3)
+    assert scores["retrieval_ndcg_10"] > 0.5  # by chance: 0.07
+    assert scores["retrieval_recall_100"] == 1.0
+    vectors = predicted(exported, folder / "queries.jsonl")
+    assert len(vectors[0]["vector"]) == 32
+    assert sum(x * x for x in vectors[0]["vector"]) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_cross_encoder_reranks_what_was_found(folder, corpus, finders) -> None:
+    exported = finders[0].path / "exports" / "teacher"
+    first = folder / "first.jsonl"
+    asked = folder / "queries.jsonl", "--documents", folder / "corpus.jsonl"
+    found = predicted(exported, *asked, "--top", 20)
+    first.write_text("".join(f"{json.dumps(one)}\n" for one in found))
+    settings = "{negatives: 2, depth: 10}"
+    more = "data.validation=dev.tsv", "data.files.candidates=first.jsonl"
+    job = folder, corpus, "reranking", 10, settings, *more
+    run = RunFolder(Path(run_distributed(train, 2, *job)[0]))
+    scores = json.loads(run.evaluation.read_text())["learners"]["teacher"]
+    reranker = run.path / "exports" / "teacher"
+    again = predicted(reranker, *asked, "--candidates", first, "--top", 10)
+    right = trec_eval(folder, again, "ndcg_cut_10")
+    assert scores["reranking_ndcg_10"] == pytest.approx(right, abs=1e-3)
+    for before, after in zip(found, again, strict=True):
+        ids = [[document["id"] for document in one["documents"]] for one in (before, after)]
+        assert {*ids[0][:10]} == {*ids[1][:10]}
+        assert ids[0][10:] == ids[1][10:]
+
+
+def test_negatives_and_held_out_queries(folder, corpus) -> None:
+    job = load(folder, corpus, "retrieval", 1, "{negatives: 2}", "data.validation_fraction=0.2")
+    train_split = ExampleSplit(Corpus.open(job.data.path), "train")
+    assert train_split.total == 40 + 1  # of 50 queries; q3 has a second document with a text
+    batch = train_split.batch(*torch.zeros(2, 1, dtype=torch.int64).numpy())
+    assert batch.input_ids.shape[1] == 4
+    assert batch.targets[DOCUMENTS].labels[0, :2].tolist() == [0, 7]
+    assert batch.targets[RELEVANT].labels.tolist() == [[0]]
+    scored = ExampleSplit(Corpus.open(job.data.path), "val")
+    assert scored.total == 10 + 66
+    queries = scored.labels("retrieval_query")
+    assert queries[queries >= 0].tolist() == [*range(4, 50, 5)]
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "more", "message"),
+    [
+        ("retrieval", "{}", ["data.files={documents: corpus.jsonl}"], "data.files.queries: must"),
+        ("retrieval", "{}", ["data.files.other=x"], "data.files.other: retrieval does not read it"),
+        ("retrieval", "{}", ["data.files.documents=no.jsonl"], "no.jsonl: cannot be read: No such"),
+        ("reranking", "{}", [], "data.files.candidates: must be set for reranking"),
+        ("retrieval", "{numbered_by_order: true}", [], "train.tsv:2: "),
+    ],
+)
+def test_files_that_do_not_serve(folder, corpus, task, settings, more, message) -> None:
+    with pytest.raises(DataError) as error:
+        load(folder, corpus, task, 1, settings, *more)
+    assert message in str(error.value)
+
+
+def test_negatives_that_must_be_there(folder, corpus) -> None:
+    with pytest.raises(configs.ConfigError, match="negatives: must be 1 or more without in_batch"):
+        load(folder, corpus, "retrieval", 1, "{in_batch: false}")
+
+
+def test_exact_search_in_blocks(monkeypatch) -> None:
+    torch.manual_seed(0)
+    queries, documents = torch.randn(7, 5), torch.randn(23, 5)
+    scores, rows = (queries @ documents.t()).topk(4, dim=1)
+    monkeypatch.setattr("trainer.scoring.exact_search.QUERIES", 3)
+    monkeypatch.setattr("trainer.scoring.exact_search.DOCUMENTS", 6)
+    found, places = nearest_documents(queries, documents, 4)
+    assert torch.equal(places, rows)
+    torch.testing.assert_close(found, scores)
+    assert nearest_documents(queries, documents, 99)[1].shape == (7, 23)
+
+
+def test_candidates_that_were_not_read_stay_below() -> None:
+    whole = with_others({3: -2.0, 1: 4.0}, {1: 9.0, 2: 8.0, 3: 7.0, 4: 7.5})
+    assert sorted(whole, key=lambda one: -whole[one]) == [1, 3, 2, 4]

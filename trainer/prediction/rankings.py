@@ -1,0 +1,96 @@
+"""Documents ranked for queries: found by their vectors, or re-ranked by scores of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_pipeline import DataError
+from data_pipeline.task_files.collection import Collection, best_first
+from data_pipeline.task_files.retrieval import read_retrieval_documents
+from model import REGRESSION, VECTOR, ModelError
+from trainer.prediction.fine_tuned import FineTuned
+from trainer.prediction.vectors import queries_in, retrieval_settings
+from trainer.scoring.exact_search import nearest_documents
+from trainer.scoring.ranking_metric import with_others
+
+AT_ONCE = 4096  # texts that are sorted by length together
+
+
+def rankings(
+    folder: Path,
+    queries: str,
+    documents: str,
+    candidates: str | None,
+    count: int,
+    device: torch.device,
+) -> Iterator[dict[str, Any]]:
+    """For each query ``{"query": ..., "documents": [{"id": ..., "score": ...}, ...]}``.
+
+    A dual encoder finds the `count` best among all documents. A cross-encoder puts the first
+    `count` of a run of `candidates` in a new order; the others stay below them. Raises ModelError
+    for other models, DataError for what cannot be read.
+    """
+    tuned = FineTuned.open(folder, device)
+    if tuned.head.kind == VECTOR:
+        if candidates is not None:
+            raise DataError("--candidates: are for a cross-encoder; a dual encoder finds its own")
+        return _found(tuned, queries, documents, count)
+    if tuned.head.kind != REGRESSION:
+        raise ModelError(f"{folder}: its head is a {tuned.head.kind}, which ranks no documents")
+    if candidates is None:
+        raise DataError("--candidates: must be given: a cross-encoder re-ranks what they name")
+    return _reranked(tuned, queries, documents, candidates, count)
+
+
+def _found(tuned: FineTuned, queries: str, documents: str, count: int) -> Iterator[dict[str, Any]]:
+    task, encoder = retrieval_settings(tuned.facts), tuned.encoder
+    known = [one for one in read_retrieval_documents(documents) if one.text]
+    sequences = (task.document_sequence(one, encoder) for one in known)
+    vectors = torch.stack([*_outputs(tuned, sequences)])
+    asked = queries_in(queries, task.numbered_by_order)
+    while some := list(islice(asked, AT_ONCE)):
+        read = torch.stack(tuned.outputs([task.query_sequence(one, encoder) for one in some]))
+        for query, scores, rows in zip(some, *nearest_documents(read, vectors, count), strict=True):
+            ids = (known[row].id for row in rows.tolist())
+            yield _answer(query.id, dict(zip(ids, scores.tolist(), strict=True)))
+
+
+def _outputs(tuned: FineTuned, sequences: Iterator[Any]) -> Iterator[Tensor]:
+    while some := list(islice(sequences, AT_ONCE)):
+        yield from tuned.outputs(some)
+
+
+def _reranked(
+    tuned: FineTuned, queries: str, documents: str, candidates: str, count: int
+) -> Iterator[dict[str, Any]]:
+    by_order = bool(tuned.facts.settings.get("numbered_by_order", False))
+    collection = Collection.read(documents, queries, by_order)
+    for number, ranked in sorted(collection.ranking(candidates).items()):
+        first = [one for one in best_first(ranked, count) if collection.documents[one].text]
+        scores = _pair_scores(tuned, collection, number, first)
+        whole = with_others(scores, ranked) if scores else ranked
+        ids = {collection.documents[one].id: score for one, score in whole.items()}
+        yield _answer(collection.queries[number].id, ids)
+
+
+def _pair_scores(
+    tuned: FineTuned, collection: Collection, query: int, documents: Sequence[int]
+) -> dict[int, float]:
+    asked = collection.queries[query].text
+    texts = [collection.documents[one] for one in documents]
+    pairs = [tuned.encoder.sequence([asked, one.text], one.where) for one in texts]
+    return {
+        document: score.item()
+        for document, score in zip(documents, tuned.outputs(pairs), strict=True)
+    }
+
+
+def _answer(query: str, scores: Mapping[str, float]) -> dict[str, Any]:
+    ordered = sorted(scores.items(), key=lambda item: -item[1])
+    return {"query": query, "documents": [{"id": one, "score": score} for one, score in ordered]}

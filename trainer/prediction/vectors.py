@@ -1,0 +1,48 @@
+"""The vectors of queries."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from data_pipeline.task_files.contents import place, read_lines
+from data_pipeline.task_files.retrieval import RetrievalText, read_queries
+from data_pipeline.text.text_files import STDIN
+from trainer.prediction.predictor import Predictor, Query
+from trainer.task_facts import TaskFacts
+from trainer.tasks.retrieval import Retrieval
+
+
+class VectorPredictor(Predictor):
+    """``{"query": ..., "vector": [...]}`` of each query."""
+
+    def queries(self, path: str) -> Iterator[Query]:
+        for query in queries_in(path, self._task.numbered_by_order):
+            yield Query([self._task.query_sequence(query, self.encoder)], query)
+
+    def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
+        (vector,) = outputs
+        return {"query": query.source.id, "vector": vector.tolist()}
+
+    @cached_property
+    def _task(self) -> Retrieval:
+        return retrieval_settings(self.facts)
+
+
+def queries_in(path: str, numbered_by_order: bool) -> Iterator[RetrievalText]:
+    """The queries of a file; of standard input, which has one a line, they are 1, 2, 3, ..."""
+    if path != STDIN:
+        yield from read_queries(path, numbered_by_order)
+        return
+    for number, line in read_lines(path):
+        yield RetrievalText(place(path, number), str(number), line.strip())
+
+
+def retrieval_settings(facts: TaskFacts) -> Retrieval:
+    """The task's section as the model was trained with it; the defaults for other models."""
+    known = {one.name for one in dataclasses.fields(Retrieval)} & facts.settings.keys()
+    return Retrieval(**{name: facts.settings[name] for name in known})

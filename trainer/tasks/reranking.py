@@ -1,0 +1,106 @@
+"""Re-ranking with a cross-encoder: how well a document answers a query, read together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from configs.rules import COUNT, Doc
+from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
+from data_pipeline.task_files.collection import Collection, Ranking, Relevance, TrainingGroup
+from model import REGRESSION, Capture, ModelConfig, ModelShape, TaskHeadConfig
+from trainer import denominators
+from trainer.batches import MicroBatch
+from trainer.losses.states import label_cross_entropy
+from trainer.objectives.term import LossInputs, Term, register
+from trainer.scoring.metric import Metric
+from trainer.scoring.ranking_metric import USUAL, PairRanking, RankingMetric
+from trainer.tasks.collection import CollectionTask
+
+NAME = "reranking"
+denominators.register(NAME, denominators.labelled(NAME))
+
+
+@register(NAME)
+@dataclass
+class Reranking(CollectionTask):
+    """The score of a query and a document in one sequence (arXiv 1901.04085).
+
+    The first `depth` of data.files.candidates, a run of a first stage, are put in the order of
+    their scores. The loss is the cross-entropy of the relevant document among those of its example
+    (arXiv 2101.08751).
+    """
+
+    negatives: Annotated[
+        int,
+        COUNT,
+        Doc(
+            "Documents that are not relevant, in each example: those judged so, then those of "
+            "data.files.candidates by score, in turn; where these do not suffice, any others."
+        ),
+    ] = 4
+
+    name: ClassVar[str] = NAME
+    fields: ClassVar[tuple[str, ...]] = ("text_a", "text_b")  # of a table for `tandem predict`
+    reads: ClassVar[tuple[str, ...]] = (*CollectionTask.reads, "candidates")
+
+    def equip(self, model: ModelConfig) -> ModelConfig:
+        return self.with_head(model, TaskHeadConfig(REGRESSION))
+
+    def training_example(
+        self, collection: Collection, group: TrainingGroup, encoder: TextEncoder
+    ) -> EncodedExample:
+        query = collection.queries[group.query]
+        texts = [collection.documents[one] for one in (group.positive, *group.negatives)]
+        sequences = [encoder.sequence([query.text, one.text], one.where) for one in texts]
+        return EncodedExample(sequences, {NAME: group.query})
+
+    def scored_examples(
+        self,
+        collection: Collection,
+        relevance: Relevance,
+        candidates: Ranking,
+        encoder: TextEncoder,
+    ) -> Iterator[EncodedExample]:
+        """A pair of texts for each candidate of each query."""
+        readable = set(collection.readable)
+        for number in relevance:
+            query = collection.queries[number]
+            found = [one for one in candidates.get(number, {}) if one in readable]
+            if query.text and not found:
+                why = f"data.files.candidates: has no document for the query {query.id!r}"
+                raise DataError(f"{why} of {query.where}")
+            for document in found if query.text else ():
+                text = collection.documents[document]
+                yield EncodedExample(
+                    [encoder.sequence([query.text, text.text], text.where)],
+                    {RankingMetric.query(NAME): number, RankingMetric.document(NAME): document},
+                )
+
+    @classmethod
+    def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        return logits.view(-1, batch.sequences), (batch.row_labels(NAME) != NO_LABEL).float()
+
+    def own_metrics(self) -> tuple[Metric[Any], ...]:
+        names = self.metrics or USUAL
+        return (PairRanking(NAME, names, self.scored, self.numbered_by_order),)
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
+        return RerankingTerm(self)
+
+
+class RerankingTerm(Term):
+    """Cross-entropy among an example's documents, of which the first is relevant."""
+
+    denominator = NAME
+
+    def student_capture(self, step: int) -> Capture:
+        return Capture(heads=(NAME,))
+
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        scores, weights = Reranking.choices(inputs.features.heads[NAME], inputs.batch)
+        return label_cross_entropy(scores, torch.where(weights > 0, 0, NO_LABEL))
