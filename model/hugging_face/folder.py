@@ -24,7 +24,13 @@ from model.hugging_face.distilbert import DISTILBERT
 from model.hugging_face.family import Family, Inexpressible
 from model.hugging_face.mobilebert import MOBILEBERT
 from model.hugging_face.modernbert import MODERNBERT
-from model.hugging_face.task_heads import ENDINGS, in_form, read_task_heads, write_task_head
+from model.hugging_face.task_heads import (
+    ENDINGS,
+    in_form,
+    read_task_heads,
+    write_task_head,
+    write_vector_head,
+)
 from model.hugging_face.tensors import (
     checked_state,
     refuse_extra_weights,
@@ -218,6 +224,9 @@ def _heads_of_a_fine_tuned(
         raise Inexpressible("transformers has no class with a task head and pre-training heads")
     ((name, head),) = config.task_heads.items()
     form = family.heads.get(head.kind)
+    vector = write_vector_head(name, head)
+    if vector is not None:
+        return vector | {"architectures": [_class(architecture, "Model")]}
     if form is None:
         raise Inexpressible(f"transformers has no class for a head of kind {head.kind}")
     heads = write_task_head(name, head, form)

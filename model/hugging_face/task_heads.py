@@ -14,6 +14,7 @@ from model.task_head_config import (
     REGRESSION,
     SPAN,
     TAGGING,
+    VECTOR,
     TaskHeadConfig,
 )
 
@@ -25,6 +26,7 @@ ENDINGS = {
     SPAN: "ForQuestionAnswering",
 }
 _POOLINGS = {"cls": "first", "mean": "mean"}  # their names and ours
+_VECTOR = "tandem_vector"  # the key of config.json that says how an encoder makes a text's vector
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,12 @@ def read_task_heads(
 ) -> dict[str, TaskHeadConfig]:
     """The head of a fine-tuned model: of the kind that `architectures` says, if it has weights.
 
-    `transformers` does not use the task's name; Tandem writes it as ``finetuning_task``.
+    `transformers` does not use the task's name; Tandem writes it as ``finetuning_task``. A vector
+    head has no weights, and is written under a key of its own.
     """
+    if _VECTOR in theirs:
+        name = str(theirs.get("finetuning_task") or VECTOR)
+        return {name: TaskHeadConfig(VECTOR, transform="none", **theirs[_VECTOR])}
     kind = _kind(theirs)
     form = forms.get(kind)
     if form is None or form.weight not in names:
@@ -87,6 +93,14 @@ def _kind(theirs: Mapping[str, Any]) -> str:
         is_number = theirs.get("problem_type") == "regression"
         return REGRESSION if is_number or len(theirs.get("id2label", "ab")) == 1 else CLASSIFICATION
     return kinds[0] if kinds else ""
+
+
+def write_vector_head(name: str, head: TaskHeadConfig) -> dict[str, Any] | None:
+    """Keys of config.json for a vector that is a pooled state; None for a head with weights."""
+    if head.kind != VECTOR or head.size or head.layers or head.transform != "none":
+        return None
+    vector = {"pooling": head.pooling, "normalise": head.normalise}
+    return {"finetuning_task": name, _VECTOR: vector}
 
 
 def write_task_head(name: str, head: TaskHeadConfig, form: HeadForm) -> dict[str, Any]:

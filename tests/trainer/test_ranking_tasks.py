@@ -11,6 +11,7 @@ import pytest
 import pytrec_eval
 import torch
 from click.testing import CliRunner
+from transformers import AutoModel, AutoTokenizer
 
 import configs
 import tandem
@@ -126,7 +127,13 @@ def test_a_dual_encoder_is_scored_and_predicts_alike(folder, finders) -> None:
     assert scores["retrieval_recall_100"] == 1.0
     vectors = predicted(exported, folder / "queries.jsonl")
     assert len(vectors[0]["vector"]) == 32
-    assert sum(x * x for x in vectors[0]["vector"]) == pytest.approx(1.0, abs=1e-4)
+    theirs = AutoModel.from_pretrained(exported).eval()
+    read = AutoTokenizer.from_pretrained(exported)("of the", return_tensors="pt")
+    with torch.no_grad():
+        mean = theirs(**read).last_hidden_state.mean(dim=1)[0]
+    torch.testing.assert_close(
+        torch.tensor(vectors[0]["vector"]), mean / mean.norm(), atol=1e-5, rtol=1e-4
+    )
 
 
 def test_a_cross_encoder_reranks_what_was_found(folder, corpus, finders) -> None:
