@@ -7,14 +7,19 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import configs
 from data_pipeline import Batch, Target
+from model import Features
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from tests.trainer.test_exactness import record_first_gradients
+from trainer.batches import MicroBatch, MicroTarget
+from trainer.config import JobConfig
+from trainer.footprint.footprint import footprints
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner, StepShape
-from trainer.objectives import ObjectiveConfig
+from trainer.objectives import LossInputs, ObjectiveConfig
 from trainer.step import train_step
 from trainer.tasks.retrieval import DOCUMENTS, NAME, RELEVANT, Retrieval
 
@@ -132,3 +137,27 @@ def dropped():
     train_step(one, [], batch(), 0)
     first, second = torch.cat(seen[:2]), torch.cat(seen[2:])
     return [((first - second).abs().max().item(), len(seen) == 4)]
+
+
+def test_without_in_batch_an_example_has_its_own_documents_only() -> None:
+    task = Retrieval(negatives=1, in_batch=False, temperature=0.5)
+    vectors = torch.randn(2 * 3, 4)
+    ids = torch.zeros(2 * 3, 5, dtype=torch.int64)
+    labels = MicroTarget(torch.tensor([7, -100]))
+    micro = MicroBatch(ids, ids, ids.bool(), False, {NAME: labels}, sequences=3)
+    shape = tiny.encoder()
+    features = Features(None, {}, {}, None, None, {NAME: vectors})
+    total, count = task.build(shape, shape)(LossInputs(micro, features, None, {}))
+    scores = torch.stack([vectors[0] @ vectors[1], vectors[0] @ vectors[2]])
+    torch.testing.assert_close(total, -(scores / 0.5).log_softmax(0)[0])
+    assert count == 1
+    choices, weights = Retrieval.choices(vectors, micro)
+    torch.testing.assert_close(choices[0], scores)
+    assert weights.tolist() == [1.0, 0.0]
+
+
+def test_a_plan_knows_a_loss_over_the_whole_batch() -> None:
+    learner = "teacher: {model: bert_tiny, objective: {retrieval: {}}}"
+    text = f"name: x\nsteps: 1\ndata: {{train: x}}\n{learner}\n"
+    job = configs.load_text(text, JobConfig, "job", [], "job.yaml")
+    assert footprints(job, "cpu", 32)[TEACHER].forward_flops > 0

@@ -33,6 +33,7 @@ from trainer.learner_names import TEACHER, student_key
 from trainer.learners.module import LearnerModule, always_captured, assemble
 from trainer.learners.programs import NOTHING, Train
 from trainer.objectives import ObjectiveConfig
+from trainer.objectives.term import ExampleLosses
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
 
 
@@ -63,6 +64,8 @@ KERNELS = {
     torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward,
 }  # operations that torch's counter does not know
 LEAST_ROWS = 32  # with fewer, the losses' chunks are not full and memory does not grow linearly
+
+_SEEN = ExampleLosses(torch.ones(()), torch.ones(()))  # of a loss over the whole batch
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,9 @@ def _measure(
             )
             run = _Run(module, logit_consumers if name == TEACHER else 0)
             totals = {name: torch.ones(()) for name in module.objective.denominators}
-            features = run(Train(totals, sources, union([capture, own])), batch)
+            known = dict.fromkeys(module.objective.over_whole_batch(0), _SEEN)
+            program = Train(totals, sources, union([capture, own]), whole_batch=known)
+            features = run(program, batch)
             if name == TEACHER:
                 capture = NOTHING
                 with run.live, module.autocast(torch.device("cpu")):
