@@ -61,11 +61,14 @@ def written(folder: Path, name: str, records: list[dict[str, Any]]) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Queries are pairs of words; the first ones are for training."""
+    """Queries are pairs of words, one of them wrong in some; the first ones are for training."""
     folder = tmp_path_factory.mktemp("collection")
     texts = [{"_id": name, "title": "", "text": text} for name, text in documents()]
     written(folder, "corpus.jsonl", [*texts, {"_id": "none", "title": "", "text": ""}])
-    asked = [{"_id": f"q{n}", "text": f"{other} {one}"} for n, (one, other) in enumerate(PAIRS)]
+    asked = [
+        {"_id": f"q{n}", "text": f"{other} {WORDS[n % 12] if n % 3 else one}"}
+        for n, (one, other) in enumerate(PAIRS)
+    ]
     written(folder, "queries.jsonl", asked)
     rows = [f"q{n}\td{n}\t1\nq{n}\td{(n + 7) % 66}\t0\n" for n in range(66)]
     rows[3] = "q3\td3\t1\nq3\td4\t2\nq3\tnone\t1\n"
@@ -123,7 +126,7 @@ def test_a_dual_encoder_is_scored_and_predicts_alike(folder, finders) -> None:
     for name, measure in {"ndcg_10": "ndcg_cut_10", "map": "map"}.items():
         right = trec_eval(folder, found, measure)
         assert scores[f"retrieval_{name}"] == pytest.approx(right, abs=1e-3)
-    assert scores["retrieval_ndcg_10"] > 0.5  # by chance: 0.07
+    assert 0.2 < scores["retrieval_ndcg_10"] < 1  # by chance: 0.07
     assert scores["retrieval_recall_100"] == 1.0
     vectors = predicted(exported, folder / "queries.jsonl")
     assert len(vectors[0]["vector"]) == 32
