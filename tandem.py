@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 
 from commands import (
+    analysis,
     data,
     embedding,
     finetuning,
@@ -47,6 +48,7 @@ for command in (
     results.export,
     embedding.embed,
     prediction.predict,
+    analysis.analyze,
 ):
     main.add_command(command)
 

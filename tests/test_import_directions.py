@@ -49,8 +49,8 @@ ROOMS = {
     "model": (
         "errors precision task_head_config crf outputs model_config config parts heads "
         "attention_kernel protocol attention feed_forward encoder embedding pooler flops "
-        "initial_values masked_language_model kinds skeleton initialisation layer_selection "
-        "accounting model_card hugging_face onnx_export"
+        "initial_values masked_language_model attention_heads kinds skeleton initialisation "
+        "layer_selection accounting model_card hugging_face onnx_export"
     ),
     "model/hugging_face": (
         "task_heads family bert albert distilbert mobilebert modernbert weights tensors folder "
@@ -61,7 +61,7 @@ ROOMS = {
         "optimizers watch batches denominators losses teacher_outputs scoring objectives tasks "
         "schedules learner_config batch_config folder_models roles config run_folder control "
         "job_data report learners step footprint task_facts evaluation record lifecycle job loop "
-        "run prediction augmentation suites"
+        "run prediction augmentation suites analysis"
     ),
     "trainer/checkpoint": (
         "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "
@@ -91,7 +91,7 @@ ROOMS = {
     "trainer/control": "requests requested asking heartbeat run_context",
     "trainer/job_data": "examples batch_plan fit prefetch staging feed",
     "trainer/report": (
-        "words labels scale colours chart curves results savings table page refreshing"
+        "document words labels scale colours chart curves results savings table page refreshing"
     ),
     "trainer/scoring": "column metric scores task_scores task_metrics answer_spans span_metric "
     "exact_search ranking_metric",
@@ -105,6 +105,7 @@ ROOMS = {
     ),
     "trainer/augmentation": "masked_words input_vectors table_file augmenting",
     "trainer/suites": "results comparison",
+    "trainer/analysis": "patterns maps disabling examples analysis words table page",
     "trainer/record": "utilisation gauges display recorder syncing",
     "trainer/lifecycle": "unreached continuity start resumption saving skips forking finalize",
     "cluster": (
@@ -114,7 +115,7 @@ ROOMS = {
     "cluster/planning": "facts duration failures memory choice recipes plan text",
     "commands": (
         "errors options output job_configs data submission runs models embedding training "
-        "finetuning suites results prediction reference schema"
+        "finetuning suites results prediction analysis reference schema"
     ),
 }
 

@@ -42,15 +42,8 @@ def with_examples(job: JobConfig) -> JobConfig:
     """
     if not job.data.train:
         return job
-    name, task = task_of(job)
+    name, task = _task_with_labels(job)
     files = job.data.task_files
-    if task.needs_validation and "validation" not in files:
-        raise DataError(f"data.validation: must be set for {name}")
-    _require_files(job, name, task)
-    scored = files.get("validation", files["train"])
-    task = task.with_labels_of(_task_file(job, files["train"]))
-    _require_same_labels(job, name, task)
-    task = task.scored_on(_task_file(job, scored))
     splits = {split: files[of] for split, of in SPLITS.items() if of in files}
     folder = _encoded(job, name, task, _tokenizer_of(job), splits, job.data.path)
     job = _with_task(job, name, task)
@@ -59,6 +52,18 @@ def with_examples(job: JobConfig) -> JobConfig:
     job = dataclasses.replace(job, data=data, steps=steps, epochs=None)
     scored_on_test(job)  # so that errors in the test file are raised before training
     return job
+
+
+def with_validation(job: JobConfig) -> JobConfig:
+    """As `with_examples`, for a job that only scores: of its two files the validation file alone is
+    encoded, if there is one."""
+    files = job.data.task_files
+    if "validation" not in files:
+        return with_examples(job)
+    name, task = _task_with_labels(job)
+    folder = _encoded(job, name, task, _tokenizer_of(job), {"val": files["validation"]})
+    data = dataclasses.replace(job.data, path=str(folder))
+    return dataclasses.replace(_with_task(job, name, task), data=data)
 
 
 def scored_on_test(job: JobConfig) -> JobConfig | None:
@@ -86,6 +91,22 @@ def task_of(job: JobConfig) -> tuple[str, TaskConfig]:
         for name, section in learner.objective.terms().items()
         if isinstance(section, TaskConfig)
     )
+
+
+def _task_with_labels(job: JobConfig) -> tuple[str, TaskConfig]:
+    """The job's task with its name, the labels of its training file, and the file it is scored on.
+
+    Raises DataError and TrainingError as `with_examples`.
+    """
+    name, task = task_of(job)
+    files = job.data.task_files
+    if task.needs_validation and "validation" not in files:
+        raise DataError(f"data.validation: must be set for {name}")
+    _require_files(job, name, task)
+    task = task.with_labels_of(_task_file(job, files["train"]))
+    _require_same_labels(job, name, task)
+    scored = files.get("validation", files["train"])
+    return name, task.scored_on(_task_file(job, scored))
 
 
 def _task_file(job: JobConfig, path: Path) -> TaskFile:

@@ -99,6 +99,21 @@ def scaled_scores(queries: Tensor, keys: Tensor) -> Tensor:
         return ((queries * queries.shape[-1] ** -0.5) @ keys.transpose(-1, -2)).float()
 
 
+def attention_blocks(
+    queries: Tensor, keys: Tensor, mask: Tensor, window: int = 0
+) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """The attention of a layer in blocks: (rows, queries, weights [b, A, l, L], pairs [b, l, L]).
+
+    `pairs` are True where a token attends to a token; the weights of padding mean nothing.
+    """
+    near = visible_keys(None, mask.shape[1], window, mask.device)
+    rows, heads, length, _ = queries.shape
+    for block in _blocks(rows, heads, length):
+        pairs = _pairs(mask, near, block)
+        scores = scaled_scores(queries[block[0], :, block[1]], keys[block[0]])
+        yield *block, _log_softmax(scores, pairs).exp(), pairs
+
+
 def _log_softmax(scores: Tensor, pairs: Tensor) -> Tensor:
     return scores.masked_fill(~pairs[:, None], HIDDEN).log_softmax(dim=-1)
 
@@ -119,13 +134,18 @@ def _sum_over_blocks(
     def of_block(queries: Tensor, keys: Tensor, block: Block) -> Tensor:
         rows, span = block
         theirs = scaled_scores(teacher[0][rows, :, span], teacher[1][rows])
-        pairs = mask[rows, span, None] & mask[rows, None, :]  # [b, l, L]
-        if near is not None:
-            pairs &= near[0, :, span]
+        pairs = _pairs(mask, near, block)
         return loss(scaled_scores(queries, keys), theirs, pairs, rows)
 
     total: Tensor = _SumOverBlocks.apply(*student, of_block)
     return total
+
+
+def _pairs(mask: Tensor, near: Tensor | None, block: Block) -> Tensor:
+    """The pairs of positions of a block that attend to each other, [b, l, L]."""
+    rows, span = block
+    pairs = mask[rows, span, None] & mask[rows, None, :]
+    return pairs if near is None else pairs & near[0, :, span]
 
 
 def _blocks(rows: int, heads: int, length: int) -> Iterator[Block]:

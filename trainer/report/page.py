@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.measure.durations import duration, seconds_left
 from trainer.report.curves import curves_section
+from trainer.report.document import document
 from trainer.report.results import results_section, setbacks_section
 from trainer.report.savings import savings_section
 from trainer.report.words import count, short
@@ -36,16 +37,10 @@ def write_report(run_folder: Path, live: bool = False) -> Path:
 def render(run: RunFiles, live: bool = False) -> str:
     """The page as text."""
     refresh = f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}">' if live else ""
-    style = (HERE / "style.css").read_text(encoding="utf-8")
     script = (HERE / "script.js").read_text(encoding="utf-8")
     sections = (setbacks_section, results_section, savings_section, curves_section, _data, _config)
-    body = [_head(run, live), *(section(run) for section in sections)]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"{refresh}<title>{escape(run.name)}</title><style>\n{style}</style></head>\n"
-        f"<body><main>{''.join(body)}</main>\n<script>\n{script}</script></body></html>\n"
-    )
+    body = "".join([_head(run, live), *(section(run) for section in sections)])
+    return document(run.name, body, head=refresh, script=script)
 
 
 def _head(run: RunFiles, live: bool) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from trainer.report.page import HERE
+from trainer.report.document import document
 from trainer.report.table import WIDTH
 from trainer.report.words import percent, short
 from trainer.suites.results import ModelResults, TaskScore
@@ -39,16 +39,12 @@ def write_comparison(path: Path, title: str, about: str, models: Models) -> None
         for name, one in models.items()
     )
     notes = "".join(f"<p>{escape(line)}</p>" for line in _legend(models))
-    style = (HERE / "style.css").read_text(encoding="utf-8")
-    path.write_text(
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>\n{style}</style></head>\n<body><main>"
+    below = f"<div>{notes}</div><div><ul>{folders}</ul></div>"
+    body = (
         f"<header><h1>{escape(title)}</h1><p>{escape(about)}</p></header>"
-        f"{_section('Models', _cells(models), f'<div>{notes}</div><div><ul>{folders}</ul></div>')}"
-        f"{_phenomena(models)}</main></body></html>\n",
-        encoding="utf-8",
+        f"{_section('Models', _cells(models), below)}{_phenomena(models)}"
     )
+    path.write_text(document(title, body), encoding="utf-8")
 
 
 def _section(title: str, cells: Sequence[Sequence[str]], below: str = "") -> str:

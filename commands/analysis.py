@@ -1,0 +1,114 @@
+"""The command that looks inside a finished model: `tandem analyze`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from commands.options import PATH
+
+if TYPE_CHECKING:
+    from trainer.analysis.examples import Examples
+    from trainer.config import JobConfig
+
+TEXT_LENGTH = 128
+PRUNED = "pruned"  # the folder of the pruned model, in the one of the analysis
+
+
+@click.command()
+@click.argument("folder", type=PATH, metavar="DIR")
+@click.argument("named", type=PATH, metavar="TEXT|TASK")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option(
+    "--examples",
+    "limit",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Sequences of TEXT, or examples of TASK whose attention is looked at.",
+)
+@click.option(
+    "--length", type=click.IntRange(min=4), help=f"Tokens of a sequence of TEXT. [{TEXT_LENGTH}]"
+)
+@click.option(
+    "--disable",
+    "way",
+    type=click.Choice(["zero", "uniform"]),
+    default="zero",
+    show_default=True,
+    help="A head's output is 0, or its attention is uniform.",
+)
+@click.option("--prune", type=click.IntRange(min=1), help="Prune this many of the worst heads.")
+@click.option("--out", type=PATH, help="The folder to write. [runs/analysis/DIR-TEXT]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def analyze(
+    folder: str,
+    named: str,
+    overrides: tuple[str, ...],
+    limit: int,
+    length: int | None,
+    way: str,
+    prune: int | None,
+    out: str | None,
+    as_json: bool,
+) -> None:
+    """What the attention heads of the model in DIR attend to, and what they are worth.
+
+    TEXT is a file, or - : each head is disabled in turn, and masked words are predicted. TASK is a
+    YAML file, or a name from configs/task/, that DIR was fine-tuned on: its validation examples are
+    scored; job keys change the task's job, as in data.root=/data.
+    """
+    is_task = _is_task(named)
+    if is_task and length is not None:
+        raise click.UsageError("--length: is for a TEXT; set data.sequence_length=... of a TASK")
+    if overrides and not is_task:
+        raise click.UsageError(f"{overrides[0]}: job keys are for a TASK, which {named} is not")
+    if prune and way == "uniform":
+        raise click.UsageError("--prune: takes heads away; it goes with --disable zero")
+    target = Path(out or f"runs/analysis/{Path(folder).resolve().name}-{Path(named).stem}")
+    from configs.strict_json import strict_json
+    from model import require_free
+    from trainer.analysis.analysis import analyze, to_json, with_attention, with_pruned
+    from trainer.analysis.examples import TaskExamples, TextExamples
+    from trainer.analysis.page import render
+    from trainer.analysis.table import analysis_table
+    from trainer.device import own_device
+
+    if prune:
+        require_free(target / PRUNED)
+    source = Path(folder)
+    model = with_attention(source, own_device(), prune or 0)
+    examples: Examples
+    if is_task:
+        job = _task_job(folder, named, overrides)
+        examples = TaskExamples(model, source, job, limit)
+    else:
+        examples = TextExamples(model, source, named, length or TEXT_LENGTH, limit)
+    found = analyze(model, source, named, examples, way)
+    if prune:
+        found = with_pruned(found, model, examples, prune, target / PRUNED)
+    target.mkdir(parents=True, exist_ok=True)
+    text, page = strict_json(to_json(found)), target / "analysis.html"
+    (target / "analysis.json").write_text(f"{text}\n", encoding="utf-8")
+    page.write_text(render(found), encoding="utf-8")
+    click.echo(text if as_json else f"{analysis_table(found)}\n\nPage: {page}")
+
+
+def _is_task(named: str) -> bool:
+    """Whether a name is a task's: that of a YAML file, or of a shipped task and no file."""
+    import configs
+
+    if named.endswith((".yaml", ".yml")):
+        return True
+    return (configs.SHIPPED / "task" / f"{named}.yaml").is_file() and not Path(named).exists()
+
+
+def _task_job(folder: str, task: str, overrides: tuple[str, ...]) -> JobConfig:
+    """The job of a task, as if the model in `folder` were to be fine-tuned."""
+    import configs
+    from trainer.config import JobConfig
+
+    words = (f"teacher.init.pretrained={folder}", *overrides, "name=analysis")
+    return configs.load(task, JobConfig, "task", words)

@@ -1,0 +1,153 @@
+"""The analysis of a model folder: its heads' patterns, their worth, the model without the worst."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model import Model, ModelError, from_pretrained, model_card, save_pretrained, write_config
+from model.attention_heads import Head, heads_of, prune
+from model.hugging_face.folder import special_ids_in
+from trainer.analysis.disabling import Effect, Effects, Scores, effects_of_heads
+from trainer.analysis.examples import Examples, delimiters
+from trainer.analysis.maps import HeadPatterns, head_patterns
+from trainer.analysis.patterns import KEY_SETS, PATTERNS
+from trainer.scoring.column import Column
+from trainer.task_facts import FILE, TaskFacts
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """The model without some heads, as its folder scores."""
+
+    heads: Sequence[Head]
+    folder: Path
+    scores: Scores
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What was found in the model in `folder`, on `examples` as named by the user.
+
+    way: how heads were disabled. scored: what the scores are of, in words.
+    """
+
+    folder: str
+    examples: str
+    way: str
+    scored: str
+    columns: Sequence[Column]
+    patterns: HeadPatterns
+    effects: Effects
+    pruned: Pruned | None = None
+
+
+def with_attention(folder: Path, device: torch.device, pruned: int) -> Model:
+    """The model in a folder. Raises ModelError without attention, or with too few heads."""
+    model = from_pretrained(folder).to(device)
+    try:
+        count = sum(map(len, heads_of(model)))
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from error
+    if pruned >= count:
+        raise ModelError(f"--prune {pruned}: {folder} has {count} heads; leave it one at least")
+    return model
+
+
+def analyze(model: Model, folder: Path, named: str, examples: Examples, way: str) -> Analysis:
+    """The patterns of the heads, and the scores without each; heads are disabled in this `way`."""
+    device = next(model.parameters()).device
+    table = torch.from_numpy(delimiters(folder, model)).to(device)
+    patterns = head_patterns(model, examples.maps(), table)
+    effects = effects_of_heads(model, examples.score, examples.column, way)
+    return Analysis(str(folder), named, way, examples.scored, examples.columns, patterns, effects)
+
+
+def with_pruned(
+    found: Analysis, model: Model, examples: Examples, count: int, out: Path
+) -> Analysis:
+    """The analysis with the `count` worst heads pruned: written to `out`, and scored from there."""
+    heads, source = found.effects.worst(count), Path(found.folder)
+    device = next(model.parameters()).device
+    prune(model, heads)
+    title = f"{source.resolve().name} without {count} attention heads"
+    card = model_card(title, model.config)
+    save_pretrained(model, out, source, card, special_ids_in(source))
+    write_config(model.config, out, title)
+    scores = examples.score(from_pretrained(out).to(device))
+    if (source / FILE).exists():
+        dataclasses.replace(TaskFacts.read(source), scores=dict(scores)).write(out)
+    return dataclasses.replace(found, pruned=Pruned(heads, out, scores))
+
+
+def to_json(found: Analysis) -> dict[str, Any]:
+    """Everything, as ``analysis.json`` holds it; layers and heads count from 1."""
+    effects, patterns = found.effects, found.patterns
+    pruned = found.pruned
+    return {
+        "model": found.folder,
+        "examples": found.examples,
+        "scored": found.scored,
+        "metric": effects.column.name,
+        "columns": [dataclasses.asdict(column) for column in found.columns],
+        "scores": dict(effects.whole),
+        "patterns": {
+            "sequences": patterns.sequences,
+            "shares": _named(PATTERNS, patterns.shares.mean(dim=(0, 1))),
+            "layers": [
+                _layer(number, shares, excess)
+                for number, (shares, excess) in enumerate(
+                    zip(patterns.shares, patterns.excess, strict=True), start=1
+                )
+            ],
+        },
+        "disabled": {
+            "way": found.way,
+            "heads": [_effect(effects, one) for one in effects.single],
+            "layers": [_effect(effects, one, whole=True) for one in effects.all_heads],
+        },
+        "pruned": None
+        if pruned is None
+        else {
+            "heads": [_place(effects, head) for head in pruned.heads],
+            "folder": str(pruned.folder),
+            "scores": dict(pruned.scores),
+            "change": effects.change(pruned.scores),
+        },
+    }
+
+
+def _layer(number: int, shares: Tensor, excess: Tensor) -> dict[str, Any]:
+    return {
+        "layer": number,
+        "shares": _named(PATTERNS, shares.mean(dim=0)),
+        "heads": [
+            {
+                "head": head,
+                "shares": _named(PATTERNS, own),
+                "excess": _named(KEY_SETS, its_excess),
+            }
+            for head, (own, its_excess) in enumerate(zip(shares, excess, strict=True), start=1)
+        ],
+    }
+
+
+def _effect(effects: Effects, effect: Effect, whole: bool = False) -> dict[str, Any]:
+    place = _place(effects, effect.heads[0])
+    if whole:
+        del place["head"]
+    return {**place, "scores": dict(effect.scores), "change": effects.change(effect.scores)}
+
+
+def _place(effects: Effects, head: Head) -> dict[str, Any]:
+    return {"layers": list(effects.layers[head.weights]), "head": head.head + 1}
+
+
+def _named(names: Sequence[str], values: Tensor) -> Mapping[str, float]:
+    return dict(zip(names, values.tolist(), strict=True))

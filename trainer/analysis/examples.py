@@ -1,0 +1,208 @@
+"""What a model is analysed on: text, with fixed masks, or the validation examples of a task."""
+
+from __future__ import annotations
+
+import string
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import tokenizers
+import torch
+from numpy.typing import NDArray
+
+from data_pipeline import (
+    MASKED,
+    Batch,
+    Corpus,
+    DataError,
+    ExampleSplit,
+    MaskingConfig,
+    Target,
+    Vocabulary,
+)
+from data_pipeline.masking.masker import Masker
+from data_pipeline.text.documents import Problem, location_of, read_documents
+from data_pipeline.text.text_files import STDIN
+from data_pipeline.tokenization.tokenizer import load
+from model import Model, ModelError
+from trainer.batches import MicroBatch, to_micro_batches
+from trainer.config import JobConfig
+from trainer.evaluation.held_out import SEED, ValidationSet
+from trainer.job_data.examples import task_of, with_validation
+from trainer.learners.programs import score
+from trainer.scoring.column import LOSS, Column
+from trainer.scoring.metric import Tally
+from trainer.scoring.scores import MaskedTokens, Metrics
+
+ROWS = 16  # sequences of text in a forward pass
+
+
+class Examples(Protocol):
+    """What a model reads while it is analysed.
+
+    column: the score by which heads are ranked. columns: all scores. scored: what they are of, in
+    words.
+    """
+
+    column: Column
+    columns: Sequence[Column]
+    scored: str
+
+    def maps(self) -> Iterator[MicroBatch]:
+        """The sequences whose attention is looked at, without masks."""
+
+    def score(self, model: Model) -> dict[str, float]:
+        """The model's scores by column; one that is undefined is left out."""
+
+
+class TextExamples:
+    """The first sequences of a text: [CLS], a part of a document, [SEP].
+
+    The scores are those of masked language modelling. The masks are the same for every model that
+    has the same tokenizer, by the seed of all held-out text.
+    """
+
+    def __init__(self, model: Model, folder: Path, path: str, length: int, limit: int) -> None:
+        """`path` is a file of text, as `tandem data build` reads it, or ``-``.
+
+        Raises DataError for one without text, ModelError for a model without a masked-LM head or
+        with too few positions.
+        """
+        if model.head is None:
+            raise ModelError(f"{folder}: has no masked-LM head; name a task instead of a text")
+        longest = model.config.longest_sequence
+        if longest is not None and length > longest:
+            raise ModelError(f"--length {length}: {folder} reads {longest} tokens at most")
+        tokenizer, vocabulary = load(folder)
+        self._plain = _text_batch(tokenizer, vocabulary, path, length, limit)
+        self._masked = _with_masks(self._plain, vocabulary)
+        self._device = next(model.parameters()).device
+        metric = MaskedTokens()
+        self._metrics, self.columns, self.column = (metric,), metric.columns, LOSS
+        self.scored = f"{len(self._plain.input_ids):,} sequences, 15% of their tokens masked"
+
+    def maps(self) -> Iterator[MicroBatch]:
+        yield from to_micro_batches(self._plain, ROWS, self._device)
+
+    @torch.inference_mode()
+    def score(self, model: Model) -> dict[str, float]:
+        tally = Tally(self._metrics, self._device)
+        for batch in to_micro_batches(self._masked, ROWS, self._device):
+            tally.add(score(model, batch, self._metrics))
+        return tally.finish()
+
+
+class TaskExamples:
+    """The validation examples of a task, for a model that was fine-tuned on it."""
+
+    def __init__(self, model: Model, folder: Path, job: JobConfig, limit: int) -> None:
+        """`job` is the task's; its examples are encoded with the tokenizer that it names.
+
+        Raises ModelError for a model whose head is not the task's, DataError and TrainingError for
+        examples that cannot be read.
+        """
+        job = with_validation(job)
+        self._job, self._device = job, next(model.parameters()).device
+        self._metrics = _metrics_of(model, folder, job)
+        self.columns = [column for metric in self._metrics for column in metric.columns]
+        self.column = self._metrics[0].primary
+        corpus = Corpus.open(job.data.path)
+        self._validation = ValidationSet(job, {corpus.name: corpus})
+        self._split = ExampleSplit(corpus, "val")
+        chosen = np.linspace(0, self._split.total - 1, min(limit, self._split.total))
+        self._looked_at = chosen.round().astype(np.int64)
+        self.scored = f"{self._split.total:,} validation examples"
+
+    def maps(self) -> Iterator[MicroBatch]:
+        for first in range(0, len(self._looked_at), self._job.batch.micro_batch):
+            numbers = self._looked_at[first : first + self._job.batch.micro_batch]
+            batch = self._split.batch(numbers, np.zeros_like(numbers))
+            yield from to_micro_batches(batch, len(numbers), self._device)
+
+    @torch.inference_mode()
+    def score(self, model: Model) -> dict[str, float]:
+        def of_batch(batch: MicroBatch) -> Sequence[torch.Tensor]:
+            return score(model, batch, self._metrics)
+
+        size = self._job.batch.micro_batch
+        found = self._validation.evaluate(of_batch, self._metrics, size, self._device).overall
+        return {name: one for name, one in found.items() if one is not None}
+
+
+def delimiters(folder: Path, model: Model) -> NDArray[np.bool_]:
+    """Which tokens are [CLS], [SEP] or punctuation: [vocabulary].
+
+    Raises DataError where the folder has no tokenizer, or not the model's.
+    """
+    tokenizer, vocabulary = load(folder)
+    if vocabulary.vocab_size > model.config.vocab_size:
+        raise DataError(
+            f"{folder}: its tokenizer has more tokens than its model; it belongs to another model"
+        )
+    table = np.zeros(vocabulary.vocab_size, bool)
+    table[[vocabulary.cls, vocabulary.sep]] = True
+    for number in vocabulary.ordinary.tolist():
+        table[number] = _is_punctuation(tokenizer.decode([number]).removeprefix("##").strip())
+    return table
+
+
+def _is_punctuation(text: str) -> bool:
+    """Whether a token has nothing but punctuation, ASCII's symbols included, as BERT's words."""
+    return bool(text) and all(
+        one in string.punctuation or unicodedata.category(one).startswith("P") for one in text
+    )
+
+
+def _metrics_of(model: Model, folder: Path, job: JobConfig) -> Metrics:
+    """Those of the task's head. Raises ModelError where the model has no such head."""
+    name, _ = task_of(job)
+    expected = job.teacher.architecture.task_heads[name]
+    head = model.config.task_heads.get(name)
+    if head is None:
+        raise ModelError(f"{folder}: has no head for {name}; fine-tune it with `tandem finetune`")
+    if (head.kind, head.labels) != (expected.kind, expected.labels):
+        ours, theirs = (", ".join(one.labels) or one.kind for one in (head, expected))
+        raise ModelError(f"{folder}: its head tells {ours}, but the examples are of {theirs}")
+    return tuple(one for one in job.metrics_of(job.teacher) if one.head == name)
+
+
+def _pieces(tokenizer: tokenizers.Tokenizer, path: str, room: int) -> Iterator[list[int]]:
+    """The token ids of the documents in a file, cut into what fits into a sequence."""
+    for document in read_documents([path], on_problem=_refuse):
+        ids = tokenizer.encode(document, add_special_tokens=False).ids
+        for first in range(0, len(ids), room):
+            yield ids[first : first + room]
+
+
+def _refuse(problem: Problem) -> None:
+    raise DataError(f"{location_of(problem)}: {problem.reason}")
+
+
+def _text_batch(
+    tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, path: str, length: int, limit: int
+) -> Batch:
+    """The first sequences of a text, padded to a common length."""
+    pieces = list(islice(_pieces(tokenizer, path, length - 2), limit))
+    if not pieces:
+        raise DataError(f"{'standard input' if path == STDIN else path}: holds no text")
+    ids = np.full((len(pieces), length), vocabulary.pad, np.int64)
+    mask = np.zeros_like(ids)
+    for row, piece in enumerate(pieces):
+        ids[row, : len(piece) + 2] = [vocabulary.cls, *piece, vocabulary.sep]
+        mask[row, : len(piece) + 2] = 1
+    numbers = np.arange(len(pieces))
+    return Batch(ids, np.zeros_like(ids), mask, {}, numbers, np.zeros_like(numbers))
+
+
+def _with_masks(batch: Batch, vocabulary: Vocabulary) -> Batch:
+    unused = np.zeros(vocabulary.vocab_size, np.int64)
+    length = batch.input_ids.shape[1]
+    masker = Masker(SEED, MaskingConfig(), vocabulary, length, unused, unused.astype(bool))
+    masked = masker(batch.input_ids, batch.epochs, batch.sample_ids)
+    targets = {MASKED: Target(masked.labels, masked.positions)}
+    return replace(batch, input_ids=masked.input_ids, targets=targets)

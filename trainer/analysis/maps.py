@@ -1,0 +1,81 @@
+"""The patterns of all heads of a model, over many sequences.
+
+Attention is made again from the captured queries and keys, a block at a time; no map is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model import Capture, Model
+from trainer.analysis.patterns import (
+    KEY_SETS,
+    PATTERNS,
+    classify,
+    excess,
+    key_sets,
+    masses,
+    uniform_weights,
+)
+from trainer.batches import MicroBatch
+from trainer.learners.programs import features_of
+from trainer.losses.relations import attention_blocks
+
+
+@dataclass(frozen=True)
+class HeadPatterns:
+    """What the heads of every layer attend to.
+
+    shares: float64 [layers, heads, patterns], the fraction of the sequences in which a head's map
+        has each of `PATTERNS`. excess: float64 [layers, heads, sets], the mean excess of each of
+        `KEY_SETS`. sequences: how many there were.
+    """
+
+    shares: Tensor
+    excess: Tensor
+    sequences: int
+
+
+@torch.no_grad()
+def head_patterns(model: Model, batches: Iterable[MicroBatch], delimiters: Tensor) -> HeadPatterns:
+    """The patterns of a model with attention; `delimiters` bool [V] says which tokens are such."""
+    config = model.config
+    shares = torch.zeros(config.layers, config.heads, len(PATTERNS), dtype=torch.float64)
+    sums = torch.zeros(config.layers, config.heads, len(KEY_SETS), dtype=torch.float64)
+    numbers = tuple(range(1, config.layers + 1))
+    capture = Capture(attention=numbers, last_hidden_state=True)
+    sequences = 0
+    for batch in batches:
+        sequences += len(batch.input_ids)
+        attention = features_of(model, batch, capture).attention
+        for number in numbers:
+            q, k, _ = attention.pop(number)
+            found = map_excess(q, k, batch, delimiters, config.window(number))  # [sets, B, A]
+            told = F.one_hot(classify(found), len(PATTERNS))  # [B, A, patterns]
+            shares[number - 1] += told.sum(dim=0).cpu()
+            sums[number - 1] += found.sum(dim=1).t().double().cpu()
+    return HeadPatterns(shares / sequences, sums / sequences, sequences)
+
+
+def map_excess(
+    queries: Tensor, keys: Tensor, batch: MicroBatch, delimiters: Tensor, window: int
+) -> Tensor:
+    """The excess of each set of keys in the maps of a layer: float32 [sets, B, A].
+
+    queries, keys: [B, A, L, D].
+    """
+    mask, (rows_in_all, heads) = batch.attention_mask, queries.shape[:2]
+    mass = queries.new_zeros(len(KEY_SETS), rows_in_all, heads, dtype=torch.float32)
+    uniform = mass.new_zeros(len(KEY_SETS), rows_in_all, 1)
+    is_delimiter = delimiters[batch.input_ids]
+    for rows, span, weights, pairs in attention_blocks(queries, keys, mask, window):
+        sets = key_sets(is_delimiter[rows], batch.segment_ids[rows], pairs, span)
+        mass[:, rows] += masses(weights, sets)
+        uniform[:, rows] += masses(uniform_weights(pairs), sets)
+    tokens = mask.sum(dim=1)[:, None]
+    return excess(mass / tokens, uniform / tokens)

@@ -1,0 +1,65 @@
+"""The analysis for a terminal."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+from rich.table import Table
+
+from trainer.analysis.analysis import Analysis, Pruned
+from trainer.analysis.disabling import Effect, Effects
+from trainer.analysis.patterns import PATTERNS
+from trainer.analysis.words import RULE, change_heading, changed, disabled_how, head_name, written
+from trainer.report.table import WIDTH
+from trainer.report.words import percent
+
+
+def analysis_table(found: Analysis) -> str:
+    """A line for each layer: the shares of the patterns, and what its heads are worth."""
+    effects = found.effects
+    table = Table(box=None, pad_edge=False, header_style="")
+    for heading in ("layer", *PATTERNS, "most needed head", "least needed head", "all heads"):
+        table.add_column(heading, justify="right")
+    for number, shares in enumerate(found.patterns.shares.mean(dim=1), start=1):
+        table.add_row(str(number), *map(percent, shares.tolist()), *_of_layer(effects, number))
+    out = io.StringIO()
+    Console(file=out, width=WIDTH, color_system=None).print(table)
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    return "\n".join(
+        [
+            f"{found.folder} on {found.examples}: {written(found.columns, effects.whole)}",
+            "",
+            *lines,
+            *(["", _pruned(found, found.pruned)] if found.pruned else []),
+            "",
+            RULE,
+            f"Shares are of the heads' maps of {found.patterns.sequences:,} sequences.",
+            f"{disabled_how(found)} Changes without it: {change_heading(effects.column)}, on "
+            f"{found.scored}. Head 3.2 is head 2 of layer 3.",
+        ]
+    )
+
+
+def _of_layer(effects: Effects, number: int) -> tuple[str, str, str]:
+    """The heads whose loss costs most and least, and what that of all of them costs."""
+    weights = next(i for i, layers in enumerate(effects.layers) if number in layers)
+    own = [one for one in effects.single if one.heads[0].weights == weights]
+    together = effects.all_heads[weights]
+    return (
+        _named(effects, max(own, key=effects.loss)),
+        _named(effects, min(own, key=effects.loss)),
+        changed(effects, together.scores),
+    )
+
+
+def _named(effects: Effects, effect: Effect) -> str:
+    return f"{head_name(effects, effect.heads[0])}: {changed(effects, effect.scores)}"
+
+
+def _pruned(found: Analysis, pruned: Pruned) -> str:
+    heads = ", ".join(head_name(found.effects, head) for head in pruned.heads)
+    return (
+        f"Without heads {heads}: {written(found.columns, pruned.scores)} "
+        f"({changed(found.effects, pruned.scores)}), in {pruned.folder}"
+    )

@@ -1,0 +1,50 @@
+"""What the table and the page say alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from model.attention_heads import UNIFORM, Head
+from trainer.analysis.analysis import Analysis
+from trainer.analysis.disabling import Effects, Scores
+from trainer.scoring.column import SHARE, Column
+
+RULE = (
+    "Vertical: attention to [CLS], [SEP] and punctuation. Diagonal: to the token itself and its "
+    "neighbours. Block: within the own segment. A map has a pattern where at least half of the "
+    "attention that could be there, beyond that of uniform attention, is there."
+)
+
+
+def disabled_how(found: Analysis) -> str:
+    """What the model is without a head, in a sentence."""
+    if found.way == UNIFORM:
+        return "A disabled head attends to all tokens alike."
+    return "A disabled head adds nothing to its layer."
+
+
+def change_heading(column: Column) -> str:
+    """What a change is of, and in which unit."""
+    return f"{column.heading}, percentage points" if column.form == SHARE else column.heading
+
+
+def changed(effects: Effects, scores: Scores) -> str:
+    """The change of the ranking score, with its sign."""
+    change = effects.change(scores)
+    if change is None:
+        return "undefined"
+    return f"{100 * change:+.1f}" if effects.column.form == SHARE else f"{change:+.3f}"
+
+
+def written(columns: Sequence[Column], scores: Scores) -> str:
+    """All scores, in words."""
+    return ", ".join(
+        f"{one.heading} {one.written(scores[one.name])}" for one in columns if one.name in scores
+    )
+
+
+def head_name(effects: Effects, head: Head) -> str:
+    """``3.2`` is head 2 of layer 3; of layers that share their heads ``1-4.2``."""
+    layers = effects.layers[head.weights]
+    named = str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"
+    return f"{named}.{head.head + 1}"
