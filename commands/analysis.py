@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from trainer.analysis.examples import Examples
     from trainer.config import JobConfig
 
-TEXT_LENGTH = 128
 PRUNED = "pruned"  # the folder of the pruned model, in the one of the analysis
 
 
@@ -29,9 +28,7 @@ PRUNED = "pruned"  # the folder of the pruned model, in the one of the analysis
     show_default=True,
     help="Sequences of TEXT, or examples of TASK whose attention is looked at.",
 )
-@click.option(
-    "--length", type=click.IntRange(min=4), help=f"Tokens of a sequence of TEXT. [{TEXT_LENGTH}]"
-)
+@click.option("--length", type=click.IntRange(min=4), help="Tokens of a sequence of TEXT. [128]")
 @click.option(
     "--disable",
     "way",
@@ -85,7 +82,7 @@ def analyze(
         job = _task_job(folder, named, overrides)
         examples = TaskExamples(model, source, job, limit)
     else:
-        examples = TextExamples(model, source, named, length or TEXT_LENGTH, limit)
+        examples = TextExamples(model, source, named, length, limit)
     found = analyze(model, source, named, examples, way)
     if prune:
         found = with_pruned(found, model, examples, prune, target / PRUNED)

@@ -40,6 +40,7 @@ from trainer.scoring.metric import Tally
 from trainer.scoring.scores import MaskedTokens, Metrics
 
 ROWS = 16  # sequences of text in a forward pass
+LENGTH = 128  # of a sequence of text, in tokens, where the model reads that many
 
 
 class Examples(Protocol):
@@ -67,8 +68,10 @@ class TextExamples:
     has the same tokenizer, by the seed of all held-out text.
     """
 
-    def __init__(self, model: Model, folder: Path, path: str, length: int, limit: int) -> None:
-        """`path` is a file of text, as `tandem data build` reads it, or ``-``.
+    def __init__(
+        self, model: Model, folder: Path, path: str, length: int | None, limit: int
+    ) -> None:
+        """`path` is a file of text, as `tandem data build` reads it, or ``-``; `length` in tokens.
 
         Raises DataError for one without text, ModelError for a model without a masked-LM head or
         with too few positions.
@@ -76,6 +79,7 @@ class TextExamples:
         if model.head is None:
             raise ModelError(f"{folder}: has no masked-LM head; name a task instead of a text")
         longest = model.config.longest_sequence
+        length = length or min(LENGTH, longest or LENGTH)
         if longest is not None and length > longest:
             raise ModelError(f"--length {length}: {folder} reads {longest} tokens at most")
         tokenizer, vocabulary = load(folder)
@@ -184,7 +188,11 @@ def _refuse(problem: Problem) -> None:
 
 
 def _text_batch(
-    tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, path: str, length: int, limit: int
+    tokenizer: tokenizers.Tokenizer,
+    vocabulary: Vocabulary,
+    path: str,
+    length: int | None,
+    limit: int,
 ) -> Batch:
     """The first sequences of a text, padded to a common length."""
     pieces = list(islice(_pieces(tokenizer, path, length - 2), limit))
