@@ -1,4 +1,4 @@
-"""`tandem analyze` on text and on a task: numbers, table, page, pruned folder, and what is refused."""
+"""`tandem analyze` on text and on a task: numbers, table, page, pruned folder, and refusals."""
 
 from __future__ import annotations
 
