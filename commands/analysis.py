@@ -107,5 +107,5 @@ def _task_job(folder: str, task: str, overrides: tuple[str, ...]) -> JobConfig:
     import configs
     from trainer.config import JobConfig
 
-    words = (f"teacher.init.pretrained={folder}", *overrides, "name=analysis")
+    words = (f"teacher.init.pretrained={folder}", *overrides)
     return configs.load(task, JobConfig, "task", words)

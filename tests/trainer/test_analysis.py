@@ -174,6 +174,8 @@ def test_what_cannot_be_analysed(
     assert "nothing.txt" in refused(masked, tmp_path / "nothing.txt", *out)
     (tmp_path / "empty.txt").write_text("\n\n")
     assert "empty.txt: holds no text" in refused(masked, tmp_path / "empty.txt", *out)
+    (tmp_path / "short.txt").write_text("no\n")
+    assert "short.txt: too short to mask" in refused(masked, tmp_path / "short.txt", *out)
     (tmp_path / "bytes.txt").write_bytes(b"a\n\xff\n")
     assert "bytes.txt:2: not valid UTF-8" in refused(masked, tmp_path / "bytes.txt", *out)
     too_long = refused(masked, prose, *out, "--length", 65)

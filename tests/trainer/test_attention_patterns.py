@@ -21,7 +21,7 @@ from trainer.analysis.patterns import (
     excess,
     key_sets,
     masses,
-    uniform_weights,
+    uniform_masses,
 )
 from trainer.batches import to_micro_batches
 from trainer.losses import relations
@@ -41,7 +41,7 @@ def told(maps: Tensor, segments: Tensor | None = None, window: int = 0) -> list[
     pairs = near[None]
     sets = key_sets(delimiters, segments[None], pairs, slice(0, LENGTH))
     found = masses(maps[None], sets) / LENGTH
-    uniform = masses(uniform_weights(pairs), sets) / LENGTH
+    uniform = uniform_masses(sets, pairs) / LENGTH
     return [PATTERNS[number] for number in classify(excess(found, uniform))[0].tolist()]
 
 
@@ -94,6 +94,16 @@ def test_one_segment_is_no_block_and_a_window_has_a_uniform_of_its_own() -> None
     near /= near.sum(dim=-1, keepdim=True)
     assert told(near[None]) == ["diagonal"]
     assert told(near[None], window=2) == ["heterogeneous"]  # all that a layer of window 2 can do
+
+
+def test_a_long_segment_is_no_block_by_rounding() -> None:
+    length = 500
+    pairs = torch.ones(1, length, length, dtype=torch.bool)
+    none, one = torch.zeros(1, length, dtype=torch.bool), torch.zeros(1, length)
+    sets = key_sets(none, one, pairs, slice(0, length))
+    weights = torch.randn(1, 3, length, length).softmax(dim=-1)
+    found = excess(masses(weights, sets) / length, uniform_masses(sets, pairs) / length)
+    assert not found[3].any()
 
 
 @pytest.fixture(scope="module")

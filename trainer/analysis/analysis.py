@@ -72,7 +72,10 @@ def analyze(model: Model, folder: Path, named: str, examples: Examples, way: str
 def with_pruned(
     found: Analysis, model: Model, examples: Examples, count: int, out: Path
 ) -> Analysis:
-    """The analysis with the `count` worst heads pruned: written to `out`, and scored from there."""
+    """The analysis with the `count` worst heads pruned: written to `out`, and scored from there.
+
+    `model` loses the heads.
+    """
     heads, source = found.effects.worst(count), Path(found.folder)
     device = next(model.parameters()).device
     prune(model, heads)

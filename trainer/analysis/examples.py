@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import string
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import tokenizers
@@ -26,8 +26,8 @@ from data_pipeline import (
     Vocabulary,
 )
 from data_pipeline.masking.masker import Masker
+from data_pipeline.task_files.contents import source_name
 from data_pipeline.text.documents import Problem, location_of, read_documents
-from data_pipeline.text.text_files import STDIN
 from data_pipeline.tokenization.tokenizer import load
 from model import Model, ModelError
 from trainer.batches import MicroBatch, to_micro_batches
@@ -43,7 +43,7 @@ ROWS = 16  # sequences of text in a forward pass
 LENGTH = 128  # of a sequence of text, in tokens, where the model reads that many
 
 
-class Examples(Protocol):
+class Examples(ABC):
     """What a model reads while it is analysed.
 
     column: the score by which heads are ranked. columns: all scores. scored: what they are of, in
@@ -54,14 +54,16 @@ class Examples(Protocol):
     columns: Sequence[Column]
     scored: str
 
+    @abstractmethod
     def maps(self) -> Iterator[MicroBatch]:
         """The sequences whose attention is looked at, without masks."""
 
+    @abstractmethod
     def score(self, model: Model) -> dict[str, float]:
         """The model's scores by column; one that is undefined is left out."""
 
 
-class TextExamples:
+class TextExamples(Examples):
     """The first sequences of a text: [CLS], a part of a document, [SEP].
 
     The scores are those of masked language modelling. The masks are the same for every model that
@@ -85,6 +87,8 @@ class TextExamples:
         tokenizer, vocabulary = load(folder)
         self._plain = _text_batch(tokenizer, vocabulary, path, length, limit)
         self._masked = _with_masks(self._plain, vocabulary)
+        if not self._masked.targets[MASKED].is_labelled.any():
+            raise DataError(f"{source_name(path)}: too short to mask any token; name a longer text")
         self._device = next(model.parameters()).device
         metric = MaskedTokens()
         self._metrics, self.columns, self.column = (metric,), metric.columns, LOSS
@@ -101,7 +105,7 @@ class TextExamples:
         return tally.finish()
 
 
-class TaskExamples:
+class TaskExamples(Examples):
     """The validation examples of a task, for a model that was fine-tuned on it."""
 
     def __init__(self, model: Model, folder: Path, job: JobConfig, limit: int) -> None:
@@ -197,7 +201,7 @@ def _text_batch(
     """The first sequences of a text, padded to a common length."""
     pieces = list(islice(_pieces(tokenizer, path, length - 2), limit))
     if not pieces:
-        raise DataError(f"{'standard input' if path == STDIN else path}: holds no text")
+        raise DataError(f"{source_name(path)}: holds no text")
     ids = np.full((len(pieces), length), vocabulary.pad, np.int64)
     mask = np.zeros_like(ids)
     for row, piece in enumerate(pieces):

@@ -20,7 +20,7 @@ from trainer.analysis.patterns import (
     excess,
     key_sets,
     masses,
-    uniform_weights,
+    uniform_masses,
 )
 from trainer.batches import MicroBatch
 from trainer.learners.programs import features_of
@@ -58,24 +58,24 @@ def head_patterns(model: Model, batches: Iterable[MicroBatch], delimiters: Tenso
             found = map_excess(q, k, batch, delimiters, config.window(number))  # [sets, B, A]
             told = F.one_hot(classify(found), len(PATTERNS))  # [B, A, patterns]
             shares[number - 1] += told.sum(dim=0).cpu()
-            sums[number - 1] += found.sum(dim=1).t().double().cpu()
+            sums[number - 1] += found.sum(dim=1).t().cpu()
     return HeadPatterns(shares / sequences, sums / sequences, sequences)
 
 
 def map_excess(
     queries: Tensor, keys: Tensor, batch: MicroBatch, delimiters: Tensor, window: int
 ) -> Tensor:
-    """The excess of each set of keys in the maps of a layer: float32 [sets, B, A].
+    """The excess of each set of keys in the maps of a layer: float64 [sets, B, A].
 
     queries, keys: [B, A, L, D].
     """
     mask, (rows_in_all, heads) = batch.attention_mask, queries.shape[:2]
-    mass = queries.new_zeros(len(KEY_SETS), rows_in_all, heads, dtype=torch.float32)
+    mass = queries.new_zeros(len(KEY_SETS), rows_in_all, heads, dtype=torch.float64)
     uniform = mass.new_zeros(len(KEY_SETS), rows_in_all, 1)
     is_delimiter = delimiters[batch.input_ids]
     for rows, span, weights, pairs in attention_blocks(queries, keys, mask, window):
         sets = key_sets(is_delimiter[rows], batch.segment_ids[rows], pairs, span)
         mass[:, rows] += masses(weights, sets)
-        uniform[:, rows] += masses(uniform_weights(pairs), sets)
+        uniform[:, rows] += uniform_masses(sets, pairs)
     tokens = mask.sum(dim=1)[:, None]
     return excess(mass / tokens, uniform / tokens)

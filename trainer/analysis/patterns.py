@@ -30,7 +30,6 @@ KEY_SETS = ("vertical", "diagonal", "either", "block")
 LEAST_EXCESS = 0.5
 LEAST_BALANCE = 0.5  # of the smaller excess to the larger, in a map with both
 NEAR = 1  # positions on either side
-LEAST_ROOM = 1e-4  # beyond uniform attention; less of it is rounding
 
 
 def key_sets(delimiters: Tensor, segments: Tensor, pairs: Tensor, queries: slice) -> Tensor:
@@ -47,22 +46,23 @@ def key_sets(delimiters: Tensor, segments: Tensor, pairs: Tensor, queries: slice
 
 
 def masses(weights: Tensor, sets: Tensor) -> Tensor:
-    """The attention on each set, summed over queries: float32 [4, B, A].
+    """The attention on each set, summed over queries: float64 [4, B, A].
 
     weights: [B, A, l, L], rows that sum to 1; sets: bool [4, B, l, L].
     """
-    return torch.einsum("baqk,sbqk->sba", weights, sets.to(weights.dtype))
+    return torch.einsum("baqk,sbqk->sbaq", weights, sets.to(weights.dtype)).double().sum(dim=-1)
 
 
-def uniform_weights(pairs: Tensor) -> Tensor:
-    """Uniform attention over the visible keys: float32 [B, 1, l, L]."""
-    return (pairs / pairs.sum(dim=-1, keepdim=True).clamp(min=1))[:, None]
+def uniform_masses(sets: Tensor, pairs: Tensor) -> Tensor:
+    """The same of uniform attention over the visible keys, [4, B, 1]: exact for whole sets."""
+    visible = pairs.sum(dim=-1).clamp(min=1)
+    return (sets.sum(dim=-1).double() / visible).sum(dim=-1, keepdim=True)
 
 
 def excess(mass: Tensor, uniform: Tensor) -> Tensor:
     """By how much the mass of each set exceeds that of uniform attention; both means, [4, ...]."""
     room = 1.0 - uniform
-    return torch.where(room > LEAST_ROOM, (mass - uniform) / room.clamp(min=LEAST_ROOM), 0.0)
+    return torch.where(room > 0, (mass - uniform) / room.where(room > 0, 1.0), 0.0)
 
 
 def classify(found: Tensor) -> Tensor:
