@@ -7,9 +7,10 @@
 The files are tables with a header and the columns `--text` and label, as SST-2's. The model is a
 random BERT of that size, exported, unless `--model` names a BERT: every arm loads the same folder.
 The arms are separate processes that take turns, so that other work on the machine affects them
-equally: `tandem` (the job of `tandem finetune`, and its scoring), `random` (the Trainer with its
-defaults) and `grouped` (the Trainer with its grouping by length). Each pads to the longest text of
-a batch, and has the same batch, precision, threads, optimizer (fused AdamW), clipping and dropout.
+equally: `tandem` (the job of `tandem finetune`, and the passes of `tandem predict`, which forms its
+own batches), `random` (the Trainer with its defaults) and `grouped` (the Trainer with its grouping
+by length). Each pads to the longest text of a batch, and has the same batch, precision, threads,
+optimizer (fused AdamW), clipping and dropout.
 The first steps are not timed. Prediction runs on the validation file, already encoded. Results are
 medians over the rounds, in wall-clock and CPU time; on a busy machine only CPU time with
 `--threads 1` is meaningful. With `--epochs`, each arm trains on the whole file instead,
@@ -127,14 +128,13 @@ def tandem_arm(arguments: argparse.Namespace) -> dict[str, float]:
     """The job of `tandem finetune` in this process, and the predictions of what it exports."""
     import torch
 
-    # P from trainer.prediction.predicting import predictions
     import trainer.loop
     from benchmarks.cotraining_speed import alone_in_the_world
     from commands.job_configs import load_job
+    from data_pipeline import TextEncoder
     from trainer.evaluation.finished import SavedLearners
-    from trainer.evaluation.held_out import ValidationSet
     from trainer.learner_names import TEACHER
-    from trainer.learners.programs import score
+    from trainer.prediction.passes import head_outputs
     from trainer.run import run_job
     from trainer.run_folder.folder import RunFolder
 
@@ -150,19 +150,16 @@ def tandem_arm(arguments: argparse.Namespace) -> dict[str, float]:
     job = load_job("single_sentence", tuple(tandem_words(arguments)))
     with profiled(arguments.profile):
         run_job(lambda: job, lambda: False, lambda *_: None)
-    saved = SavedLearners(RunFolder.of(job))
-    model, metrics = saved.load(TEACHER).eval(), job.metrics_of(job.teacher)
-    validation = ValidationSet(job, saved.corpora)
-    _, labels = read_table(arguments.validation, arguments.text)
-    with torch.inference_mode(), timed_prediction(len(labels)) as speed:
-        scores = validation.evaluate(
-            lambda batch: score(model, batch, metrics),
-            metrics,
-            arguments.batch,
-            torch.device("cpu"),
-        )
-    (accuracy,) = scores.overall.values()
-    return {**marks.rates(arguments.batch), **speed, "accuracy": accuracy or 0.0}
+    model = SavedLearners(RunFolder.of(job)).load(TEACHER)
+    names = model.config.task_heads["single_sentence"].labels
+    texts, labels = read_table(arguments.validation, arguments.text)
+    encoder = TextEncoder(Path(arguments.model), arguments.length)
+    encoded = [encoder.sequence([text], "") for text in texts]
+    with timed_prediction(len(labels)) as speed:
+        outputs = head_outputs(model, "single_sentence", encoder.vocabulary, encoded)
+        told = [names[int(logits.argmax())] for logits in outputs]
+    accuracy = statistics.mean(a == b for a, b in zip(told, labels, strict=True))
+    return {**marks.rates(arguments.batch), **speed, "accuracy": accuracy}
 
 
 def tandem_words(arguments: argparse.Namespace) -> Iterator[str]:

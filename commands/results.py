@@ -18,6 +18,7 @@ from commands.suites import compare
 @click.option("--suite", type=PATH, help="A file, or a name from configs/suite/.")
 @click.option("--out", type=PATH, help="Where the runs and the report of a suite go.")
 @click.option("--seeds", callback=numbers, help="Instead of the suite's, such as 1,2,3.")
+@click.option("--untrained", is_flag=True, help="Compare the first DIR with random weights too.")
 def evaluate(
     names: tuple[str, ...],
     learner: str | None,
@@ -25,6 +26,7 @@ def evaluate(
     suite: str | None,
     out: str | None,
     seeds: list[int],
+    untrained: bool,
 ) -> None:
     """Score RUN's learners on held-out text or examples, or the models in DIRs on a suite of tasks.
 
@@ -38,10 +40,13 @@ def evaluate(
         if not folders:
             raise click.UsageError("--suite: name the folder of a model, or several")
         overrides = [name for name in names if "=" in name]
-        compare(suite, folders, Path(out or f"runs/suites/{Path(suite).stem}"), overrides, seeds)
+        to = Path(out or f"runs/suites/{Path(suite).stem}")
+        compare(suite, folders, to, overrides, seeds, untrained)
         return
-    if out or seeds or len(names) > 1:
-        raise click.UsageError("one RUN; --out, --seeds and several names are for --suite")
+    if out or seeds or untrained or len(names) > 1:
+        raise click.UsageError(
+            "one RUN; --out, --seeds, --untrained and several names are for --suite"
+        )
     _evaluate_run(names[0], learner, as_json)
 
 

@@ -18,9 +18,25 @@ from commands.training import run_ranks
 
 if TYPE_CHECKING:
     from configs.suites import SuiteConfig
+    from trainer.config import JobConfig
     from trainer.suites.results import ModelResults, TaskScore
 
 ROOT_KEY = "data.root"
+UNTRAINED = "untrained"
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A folder, and whether its own weights are read or random ones drawn for each seed."""
+
+    folder: Path
+    untrained: bool = False
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What a job says to begin with it."""
+        own = f"teacher.init.pretrained={self.folder}"
+        return (own, "teacher.init.random=true") if self.untrained else (own,)
 
 
 @dataclass(frozen=True)
@@ -31,20 +47,30 @@ class _Run:
     model: str
     seed: int
     config: str
-    words: tuple[str, ...]
+    changes: tuple[str, ...]
 
     @property
     def name(self) -> str:
         return f"{self.task}-{self.model}-seed{self.seed}"
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (*self.changes, f"name={self.name}")
+
 
 def compare(
-    name: str, folders: Sequence[str], out: Path, overrides: Sequence[str], seeds: Sequence[int]
+    name: str,
+    folders: Sequence[str],
+    out: Path,
+    overrides: Sequence[str],
+    seeds: Sequence[int],
+    untrained: bool,
 ) -> None:
     """Fine-tune and score the models in `folders` on a suite, as far as that is not done yet.
 
-    Everything goes to `out`: the runs, ``suite.json`` and ``report.html``. Raises ConfigError,
-    ModelError and DataError before anything is trained.
+    With `untrained`, the first of them with random weights too. Everything goes to `out`: the runs,
+    ``suite.json`` and ``report.html``. Raises ConfigError, ModelError and DataError before
+    anything is trained.
     """
     import configs
     from configs.suites import SuiteConfig
@@ -52,25 +78,24 @@ def compare(
     from trainer.suites.results import to_json
 
     suite = configs.load(name, SuiteConfig, "suite")
-    models = _models(folders)
+    models = _models(folders, untrained)
     words = [*_assignments(suite.job), *overrides]
     runs = [
-        _Run(task, model, seed, one.task or task, _words(one.job, words, folder, out, seed))
+        _Run(task, model, seed, one.task or task, _words(one.job, words, one_model, out, seed))
         for task, one in suite.tasks.items()
-        for model, folder in models.items()
+        for model, one_model in models.items()
         for seed in seeds or suite.seeds
     ]
-    for run in runs:
-        load_job(run.config, (*run.words, f"name={run.name}"))  # errors show before the first run
-    evaluations = {run: _evaluation_of(run, out) for run in runs}
+    jobs = {run: load_job(run.config, run.words) for run in runs}  # errors show before the first
+    evaluations = {run: _evaluation_of(run, job, out) for run, job in jobs.items()}
     results = _results(suite, models, evaluations, words)
     (out / "suite.json").write_text(json.dumps(to_json(results), indent=2) + "\n")
     write_comparison(out / "report.html", Path(name).stem, suite.about, results)
     click.echo(f"{suite.about}\n\n{comparison_table(results)}\n\nReport: {out / 'report.html'}")
 
 
-def _models(folders: Sequence[str]) -> dict[str, Path]:
-    """The folders by a name for each: their own, with as many parents as make them differ."""
+def _models(folders: Sequence[str], untrained: bool) -> dict[str, _Model]:
+    """The models by a name for each: the folder's, with as many parents as make them differ."""
     from model import ModelError, read_config
 
     paths = [Path(folder).resolve() for folder in folders]
@@ -81,13 +106,18 @@ def _models(folders: Sequence[str]) -> dict[str, Path]:
     depth = 1
     while len({path.parts[-depth:] for path in paths}) < len(paths):
         depth += 1
-    return {"-".join(path.parts[-depth:]): path for path in paths}
+    models = {"-".join(path.parts[-depth:]): _Model(path) for path in paths}
+    if untrained:
+        if UNTRAINED in models:
+            raise ModelError(f"{models[UNTRAINED].folder}: rename it, or leave out --untrained")
+        models[UNTRAINED] = _Model(paths[0], untrained=True)
+    return models
 
 
 def _words(
-    job: Mapping[str, Any], shared: Sequence[str], folder: Path, out: Path, seed: int
+    job: Mapping[str, Any], shared: Sequence[str], model: _Model, out: Path, seed: int
 ) -> tuple[str, ...]:
-    own = [f"teacher.init.pretrained={folder}", f"output_dir={out / 'runs'}", f"seed={seed}"]
+    own = [*model.words, f"output_dir={out / 'runs'}", f"seed={seed}"]
     return (*own, *_assignments(job), *shared)
 
 
@@ -100,18 +130,16 @@ def _assignments(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield f"{above}{key}={json.dumps(value)}"
 
 
-def _evaluation_of(run: _Run, out: Path) -> dict[str, Any]:
+def _evaluation_of(run: _Run, job: JobConfig, out: Path) -> dict[str, Any]:
     """The results of a run, which is trained to its end first, unless it has come to it."""
     from trainer.run_folder.folder import RunFolder
     from trainer.run_folder.run_files import primary_of, read_evaluation
 
-    words = (*run.words, f"name={run.name}")
-    job = load_job(run.config, words)
     folder = RunFolder.of(job)
     found = read_evaluation(folder.evaluation)
     if found is None or found["step"] < job.steps:
         with _output_to(out / "logs" / f"{run.name}.log"):
-            code = run_ranks(run.config, words, None)
+            code = run_ranks(run.config, run.words, None)
         if code:
             click.echo(f"tandem: {run.name}: ended early; the same command resumes it", err=True)
             sys.exit(code)
@@ -141,7 +169,7 @@ def _output_to(log: Path) -> Iterator[None]:
 
 def _results(
     suite: SuiteConfig,
-    models: Mapping[str, Path],
+    models: Mapping[str, _Model],
     evaluations: Mapping[_Run, Mapping[str, Any]],
     words: Sequence[str],
 ) -> dict[str, ModelResults]:
@@ -149,7 +177,7 @@ def _results(
 
     pairs = _pair_scores(suite, models, words)
     results = {}
-    for model, folder in models.items():
+    for model, one in models.items():
         scores = {}
         for task in suite.tasks:
             found = {
@@ -158,14 +186,18 @@ def _results(
                 if (run.task, run.model) == (task, model)
             }
             scores[task] = task_score(found)
-        results[model] = ModelResults(str(folder), _parameters(folder), scores | pairs[model])
+        parameters = _parameters(one.folder)
+        results[model] = ModelResults(str(one.folder), parameters, scores | pairs[model])
     return results
 
 
 def _pair_scores(
-    suite: SuiteConfig, models: Mapping[str, Path], words: Sequence[str]
+    suite: SuiteConfig, models: Mapping[str, _Model], words: Sequence[str]
 ) -> dict[str, dict[str, TaskScore]]:
-    """The scores on minimal pairs, after all training: this process has threads afterwards."""
+    """The scores on minimal pairs, after all training: this process has threads afterwards.
+
+    An untrained model has none: it guesses.
+    """
     from trainer.device import own_device
     from trainer.evaluation.minimal_pairs import score_minimal_pairs
     from trainer.suites.results import pair_score
@@ -174,10 +206,11 @@ def _pair_scores(
     roots = [word.partition("=")[2].strip('"') for word in words if word.startswith(f"{ROOT_KEY}=")]
     root = Path(roots[-1] if roots else "")
     scores: dict[str, dict[str, TaskScore]] = {model: {} for model in models}
-    for model, folder in models.items():
+    for model, one in models.items():
         for name, path in suite.minimal_pairs.items():
-            found = score_minimal_pairs(folder, str(root / path), device)
-            scores[model][name] = pair_score(found.accuracy, found.by_phenomenon)
+            if not one.untrained:
+                found = score_minimal_pairs(one.folder, str(root / path), device)
+                scores[model][name] = pair_score(found.accuracy, found.by_phenomenon)
     return scores
 
 

@@ -143,6 +143,12 @@ class TaskFilesConfig(Section):
         str, Doc("A task's file to score on; empty: `validation_fraction` of the training file.")
     ] = ""
     test: Annotated[str, Doc("A task's labelled file that `tandem evaluate` scores as well.")] = ""
+    max_scored: Annotated[
+        int | None,
+        COUNT,
+        Unit("examples"),
+        Doc("Only the first of the validation and test files are scored; null: all."),
+    ] = None
     root: Annotated[
         str, Doc("The folder of these files; a name may leave out .gz, .xz or .zst.")
     ] = ""
@@ -167,6 +173,8 @@ class TaskFilesConfig(Section):
         for key in ("validation", "test", "columns", "files"):
             if getattr(self, key) and not self.train:
                 yield key, "is for a task's examples; set train too, or remove it"
+        if self.max_scored is not None and not self.validation:
+            yield "max_scored", "is for a task's validation file; set validation too, or remove it"
 
     @property
     def task_files(self) -> dict[str, Path]:

@@ -24,7 +24,8 @@ PLAIN, FUSED, VARLEN = "plain", "fused", "varlen"
 # The longest sequence for which a CPU uses plain matrix products. With bfloat16 instructions the
 # fused kernel takes 3.4 times as long as they do at L = 128. In float32 it takes three quarters of
 # their time at L = 128 and slightly less at L = 64. For heads narrower than 32 both take equally
-# long up to L = 192, but the fused kernel's gradients have four times the rounding error.
+# long up to L = 192, but the fused kernel's gradients have four times the rounding error. Forward
+# alone, in float32 with padding, it takes half to three quarters of their time from L = 8 to 64.
 _CPU_PLAIN_LENGTH = {torch.bfloat16: 384, torch.float16: 384, torch.float32: 96}
 _CPU_PLAIN_LENGTH_NARROW = 192
 _NARROW = 32
@@ -53,13 +54,15 @@ def choose_kernel(
     """The fastest kernel for a device type, its operands, and keys that may be skipped.
 
     `skips`: rows end in padding of known length, or a window hides keys. The choice for CPUs was
-    measured with benchmarks/model_attention.py, forward and backward. The choice does not depend
-    on whether a layer is captured, so capture does not change rounding. An exported graph always
-    uses ``plain``, which serves every length.
+    measured with benchmarks/model_attention.py, forward and backward; in inference mode, forward.
+    The choice does not depend on whether a layer is captured, so capture does not change rounding.
+    An exported graph always uses ``plain``, which serves every length.
     """
     if torch.compiler.is_exporting():
         return PLAIN
     if device == "cpu":
+        if dtype == torch.float32 and torch.is_inference_mode_enabled():
+            return FUSED
         longest = _CPU_PLAIN_LENGTH.get(dtype, 0)
         if head_size < _NARROW:
             longest = max(longest, _CPU_PLAIN_LENGTH_NARROW)

@@ -152,6 +152,10 @@ class InitConfig(Section):
     pretrained: Annotated[
         str | None, NOT_EMPTY, Doc("A folder in Hugging Face format, or an export.")
     ] = None
+    random: Annotated[
+        bool,
+        Doc("Of pretrained, only the model and its tokenizer are read; the weights are random."),
+    ] = False
     seed: Annotated[
         int | None,
         INDEX,
@@ -165,6 +169,8 @@ class InitConfig(Section):
         origins = (self.teacher_layers, self.teacher_embeddings or None, self.pretrained)
         if sum(origin is not None for origin in origins) > 1:
             yield "pretrained", "set one of this, teacher_layers and teacher_embeddings"
+        if self.random and self.pretrained is None:
+            yield "random", "is for pretrained, and weights are random without it; remove it"
 
 
 @dataclass

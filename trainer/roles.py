@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from configs.section import Refusal, within
 from data_pipeline import DataConfig
 from model import ModelConfig
-from trainer.learner_config import BudgetConfig, InitConfig, LearnerConfig, StartConfig
+from trainer.learner_config import BudgetConfig, LearnerConfig, StartConfig
 from trainer.objectives.task import TaskConfig
 from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM, columns_of
 from trainer.tasks.soft_labels import SoftLabels
@@ -160,7 +160,7 @@ def _conflicts_of_teacher(teacher: LearnerConfig) -> Iterator[Refusal]:
         yield "budget", "a frozen teacher has none; remove it, or frozen"
     if teacher.budget != BudgetConfig() and teacher.stacking.steps:
         yield "budget", "is for a teacher of one size; remove it, or stacking"
-    if teacher.init != InitConfig(pretrained=teacher.init.pretrained, seed=teacher.init.seed):
+    if teacher.init.teacher_layers is not None or teacher.init.teacher_embeddings:
         yield "init", "its teacher_... keys are for students"
 
 

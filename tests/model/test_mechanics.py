@@ -289,6 +289,9 @@ def test_the_kernel_is_chosen_by_device_operands_and_what_it_may_skip(
     assert choose_kernel("cpu", torch.bfloat16, 128, 64, False, 0.0) == PLAIN
     assert choose_kernel("cpu", torch.float32, 96, 64, False, 0.0) == PLAIN
     assert choose_kernel("cpu", torch.float32, 128, 64, True, 0.0) == FUSED
+    with torch.inference_mode():
+        assert choose_kernel("cpu", torch.float32, 16, 64, True, 0.0) == FUSED
+        assert choose_kernel("cpu", torch.bfloat16, 16, 64, True, 0.0) == PLAIN
     assert choose_kernel("cpu", torch.float32, 128, 26, True, 0.0) == PLAIN
     monkeypatch.setattr(attention_kernel, "_has_varlen", lambda: True)
     assert choose_kernel("cuda", torch.bfloat16, 128, 64, True, 0.0) == VARLEN

@@ -70,6 +70,7 @@ def test_a_batch_may_be_stated_in_tokens():
         ("data.mixture={a: DIR}", "data.mixture.a: expected keys and values (path, weight) or a"),
         ("data.mixture={a: {path: ''}}", "data.mixture.a.path: must not be empty"),
         ("teacher.init.pretrained=''", "teacher.init.pretrained: must not be empty"),
+        ("teacher.init.random=true", "teacher.init.random: is for pretrained"),
         ("teacher.objective.mlm.weight=-1", "teacher.objective.mlm.weight: must be 0 to 1000000"),
         (
             "teacher.objective.mlm.weight={0: 1, 00: 2}",

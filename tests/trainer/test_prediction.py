@@ -98,7 +98,7 @@ def class_chances(folder: Path, *texts: str) -> np.ndarray:
 
 @pytest.mark.parametrize("tokens", [1 << 13, 20])
 def test_labels_in_the_order_of_the_input(classifier, tmp_path, monkeypatch, tokens) -> None:
-    monkeypatch.setattr(passes, "TOKENS", tokens)
+    monkeypatch.setattr(passes, "tokens_per_pass", lambda device: tokens)
     path = tmp_path / "reviews.tsv"
     path.write_text("id\treview\n" + "".join(f"7\t{text}\n" for text in TEXTS))
     found = predicted(classifier, path)

@@ -230,6 +230,7 @@ def test_a_teacher_may_compute_the_first_tokens_only(job, tmp_path) -> None:
         (["students.small.objective.sentence_pair={}"], "one task must read it"),
         (["students.small.objective.single_sentence=null"], "soft_labels: needs the task beside"),
         (["epochs=2"], "epochs: set either steps or epochs"),
+        (["data.validation=''", "data.max_scored=5"], "max_scored: is for a task's validation"),
         (["students.small.objective.single_sentence.target=number"], "must have the settings of"),
         (["batch.tokens=100", "batch.size=null"], "a task's batch has one size"),
     ],
@@ -248,6 +249,7 @@ def test_what_does_not_fit_is_refused(job, overrides, message) -> None:
         (["fine\t1", "x\tmuch"], ["target=number"], "'much' is not a number"),
         (["fine\tdull", "\tbright"], [], "train.tsv:3: a text is empty"),
         ([], [], "train.tsv: holds no rows"),
+        (["a\t1", "b\t2", "c\t3"], ["metrics=[f1]"], "f1 needs two labels, and there are 1, 2, 3"),
     ],
 )  # fmt: skip
 def test_bad_examples_are_named(job, tmp_path, rows, overrides, message) -> None:
@@ -329,7 +331,8 @@ def test_a_shipped_task_has_its_head(name: str) -> None:
 
 
 TASKS_WITH_FILES = {
-    "sst2", "cola", "mrpc", "rte", "qnli", "stsb", "wikiqa", "conll", "squad", "dream"
+    "sst2", "cola", "mrpc", "rte", "qnli", "stsb", "wikiqa", "conll", "squad", "dream",
+    "squadshifts",
 }  # fmt: skip
 
 

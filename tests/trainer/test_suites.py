@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from data_pipeline.tokenization.tokenizer import load
 from data_pipeline.tokenization.training import train
-from model import build, save_pretrained
+from model import build, from_pretrained, save_pretrained
 from tests.conftest import command_environment
 from tests.fork_server import run_command
 from tests.trainer import tiny
@@ -140,8 +141,25 @@ def test_models_are_fine_tuned_and_compared_once(folder: Path) -> None:
         )
     metrics = folder / "out/runs/moods-big-seed1/metrics.jsonl"
     before = metrics.stat().st_mtime_ns
-    assert evaluate(folder, *both)[0] == 0
+    code, output, errors = evaluate(folder, *both, "--untrained")
+    assert code == 0, errors
     assert metrics.stat().st_mtime_ns == before, "what is finished is not run again"
+    (row,) = [line.split() for line in output.splitlines() if line.startswith("untrained ")]
+    found = json.loads((folder / "out" / "suite.json").read_text())
+    assert found["untrained"]["parameters"] == found["big"]["parameters"]
+    assert set(found["untrained"]["tasks"]) == {"moods"}, "an untrained model only guesses at pairs"
+    assert len(row) == len(table[1].split()), "whose cell is empty; the first row has no retention"
+    begun = word_vectors(folder / "big")
+    ended = {
+        name: word_vectors(folder / f"out/runs/moods-{name}-seed1/exports/teacher")
+        for name in ("big", "untrained")
+    }
+    torch.testing.assert_close(ended["big"], begun, rtol=0, atol=1e-2)
+    assert (ended["untrained"] - begun).abs().mean() > 1e-2, "other random weights"
+
+
+def word_vectors(folder: Path) -> torch.Tensor:
+    return from_pretrained(folder).embeddings.word.weight
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from trainer.errors import TrainingError
 from trainer.scoring import task_scores
 from trainer.scoring.metric import Tally
 from trainer.scoring.scores import ScoreInputs
-from trainer.scoring.task_metrics import ClassMetric, NumberMetric, TagMetric
+from trainer.scoring.task_metrics import ClassMetric, MarginMetric, NumberMetric, TagMetric
 
 NAN = float("nan")
 
@@ -32,6 +32,17 @@ def test_scores_of_classes() -> None:
     assert task_scores.accuracy(array(0, 2, 1, 3), array(0, 1, 2, 3)) == 0.5
     # Precision 2/3, recall 1/2, of label 1.
     assert task_scores.f1(array(1, 1, 1, 0, 0, 0), array(1, 1, 0, 0, 1, 1)) == pytest.approx(4 / 7)
+
+
+def test_examples_ranked_by_the_second_of_two_labels() -> None:
+    # The example in the documentation of scikit-learn's function.
+    margins, right = array(0.1, 0.4, 0.35, 0.8), array(0, 0, 1, 1)
+    assert task_scores.average_precision(margins, right) == pytest.approx(0.8333, abs=1e-4)
+    assert np.isnan(task_scores.average_precision(margins, array(0, 0, 0, 0)))
+    logits = torch.tensor([[0.0, 0.1], [0.1, 0.5], [0.0, 0.35], [-0.8, 0.0], [0.0, 9.0]])
+    metric = MarginMetric("task", ["average_precision"])
+    found = total(metric, outputs(logits, torch.tensor([0, 0, 1, 1, NO_LABEL])))
+    assert found == {"task_average_precision": pytest.approx(0.8333, abs=1e-4)}
 
 
 def test_correlations() -> None:

@@ -231,6 +231,22 @@ def test_the_right_one_of_several_answers_is_learned(folder, corpus) -> None:
     torch.testing.assert_close(got.heads["multiple_choice"].view(1, 3), told)
 
 
+@pytest.mark.parametrize("task", ["tagging", "span", "multiple_choice"])
+def test_only_the_first_examples_are_scored(folder, corpus, task) -> None:
+    job = load(folder, corpus, task, 10, "{}", "data.max_scored=3")
+    opened = Corpus.open(job.data.path)
+    assert ExampleSplit(opened, "train").total >= 60
+    scored = ExampleSplit(opened, "val")
+    if task != "span":
+        assert scored.total == 3
+        return
+    assert sorted(set(scored.labels("span_question").tolist())) == [0, 1, 2]
+    (metric,) = job.metrics_of(job.teacher)
+    spans = [one.answers[0] for one in metric.answers.questions()]
+    rows = [[number, 1, 0, one.start, one.end] for number, one in enumerate(spans)]
+    assert metric.finish(torch.tensor(rows))["span_exact_match"] == 1.0, "of three questions"
+
+
 def test_only_the_head_of_a_frozen_encoder_learns(folder, corpus) -> None:
     more = ("teacher.encoder=frozen", "name=frozen")
     settings = "{layers: [1, -1]}"

@@ -76,7 +76,7 @@ def scored_on_test(job: JobConfig) -> JobConfig | None:
         return None
     name, task = task_of(job)
     file = job.data.task_files["test"]
-    task = task.scored_on(_task_file(job, file))
+    task = task.scored_on(_task_file(job, file, is_scored=True))
     tokenizer = Corpus.open(job.data.path).tokenizer_dir
     folder = _encoded(job, name, task, tokenizer, {"val": file})
     data = dataclasses.replace(job.data, path=str(folder))
@@ -103,14 +103,17 @@ def _task_with_labels(job: JobConfig) -> tuple[str, TaskConfig]:
     if task.needs_validation and "validation" not in files:
         raise DataError(f"data.validation: must be set for {name}")
     _require_files(job, name, task)
-    task = task.with_labels_of(_task_file(job, files["train"]))
+    if job.data.max_scored is not None and not task.can_score_some:
+        raise DataError(f"data.max_scored: {name} scores whole files only; remove it")
+    task = task.with_labels_of(_task_file(job, files["train"], is_scored=False))
     _require_same_labels(job, name, task)
     scored = files.get("validation", files["train"])
-    return name, task.scored_on(_task_file(job, scored))
+    return name, task.scored_on(_task_file(job, scored, is_scored=True))
 
 
-def _task_file(job: JobConfig, path: Path) -> TaskFile:
-    return TaskFile(path, job.data.columns, job.data.other_files)
+def _task_file(job: JobConfig, path: Path, *, is_scored: bool) -> TaskFile:
+    most = job.data.max_scored if is_scored else None
+    return TaskFile(path, job.data.columns, job.data.other_files, most)
 
 
 def _require_files(job: JobConfig, name: str, task: TaskConfig) -> None:
@@ -199,6 +202,7 @@ def _identity(job: JobConfig, task: TaskConfig, files: Mapping[str, Path]) -> di
         "code": _content(Path(inspect.getfile(type(task)))),
         "files": {SPLITS[split]: _content(path) for split, path in files.items()},
         "others": {other: _content(path) for other, path in data.other_files.items()},
+        "max_scored": data.max_scored,
         "columns": dict(data.columns),
         "sequence_length": data.sequence_length,
         "validation_fraction": None if data.validation else data.validation_fraction,
@@ -212,7 +216,11 @@ def _examples(
     every = None if "val" in files else round(1 / job.data.validation_fraction)
     return {
         split: task.encode_part(
-            _task_file(job, files[split if every is None else "train"]),
+            _task_file(
+                job,
+                files[split if every is None else "train"],
+                is_scored=every is None and split == "val",
+            ),
             encoder,
             Part(is_held_out=split == "val", every=every),
         )

@@ -204,7 +204,7 @@ class Learners:
     def _first_weights(self, name: str, config: LearnerConfig) -> Mapping[str, Tensor] | None:
         """The initial weights; None for random ones."""
         section = name.replace("/", ".")
-        if config.init.pretrained is not None:
+        if config.init.pretrained is not None and not config.init.random:
             return from_folder(section, config.init.pretrained, config.architecture)
         if config.init.teacher_layers is not None:
             final, now = self.config.teacher.model.layers, self.teacher.config.model.layers

@@ -11,8 +11,9 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -25,16 +26,25 @@ from trainer.batches import MicroBatch
 from trainer.objectives.term import TermConfig
 from trainer.scoring.metric import Metric
 
+Record = TypeVar("Record")
 UNKNOWN_LABELS = ["0", "1"]  # placeholder labels of a head, until the training file is read
 
 
 @dataclass(frozen=True)
 class TaskFile:
-    """A file of examples, the column that holds each field, and the task's other files by name."""
+    """A file of examples, the column that holds each field, and the task's other files by name.
+
+    Only the first `most` records are read; None: all.
+    """
 
     path: Path
     columns: Mapping[str, str]
     others: Mapping[str, Path] = field(default_factory=dict)
+    most: int | None = None
+
+    def first(self, records: Iterator[Record]) -> Iterator[Record]:
+        """The records that are read."""
+        return islice(records, self.most)
 
     def columns_of(self, *fields: str) -> Columns:
         """The column of each of these fields: from ``data.columns``, else the field's own name."""
@@ -76,8 +86,9 @@ class TaskConfig(TermConfig):
     name: the task's name, shared by its head and its target. fields: the columns of a table of its
     examples; empty if it reads files of another format. needs_validation: whether it needs a
     validation file, because a part of the training file cannot stand in for one. reads: the other
-    files that it needs, and may_read those that it can do without, by name. not_encoded: the keys
-    that have no effect on how examples are encoded.
+    files that it needs, and may_read those that it can do without, by name. can_score_some: whether
+    the first examples of a file can be scored without the others. not_encoded: the keys that have
+    no effect on how examples are encoded.
     """
 
     layers: Annotated[
@@ -94,6 +105,7 @@ class TaskConfig(TermConfig):
     needs_validation: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = ()
     may_read: ClassVar[tuple[str, ...]] = ()
+    can_score_some: ClassVar[bool] = True
     not_encoded: ClassVar[tuple[str, ...]] = ("weight", "metrics", "layers")
     source: ClassVar[None] = None
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline import NO_LABEL
-from data_pipeline.task_files.squad import read_squad
+from data_pipeline.task_files.squad import SpanQuestion, read_squad
 from trainer.batches import MicroBatch
 from trainer.scoring.answer_spans import WIDTH, best_answers, window_rows
 from trainer.scoring.column import NUMBER, SHARE, Column
@@ -20,6 +22,18 @@ from trainer.scoring.task_scores import answer_scores
 
 ANSWER_SCORES = ("answer_f1", "exact_match")
 THRESHOLD = "null_threshold"
+
+
+@dataclass(frozen=True)
+class AnswerFile:
+    """The file whose answers are right; of its questions, the first `scored`, or all, count."""
+
+    path: str
+    scored: int | None = None
+
+    def questions(self) -> list[SpanQuestion]:
+        """The questions that count, in order."""
+        return list(islice(read_squad(self.path), self.scored))
 
 
 class SpanMetric(GatheredMetric[ScoreInputs]):
@@ -32,7 +46,7 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
     """
 
     def __init__(
-        self, head: str, names: Sequence[str], answers: str, longest: int, unanswerable: bool
+        self, head: str, names: Sequence[str], answers: AnswerFile, longest: int, unanswerable: bool
     ) -> None:
         self.head, self.names, self.answers = head, tuple(names), answers
         self.longest, self.unanswerable = longest, unanswerable
@@ -75,7 +89,7 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
     def finish(self, total: Tensor) -> dict[str, float]:
         if not len(total):
             return {}
-        questions = list(read_squad(self.answers))
+        questions = self.answers.questions()
         right = {one.id: [answer.text for answer in one.answers] for one in questions}
         best = best_answers(total.cpu().numpy(), [one.context for one in questions])
         found = {questions[number].id: answer for number, answer in best.items()}

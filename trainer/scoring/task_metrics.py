@@ -17,6 +17,7 @@ from trainer.scoring.metric import GatheredMetric
 from trainer.scoring.scores import ScoreInputs
 from trainer.scoring.task_scores import (
     CLASS_SCORES,
+    MARGIN_SCORES,
     NUMBER_SCORES,
     accuracy,
     entity_scores,
@@ -68,6 +69,22 @@ class ClassMetric(TaskMetric):
     ) -> dict[str, float]:
         return {
             f"{self.head}_{name}": CLASS_SCORES[name](predictions, labels) for name in self.names
+        }
+
+
+class MarginMetric(TaskMetric):
+    """How well a head ranks examples by the second of two labels: `MARGIN_SCORES`."""
+
+    def labelled(self, outputs: ScoreInputs) -> Tensor:
+        """[examples, 2]: the second label's logit less the first's, and the right label."""
+        labels, logits = outputs.batch.row_labels(self.head), outputs.features.heads[self.head]
+        return _labelled(logits[:, 1] - logits[:, 0], labels, labels != NO_LABEL)
+
+    def scores(
+        self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
+    ) -> dict[str, float]:
+        return {
+            f"{self.head}_{name}": MARGIN_SCORES[name](predictions, labels) for name in self.names
         }
 
 

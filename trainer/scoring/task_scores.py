@@ -23,6 +23,7 @@ Tags = Sequence[Sequence[str]]
 PACKAGES = {  # score -> the package that it needs
     "f1": "sklearn",
     "macro_f1": "sklearn",
+    "average_precision": "sklearn",
     "matthews": "sklearn",
     "pearson": "scipy",
     "spearman": "scipy",
@@ -73,6 +74,17 @@ def macro_f1(predictions: Array, labels: Array) -> float:
     from sklearn.metrics import f1_score
 
     return float(f1_score(labels, predictions, average="macro", zero_division=0.0))
+
+
+def average_precision(margins: Array, labels: Array) -> float:
+    """The area under precision and recall of the second of two labels; NaN where it is not there.
+
+    `margins` rank the examples: by how much the second label is the likelier one.
+    """
+    from sklearn.metrics import average_precision_score
+
+    right = labels == 1
+    return float(average_precision_score(right, margins)) if right.any() else float("nan")
 
 
 def matthews(predictions: Array, labels: Array) -> float:
@@ -170,6 +182,8 @@ CLASS_SCORES: dict[str, Callable[[Array, Array], float]] = {
     "macro_f1": macro_f1,
     "matthews": matthews,
 }
+MARGIN_SCORES = {"average_precision": average_precision}
+TWO_LABELS = {"f1", *MARGIN_SCORES}  # the scores of the second of two
 NUMBER_SCORES = {"pearson": pearson, "spearman": spearman}
 
 

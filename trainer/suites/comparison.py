@@ -72,12 +72,13 @@ def _phenomena(models: Models) -> str:
 
 def _phenomenon_cells(models: Models, task: str) -> list[list[str]]:
     """The headings, and a row for each phenomenon with the accuracy of each model."""
-    scores = [one.tasks[task] for one in models.values()]
+    known = {name: one.tasks[task] for name, one in models.items() if task in one.tasks}
+    scores = [*known.values()]
     rows = [
         [phenomenon, *(one.column.written(one.by_phenomenon[phenomenon]) for one in scores)]
         for phenomenon in scores[0].by_phenomenon
     ]
-    return [["phenomenon", *models], *rows]
+    return [["phenomenon", *known], *rows]
 
 
 def _cells(models: Models) -> list[list[str]]:
@@ -92,14 +93,16 @@ def _row(name: str, one: ModelResults, reference: ModelResults) -> list[str]:
     return [
         name,
         short(one.parameters),
-        *(_score(one.tasks[task]) for task in reference.tasks),
+        *(_score(one.tasks.get(task)) for task in reference.tasks),
         "" if one.mean is None else percent(one.mean),
         "" if retention is None else percent(retention),
         "" if one.examples_per_second is None else short(one.examples_per_second),
     ]
 
 
-def _score(score: TaskScore) -> str:
+def _score(score: TaskScore | None) -> str:
+    if score is None:
+        return ""
     if score.mean is None:
         return "undefined"
     mean, deviation = score.column.written(score.mean), score.deviation

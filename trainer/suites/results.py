@@ -45,7 +45,7 @@ class TaskScore:
 
 @dataclass
 class ModelResults:
-    """The results of one model in a suite."""
+    """The results of one model in a suite; an untrained model has none on minimal pairs."""
 
     folder: str
     parameters: int = 0

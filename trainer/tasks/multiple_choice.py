@@ -43,7 +43,7 @@ class MultipleChoice(TaskConfig):
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         choices = 0
-        for one in read_multiple_choice(str(file.path)):
+        for one in file.first(read_multiple_choice(str(file.path))):
             choices = choices or len(one.choices)
             if len(one.choices) != choices:
                 why = f"has {len(one.choices)} choices where the first question has {choices}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -27,8 +27,13 @@ from trainer.losses.states import label_cross_entropy, squared_error
 from trainer.objectives.task import UNKNOWN_LABELS, TaskConfig, TaskFile
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
-from trainer.scoring.task_metrics import ClassMetric, NumberMetric
-from trainer.scoring.task_scores import CLASS_SCORES, NUMBER_SCORES
+from trainer.scoring.task_metrics import ClassMetric, MarginMetric, NumberMetric
+from trainer.scoring.task_scores import (
+    CLASS_SCORES,
+    MARGIN_SCORES,
+    NUMBER_SCORES,
+    TWO_LABELS,
+)
 
 CLASSES, NUMBER = "classes", "number"
 LABEL = "label"  # the column of the table
@@ -49,7 +54,7 @@ class SentenceTask(TaskConfig):
     ] = CLASSES
     metrics: Annotated[
         list[str],
-        OneOf(*CLASS_SCORES, *NUMBER_SCORES),
+        OneOf(*CLASS_SCORES, *MARGIN_SCORES, *NUMBER_SCORES),
         Doc(
             "The scores, the primary one first; empty: accuracy for classes, pearson and spearman "
             "for a number."
@@ -60,9 +65,11 @@ class SentenceTask(TaskConfig):
         yield from super().conflicts()
         if self.target == NUMBER and self.labels:
             yield "labels", "target: number has no labels; remove them, or set target: classes"
-        fit = NUMBER_SCORES if self.target == NUMBER else CLASS_SCORES
+        fit = [*NUMBER_SCORES] if self.target == NUMBER else [*CLASS_SCORES, *MARGIN_SCORES]
         if not set(self.metrics) <= set(fit):
             yield "metrics", f"with target: {self.target}, choose from {', '.join(fit)}"
+        if binary := self._unfit_for(self.labels):
+            yield "metrics", f"{binary} needs two labels, and there are {len(self.labels)}"
         if self.labels and len(set(self.labels)) < max(2, len(self.labels)):
             yield "labels", "must name at least two labels, each once"
 
@@ -78,11 +85,19 @@ class SentenceTask(TaskConfig):
         found = sorted({row[LABEL] for _, row in rows})
         if len(found) < 2:
             raise DataError(f"{file.path}: has only one label, {found[0]!r}; a task needs two")
+        if binary := self._unfit_for(found):
+            why = f"{binary} needs two labels, and there are {', '.join(found)}"
+            raise DataError(f"{file.path}: metrics: {why}")
         return dataclasses.replace(self, labels=found)
+
+    def _unfit_for(self, labels: Sequence[str]) -> str:
+        """The metrics that have no meaning with so many labels, as words."""
+        return ", ".join(name for name in self.metrics if name in TWO_LABELS and len(labels) > 2)
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         texts = [name for name in self.fields if name != LABEL]
-        for place, row in read_table(str(file.path), file.columns_of(*self.fields)):
+        rows = read_table(str(file.path), file.columns_of(*self.fields))
+        for place, row in file.first(rows):
             sequence = encoder.sequence([row[name] for name in texts], place)
             yield EncodedExample([sequence], {self.name: self._value(row[LABEL], place)})
 
@@ -103,7 +118,12 @@ class SentenceTask(TaskConfig):
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         if self.target == NUMBER:
             return (NumberMetric(self.name, self.metrics or ["pearson", "spearman"]),)
-        return (ClassMetric(self.name, self.metrics or ["accuracy"]),)
+        names = self.metrics or ["accuracy"]
+        classes = [name for name in names if name in CLASS_SCORES]
+        margins = [name for name in names if name in MARGIN_SCORES]
+        found = [ClassMetric(self.name, classes)] if classes else []
+        ranked = [MarginMetric(self.name, margins)] if margins else []
+        return (*ranked, *found) if names[0] in MARGIN_SCORES else (*found, *ranked)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return SentenceTerm(self)

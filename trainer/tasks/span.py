@@ -21,7 +21,7 @@ from trainer.losses.states import label_cross_entropy
 from trainer.objectives.task import TaskConfig, TaskFile
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
-from trainer.scoring.span_metric import ANSWER_SCORES, SpanMetric
+from trainer.scoring.span_metric import ANSWER_SCORES, AnswerFile, SpanMetric
 
 NAME = "span"
 FIRST, LAST = NAME, f"{NAME}_last"  # the columns of an answer's first and last token
@@ -85,19 +85,24 @@ class Span(TaskConfig):
         Doc("The scores, the primary one first; empty: answer_f1 and exact_match."),
     ] = field(default_factory=list)
     answers: Annotated[str, Doc("The file with the right answers; filled in by the job.")] = ""
+    scored: Annotated[
+        int | None, COUNT, Doc("How many of its questions are scored; filled in by the job.")
+    ] = None
 
     name: ClassVar[str] = NAME
     needs_validation: ClassVar[bool] = True
-    not_encoded: ClassVar[tuple[str, ...]] = (*TaskConfig.not_encoded, "longest_answer", "answers")
+    not_encoded: ClassVar[tuple[str, ...]] = (
+        *TaskConfig.not_encoded, "longest_answer", "answers", "scored"
+    )  # fmt: skip
 
     def equip(self, model: ModelConfig) -> ModelConfig:
         return self.with_head(model, TaskHeadConfig(SPAN))
 
     def scored_on(self, file: TaskFile) -> TaskConfig:
-        return dataclasses.replace(self, answers=str(file.path))
+        return dataclasses.replace(self, answers=str(file.path), scored=file.most)
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
-        for number, question in enumerate(read_squad(str(file.path))):
+        for number, question in enumerate(file.first(read_squad(str(file.path)))):
             if not question.answers and not self.unanswerable:
                 why = "has no answer; set unanswerable: true for SQuAD 2.0"
                 raise DataError(f"{question.where}: {why}")
@@ -145,7 +150,8 @@ class Span(TaskConfig):
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         names = self.metrics or ["answer_f1", "exact_match"]
-        return (SpanMetric(NAME, names, self.answers, self.longest_answer, self.unanswerable),)
+        answers = AnswerFile(self.answers, self.scored)
+        return (SpanMetric(NAME, names, answers, self.longest_answer, self.unanswerable),)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return SpanTerm(self)

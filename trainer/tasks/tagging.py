@@ -63,7 +63,7 @@ class Tagging(TaskConfig):
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         numbers = {label: number for number, label in enumerate(self.labels)}
-        for sentence in self._sentences(file):
+        for sentence in file.first(self._sentences(file)):
             pieces, tags = [], []
             for word, tag in zip(sentence.words, sentence.tags, strict=True):
                 if tag not in numbers:
