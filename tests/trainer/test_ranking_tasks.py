@@ -180,11 +180,12 @@ def test_negatives_and_held_out_queries(folder, corpus) -> None:
         ("retrieval", "{}", ["data.files={documents: corpus.jsonl}"], "data.files.queries: must"),
         ("retrieval", "{}", ["data.files.other=x"], "data.files.other: retrieval does not read it"),
         ("retrieval", "{}", ["data.files.documents=no.jsonl"], "no.jsonl: cannot be read: No such"),
-        ("retrieval", "{}", ["data.max_scored=1"], "data.max_scored: retrieval scores whole files"),
+        ("retrieval", "{}", ["data.validation=dev.tsv", "data.max_scored=1"],
+         "data.max_scored: retrieval scores whole files"),
         ("reranking", "{}", [], "data.files.candidates: must be set for reranking"),
         ("retrieval", "{numbered_by_order: true}", [], "train.tsv:2: "),
     ],
-)
+)  # fmt: skip
 def test_files_that_do_not_serve(folder, corpus, task, settings, more, message) -> None:
     with pytest.raises(DataError) as error:
         load(folder, corpus, task, 1, settings, *more)
