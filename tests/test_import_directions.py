@@ -73,8 +73,8 @@ ROOMS = {
     ),
     "trainer/objectives/terms": "states attention pairs vocabulary two_way exits",
     "trainer/learners": (
-        "state step_decision admission uncompiled engine memory_errors programs module learner "
-        "first_weights learners"
+        "state step_decision admission uncompiled zero gradients engine memory_errors programs "
+        "module learner first_weights learners"
     ),
     # A new kind of model, or task, is one file, and nothing else names it: not these lists either.
     "model/kinds": " ".join(sorted(path.stem for path in (ROOT / "model/kinds").glob("[!_]*.py"))),

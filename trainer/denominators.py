@@ -102,12 +102,9 @@ class StepSums:
             totals[view][name] = sums[view, name].clamp(min=1).float()
         return cls(totals, sums["tokens"], sums["unreadable"], sums["seconds"])
 
-    def on_host(self) -> tuple[int, int, float]:
-        """(tokens, unreadable, seconds), in one host sync."""
-        tokens, unreadable, seconds = torch.stack(
-            [self.tokens, self.unreadable, self.seconds]
-        ).tolist()
-        return int(tokens), int(unreadable), seconds
+    def stacked(self) -> Tensor:
+        """Tokens, unreadable sequences and seconds: float64 [3]."""
+        return torch.stack([self.tokens, self.unreadable, self.seconds])
 
 
 def sum_over_ranks(values: Mapping[Key, float], device: torch.device) -> dict[Key, Tensor]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from data_pipeline import Batch
 from data_pipeline.masking.torch_masker import TorchMasker
@@ -57,18 +58,27 @@ def train_step(
     sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device)
     rows = batch if learners else batch.rows(0, 0)  # a frozen teacher without students: no work
     _accumulate(teacher, students, rows, step, sums, masker)
-    terms, agreed = _sum_terms(learners, requests(), teacher.device)
+    totals = _Totals.over_ranks(learners, sums, requests(), teacher.device)
+    terms = totals.terms
     losses = {
         one.name: one.objective.total(terms[one.name], one.own_step(step)) for one in learners
     }
-    tokens, unreadable, seconds = sums.on_host()
-    for learner in learners:
-        learner.update(step, losses[learner.name], batch.common_length, seconds)
+    for one in learners:
+        norm, length = totals.squared_norms[one.name], batch.common_length
+        one.update(step, losses[one.name], norm, length, totals.seconds)
     for student in students:
         if teacher.is_trained and student.config.min_lead is not None:
             student.note_lead(terms[student.name], terms[TEACHER])
     positions = batch.input_ids.size * dist.get_world_size()
-    return StepResult(terms, losses, tokens, positions, unreadable, agreed, seconds)
+    return StepResult(
+        terms=terms,
+        losses=losses,
+        tokens=totals.tokens,
+        positions=positions,
+        unreadable=totals.unreadable,
+        requests=totals.requests,
+        seconds=totals.seconds,
+    )
 
 
 def _accumulate(
@@ -131,30 +141,44 @@ class TeacherPass:
             return detach(features, self.projection, self.logit_consumers)
 
 
-def _sum_terms(
-    learners: Sequence[Learner], requests: Requests, device: torch.device
-) -> tuple[dict[str, dict[str, float]], Requests]:
-    """The global value of each learner's terms, and the requests of all ranks together.
+@dataclass(frozen=True)
+class _Totals:
+    """What a step came to over all ranks, on the host."""
 
-    Takes one collective and one host sync.
+    terms: dict[str, dict[str, float]]  # learner -> term -> value
+    squared_norms: dict[str, float]  # learner -> of its gradient
+    requests: Requests
+    tokens: int
+    unreadable: int
+    seconds: float
+
+    @classmethod
+    def over_ranks(
+        cls, learners: Sequence[Learner], sums: StepSums, requests: Requests, device: torch.device
+    ) -> _Totals:
+        """In one collective and the one host sync of a step."""
+        votes = torch.tensor(requests.votes()).to(device, non_blocking=True)
+        own = [(one.take_shares(), one.squared_gradient_norm()) for one in learners]
+        parts = torch.cat([part.double() for part in (*chain.from_iterable(own), votes)])
+        ranks = dist.get_world_size()
+        everyone = parts.new_empty(ranks * len(parts))
+        dist.all_gather_into_tensor(everyone, parts)
+        on_host = torch.cat([everyone, sums.stacked()]).cpu().numpy()
+        values = iter(_sum_by_rank(on_host[: len(everyone)].reshape(ranks, -1)))
+        terms, squared_norms = {}, {}
+        for one in learners:
+            terms[one.name] = {term: next(values) for term in one.objective.terms}
+            squared_norms[one.name] = next(values)
+        tokens, unreadable, seconds = on_host[len(everyone) :].tolist()
+        agreed = Requests.agreed(list(values))
+        return cls(terms, squared_norms, agreed, int(tokens), int(unreadable), seconds)
+
+
+def _sum_by_rank(values: np.ndarray) -> list[float]:
+    """[ranks, n] summed over the ranks, in their order.
+
+    An all-reduce of three ranks or more adds in an order that depends on where in the tensor a
+    number lies, so that a learner's loss would depend on who else is trained.
     """
-    votes = torch.tensor(requests.votes()).to(device, non_blocking=True)
-    shares = torch.cat([*(learner.take_shares() for learner in learners), votes])
-    values = iter(_sum_by_rank(shares))
-    terms = {
-        learner.name: {term: next(values) for term in learner.objective.terms}
-        for learner in learners
-    }
-    return terms, Requests.agreed(list(values))
-
-
-def _sum_by_rank(shares: Tensor) -> list[float]:
-    """Each of `shares` [n] summed over the ranks, in float64 and in rank order. Collective.
-
-    An all-reduce over three or more ranks adds in an order that depends on an element's position
-    in the tensor. A learner's loss would then depend on which other learners are trained.
-    """
-    ranks = dist.get_world_size()
-    everyone = shares.new_empty(ranks * len(shares))
-    dist.all_gather_into_tensor(everyone, shares)
-    return [sum(by_rank) for by_rank in everyone.view(ranks, -1).t().tolist()]
+    found: list[float] = np.add.accumulate(values, axis=0)[-1].tolist()
+    return found

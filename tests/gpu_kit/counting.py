@@ -102,8 +102,13 @@ def _counted(owner: Any, name: str, found: Counter[str]) -> Any:
 
     @functools.wraps(kept)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if getattr(args[0], "_is_on_host", False):
+            return kept(*args, **kwargs)
         found[f"{name} {caller()}"] += 1
-        return kept(*args, **kwargs)
+        copy = kept(*args, **kwargs)
+        if isinstance(copy, Tensor):
+            copy._is_on_host = True
+        return copy
 
     return mock.patch.object(owner, name, call)
 

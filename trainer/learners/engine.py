@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from trainer.device import own_device
 from trainer.learner_config import LearnerConfig
+from trainer.learners.zero import streamline
 from trainer.measure.timing import watch_collectives
 from trainer.optimizers import GatedOptimizer, Lamb, Shards
 from trainer.process_group import allow_open_files
@@ -56,6 +57,8 @@ def start_engine(
     )
     if optimizer is not None and isinstance(optimizer.inner, Lamb):
         optimizer.inner.shards = Shards.of(engine)
+    if optimizer is not None and config.zero_stage:
+        streamline(engine)
     if config.zero_stage == 0 and dist.get_world_size() == 1:
         # One rank has nothing to reduce; this saves copying all gradients to a bucket and back.
         engine.enable_backward_allreduce = False
@@ -67,15 +70,16 @@ def deepspeed_config(
 ) -> dict[str, Any]:
     """The DeepSpeed JSON of a learner with this many parameters.
 
-    It does not set a precision: parameters and optimizer states stay float32, and the learner's
-    forward pass runs under bf16 or fp16 autocast. That is correct at every stage, which DeepSpeed's
-    own `bf16` is not at stage 0. At stage 0 `clip_gradients` does the clipping.
+    Precision is not in it: parameters and optimizer states stay float32, and bf16 and fp16 are
+    autocast in the learner's forward pass, which is right at every stage (DeepSpeed's `bf16` is not
+    at 0). Gradients are clipped by the
+    learner's optimizer.
     """
     bucket = bucket_size(parameters)
     return {
         "train_micro_batch_size_per_gpu": micro_batch_size,
         "gradient_accumulation_steps": accumulation_steps,
-        "gradient_clipping": config.gradient_clipping if config.zero_stage else 0.0,
+        "gradient_clipping": 0.0,
         "zero_optimization": {
             "stage": config.zero_stage,
             "reduce_bucket_size": bucket,
@@ -151,57 +155,17 @@ def forget_gradients(engine: DeepSpeedEngine) -> None:
 
 
 def backward(engine: DeepSpeedEngine, loss: Tensor, loss_scale: float) -> None:
-    """Accumulate the gradients of `loss_scale` times the scalar `loss`, summed over the ranks.
-
-    The scale is divided out before the gradients are clipped: by DeepSpeed at stages 1 to 3, by
-    `clip_gradients` at stage 0.
-    """
+    """Accumulate the gradients of `loss` (a scalar) summed over the ranks, x `gradient_scale`."""
     loss = loss * dist.get_world_size()  # DeepSpeed averages over ranks
-    scale = _averaged(loss_scale)
-    if engine.zero_optimization_stage() == 0:
-        loss = loss * scale
-    else:
-        engine.optimizer.override_loss_scale(scale)  # DeepSpeed multiplies the loss by it
-    engine.backward(loss, scale_wrt_gas=False)
+    engine.backward(loss * gradient_scale(loss_scale), scale_wrt_gas=False)
 
 
-def _averaged(loss_scale: float) -> float:
-    """The scale of the rank-averaged gradients after a backward on `loss_scale` times the loss.
+def gradient_scale(loss_scale: float) -> float:
+    """The scale of gradients averaged over the ranks, if each computes at `loss_scale`.
 
     Dividing by the number of ranks makes float16 overflow at the same scale on any number of them.
     """
     return loss_scale if loss_scale == 1.0 else loss_scale / dist.get_world_size()
-
-
-def clip_gradients(engine: DeepSpeedEngine, clipping: float, loss_scale: float) -> Tensor:
-    """At stage 0, before the step: divide the gradients by the scale, then clip them by L2 norm.
-
-    `clipping` is the largest norm; 0 does not clip. A parameter without a gradient gets zeros, as
-    it does from DeepSpeed at the other stages and on several ranks. Returns the norm before
-    clipping, a float32 scalar.
-    """
-    parameters = [p for p in engine.module.parameters() if p.requires_grad]
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    if loss_scale != 1.0:
-        torch._foreach_mul_([p.grad for p in parameters], 1 / _averaged(loss_scale))
-    return torch.nn.utils.clip_grad_norm_(parameters, clipping or float("inf"))
-
-
-def gradient_norm(engine: DeepSpeedEngine) -> float:
-    """The L2 norm of the gradient before clipping. Stages 1 to 3, once inside the step."""
-    return float(engine.optimizer._global_grad_norm)
-
-
-@contextlib.contextmanager
-def gathered(engine: DeepSpeedEngine, parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Gather `parameters` on every rank for the block, at any stage. Read-only. Collective."""
-    if engine.zero_optimization_stage() < 3:
-        yield
-        return
-    with deepspeed.zero.GatheredParameters(list(parameters)):
-        yield
 
 
 def join_process_group() -> torch.device:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,13 +24,12 @@ from trainer.learners.admission import schedule_steps, time_used
 from trainer.learners.engine import (
     DeepSpeedEngine,
     backward,
-    clip_gradients,
     forget_gradients,
-    gathered,
-    gradient_norm,
+    gradient_scale,
     partitioned_linear,
     start_engine,
 )
+from trainer.learners.gradients import fill_gradients, gradient_factor, squared_norm_part
 from trainer.learners.memory_errors import BEGINNING, EVALUATION, named_for
 from trainer.learners.module import (
     LearnerModule,
@@ -42,6 +41,7 @@ from trainer.learners.module import (
 from trainer.learners.programs import NOTHING, Predict, Program, Score, Train
 from trainer.learners.state import LearnerState
 from trainer.learners.step_decision import StepDecision, loss_scale, regime
+from trainer.learners.zero import whole_copies
 from trainer.measure.parts import BACKWARD, FORWARD, STEP
 from trainer.measure.timing import clock
 from trainer.objectives import Objective
@@ -226,11 +226,20 @@ class Learner:
         shares, self._shares = self._shares, torch.zeros_like(self._shares)
         return shares
 
-    def update(self, step: int, loss: float, length: int, seconds: float) -> None:
+    def squared_gradient_norm(self) -> Tensor:
+        """This rank's part of it, [1], after the step's last backward pass; see `gradients`."""
+        if self.config.zero_stage == 0:
+            fill_gradients(self.engine)
+        return squared_norm_part(self.engine)[None]
+
+    def update(
+        self, step: int, loss: float, squared_norm: float, length: int, seconds: float
+    ) -> None:
         """Take the job's `step`, or skip it if loss or gradient is non-finite or the loss spikes.
 
-        `loss` is the loss of the global batch, whose sequences have this `length` (0: it varies).
-        `seconds` is the job's training time so far, the same on all ranks.
+        `loss` is that of the global batch of sequences of `length` (0: it varies), and
+        `squared_norm` the sum of the ranks' `squared_gradient_norm`; the job has been trained for
+        this many `seconds`, on which all ranks agree.
         """
         if self.own_step(step) <= self._transfer_steps or self.counters.clocked_from is None:
             self.counters.clocked_from = seconds
@@ -238,30 +247,21 @@ class Learner:
         self._set_rates(step, seconds)
         models = self.config.model.layers, self._teacher_layers, self._read_from
         comparable = regime(self.config, self.objective, self.own_step(step), models, length)
-        norm = self._gradient_norm()
+        scale = gradient_scale(self.loss_scale.value)
+        norm = self.gradient_norm = math.sqrt(squared_norm) / scale
         decision = StepDecision(self.config, self.counters, loss, comparable, norm)
+        wanted = gradient_factor(norm, self.config.gradient_clipping, scale)
         assert self._optimizer is not None
-        self._optimizer.permitted = decision.permitted
+        self._optimizer.gradient_factor = wanted if decision.is_taken else None
         with self._part(STEP):
             self.engine.step()
         decision.record()
-        self.skipped, self.gradient_norm = decision.skipped, decision.gradient_norm
+        self.skipped = decision.skipped
 
     def _set_rates(self, step: int, seconds: float) -> None:
         self.rate = self.learning_rate(step, seconds)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.rate * self.objective.factor(group["name"], self.own_step(step))
-
-    def _gradient_norm(self) -> Callable[[], float]:
-        """A function that reads the gradient norm before clipping, for use inside DeepSpeed's step.
-
-        At ZeRO stage 0 the gradient is clipped here, ahead of that step.
-        """
-        if self.config.zero_stage:
-            return lambda: gradient_norm(self.engine)
-        clipping, scale = self.config.gradient_clipping, self.loss_scale.value
-        norm = float(clip_gradients(self.engine, clipping, scale))
-        return lambda: norm
 
     def listen(self, teacher_learns: bool) -> None:
         """Before a step: scale the terms that read the teacher by how far it is ahead (min_lead).
@@ -327,10 +327,10 @@ class Learner:
         parameters = [
             parameter for parameter in self.model.output_projection() if parameter is not None
         ]
-        with gathered(self.engine, parameters):
+        if self.config.zero_stage == 3:
+            whole = whole_copies(parameters)
+        else:
             whole = [parameter.detach() for parameter in parameters]
-            if self.config.zero_stage == 3:
-                whole = [tensor.clone() for tensor in whole]
         return OutputProjection(whole[0], whole[1] if len(whole) > 1 else None)
 
     @torch.no_grad()

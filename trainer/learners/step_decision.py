@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from trainer.learner_config import LearnerConfig
 from trainer.learners.state import LearnerState
@@ -35,11 +34,7 @@ def regime(
 
 
 class StepDecision:
-    """One learner's decision about one step. It depends on global values only, so all ranks agree.
-
-    The loss is judged before DeepSpeed's step, the gradient inside it: at ZeRO stages 1 to 3 the
-    gradient norm is known only there.
-    """
+    """One learner's decision about one step. It follows from global values: all ranks agree."""
 
     def __init__(
         self,
@@ -47,27 +42,18 @@ class StepDecision:
         counters: LearnerState,
         loss: float,
         regime: str,
-        read_gradient_norm: Callable[[], float],
+        gradient_norm: float,
     ) -> None:
-        """`read_gradient_norm` is called once, inside DeepSpeed's step."""
+        """`gradient_norm` is that of the gradient before clipping."""
         self._config, self._counters, self._loss = config, counters, loss
-        self._read_gradient_norm = read_gradient_norm
-        self._permitted: bool | None = None
         self.skipped = counters.guard.judge(config.guard, loss, regime)  # the reason, if any
-        self.gradient_norm = math.nan
-
-    def permitted(self) -> bool:
-        """Whether to take the step. Every parameter group asks; only the first call syncs."""
-        if self._permitted is None:
-            self.gradient_norm = self._read_gradient_norm()
-            self._permitted = self.skipped is None and math.isfinite(self.gradient_norm)
-        return self._permitted
+        self.is_taken = self.skipped is None and math.isfinite(gradient_norm)
 
     def record(self) -> None:
         """Count the step as taken, as a float16 overflow, or as skipped."""
         config, counters = self._config, self._counters
         scale = loss_scale(config, counters)
-        if self.permitted():
+        if self.is_taken:
             counters.guard.record_step(config.guard, self._loss)
             if config.precision == "fp16":
                 counters.loss_scale = scale.after_step(config.loss_scale.growth_interval)

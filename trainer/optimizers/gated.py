@@ -1,13 +1,12 @@
-"""An optimizer whose step can be skipped.
+"""An optimizer whose step can be skipped, and which scales its gradients.
 
-A learner's DeepSpeed engine steps its optimizer once or, at stages 1 to 3, once per parameter
-group. A step with a bad loss or gradient must be skipped on all ranks and at every stage, while
-DeepSpeed's own bookkeeping continues. The decision is therefore made inside the optimizer.
+A learner's optimizer is stepped by its DeepSpeed engine, once or, at stages 1 to 3, once for each
+parameter group. A learner with a bad loss or gradient must be skipped on all ranks at every stage
+while DeepSpeed's own bookkeeping goes on, so that happens inside the optimizer. So does clipping.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,21 +15,28 @@ import torch
 class GatedOptimizer(torch.optim.Optimizer):
     """Wraps an optimizer, whose parameter groups and state it shares, and may skip its steps.
 
-    Once `permitted` is set, it is called before each step. Groups whose learning rate is 0 stay
-    untouched: their moments do not advance either.
+    Gradients are multiplied by `gradient_factor` before each step; None skips the step. Groups
+    whose learning rate is 0 stay untouched: their moments do not advance either.
     """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.state = inner, inner.state
-        self.permitted: Callable[[], bool] | None = None
+        self.gradient_factor: float | None = 1.0
 
+    @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update the groups whose learning rate is not 0, or nothing if that is not permitted."""
-        if self.permitted is None or self.permitted():
-            # DeepSpeed changes `param_groups` between its steps.
-            self.inner.param_groups = [group for group in self.param_groups if group["lr"]]
-            self.inner.step(closure)
+        """One update of the groups that learn, or none at all when the step is skipped."""
+        if self.gradient_factor is None:
+            return
+        # DeepSpeed puts groups in and out of `param_groups` between its steps.
+        self.inner.param_groups = [group for group in self.param_groups if group["lr"]]
+        if self.gradient_factor != 1.0:
+            parameters = [p for group in self.inner.param_groups for p in group["params"]]
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            if gradients:
+                torch._foreach_mul_(gradients, self.gradient_factor)
+        self.inner.step(closure)
 
     @torch.no_grad()
     def forget(self) -> None:

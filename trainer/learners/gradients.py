@@ -1,0 +1,61 @@
+"""The norm of a learner's gradient, however ZeRO has cut it, and how gradients are clipped by it.
+
+DeepSpeed's own norms take a collective for each parameter group, and the host waits for each. Here
+every rank computes its part on the device, and the step adds up those of all learners at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.optimizers.norms import squared_norm
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+
+
+def fill_gradients(engine: DeepSpeedEngine) -> None:
+    """At stage 0: give a parameter without a gradient one of zeros.
+
+    DeepSpeed has it so at the other stages, and on several ranks.
+    """
+    for parameter in engine.module.parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def squared_norm_part(engine: DeepSpeedEngine) -> Tensor:
+    """This rank's part of the squared L2 norm of the gradient: float64 [], on the device.
+
+    Summed over the ranks it is that of the whole gradient, as the step's backward passes left it.
+    """
+    stage, wrapper = engine.zero_optimization_stage(), engine.optimizer
+    if stage == 0:
+        own = list(engine.module.parameters()) if dist.get_rank() == 0 else []  # all have the same
+        return squared_norm([p.grad for p in own if p.grad is not None], engine.device)
+    if _is_offloaded(engine):  # DeepSpeed took them on the way to the host
+        norms = list(wrapper.norm_for_param_grads.values())
+        total = squared_norm([], engine.device)
+        return torch.stack(norms).double().square().sum() if norms else total
+    groups = wrapper.averaged_gradients.values()
+    return squared_norm([part for group in groups for part in group], engine.device)
+
+
+def _is_offloaded(engine: DeepSpeedEngine) -> bool:
+    wrapper = engine.optimizer
+    offloaded = "offload_optimizer" if engine.zero_optimization_stage() == 3 else "cpu_offload"
+    return bool(getattr(wrapper, offloaded))
+
+
+def gradient_factor(norm: float, clipping: float, scale: float) -> float:
+    """What gradients are multiplied by to divide out their `scale` and to clip them.
+
+    `norm` is that of the gradient without the scale; a clipping of 0 is none. The formula is that
+    of `torch.nn.utils.clip_grad_norm_`.
+    """
+    clip = min(1.0, clipping / (norm + 1e-6)) if clipping else 1.0
+    return clip / scale
