@@ -130,6 +130,9 @@ def collectives() -> Iterator[list[Collective]]:
     with contextlib.ExitStack() as patches:
         for name in names:
             patches.enter_context(mock.patch.object(dist, name, _noted(getattr(dist, name), found)))
+        several = "allgather_into_tensor_coalesced"
+        plain = getattr(dist.ProcessGroup, several)
+        patches.enter_context(mock.patch.object(dist.ProcessGroup, several, _noted(plain, found)))
         backend = getattr(deepspeed.comm.comm.cdb, "_backend", deepspeed.comm.comm.cdb)
         # DeepSpeed's backend has looked these up when it was made.
         for name, plain in (

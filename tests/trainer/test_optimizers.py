@@ -14,7 +14,7 @@ from torch import nn
 from trainer.learners.gradients import fill_gradients, gradient_factor
 from trainer.optimizers import GatedOptimizer, Lamb, OptimizerConfig, build_optimizer
 from trainer.optimizers.groups import parameter_groups
-from trainer.optimizers.norms import squared_norm
+from trainer.optimizers.norms import squared_norm, squared_norms
 
 RATE, BETAS, EPSILON, DECAY = 0.01, (0.9, 0.999), 1e-6, 0.01
 
@@ -196,10 +196,12 @@ def test_gradients_are_unscaled_and_clipped_as_torch_does_it(clipping, scale):
 
 def test_a_norm_is_as_precise_on_a_cpu_as_on_a_gpu():
     """torch adds up in float32, one element after the other: 0.2% off for BERT's embedding."""
-    large = torch.full((3_000_000,), 0.1)
-    exact = 0.1**2 * len(large)
+    large = torch.randn(3_000_000, generator=torch.Generator().manual_seed(0))
+    exact = large.double().square().sum().item()
     assert squared_norm([large, torch.empty(0)], large.device).item() == pytest.approx(exact, 1e-5)
     assert squared_norm([], large.device).item() == 0
+    each = squared_norms([torch.ones(3), large, torch.ones(2)])
+    assert each.tolist() == pytest.approx([3, exact, 2], 1e-5)
 
 
 @pytest.mark.parametrize(("first", "second"), [*itertools.permutations(KINDS, 2)])

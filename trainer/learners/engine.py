@@ -72,8 +72,7 @@ def deepspeed_config(
 
     Precision is not in it: parameters and optimizer states stay float32, and bf16 and fp16 are
     autocast in the learner's forward pass, which is right at every stage (DeepSpeed's `bf16` is not
-    at 0). Gradients are clipped by the
-    learner's optimizer.
+    at 0). Nor is clipping: the learner's optimizer does it.
     """
     bucket = bucket_size(parameters)
     return {
@@ -84,6 +83,9 @@ def deepspeed_config(
             "stage": config.zero_stage,
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
+            # Else stages 1 and 2 copy every gradient once more, in a loop over the ranks. Stage 3
+            # would add up whole gradients on every rank without it.
+            "reduce_scatter": config.zero_stage == 3,
             # A single bucket is full only when the backward pass ends, so there is nothing to
             # overlap with, and DeepSpeed would wait for the device.
             "overlap_comm": on_gpu() and parameters > LARGEST_BUCKET,

@@ -39,8 +39,8 @@ def squared_norm_part(engine: DeepSpeedEngine) -> Tensor:
         return squared_norm([p.grad for p in own if p.grad is not None], engine.device)
     if _is_offloaded(engine):  # DeepSpeed took them on the way to the host
         norms = list(wrapper.norm_for_param_grads.values())
-        total = squared_norm([], engine.device)
-        return torch.stack(norms).double().square().sum() if norms else total
+        none = torch.zeros((), dtype=torch.float64, device=engine.device)
+        return torch.stack(norms).double().square().sum() if norms else none
     groups = wrapper.averaged_gradients.values()
     return squared_norm([part for group in groups for part in group], engine.device)
 

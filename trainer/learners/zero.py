@@ -11,10 +11,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.zero import stage3, stage_1_and_2
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from torch import Tensor
+from torch.nn import functional
+
+from trainer.measure.timing import clock
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -32,6 +37,50 @@ def streamline(engine: DeepSpeedEngine) -> None:
         first.all_gather = partial(_gather_at_once, first)
     if wrapper.reduce_and_partition_stream is not None:
         _let_the_device_wait(wrapper.reduce_and_partition_stream)
+
+
+def gather_groups(
+    groups_flat: list[Tensor], partitioned_param_groups: list[list[Tensor]], **_: Any
+) -> None:
+    """At stages 1 and 2: make all parameter groups whole, in one collective and not one for each.
+
+    groups_flat: each group's parameters, flat; partitioned_param_groups: views of each, by rank.
+    """
+    if dist.get_world_size() == 1:
+        return
+    own = [by_rank[dist.get_rank()] for by_rank in partitioned_param_groups]
+    with clock.sending(sum(group.nbytes for group in groups_flat)):
+        dist.group.WORLD.allgather_into_tensor_coalesced(groups_flat, own).wait()
+
+
+def reduce_scatter(tensors: Sequence[Tensor], group: Any = None) -> list[Tensor]:
+    """At stage 3: each tensor averaged over the ranks, [numel / ranks] of it; the last has less.
+
+    DeepSpeed's cuts tensors in a loop over ranks: hundreds of thousands of views at 4,096.
+    """
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    sizes = [-(-tensor.numel() // ranks) for tensor in tensors]
+    columns = [
+        _padded(tensor.view(-1), size * ranks).view(ranks, size)
+        for tensor, size in zip(tensors, sizes, strict=True)
+    ]
+    by_rank = torch.cat(columns, dim=1)
+    by_rank.div_(ranks)
+    comm.reduce_scatter_fn(by_rank[rank], by_rank.view(-1), group=group)
+    parts = by_rank[rank].split(sizes)
+    return [
+        part[: max(tensor.numel() - rank * len(part), 0)]
+        for tensor, part in zip(tensors, parts, strict=True)
+    ]
+
+
+def _padded(flat: Tensor, size: int) -> Tensor:
+    return flat if len(flat) == size else functional.pad(flat, (0, size - len(flat)))
+
+
+# DeepSpeed's own functions by these names are called for every engine of the process: all are ours.
+stage_1_and_2.all_gather_dp_groups = gather_groups
+stage3.reduce_scatter_coalesced = reduce_scatter
 
 
 def _step_at_stage_3(wrapper: Any) -> None:
@@ -81,9 +130,10 @@ def _gathered(parameters: Sequence[Any]) -> list[Tensor]:
     device = get_accelerator().current_device_name()
     parts = [p.ds_tensor.data.view(-1).to(device) for p in parameters]
     mine = torch.cat(parts)
-    everyone = mine.new_empty(comm.get_world_size(), len(mine))
+    everyone = mine.new_empty(comm.get_world_size() * len(mine))
     comm.all_gather_into_tensor(everyone, mine)
-    by_parameter = everyone.split([len(part) for part in parts], dim=1)
+    by_rank = everyone.view(-1, len(mine))
+    by_parameter = by_rank.split([len(part) for part in parts], dim=1)
     return [
         whole.reshape(-1)[: p.ds_numel].view(p.ds_shape)
         for p, whole in zip(parameters, by_parameter, strict=True)

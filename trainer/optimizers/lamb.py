@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.optimizers.moments import advance
+from trainer.optimizers.norms import squared_norms
 from trainer.optimizers.shards import Shards
 
 
@@ -78,8 +79,7 @@ class Lamb(torch.optim.Optimizer):
         gradients = [g for group in groups for g in group.gradients]
         weights = self._whole(parameters, parameters)
         updates = self._whole(parameters, gradients)
-        norms = torch.stack([*torch._foreach_norm(weights), *torch._foreach_norm(updates)])
-        squares = norms.double().square().view(2, -1)  # [2, parameters]
+        squares = squared_norms([*weights, *updates]).view(2, -1)  # [2, parameters]
         if self.shards is not None:
             squares = self.shards.sum(parameters, squares)
         weight_norms, update_norms = squares.sqrt().unbind()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -12,9 +13,18 @@ from torch import Tensor
 PIECE = 2**18
 
 
+def squared_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """The squared L2 norm of each of `tensors`, float32, of which there is one: float64 [n]."""
+    pieces = [tensor.reshape(-1).split(PIECE) for tensor in tensors]
+    norms = torch.stack(torch._foreach_norm(list(chain.from_iterable(pieces))))
+    squares = norms.double().square()
+    if len(squares) == len(tensors):
+        return squares
+    return torch.stack([of_one.sum() for of_one in squares.split([len(one) for one in pieces])])
+
+
 def squared_norm(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """The squared L2 norm of all `tensors`, float32, as if one: float64 [] on `device`."""
-    pieces = [piece for tensor in tensors for piece in tensor.reshape(-1).split(PIECE)]
-    if not pieces:
+    if not tensors:
         return torch.zeros((), dtype=torch.float64, device=device)
-    return torch.stack(torch._foreach_norm(pieces)).double().square().sum()
+    return squared_norms(tensors).sum()
