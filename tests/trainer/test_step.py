@@ -39,11 +39,11 @@ def alone_and_together():
 
 def weights_after(members, astray=None, steps=3):
     everyone = tiny.learners(STAGES, 2, ACCUMULATION)
-    if astray is not None:
-        with torch.no_grad():
-            everyone[astray].model.embeddings.word.weight.fill_(float("nan"))
     learners = [everyone[number] for number in members]
     for step in range(steps):
+        if astray is not None:  # before each step: ZeRO renews weights from its own copy
+            with torch.no_grad():
+                everyone[astray].model.embeddings.word.weight.fill_(float("nan"))
         train_step(learners[0], learners[1:], tiny.my_rows(tiny.random_batch(step)), step)
     return {
         learner.name: (
