@@ -126,7 +126,8 @@ def learn(student: Learner, teacher_outputs: TeacherOutputs, batch: Batch) -> No
     sources = {TEACHER: teacher_outputs}
     student.accumulate(to_device(batch, student.device), totals, micro_step, sources)
     student.take_shares()
-    student.update(0, loss=1.0, length=L, seconds=0.0)
+    norm = float(student.squared_gradient_norm())
+    student.update(0, loss=1.0, squared_norm=norm, length=L, seconds=0.0)
 
 
 def encoder(hidden_size: int, layers: int) -> EncoderConfig:

@@ -107,7 +107,7 @@ def _counted(owner: Any, name: str, found: Counter[str]) -> Any:
         found[f"{name} {caller()}"] += 1
         copy = kept(*args, **kwargs)
         if isinstance(copy, Tensor):
-            copy._is_on_host = True
+            copy.__dict__["_is_on_host"] = True
         return copy
 
     return mock.patch.object(owner, name, call)

@@ -195,7 +195,7 @@ def _text_batch(
     tokenizer: tokenizers.Tokenizer,
     vocabulary: Vocabulary,
     path: str,
-    length: int | None,
+    length: int,
     limit: int,
 ) -> Batch:
     """The first sequences of a text, padded to a common length."""

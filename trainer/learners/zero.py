@@ -46,11 +46,12 @@ def gather_groups(
 
     groups_flat: each group's parameters, flat; partitioned_param_groups: views of each, by rank.
     """
-    if dist.get_world_size() == 1:
+    world = dist.group.WORLD
+    if world is None or world.size() == 1:
         return
     own = [by_rank[dist.get_rank()] for by_rank in partitioned_param_groups]
     with clock.sending(sum(group.nbytes for group in groups_flat)):
-        dist.group.WORLD.allgather_into_tensor_coalesced(groups_flat, own).wait()
+        world.allgather_into_tensor_coalesced(groups_flat, own).wait()
 
 
 def reduce_scatter(tensors: Sequence[Tensor], group: Any = None) -> list[Tensor]:

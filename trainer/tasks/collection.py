@@ -85,8 +85,8 @@ class CollectionTask(TaskConfig):
 
     def collection(self, file: TaskFile) -> Collection:
         """The documents and queries."""
-        paths = (str(file.others[name]) for name in ("documents", "queries"))
-        return Collection.read(*paths, self.numbered_by_order)
+        documents, queries = str(file.others["documents"]), str(file.others["queries"])
+        return Collection.read(documents, queries, self.numbered_by_order)
 
     @abstractmethod
     def training_example(

@@ -93,7 +93,11 @@ class Retrieval(CollectionTask):
             self.query_sequence(collection.queries[group.query], encoder),
             *(self.document_sequence(collection.documents[one], encoder) for one in chosen),
         ]
-        targets = {NAME: group.query, DOCUMENTS: chosen, RELEVANT: group.relevant}
+        targets: dict[str, float | tuple[int, ...] | NDArray[np.int64]] = {
+            NAME: group.query,
+            DOCUMENTS: chosen,
+            RELEVANT: group.relevant,
+        }
         return EncodedExample(sequences, targets)
 
     def scored_examples(
