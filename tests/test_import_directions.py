@@ -60,8 +60,8 @@ ROOMS = {
         "errors durable device process_group seeds learner_names measure tracking checkpoint "
         "optimizers watch batches denominators losses teacher_outputs scoring objectives tasks "
         "schedules learner_config batch_config folder_models roles config run_folder control "
-        "job_data report learners step footprint task_facts evaluation record lifecycle job loop "
-        "run prediction augmentation suites analysis"
+        "job_data report learners teacher_passes step footprint task_facts evaluation record "
+        "lifecycle job loop run prediction augmentation suites analysis"
     ),
     "trainer/checkpoint": (
         "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "
@@ -69,7 +69,7 @@ ROOMS = {
     ),
     "trainer/objectives": (
         "layer_maps step_schedule transfer progressive intermediate term whole_batch task terms "
-        "objective"
+        "objective demand"
     ),
     "trainer/objectives/terms": "states attention pairs vocabulary two_way exits",
     "trainer/learners": (

@@ -1,4 +1,4 @@
-"""The schema of a job YAML: one teacher, any number of students, one stream of data."""
+"""The schema of a job YAML: a teacher or several, any number of students, one stream of data."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from data_pipeline import DataConfig
 from trainer.batch_config import BatchConfig
 from trainer.folder_models import fill_in_models
 from trainer.learner_config import LearnerConfig
+from trainer.learner_names import TEACHER, student_key, teacher_key
 from trainer.measure.profiling import ProfileConfig
 from trainer.roles import conflicts_about_metrics, conflicts_of_roles, conflicts_with_data
 from trainer.scoring.scores import Metrics
@@ -32,7 +33,7 @@ from trainer.tasks import load_plugins
 from trainer.tracking import tracking
 from trainer.watch.rollback import RollbackConfig, conflicts_in_order
 
-STUDENT_NAME = Matches(r"(?!\d)[\w-]+", "made of letters, digits, - and _, and begin with no digit")
+LEARNER_NAME = Matches(r"(?!\d)[\w-]+", "made of letters, digits, - and _, and begin with no digit")
 
 
 class FolderName(Rule):
@@ -131,6 +132,10 @@ class JobConfig(Section):
     name: Annotated[str, FolderName(), Doc("The name of the run and of its folder.")]
     data: DataConfig
     teacher: Annotated[LearnerConfig, Doc("The model that the students learn from.")]
+    teachers: Annotated[
+        dict[Annotated[str, LEARNER_NAME], LearnerConfig],
+        Doc("Further teachers, frozen, by name; a term names one of them, or their mean."),
+    ] = field(default_factory=dict, kw_only=True)
     steps: Annotated[
         int, INDEX, Unit("steps"), Doc("Optimizer steps of the job; 0: `epochs` says how many.")
     ] = 0
@@ -141,7 +146,7 @@ class JobConfig(Section):
         Doc("For a task, instead of steps: how often each training example is read."),
     ] = None
     students: Annotated[
-        dict[Annotated[str, STUDENT_NAME], LearnerConfig],
+        dict[Annotated[str, LEARNER_NAME], LearnerConfig],
         Doc("Models that learn from the teacher in the same job, by name."),
     ] = field(default_factory=dict)
     batch: BatchConfig = field(default_factory=BatchConfig)
@@ -188,16 +193,27 @@ class JobConfig(Section):
         load_plugins(convert(tree.get("plugins", []), list[str], "plugins"))
         fill_in_models(tree)
 
+    @property
+    def other_teachers(self) -> dict[str, LearnerConfig]:
+        """The further teachers, by their names among learners."""
+        return {teacher_key(name): one for name, one in self.teachers.items()}
+
+    @property
+    def learners(self) -> dict[str, LearnerConfig]:
+        """Everyone, by name (`trainer.learner_names`): the teachers, then the students."""
+        students = {student_key(name): one for name, one in self.students.items()}
+        return {TEACHER: self.teacher, **self.other_teachers, **students}
+
     def metrics_of(self, learner: LearnerConfig) -> Metrics:
         """The metrics of a learner of this job."""
-        return learner.metrics_among((self.teacher, *self.students.values()))
+        return learner.metrics_among(self.learners.values())
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from self._conflicts_of_length()
         yield from conflicts_in_order(self.rollback)
-        yield from conflicts_of_roles(self.teacher, self.students)
+        yield from conflicts_of_roles(self.teacher, self.teachers, self.students)
         yield from conflicts_about_metrics(self.teacher, self.students, self.evaluation.metric)
-        yield from conflicts_with_data(self.teacher, self.students, self.data)
+        yield from conflicts_with_data(self.learners, self.data)
 
     def _conflicts_of_length(self) -> Iterator[Refusal]:
         if self.epochs is None and not self.steps:

@@ -41,7 +41,9 @@ def _holds_model(folder: str) -> bool:
 
 
 def _learners(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    students = tree.get("students")
-    named = students.items() if isinstance(students, dict) else ()
-    found = [("teacher", tree.get("teacher")), *((f"students.{n}", one) for n, one in named)]
+    found = [("teacher", tree.get("teacher"))]
+    for role in ("teachers", "students"):
+        named = tree.get(role)
+        items = named.items() if isinstance(named, dict) else ()
+        found += [(f"{role}.{name}", one) for name, one in items]
     yield from ((section, one) for section, one in found if isinstance(one, dict))

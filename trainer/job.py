@@ -123,7 +123,7 @@ class Job:
         self.state.tokens += result.tokens
         self._count_unreadable(result.unreadable)
         self.state.seconds = self.seconds
-        learners = [self.learners.teacher, *self.learners.active]
+        learners = [*self.learners.teachers, *self.learners.active]
         trained = [one for one in learners if one.is_trained]
         for learner in trained:
             learner.counters.tokens += result.tokens

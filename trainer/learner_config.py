@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -343,8 +343,13 @@ class LearnerConfig(Section):
             if getattr(self, key) != getattr(LearnerConfig(), key):
                 yield key, "is for training; remove it (null), or frozen"
 
-    def build_objective(self, teacher: ModelShape, seed: int) -> Objective:
-        """The objective for this model and its `teacher`'s; ValueError if a term does not fit."""
-        objective = Objective(self.objective, self.model, teacher, seed, self.transfer)
+    def build_objective(
+        self, teacher: ModelShape, seed: int, others: Mapping[str, ModelShape] | None = None
+    ) -> Objective:
+        """The objective for this model and its `teacher`'s, or those of `others`, by name.
+
+        Raises ValueError if a term does not fit.
+        """
+        objective = Objective(self.objective, self.model, teacher, seed, self.transfer, others)
         objective.heard_changes = self.min_lead is not None
         return objective

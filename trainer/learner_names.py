@@ -4,8 +4,24 @@ from __future__ import annotations
 
 TEACHER = "teacher"
 OWN = "own"  # a source: the learner's own last head
+MEAN = "mean"  # a source: the mean of what all teachers predict
 
 
 def student_key(name: str) -> str:
     """The full name of the student with this key in YAML."""
     return f"students/{name}"
+
+
+def teacher_key(name: str) -> str:
+    """The name, among learners and sources, of what a term's ``teacher`` is in YAML."""
+    return name if name in (TEACHER, MEAN) else f"teachers/{name}"
+
+
+def is_teacher(name: str) -> bool:
+    """Whether the learner of this name teaches: the job's teacher, or one of its further ones."""
+    return name == TEACHER or name.startswith("teachers/")
+
+
+def section_of(name: str) -> str:
+    """The section of the YAML that describes a learner."""
+    return name.replace("/", ".")

@@ -30,6 +30,7 @@ def train(job: Job) -> Outcome:
             job.context.requests,
             job.seconds,
             job.masker,
+            job.learners.others,
         )
         job.advance(result)
         job.context.made_a_step()

@@ -1,4 +1,4 @@
-"""Rules between sections of a job: how a teacher, its students and their data must fit together."""
+"""Rules between sections of a job: how teachers, students and their data must fit together."""
 
 from __future__ import annotations
 
@@ -8,22 +8,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from configs.section import Refusal, within
 from data_pipeline import DataConfig
 from model import ModelConfig
-from trainer.learner_config import BudgetConfig, LearnerConfig, StartConfig
+from trainer.learner_config import BudgetConfig, InitConfig, LearnerConfig, StartConfig
+from trainer.learner_names import MEAN, TEACHER, is_teacher, section_of, teacher_key
 from trainer.objectives.task import TaskConfig
 from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM, columns_of
 from trainer.tasks.soft_labels import SoftLabels
 
-Students = Mapping[str, LearnerConfig]
+Named = Mapping[str, LearnerConfig]
 _FOR_TEACHERS = ("frozen", "masked_only", "stacking")
 
 
-def conflicts_of_roles(teacher: LearnerConfig, students: Students) -> Iterator[Refusal]:
-    """Settings that are only for a teacher or only for a student, and misfits between the two."""
+def conflicts_of_roles(teacher: LearnerConfig, others: Named, students: Named) -> Iterator[Refusal]:
+    """Settings that are only for a teacher or only for a student, and misfits between them.
+
+    `others` are further teachers.
+    """
     for name, student in students.items():
         yield from within(f"students.{name}", _conflicts_of_student(name, student, teacher.model))
         if student.min_lead is not None:
             yield from within(f"students.{name}.min_lead", _conflicts_of_lead(student, teacher))
     yield from within("teacher", _conflicts_of_teacher(teacher))
+    for name, other in others.items():
+        yield from within(f"teachers.{name}", _conflicts_of_other(name, other, students))
     if teacher.frozen and not students:
         yield "students", "a frozen teacher needs at least one"
     if teacher.budget != BudgetConfig() and not students:
@@ -31,26 +37,26 @@ def conflicts_of_roles(teacher: LearnerConfig, students: Students) -> Iterator[R
     yield from within("teacher.objective.from_student", _conflicts_of_peer(teacher, students))
 
 
-def conflicts_with_data(
-    teacher: LearnerConfig, students: Students, data: DataConfig
-) -> Iterator[Refusal]:
-    """Objectives that need what the data or the teacher lack, including those of late students."""
+def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
+    """Objectives that need what the data or a teacher lack, including those of late students."""
     packings = [packing for _, packing in data.lengths_and_packings()]
     masked = data.masking.highest_rate > 0 and not data.train
-    learners = {f"students.{name}": config for name, config in students.items()}
-    everyone = {"teacher": teacher, **learners}
+    teachers = {name: config for name, config in everyone.items() if is_teacher(name)}
+    models = {name: config.model for name, config in teachers.items()}
     yield from _conflicts_with_examples(everyone, data)
-    for section, config in everyone.items():
-        objective, key = config.objective, f"{section}.objective"
+    for learner, config in everyone.items():
+        objective, key = config.objective, f"{section_of(learner)}.objective"
         yield from within(key, objective.conflicts_with_data(packings, masked))
-        if teacher.masked_only:
-            yield from within(key, objective.conflicts_with_masked_only(config is teacher))
-        pair = config.model, teacher.model
-        yield from within(key, objective.misfits(*pair, config.progressive is not None))
+        for name, teacher in teachers.items():
+            if teacher.masked_only:
+                as_read = {name, MEAN}, learner == name
+                yield from within(key, objective.conflicts_with_masked_only(name, *as_read))
+        each_layer = config.progressive is not None
+        yield from within(key, objective.misfits(config.model, models, each_layer))
 
 
 def conflicts_about_metrics(
-    teacher: LearnerConfig, students: Students, primary: str | None
+    teacher: LearnerConfig, students: Named, primary: str | None
 ) -> Iterator[Refusal]:
     """Metrics that no head of the teacher reports."""
     known = [*columns_of(teacher.metrics_among((teacher, *students.values())))]
@@ -66,14 +72,12 @@ def conflicts_about_metrics(
             yield f"students.{name}.start.teacher.metric", why
 
 
-def _conflicts_with_examples(
-    learners: Mapping[str, LearnerConfig], data: DataConfig
-) -> Iterator[Refusal]:
+def _conflicts_with_examples(learners: Named, data: DataConfig) -> Iterator[Refusal]:
     """Tasks without examples, and terms on text in a job that reads a task's examples."""
     tasks: dict[str, tuple[str, TaskConfig]] = {}
-    for section, config in learners.items():
+    for learner, config in learners.items():
         for name, term in config.objective.terms().items():
-            key = f"{section}.objective.{name}"
+            key = f"{section_of(learner)}.objective.{name}"
             if isinstance(term, TaskConfig):
                 if not data.train:
                     yield "data.train", f"must name the examples of {key}"
@@ -115,7 +119,7 @@ def _conflicts_of_lead(student: LearnerConfig, teacher: LearnerConfig) -> Iterat
     """Students whose `min_lead` cannot be measured or has no effect."""
     if teacher.frozen:
         yield "", "is for a teacher that still learns; remove it"
-    elif not student.objective.needs_teacher():
+    elif not student.objective.hears_teacher():
         yield "", "nothing in its objective is about the teacher; remove it"
     elif (
         student.progressive
@@ -147,6 +151,18 @@ def _unequal(student: ModelConfig, teacher: ModelConfig, keys: Sequence[str]) ->
             yield "", f"model.{name} is {ours}, and the teacher's {theirs}"
 
 
+def _conflicts_of_other(name: str, teacher: LearnerConfig, students: Named) -> Iterator[Refusal]:
+    """Conflicts of a further teacher that is not a finished model, or that no student reads."""
+    if name in (TEACHER, MEAN):
+        yield "", "a term means something else by that name; choose another"
+    if not teacher.frozen:
+        yield "frozen", "must be true: only `teacher` is trained"
+    yield from _conflicts_of_teacher(teacher)
+    read = {source for one in students.values() for source in one.objective.sources}
+    if read.isdisjoint((teacher_key(name), MEAN)):
+        yield "", f"nobody learns from it; a student's term does with teacher: {name}, or {MEAN}"
+
+
 def _conflicts_of_teacher(teacher: LearnerConfig) -> Iterator[Refusal]:
     if not teacher.frozen and not teacher.objective.terms():
         yield "objective", "name at least one term"
@@ -164,7 +180,7 @@ def _conflicts_of_teacher(teacher: LearnerConfig) -> Iterator[Refusal]:
         yield "init", "its teacher_... keys are for students"
 
 
-def _conflicts_of_peer(teacher: LearnerConfig, students: Students) -> Iterator[Refusal]:
+def _conflicts_of_peer(teacher: LearnerConfig, students: Named) -> Iterator[Refusal]:
     """Conflicts of a teacher that learns from a student which is missing or does not fit."""
     term = teacher.objective.from_student
     if term is None:

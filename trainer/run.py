@@ -54,7 +54,7 @@ def run_job(
     started = on_rank_0(lambda: start_run(load(), Owner.here(scheduled_as, restart)))
     config = started.config
     limit_waiting(config.watch.hang_timeout_s)
-    if not any(learner.compile for learner in (config.teacher, *config.students.values())):
+    if not any(learner.compile for learner in config.learners.values()):
         leave_compiler_out()
     _log_to_file(RunFolder.of(config).rank_log(rank), rank)
     startup.mark("meeting the other ranks")

@@ -1,8 +1,8 @@
-"""One optimizer step of a teacher and its students, from one teacher forward per micro-batch."""
+"""One optimizer step of teachers and students, from one forward of each teacher per micro-batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -12,13 +12,12 @@ import torch.distributed as dist
 
 from data_pipeline import Batch
 from data_pipeline.masking.torch_masker import TorchMasker
-from model import Capture
-from trainer.batches import MicroBatch, to_micro_batches
+from trainer.batches import to_micro_batches
 from trainer.control.requested import NO_REQUESTS, Requests
 from trainer.denominators import StepSums
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner, MicroStep
-from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
+from trainer.teacher_passes import TeacherPasses
 
 
 @dataclass(frozen=True)
@@ -45,19 +44,21 @@ def train_step(
     requests: Callable[[], Requests] = lambda: NO_REQUESTS,
     seconds: float = 0.0,
     masker: TorchMasker | None = None,
+    others: Sequence[Learner] = (),
 ) -> StepResult:
     """Train all learners on this rank's rows of the global batch of `step`. Collective.
 
     A learner whose loss or gradient is non-finite or spikes skips the step on all ranks; the other
     learners take theirs. `requests` is called after the last backward pass, so that a request to
     stop takes effect at the end of the step during which it arrived. `seconds` is the training
-    time so far; all ranks use rank 0's. `masker` masks batches that arrive unmasked.
+    time so far; all ranks use rank 0's. `masker` masks batches that arrive unmasked. `others` are
+    further teachers, which are frozen; one that no term reads in this step does not run.
     """
     learners = [learner for learner in (teacher, *students) if learner.is_trained]
     in_use = ((one.view, name) for one in learners for name in one.objective.denominators)
     sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device)
     rows = batch if learners else batch.rows(0, 0)  # a frozen teacher without students: no work
-    _accumulate(teacher, students, rows, step, sums, masker)
+    _accumulate([teacher, *others], students, rows, step, sums, masker)
     totals = _Totals.over_ranks(learners, sums, requests(), teacher.device)
     terms = totals.terms
     losses = {
@@ -82,7 +83,7 @@ def train_step(
 
 
 def _accumulate(
-    teacher: Learner,
+    teachers: Sequence[Learner],
     students: Sequence[Learner],
     rows: Batch,
     step: int,
@@ -90,55 +91,21 @@ def _accumulate(
     masker: TorchMasker | None,
 ) -> None:
     """All forward and backward passes, one micro-batch and one student's graph at a time."""
-    size = teacher.step_shape.micro_batch
-    passes = -(-len(rows.input_ids) // size)
+    main = teachers[0]
+    size = main.step_shape.micro_batch
+    count = -(-len(rows.input_ids) // size)
     for student in students:
-        student.listen(teacher.is_trained)
-    if passes > 1:
-        for learner in (teacher, *students):
-            learner.look_ahead(to_micro_batches(rows, size, teacher.device, masker), step)
-    teacher_pass = TeacherPass.of(teacher, students, step)
-    micro_batches = to_micro_batches(rows, size, teacher.device, masker)
+        student.listen(main.is_trained)
+    if count > 1:
+        for learner in (*teachers, *students):
+            learner.look_ahead(to_micro_batches(rows, size, main.device, masker), step)
+    passes = TeacherPasses.of(teachers, students, step)
+    micro_batches = to_micro_batches(rows, size, main.device, masker)
     for number, micro_batch in enumerate(micro_batches):
-        micro_step = MicroStep(step, number, is_last=number == passes - 1)
-        sources = {TEACHER: teacher_pass.teach(micro_batch, sums, micro_step)}
+        micro_step = MicroStep(step, number, is_last=number == count - 1)
+        sources = passes.sources(micro_batch, sums, micro_step)
         for student in students:
             student.accumulate(micro_batch, sums.totals[student.view], micro_step, sources)
-
-
-@dataclass(frozen=True)
-class TeacherPass:
-    """The teacher's side of a step: the outputs that students read, and the peers that it reads."""
-
-    teacher: Learner
-    capture: Capture  # what the students' terms need
-    logit_consumers: int  # students whose terms need the teacher's logits
-    projection: OutputProjection | None  # the teacher's; None without logit_consumers
-    peers: Mapping[str, tuple[Learner, OutputProjection]]  # students it learns from, by name
-
-    @classmethod
-    def of(cls, teacher: Learner, students: Sequence[Learner], step: int) -> TeacherPass:
-        """What each learner reads at `step`. Collective: ZeRO 3 gathers the output projections."""
-        consumers = [(student.objective, student.own_step(step)) for student in students]
-        capture = union(objective.source_capture(own) for objective, own in consumers)
-        logit_consumers = sum(objective.reads_logits(own) for objective, own in consumers)
-        projection = teacher.output_projection() if logit_consumers else None
-        read = teacher.objective.sources
-        peers = {one.name: (one, one.output_projection()) for one in students if one.name in read}
-        return cls(teacher, capture, logit_consumers, projection, peers)
-
-    def teach(
-        self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
-    ) -> TeacherOutputs:
-        """Run the teacher forward and backward once; returns the outputs that students read."""
-        sources = {
-            name: peer.predictions(micro_batch, projection)
-            for name, (peer, projection) in self.peers.items()
-        }
-        totals = sums.totals.get(self.teacher.view, {})
-        features = self.teacher.accumulate(micro_batch, totals, micro_step, sources, self.capture)
-        with self.teacher.autocast():
-            return detach(features, self.projection, self.logit_consumers)
 
 
 @dataclass(frozen=True)

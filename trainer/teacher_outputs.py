@@ -1,12 +1,12 @@
-"""The teacher's outputs that students read: captured once, detached, freed after the micro-batch.
+"""A teacher's outputs that students read: captured once, detached, freed after the micro-batch.
 
-The teacher runs its usual fast path, whatever its students read. Only references to tensors that
-the forward pass computes anyway are kept; scores, relations and logits are derived in the losses.
+A teacher runs its usual fast path, whatever its students read. Only references to tensors that the
+forward pass computes anyway are kept; scores, relations and logits are derived in the losses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from data_pipeline import MASKED
 from model import QKV, Capture, Features
 from trainer.denominators import ATTENDED
-from trainer.losses.vocabulary_projection import Distribution
+from trainer.losses.vocabulary_projection import Distribution, Projection
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,16 @@ class OutputProjection:
 
 @dataclass(frozen=True)
 class TeacherOutputs:
-    """A teacher's detached view of one micro-batch (shapes as in `model.Features`)."""
+    """A teacher's detached view of one micro-batch (shapes as in `model.Features`).
+
+    The mean of several teachers has heads and distributions only.
+    """
 
     last_hidden_state: Tensor | None  # [B, L, H]; None where the teacher does not compute it
     hidden_states: dict[int, Tensor]  # layer -> [B, L, H]; 0 is the embedding output
     attention: dict[int, QKV]  # layer, from 1 -> queries, keys, values, each [B, A, L, D]
-    heads: dict[str, Tensor]  # outputs of the task heads that students requested, by name
+    # Outputs of the task heads that students requested, by name: one for each teacher.
+    heads: dict[str, tuple[Tensor, ...]]
     # At masked positions, and at all positions where requested; empty if no student reads logits.
     distributions: dict[str, Distribution]
 
@@ -53,7 +57,7 @@ def detach(
             layer: QKV(*(tensor.detach() for tensor in qkv))
             for layer, qkv in features.attention.items()
         },
-        heads={name: logits.detach() for name, logits in features.heads.items()},
+        heads={name: (logits.detach(),) for name, logits in features.heads.items()},
         distributions={}
         if projection is None
         else _distributions(features, projection, logit_consumers),
@@ -64,11 +68,36 @@ def _distributions(
     features: Features, projection: OutputProjection, logit_consumers: int
 ) -> dict[str, Distribution]:
     inputs = {MASKED: features.vocabulary_input, ATTENDED: features.all_positions}
+    bias = None if projection.bias is None else projection.bias.detach()
     return {
-        positions: Distribution(x, projection.weight, projection.bias, keep=logit_consumers > 1)
+        positions: Distribution(
+            Projection(x.detach(), projection.weight.detach(), bias), keep=logit_consumers > 1
+        )
         for positions, x in inputs.items()
         if x is not None
     }
+
+
+def mean_of(teachers: Sequence[TeacherOutputs], logit_consumers: int) -> TeacherOutputs:
+    """The mean of the predictions of `teachers`, for `logit_consumers` students.
+
+    Students average the outputs of task heads themselves, which are small.
+    """
+    first = teachers[0]
+    heads = {
+        name: tuple(logits for one in teachers for logits in one.heads[name])
+        for name in first.heads
+        if all(name in one.heads for one in teachers)
+    }
+    distributions = {
+        positions: Distribution(
+            *(part for one in teachers for part in one.distributions[positions].projections),
+            keep=logit_consumers > 1,
+        )
+        for positions in first.distributions
+        if all(positions in one.distributions for one in teachers)
+    }
+    return TeacherOutputs(None, {}, {}, heads, distributions)
 
 
 def union(captures: Iterable[Capture]) -> Capture:

@@ -25,6 +25,7 @@ class LearnerFacts:
         active: fraction of the job's steps in which the learner takes part.
         training: fraction of the job's steps in which a teacher trains; in the others it only
             teaches, and its flops are the mean of both.
+        teaches: whether students learn from it.
     """
 
     name: str
@@ -42,11 +43,14 @@ class LearnerFacts:
     offloaded: bool = False
     active: float = 1.0
     training: float = 1.0
+    teaches: bool = False
 
 
 @dataclass(frozen=True)
 class JobFacts:
-    """A job: `rows` sequences of `length` tokens (on average) per step; the teacher comes first.
+    """A job: `rows` sequences of `length` tokens (on average) per step.
+
+    The teacher comes first, and further ones, which are frozen, before the students.
 
     `assumed` has a line for each simplification of the job.
     """

@@ -119,8 +119,9 @@ def job_memory(job: JobFacts, machine: Machine, micro_batch: int | None = None) 
         for one in job.learners
     ]
     left = [one.captured[0] + one.captured[1] * size for one in job.learners]
-    if job.learners[0].zero_stage == 3:
-        left[0] += FLOAT * job.learners[0].projection
+    for number, one in enumerate(job.learners):
+        if one.zero_stage == 3:
+            left[number] += FLOAT * one.projection
     moments = []
     for number, memory in enumerate(memories):
         others = [*memories[:number], *(memories[number + 1 :] if accumulates else ())]

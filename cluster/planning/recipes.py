@@ -43,9 +43,9 @@ def compare(job: JobFacts, apart: Sequence[LearnerFacts], machine: Machine) -> l
     """The joint job, and the two recipes beside it; nothing where no student trains.
 
     `apart` are the job's learners in the order of `job.learners`, as they are in the separate jobs:
-    the teacher frozen, and each student with what it no longer shares with the others.
+    the teachers frozen, and each student with what it no longer shares with the others.
     """
-    if not any(one.active for one in job.learners[1:]):
+    if not any(one.active for one in job.learners[1:] if not one.teaches):
         return []
     recipes = {JOINT: [job], SEPARATE: [*_separate(job, apart)], SHARED: [*_shared(job, apart)]}
     costs = {name: _cost(jobs, machine) for name, jobs in recipes.items()}
@@ -67,20 +67,26 @@ def compare(job: JobFacts, apart: Sequence[LearnerFacts], machine: Machine) -> l
 
 
 def _separate(job: JobFacts, apart: Sequence[LearnerFacts]) -> Iterator[JobFacts]:
-    teacher, *students = apart
-    yield from _pretraining(job, teacher)
-    for student in students:
-        learners = (teacher, replace(student, active=1.0))
+    yield from _pretraining(job, apart[0])
+    teachers = _teachers(apart)
+    for student in apart[len(teachers) :]:
+        learners = (*teachers, replace(student, active=1.0))
         yield replace(job, steps=_steps(job, student), learners=learners)
 
 
 def _shared(job: JobFacts, apart: Sequence[LearnerFacts]) -> Iterator[JobFacts]:
     """The students start together, and the job ends with the one that trains longest."""
     yield from _pretraining(job, apart[0])
-    students = job.learners[1:]
+    teachers = _teachers(apart)
+    students = job.learners[len(teachers) :]
     longest = max(one.active for one in students)
     learners = [replace(one, active=one.active / longest) for one in students]
-    yield replace(job, steps=round(longest * job.steps), learners=(apart[0], *learners))
+    yield replace(job, steps=round(longest * job.steps), learners=(*teachers, *learners))
+
+
+def _teachers(learners: Sequence[LearnerFacts]) -> list[LearnerFacts]:
+    """The first of them, and the further ones that teach."""
+    return [learners[0], *(one for one in learners[1:] if one.teaches)]
 
 
 def _pretraining(job: JobFacts, finished: LearnerFacts) -> Iterator[JobFacts]:

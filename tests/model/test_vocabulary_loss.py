@@ -82,7 +82,7 @@ def test_distillation_equals_the_plain_formulas(temperature: float) -> None:
     total, count = chunked_kl_divergence(*arguments, temperature, weights)
     torch.testing.assert_close(count, weights.sum())
     assert_same(total, plain_kl, student)
-    soft = soft_cross_entropy_rows(Distribution(*teacher), temperature, weights)
+    soft = soft_cross_entropy_rows(Distribution(Projection(*teacher)), temperature, weights)
     total, _ = project_and_sum(student[0], (student[1], student[2]), [soft])
     assert_same(total, plain_ce, student)
     assert all(tensor.grad is None for tensor in teacher)
@@ -98,7 +98,7 @@ def test_a_blended_target_equals_the_plain_formula(share: float) -> None:
     one_hot = F.one_hot(targets[chosen], V)
     blend = share * F.softmax(F.linear(*teacher)[chosen], -1) + (1 - share) * one_hot
     plain = -(blend.detach() * F.log_softmax(F.linear(*student)[chosen], -1)).sum()
-    rows = blended_cross_entropy_rows(Distribution(*teacher), targets, share)
+    rows = blended_cross_entropy_rows(Distribution(Projection(*teacher)), targets, share)
     total, _ = project_and_sum(student[0], (student[1], student[2]), [rows])
     assert_same(total, plain, student)
 
@@ -113,7 +113,7 @@ def test_a_distribution_is_the_same_kept_or_not(
     monkeypatch.setattr(vocabulary_projection, "CHUNK_ELEMENTS", V * 13)
     monkeypatch.setattr(vocabulary_projection, "KEPT_ELEMENTS", room)
     teacher = tensors(E)
-    distribution = Distribution(*teacher, keep=keep)
+    distribution = Distribution(Projection(*teacher), keep=keep)
     made = []
     project = Projection.logits
     monkeypatch.setattr(Projection, "logits", lambda *a: made.append(1) or project(*a))
@@ -135,8 +135,8 @@ def test_losses_that_share_a_projection_are_what_they_are_alone() -> None:
     scales = (2.0, 5.0, 0.25)
     together = [
         cross_entropy_rows(labels()),
-        kl_divergence_rows(Distribution(*teacher), 2.0, masked),
-        soft_cross_entropy_rows(Distribution(*teacher), 1.0, masked),
+        kl_divergence_rows(Distribution(Projection(*teacher)), 2.0, masked),
+        soft_cross_entropy_rows(Distribution(Projection(*teacher)), 1.0, masked),
     ]
     total, sums = project_and_sum(student[0], decoders[0], together, scales)
     arguments = (student[0], decoders[0], teacher[0], decoders[1])

@@ -93,9 +93,11 @@ def _training(saved: SavedLearners, name: str, results: Mapping[str, Any] | None
 
 
 def _teacher(job: JobConfig) -> str:
-    return (
-        f"the teacher of the job {job.name}, {'finished' if job.teacher.frozen else 'in training'}"
-    )
+    how = "finished" if job.teacher.frozen else "in training"
+    if not job.teachers:
+        return f"the teacher of the job {job.name}, {how}"
+    others = ", ".join(job.teachers)
+    return f"the teacher of the job {job.name}, {how}, and its finished teachers {others}"
 
 
 def _settings(section: object) -> str:

@@ -15,7 +15,7 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.evaluation.trained_heads import trained_heads
 from trainer.learner_config import LearnerConfig
-from trainer.learner_names import TEACHER, student_key
+from trainer.learner_names import TEACHER, is_teacher, student_key
 from trainer.learners.first_weights import model_state
 from trainer.learners.state import JobState
 from trainer.run_folder.folder import RunFolder
@@ -46,13 +46,12 @@ class SavedLearners:
 
     @property
     def names(self) -> list[str]:
-        """The learners that the run's config still names, the teacher first."""
-        named = {TEACHER, *map(student_key, self.job.students)}
-        there = named.intersection(self.checkpoint.learners)
-        return sorted(there, key=lambda name: (name != TEACHER, name))
+        """The learners that the run's config still names, the teachers first."""
+        there = self.job.learners.keys() & set(self.checkpoint.learners)
+        return sorted(there, key=lambda name: (not is_teacher(name), name))
 
     def resolve(self, learner: str) -> str:
-        """The full name of a learner given as `teacher`, `NAME` or `students/NAME`."""
+        """The full name of a learner given as such, or of a student given as `NAME`."""
         for name in (learner, student_key(learner)):
             if name in self.names:
                 return name
@@ -62,9 +61,8 @@ class SavedLearners:
     def config(self, name: str) -> LearnerConfig:
         """The config of the learner with this full name, with a growing teacher's current model."""
         if name == TEACHER:
-            teacher = self.job.teacher
-            return teacher.with_layers(self.state.teacher_layers)
-        return self.job.students[name.removeprefix("students/")]
+            return self.job.teacher.with_layers(self.state.teacher_layers)
+        return self.job.learners[name]
 
     @property
     def state(self) -> JobState:

@@ -10,22 +10,21 @@ from trainer.config import JobConfig
 from trainer.footprint.footprint import Footprint, Passes, footprints, passes_apart
 from trainer.job_data.batch_plan import usual_rows
 from trainer.learner_config import FROZEN_STAGES, LearnerConfig
-from trainer.learner_names import TEACHER, student_key
+from trainer.learner_names import TEACHER, is_teacher
 from trainer.learners.engine import bucket_size
 
 
 def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(the job, its learners with the teacher first), as the fields of the cluster's plan.
+    """(the job, its learners with the teachers first), as the fields of the cluster's plan.
 
     With phases of several sequence lengths, memory is for the longest sequences and FLOPs are the
     mean over the steps. The job's ``assumed`` lists the other simplifications.
     """
     shares = _lengths(job)
     sizes = {length: _footprints(job, device, length) for length in shares}
-    configs = {TEACHER: job.teacher, **{student_key(n): one for n, one in job.students.items()}}
     learners = [
         _learner(name, config, {length: found[name] for length, found in sizes.items()}, job)
-        for name, config in configs.items()
+        for name, config in job.learners.items()
     ]
     facts = {
         "name": job.name,
@@ -44,19 +43,19 @@ def demands_apart(
 ) -> list[dict[str, Any]]:
     """The `learners` of `demands` if each student were distilled in a separate job.
 
-    Its teacher has been pre-trained alone and is frozen. Empty without students.
+    The job's own teacher has been pre-trained alone, and all teachers are frozen. Empty without
+    students.
     """
     if not job.students:
         return []
     shares = _lengths(job)
     passes = {length: passes_apart(job, device, length) for length in shares}
-    names = [TEACHER, *map(student_key, job.students)]
     apart = [
         {
             **learner,
             **_mean_passes({length: found[name] for length, found in passes.items()}, shares),
         }
-        for name, learner in zip(names, learners, strict=True)
+        for name, learner in zip(job.learners, learners, strict=True)
     ]
     stage = job.teacher.zero_stage if job.teacher.zero_stage in FROZEN_STAGES else 0
     apart[0] |= {"trained": 0, "zero_stage": stage, "active": 1.0}
@@ -107,6 +106,7 @@ def _learner(
     largest = sizes[max(sizes)]
     return {
         "name": name.removeprefix("students/"),
+        "teaches": is_teacher(name),
         "zero_stage": config.zero_stage,
         "precision": config.precision,
         "parameters": largest.parameters,
@@ -123,7 +123,7 @@ def _learner(
 
 def _active_steps(config: LearnerConfig, job: JobConfig) -> float:
     """The number of steps that a learner takes part in, from its start and its budget."""
-    if config is job.teacher:  # it keeps teaching when its own budget is used up
+    if config is job.teacher or config.frozen:  # teachers keep teaching to the end
         return job.steps
     left = max(0, job.steps - config.start.in_steps(job.steps).step)
     return min(left, _budget_steps(config, job))

@@ -24,17 +24,18 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from data_pipeline import MASKED, PAIRS, Batch, Target
-from model import Features, Model, ModelConfig, module_of
+from model import Capture, Features, Model, ModelConfig, module_of
 from model.precision import kernels_of
 from trainer.batches import MicroBatch, MicroTarget, to_device
 from trainer.config import JobConfig
 from trainer.learner_config import LearnerConfig
-from trainer.learner_names import TEACHER, student_key
+from trainer.learner_names import MEAN, TEACHER, is_teacher
 from trainer.learners.module import LearnerModule, always_captured, assemble
-from trainer.learners.programs import NOTHING, Train
+from trainer.learners.programs import Train
 from trainer.objectives import ObjectiveConfig
+from trainer.objectives.demand import Demand
 from trainer.objectives.term import ExampleLosses
-from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
+from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, mean_of, union
 
 
 def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
@@ -107,31 +108,30 @@ def footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]
     """
     rows = job.batch.micro_batch
     more = max(2 * rows, LEAST_ROWS)
-    learners = _learners(job)
-    few = _measure(job, learners, device, rows, length)
-    many = _measure(job, learners, device, more, length)
+    few = _measure(job, job.learners, device, rows, length)
+    many = _measure(job, job.learners, device, more, length)
     return {name: _line(few[name], many[name], rows, more) for name in few}
 
 
 def passes_apart(job: JobConfig, device: str, length: int) -> dict[str, Passes]:
-    """The work of every learner if each student had its own job with the finished teacher.
+    """The work of every learner if each student had its own job with the finished teachers.
 
-    There the teacher only runs forward: it has neither losses nor a backward pass.
+    There the teachers only run forward: they have neither losses nor a backward pass.
     """
     rows = max(2 * job.batch.micro_batch, LEAST_ROWS)
-    teacher, *students = _learners(job).items()
-    finished = TEACHER, dataclasses.replace(teacher[1], objective=ObjectiveConfig())
+    finished = {
+        name: dataclasses.replace(one, objective=ObjectiveConfig())
+        for name, one in job.learners.items()
+        if is_teacher(name)
+    }
     found: dict[str, _Measured] = {}
-    for student in students:
-        found |= _measure(job, dict([finished, student]), device, rows, length)
+    for name, student in job.learners.items():
+        if not is_teacher(name):
+            found |= _measure(job, {**finished, name: student}, device, rows, length)
     return {
         name: Passes(one.forward_flops / rows, one.backward_flops / rows, one.kernels)
         for name, one in found.items()
     }
-
-
-def _learners(job: JobConfig) -> dict[str, LearnerConfig]:
-    return {TEACHER: job.teacher, **{student_key(name): one for name, one in job.students.items()}}
 
 
 @dataclass(frozen=True)
@@ -166,42 +166,53 @@ def _line(few: _Measured, many: _Measured, rows: int, more: int) -> Footprint:
 def _measure(
     job: JobConfig, learners: Mapping[str, LearnerConfig], device: str, rows: int, length: int
 ) -> dict[str, _Measured]:
-    """Measure forward and backward of `learners` on one micro-batch of `job`, the teacher first."""
+    """Measure forward and backward of `learners` on a micro-batch of `job`, the teachers first."""
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, kernels_of(device):
         batch = _to_fake(fake, _micro_batch(job, rows, length))
         modules = {name: _module(name, config, job) for name, config in learners.items()}
-        consumers = [one for name, one in modules.items() if name != TEACHER]
-        capture = union(one.objective.source_capture(0) for one in consumers)
-        logit_consumers = sum(one.objective.reads_logits(0) for one in consumers)
+        teachers = [name for name in modules if is_teacher(name)]
+        students = [name for name in modules if not is_teacher(name)]
+        readers = [(modules[name].objective, 0) for name in students]
+        demands = {name: Demand.of(name, readers) for name in teachers}
         found: dict[str, _Measured] = {}
         sources: dict[str, TeacherOutputs] = {}
-        for name, module in modules.items():
-            own = union(
-                [always_captured(name, learners[name]), module.objective.student_capture(0)]
-            )
-            run = _Run(module, logit_consumers if name == TEACHER else 0)
-            totals = {name: torch.ones(()) for name in module.objective.denominators}
-            known = dict.fromkeys(module.objective.over_whole_batch(0), _SEEN)
-            program = Train(totals, sources, union([capture, own]), whole_batch=known)
-            features = run(program, batch)
-            if name == TEACHER:
-                capture = NOTHING
-                with run.live, module.autocast(torch.device("cpu")):
-                    outputs = detach(features, run.projection, logit_consumers)
-                sources = {TEACHER: outputs}
+        for name, demand in demands.items():
+            module = modules[name]
+            run = _Run(module, demand.reads_logits)
+            always = always_captured(name, learners[name])
+            features = run(_train(module, {}, [demand.capture, always]), batch)
+            with run.live, module.autocast(torch.device("cpu")):
+                sources[name] = detach(features, run.projection, demand.own_logits)
             del features
             found[name] = run.result()
+        if any(objective.reads(0, MEAN) for objective, _ in readers):
+            sources[MEAN] = mean_of(list(sources.values()), demands[TEACHER].mean_logits)
+        for name in students:
+            run = _Run(modules[name])
+            run(_train(modules[name], sources, []), batch)
+            found[name] = run.result()
     return found
+
+
+def _train(
+    module: LearnerModule, sources: Mapping[str, TeacherOutputs], captures: Sequence[Capture]
+) -> Train:
+    """The program of a step, which captures what the module's own terms read too."""
+    objective = module.objective
+    totals = {name: torch.ones(()) for name in objective.denominators}
+    known = dict.fromkeys(objective.over_whole_batch(0), _SEEN)
+    capture = union([*captures, objective.student_capture(0)])
+    return Train(totals, sources, capture, whole_batch=known)
 
 
 class _Run:
     """Counts one module's forward and backward."""
 
-    def __init__(self, module: LearnerModule, logit_consumers: int) -> None:
-        """`logit_consumers`: the number of students that read a teacher's vocabulary projection."""
+    def __init__(self, module: LearnerModule, reads_logits: bool = False) -> None:
+        """`reads_logits`: whether students read a teacher's vocabulary projection."""
         self.module = module
         self.projection: OutputProjection | None = None
-        if logit_consumers:
+        if reads_logits:
             weight, bias = module.model.output_projection()
             whole = None if bias is None else bias.detach()
             self.projection = OutputProjection(weight.detach(), whole)
@@ -297,8 +308,9 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
+    others = {name: one.model for name, one in job.other_teachers.items()}
     own = config.in_steps(job.steps)
-    module = assemble(name, own, job.teacher.model, job.seed, _make)
+    module = assemble(name, own, job.teacher.model, job.seed, _make, others)
     is_trained = bool(config.objective.terms())
     module.requires_grad_(is_trained)
     return module.train(is_trained)

@@ -6,14 +6,12 @@ from typing import Any
 
 from model import describe
 from trainer.config import JobConfig
-from trainer.learner_names import TEACHER, student_key
 
 
 def models_table(job: JobConfig) -> list[dict[str, Any]]:
-    """A row for each learner, the teacher first."""
-    learners = {TEACHER: job.teacher, **{student_key(n): one for n, one in job.students.items()}}
+    """A row for each learner, the teachers first."""
     rows = []
-    for name, one in learners.items():
+    for name, one in job.learners.items():
         size = describe(one.architecture, job.data.sequence_length)
         rows.append(
             {

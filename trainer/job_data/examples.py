@@ -23,6 +23,7 @@ from data_pipeline.tokenization.tokenizer import load as load_tokenizer
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
+from trainer.learner_names import MEAN, TEACHER, section_of
 from trainer.objectives.task import Part, TaskConfig, TaskFile
 from trainer.objectives.term import TermConfig
 from trainer.tasks.soft_labels import SoftLabels
@@ -87,7 +88,7 @@ def task_of(job: JobConfig) -> tuple[str, TaskConfig]:
     """The task of a job that reads examples, with its name: the first that a learner has."""
     return next(
         (name, section)
-        for learner in (job.teacher, *job.students.values())
+        for learner in job.learners.values()
         for name, section in learner.objective.terms().items()
         if isinstance(section, TaskConfig)
     )
@@ -145,20 +146,25 @@ def _with_task(job: JobConfig, name: str, task: TaskConfig) -> JobConfig:
 
 
 def _require_same_labels(job: JobConfig, name: str, task: TaskConfig) -> None:
-    """Raise TrainingError if a frozen teacher's head is missing or has other labels."""
-    if not job.teacher.frozen:
-        return
-    theirs = job.teacher.model.task_heads.get(name)
-    ours = task.equip(job.teacher.model).task_heads[name]
-    if theirs is None:
-        raise TrainingError(
-            f"teacher.init.pretrained: it has no head for {name}; fine-tune it first"
-        )
-    if theirs.labels != ours.labels:
-        raise TrainingError(
-            f"teacher.init.pretrained: its head tells {', '.join(theirs.labels)}, "
-            f"but the labels of the examples are {', '.join(ours.labels)}"
-        )
+    """Raise TrainingError if a frozen teacher's head is missing or has other labels.
+
+    A further teacher needs the head only where a student reads its predictions.
+    """
+    soft = [one.objective.terms().get(SOFT) for one in job.students.values()]
+    read = {TEACHER, *(one.source for one in soft if one is not None)}
+    for teacher, config in job.learners.items():
+        if not config.frozen or (teacher not in read and MEAN not in read):
+            continue
+        where = f"{section_of(teacher)}.init.pretrained"
+        theirs = config.model.task_heads.get(name)
+        ours = task.equip(config.model).task_heads[name]
+        if theirs is None:
+            raise TrainingError(f"{where}: it has no head for {name}; fine-tune it first")
+        if theirs.labels != ours.labels:
+            raise TrainingError(
+                f"{where}: its head tells {', '.join(theirs.labels)}, "
+                f"but the labels of the examples are {', '.join(ours.labels)}"
+            )
 
 
 def _steps(job: JobConfig, examples: int) -> int:
@@ -230,8 +236,7 @@ def _examples(
 
 def _tokenizer_of(job: JobConfig) -> Path:
     """The folder of the tokenizer that the job's models share."""
-    learners = (job.teacher, *job.students.values())
-    folders = [job.data.tokenizer, *(one.init.pretrained for one in learners)]
+    folders = [job.data.tokenizer, *(one.init.pretrained for one in job.learners.values())]
     folder = next((one for one in folders if one is not None), None)
     if folder is None:
         raise TrainingError("data.tokenizer: must be set where teacher.init.pretrained is not")

@@ -20,6 +20,7 @@ from model import Capture, Features, Model, ModelConfig
 from trainer.batches import MicroBatch
 from trainer.denominators import Totals
 from trainer.learner_config import LearnerConfig
+from trainer.learner_names import section_of
 from trainer.learners.admission import schedule_steps, time_used
 from trainer.learners.engine import (
     DeepSpeedEngine,
@@ -36,7 +37,6 @@ from trainer.learners.module import (
     always_captured,
     build_module,
     freeze_encoder,
-    section_of,
 )
 from trainer.learners.programs import NOTHING, Predict, Program, Score, Train
 from trainer.learners.state import LearnerState
@@ -98,18 +98,20 @@ class Learner:
         weights: Mapping[str, Tensor] | None = None,
         view: str = DEFAULT_VIEW,
         metrics: Metrics | None = None,
+        others: Mapping[str, ModelConfig] | None = None,
     ) -> None:
         """Build the model (from `weights` where given, else at random) and start its engine.
 
         `started_at` is the job's step at which this learner began, `view` the form in which it
         reads the examples (`data_pipeline.Batch`). `metrics` score it; None means those of its own
-        objective and heads. Raises TrainingError when the `weights` do not fit.
+        objective and heads. Its terms may read its `teacher`, or further teachers: `others`, by
+        name. Raises TrainingError when the `weights` do not fit.
         """
         config = config.in_steps(step_shape.steps)
         self.name, self.config, self.step_shape, self.view = name, config, step_shape, view
         self.counters = LearnerState(started_at)
         with named_for(section_of(name), config, BEGINNING, step_shape.micro_batch):
-            module = build_module(name, config, teacher, step_shape.seed, weights)
+            module = build_module(name, config, teacher, step_shape.seed, weights, others)
             self.objective: Objective = module.objective
             self.engine = self._start_engine(module)
         self.engine.train(self.is_trained)
@@ -179,7 +181,7 @@ class Learner:
         """
         self._prepare(micro_step)
         sources = sources or {}
-        self._read_from = tuple(sorted(sources))
+        self._read_from = tuple(sorted(self.objective.sources & sources.keys()))
         own_step = self.own_step(micro_step.step)
         capture = union([capture, self._always, self.objective.student_capture(own_step)])
         with self._part(FORWARD):

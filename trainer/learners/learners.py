@@ -1,4 +1,4 @@
-"""The teacher and the students of a job: which have started, and how each is built."""
+"""The teachers and the students of a job: which have started, and how each is built."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.checkpoint import Checkpoint, full_state_dict
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
-from trainer.learner_names import TEACHER, student_key
+from trainer.learner_names import TEACHER, is_teacher, section_of, student_key
 from trainer.learners.admission import is_due, is_over
 from trainer.learners.engine import DeepSpeedEngine
 from trainer.learners.first_weights import (
@@ -23,7 +23,6 @@ from trainer.learners.first_weights import (
     model_state,
 )
 from trainer.learners.learner import Learner, StepShape
-from trainer.learners.module import section_of
 from trainer.learners.state import JobState, LearnerState
 from trainer.schedules.stacking import layers_of_the_moment
 from trainer.scoring.scores import primary_column
@@ -41,7 +40,7 @@ class Learners:
     ) -> None:
         """Restore the learners that `checkpoint` holds and the config still names, as of `state`.
 
-        Without a checkpoint, build the teacher alone, from its initial weights. Collective, like
+        Without a checkpoint, build the teachers alone, from their initial weights. Collective, like
         every method.
         """
         self.config = config
@@ -50,6 +49,11 @@ class Learners:
         has_finished = checkpoint is not None and self._is_done(TEACHER, config.teacher, state)
         layers = state.teacher_layers or self._layers_at(0)
         self.teacher = self._build_teacher(layers, first, has_finished)
+        held = set() if checkpoint is None else set(checkpoint.learners)
+        self.others = [
+            self._build(name, one, 0, None if name in held else self._first_weights(name, one))
+            for name, one in config.other_teachers.items()
+        ]  # further teachers
         self._students: dict[str, Learner] = {}
         self._finished: dict[str, LearnerState] = {}  # by name in the config, like `_students`
         if checkpoint is not None:
@@ -66,9 +70,14 @@ class Learners:
         return [one for one in self.students if one.counters.finished_at is None]
 
     @property
+    def teachers(self) -> list[Learner]:
+        """The job's own teacher, then the others."""
+        return [self.teacher, *self.others]
+
+    @property
     def by_name(self) -> dict[str, Learner]:
-        """Every learner, by its name in metrics and checkpoints; the teacher first."""
-        return {learner.name: learner for learner in [self.teacher, *self.students]}
+        """Every learner, by its name in metrics and checkpoints; the teachers first."""
+        return {learner.name: learner for learner in [*self.teachers, *self.students]}
 
     @property
     def engines(self) -> dict[str, DeepSpeedEngine]:
@@ -180,8 +189,9 @@ class Learners:
             else:
                 self._students[name] = self._build(student_key(name), config, counters.started_at)
         for name, learner in self.by_name.items():
-            learner.counters = state.learners[name]
-            checkpoint.load(name, learner.engine)
+            if name in state.learners:  # otherwise a teacher that was added since
+                learner.counters = state.learners[name]
+                checkpoint.load(name, learner.engine)
 
     def _is_done(self, name: str, config: LearnerConfig, state: JobState) -> bool:
         """Whether a learner of the checkpoint has used up its budget, which may have been edited.
@@ -203,7 +213,7 @@ class Learners:
 
     def _first_weights(self, name: str, config: LearnerConfig) -> Mapping[str, Tensor] | None:
         """The initial weights; None for random ones."""
-        section = name.replace("/", ".")
+        section = section_of(name)
         if config.init.pretrained is not None and not config.init.random:
             return from_folder(section, config.init.pretrained, config.architecture)
         if config.init.teacher_layers is not None:
@@ -241,9 +251,10 @@ class Learners:
             started_at,
             weights,
             metrics=self.config.metrics_of(config),
+            others={name: one.model for name, one in self.config.other_teachers.items()},
         )
         if weights is not None and not config.init.teacher_embeddings:
             learner.counters.given_heads = heads_in(weights)
-        if key != TEACHER:
+        if not is_teacher(key):
             learner.follow(self.teacher.config.model.layers)
         return learner

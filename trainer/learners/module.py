@@ -11,7 +11,7 @@ from model import READ_OUT, Capture, Model, ModelConfig, build
 from trainer.batches import MicroBatch
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
-from trainer.learner_names import TEACHER
+from trainer.learner_names import is_teacher, section_of
 from trainer.learners.programs import Program, Result
 from trainer.objectives import Objective
 from trainer.seeds import derive
@@ -45,7 +45,7 @@ class LearnerModule(nn.Module):
 
 def always_captured(name: str, config: LearnerConfig) -> Capture:
     """Captured on every teacher forward, so that rounding does not depend on the students."""
-    return Capture(last_hidden_state=name == TEACHER and not config.masked_only)
+    return Capture(last_hidden_state=is_teacher(name) and not config.masked_only)
 
 
 def build_module(
@@ -54,14 +54,17 @@ def build_module(
     teacher: ModelConfig,
     seed: int,
     weights: Mapping[str, Tensor] | None = None,
+    others: Mapping[str, ModelConfig] | None = None,
 ) -> LearnerModule:
     """A learner's module, with `weights` or random ones as its initial weights.
+
+    Its terms may read its `teacher`, or further teachers: `others`, by name.
 
     Random weights are a pure function of (seed, name), or of `init.seed` alone where it is set.
     Raises TrainingError, naming the config's section, when the weights do not fit.
     """
     drawn = derive(seed, name) if config.init.seed is None else derive(config.init.seed)
-    module = assemble(name, config, teacher, seed, lambda model: build(model, drawn))
+    module = assemble(name, config, teacher, seed, lambda model: build(model, drawn), others)
     if weights is not None:
         whole = not config.init.teacher_embeddings
         _load(module.model, weights, section_of(name), whole=whole)
@@ -74,18 +77,14 @@ def assemble(
     teacher: ModelConfig,
     seed: int,
     make: Callable[[ModelConfig], Model],
+    others: Mapping[str, ModelConfig] | None = None,
 ) -> LearnerModule:
     """A learner's module from its objective and the model that `make` returns."""
-    objective = config.build_objective(teacher, derive(seed, name, "objective"))
+    objective = config.build_objective(teacher, derive(seed, name, "objective"), others)
     model = make(config.architecture.with_dropout(config.dropout))
     if config.checkpoint_activations:
         model.checkpoint_activations()
     return LearnerModule(model, objective, config.precision)
-
-
-def section_of(name: str) -> str:
-    """The section of the YAML that describes a learner."""
-    return name.replace("/", ".")
 
 
 def _load(model: Model, weights: Mapping[str, Tensor], section: str, *, whole: bool) -> None:

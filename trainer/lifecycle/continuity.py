@@ -43,6 +43,7 @@ POLICY: tuple[tuple[str, str | None], ...] = (
     ("*.model.*dropout*", None),  # neither dropout nor initial weights affect a shape
     ("*.model.initializer*", None),
     ("teacher.model.*", SHAPE),
+    ("teachers.*.model.*", SHAPE),
     ("students.*.model.*", SHAPE),
     ("*.encoder", SHAPE),
     ("*.freeze_positions", SHAPE),  # what is frozen has no optimizer state
@@ -108,8 +109,9 @@ def _plain(job: JobConfig) -> dict[str, Any]:
     """The config as plain data; models as they are built, with the heads that an objective adds."""
     tree = dataclasses.asdict(job)
     tree["teacher"]["model"] = dataclasses.asdict(job.teacher.architecture)
-    for name, student in job.students.items():
-        tree["students"][name]["model"] = dataclasses.asdict(student.architecture)
+    for role, named in (("teachers", job.teachers), ("students", job.students)):
+        for name, one in named.items():
+            tree[role][name]["model"] = dataclasses.asdict(one.architecture)
     return tree
 
 
@@ -117,14 +119,14 @@ def _reshaped_objectives(before: JobConfig, now: JobConfig) -> Iterator[str]:
     """Students in both configs whose terms now have different learnable parts (projections)."""
     for name in before.students.keys() & now.students.keys():
         old, new = before.students[name], now.students[name]
-        if old.objective != new.objective and old.architecture == new.architecture:
-            teachers = before.teacher, now.teacher
-            if _learnable(old, teachers[0]) != _learnable(new, teachers[1]):
-                yield name
+        differs = old.objective != new.objective and old.architecture == new.architecture
+        if differs and _learnable(old, before) != _learnable(new, now):
+            yield name
 
 
-def _learnable(student: LearnerConfig, teacher: LearnerConfig) -> dict[str, Size]:
-    objective = student.build_objective(teacher.model, seed=0)
+def _learnable(student: LearnerConfig, job: JobConfig) -> dict[str, Size]:
+    others = {name: one.model for name, one in job.other_teachers.items()}
+    objective = student.build_objective(job.teacher.model, 0, others)
     return {name: parameter.shape for name, parameter in objective.named_parameters()}
 
 

@@ -21,7 +21,7 @@ from trainer.checkpoint import Checkpoint, CheckpointError, branch, missing, pub
 from trainer.config import JobConfig
 from trainer.durable import atomic_write, sync_folder
 from trainer.errors import TrainingError
-from trainer.learner_names import TEACHER, student_key
+from trainer.learner_names import TEACHER
 from trainer.lifecycle.continuity import SHAPE, changes
 from trainer.run_folder.folder import REVISION, RunFolder
 from trainer.run_folder.metrics_log import resume
@@ -84,7 +84,7 @@ def _that_come_along(checkpoint: Checkpoint, before: JobConfig, now: JobConfig) 
     }
     if TEACHER in reshaped:
         raise TrainingError("teacher.model: a fork keeps its teacher; start another run")
-    wanted = {TEACHER, *map(student_key, now.students)} - reshaped
+    wanted = now.learners.keys() - reshaped
     return [name for name in checkpoint.learners if name in wanted]
 
 

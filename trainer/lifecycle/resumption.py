@@ -12,7 +12,6 @@ import configs
 from data_pipeline import Corpus, contents
 from trainer.checkpoint import Attempt, Checkpoint, newest_intact
 from trainer.config import JobConfig
-from trainer.learner_names import TEACHER, student_key
 from trainer.learners.state import JobState
 from trainer.lifecycle import unreached
 from trainer.lifecycle.start import accept
@@ -77,7 +76,7 @@ class Resumption:
             yield f"resuming from step {self.checkpoint.step:,}"
         if self.checkpoint is not self.newest:
             yield f"the checkpoints after it no longer count: {config.rollback[-1]}"
-        for name in sorted(self.learners - {TEACHER, *map(student_key, config.students)}):
+        for name in sorted(self.learners - config.learners.keys()):
             yield f"{name} is dropped: it is not in the config"
         if late := unreached.warning(config):
             yield late

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from trainer.learner_names import section_of
+
 if TYPE_CHECKING:
     from trainer.config import JobConfig
     from trainer.learner_config import LearnerConfig
@@ -20,8 +22,8 @@ def warning(config: JobConfig) -> str:
 
 def _unreached(config: JobConfig) -> Iterator[str]:
     steps = config.steps
-    students = {f"students.{name}": one for name, one in config.students.items()}
-    for section, learner in {"teacher": config.teacher, **students}.items():
+    for name, learner in config.learners.items():
+        section = section_of(name)
         if learner.schedule.warmup_steps >= _steps_of(learner, steps):
             yield f"{section}.schedule.warmup_steps ({learner.schedule.warmup_steps})"
         first = learner.in_steps(steps).intermediate

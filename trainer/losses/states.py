@@ -11,6 +11,9 @@ attended positions, or [P, H] with masked positions. Masks are bool.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -41,19 +44,20 @@ def squared_error(predictions: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]
 
 
 def soft_label_loss(
-    student: Tensor, teacher: Tensor, weights: Tensor, temperature: float
+    student: Tensor, teachers: Sequence[Tensor], weights: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """T^2 * KL(softmax(teacher / T) || softmax(student / T)); for numbers, the squared difference.
+    """T^2 * KL(mean of softmax(teacher / T) || softmax(student / T)), of one teacher or several.
 
-    Hinton et al., arXiv 1503.02531. student, teacher: logits [N, K], large and negative for a class
-    that is ruled out, or numbers [N, 1]; weights: [N], 0 where a row does not count. Count: the sum
-    of the weights.
+    For numbers, the squared difference from the teachers' mean. Hinton et al., arXiv 1503.02531.
+    student, each teacher: logits [N, K], large and negative for a class that is ruled out, or
+    numbers [N, 1]; weights: [N], 0 where a row does not count. Count: the sum of the weights.
     """
-    ours, theirs = student.float(), teacher.float()
+    ours, theirs = student.float(), torch.stack([one.float() for one in teachers])
     if ours.shape[1] == 1:
-        losses = (ours - theirs).square().sum(dim=1)
+        losses = (ours - theirs.mean(dim=0)).square().sum(dim=1)
     else:
-        target = F.log_softmax(theirs / temperature, dim=1)
+        each = F.log_softmax(theirs / temperature, dim=2)
+        target = each.logsumexp(dim=0) - math.log(len(teachers))
         ours = F.log_softmax(ours / temperature, dim=1)
         losses = F.kl_div(ours, target, reduction="none", log_target=True).sum(dim=1)
         losses = losses * temperature**2
@@ -61,16 +65,17 @@ def soft_label_loss(
 
 
 def soft_label_cross_entropy(
-    student: Tensor, teacher: Tensor, weights: Tensor, temperature: float
+    student: Tensor, teachers: Sequence[Tensor], weights: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """-softmax(teacher / T) . log softmax(student / T) (TinyBERT, arXiv 1909.10351, eq. 10).
+    """-softmax(teacher / T) . log softmax(student / T), or with several teachers their mean.
 
-    Without T^2. Of a number, the squared difference. Arguments and count as for `soft_label_loss`.
+    TinyBERT, arXiv 1909.10351, eq. 10, without T^2. Of a number, the squared difference. Arguments
+    and count as for `soft_label_loss`.
     """
-    ours, theirs = student.float(), teacher.float()
-    if ours.shape[1] == 1:
-        return soft_label_loss(student, teacher, weights, temperature)
-    target = F.softmax(theirs / temperature, dim=1)
+    if student.shape[1] == 1:
+        return soft_label_loss(student, teachers, weights, temperature)
+    ours, theirs = student.float(), torch.stack([one.float() for one in teachers])
+    target = F.softmax(theirs / temperature, dim=2).mean(dim=0)
     losses = -(target * F.log_softmax(ours / temperature, dim=1)).sum(dim=1)
     return (losses * weights).sum(), weights.sum()
 

@@ -76,7 +76,7 @@ def chunked_kl_divergence(
     if weights is None:
         weights = torch.ones(len(student_input), device=student_input.device)
     weights = weights.float()
-    teacher = Distribution(teacher_input, *teacher_projection)
+    teacher = Distribution(Projection(teacher_input, *teacher_projection))
     rows = kl_divergence_rows(teacher, temperature, weights)
     return project_and_sum(student_input, student_projection, [rows])[0], weights.sum()
 

@@ -1,8 +1,8 @@
-"""The vocabulary projection, row by row, and a teacher's distribution over the vocabulary."""
+"""The vocabulary projection, row by row, and teachers' distributions over the vocabulary."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -48,18 +48,19 @@ class Projection:
 
 
 class Distribution:
-    """``softmax((x @ weight' + bias) / T)`` of a teacher, row by row, for any number of students.
+    """``softmax((x @ weight' + bias) / T)``, row by row, for any number of students.
 
-    It is computed a chunk at a time. The dtype is autocast's where the object is created, not where
-    it is read, so every reader gets the same values. With `keep`, chunks stay for the next reader,
-    up to a bound; the values do not depend on that.
+    It is one teacher's distribution, or the mean of several. It is computed a chunk at a time, in
+    the dtype of each projection, so every reader gets the same values. With `keep`, chunks stay for
+    the next reader, up to a bound; the values do not depend on that.
     """
 
-    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, keep: bool = False) -> None:
-        """x [P, E], weight [V, E], bias [V]; none of them gets a gradient."""
-        bias = None if bias is None else bias.detach()
-        self._projection = Projection(x.detach(), weight.detach(), bias)
-        self._chunks = list(chunks(len(x), len(weight)))
+    def __init__(self, *projections: Projection, keep: bool = False) -> None:
+        """One projection of each teacher, with the same P and V. None of them gets a gradient."""
+        self.projections = projections
+        first = projections[0]
+        self._device, self._vocabulary = first.x.device, len(first.weight)
+        self._chunks = list(chunks(len(first.x), self._vocabulary))
         self._room = KEPT_ELEMENTS if keep else 0
         self._held: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
         # For each temperature: one chunk, which the next one replaces, and its memory.
@@ -75,7 +76,7 @@ class Distribution:
         key = (chunk.start, temperature)
         if key not in self._held:
             # Not in the precision of whichever reader comes first.
-            with torch.autocast(self._projection.x.device.type, enabled=False):
+            with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
                 self._held[key] = self._compute(chunk, temperature)
         local = slice(rows.start - chunk.start, rows.stop - chunk.start)
         p, negative_entropy = self._held[key]
@@ -83,8 +84,9 @@ class Distribution:
 
     def _compute(self, chunk: slice, temperature: float) -> tuple[Tensor, Tensor]:
         if self._scratch is None:
-            self._scratch = self._projection.buffer(self._chunks[0])
-        logits = self._projection.logits(chunk, self._scratch).div_(temperature)
+            self._scratch = self._buffer(self._chunks[0])
+        first, *others = self.projections
+        logits = first.logits(chunk, self._scratch).div_(temperature)
         p = self._room_for(chunk, temperature)
         negative_entropy = torch.empty_like(logits[:, 0])
         for block in blocks(slice(0, len(logits)), logits):
@@ -94,18 +96,43 @@ class Distribution:
             exponentials.div_(total)
             dot = torch.linalg.vecdot(exponentials, some)
             negative_entropy[block] = dot - total.log().squeeze(-1)
+        if others:
+            self._average(p, negative_entropy, others, chunk, temperature)
         return p, negative_entropy
 
+    def _average(
+        self,
+        p: Tensor,
+        negative_entropy: Tensor,
+        others: Sequence[Projection],
+        chunk: slice,
+        temperature: float,
+    ) -> None:
+        """Turn p [C, V] of the first projection, with its negative entropy, into the mean's."""
+        assert self._scratch is not None
+        for one in others:
+            logits = one.logits(chunk, self._scratch).div_(temperature)
+            for block in blocks(slice(0, len(p)), p):
+                some = subtract_largest(logits[block]).exp_()
+                p[block].add_(some.div_(some.sum(dim=-1, keepdim=True)))
+        for block in blocks(slice(0, len(p)), p):
+            mean = p[block].div_(len(self.projections))
+            products = torch.special.xlogy(mean, mean, out=self._scratch[block])
+            negative_entropy[block] = products.sum(dim=-1)
+
+    def _buffer(self, rows: slice) -> Tensor:
+        return self.projections[0].buffer(rows)
+
     def _room_for(self, chunk: slice, temperature: float) -> Tensor:
-        size = (chunk.stop - chunk.start) * len(self._projection.weight)
+        size = (chunk.stop - chunk.start) * self._vocabulary
         if size <= self._room:
             self._room -= size
-            return self._projection.buffer(chunk)
+            return self._buffer(chunk)
         if temperature in self._passing:
             before, memory = self._passing[temperature]
             del self._held[before, temperature]
         else:
-            memory = self._projection.buffer(self._chunks[0])
+            memory = self._buffer(self._chunks[0])
         self._passing[temperature] = (chunk.start, memory)
         return memory[: chunk.stop - chunk.start]
 

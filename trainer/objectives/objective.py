@@ -16,7 +16,7 @@ from configs.section import Refusal, Section, declare_fields, within
 from data_pipeline import MASKED
 from model import Capture, ModelConfig, ModelShape
 from trainer.denominators import Totals
-from trainer.learner_names import OWN, TEACHER
+from trainer.learner_names import MEAN, OWN, TEACHER, is_teacher, section_of
 from trainer.losses.vocabulary import project_and_sum
 from trainer.objectives import terms
 from trainer.objectives.task import TaskConfig
@@ -24,6 +24,7 @@ from trainer.objectives.term import (
     LayerTerm,
     LayerTermConfig,
     LossInputs,
+    TeacherTermConfig,
     Term,
     TermConfig,
     VocabularyTerm,
@@ -64,25 +65,38 @@ class ObjectiveConfig(Section):
         """Whether a term is a task on labelled examples."""
         return any(isinstance(section, TaskConfig) for section in self.terms().values())
 
+    @property
+    def sources(self) -> set[str]:
+        """The names of those whose outputs any term reads."""
+        return {one.source for one in self.terms().values() if one.source is not None}
+
     def needs_teacher(self) -> bool:
-        """Whether any term reads the teacher's outputs."""
-        return any(section.source == TEACHER for section in self.terms().values())
+        """Whether any term reads a teacher's outputs, or the mean of several."""
+        return any(source == MEAN or is_teacher(source) for source in self.sources)
+
+    def hears_teacher(self) -> bool:
+        """Whether any term reads the job's own teacher, by itself or in the mean."""
+        return not self.sources.isdisjoint(HEARD)
 
     def label_terms(self) -> set[str]:
         """The names of the terms that read no learner's outputs, only labels."""
         return {name for name, section in self.terms().items() if section.source is None}
 
-    def conflicts_with_masked_only(self, is_teacher: bool) -> Iterator[Refusal]:
-        """The terms that need states at every position, which a masked-only teacher lacks.
+    def conflicts_with_masked_only(
+        self, teacher: str, sources: Collection[str], is_own: bool
+    ) -> Iterator[Refusal]:
+        """The terms that need states at every position, which a masked-only `teacher` lacks.
 
-        A pair term reads the learner's own states, so it conflicts only if it is the teacher's.
+        `sources` are the names by which terms read it. A pair term reads the learner's own states,
+        so it conflicts only if the learner is that teacher (`is_own`).
         """
         for name, section in self.terms().items():
-            if section.reads_states or (is_teacher and section.reads_all_positions):
+            reads = section.reads_states and section.source in sources
+            if reads or (is_own and section.reads_all_positions):
                 yield (
                     name,
-                    "needs more than predictions at masked positions, so teacher.masked_only must "
-                    "be false",
+                    "needs more than predictions at masked positions, so "
+                    f"{section_of(teacher)}.masked_only must be false",
                 )
 
     def equip(self, model: ModelConfig) -> ModelConfig:
@@ -112,17 +126,17 @@ class ObjectiveConfig(Section):
                 yield name, reason
 
     def misfits(
-        self, learner: ModelShape, teacher: ModelShape, each_layer: bool
+        self, learner: ModelShape, teachers: Mapping[str, ModelShape], each_layer: bool
     ) -> Iterator[Refusal]:
-        """Why a term does not fit this pair of models.
+        """Why a term does not fit these models; `teachers` are by name.
 
         `each_layer`: a progressive transfer needs a teacher's layer for each of ours.
         """
         for name, section in self.terms().items():
-            found = list(section.misfits(learner, teacher))
+            found = list(_misfits(section, learner, teachers))
             yield from within(name, iter(found))
             if each_layer and isinstance(section, LayerTermConfig) and not found:
-                for layer in sorted(section.left_out(learner, teacher)):
+                for layer in sorted(section.left_out(learner, _about(section, teachers))):
                     yield (
                         f"{name}.layers",
                         f"leaves out layer {layer} of the student; progressive needs all of them",
@@ -137,6 +151,33 @@ class ObjectiveConfig(Section):
         )
 
 
+def _misfits(
+    section: TermConfig, learner: ModelShape, teachers: Mapping[str, ModelShape]
+) -> Iterator[Refusal]:
+    if not isinstance(section, TeacherTermConfig):
+        yield from section.misfits(learner, _about(section, teachers))
+        return
+    if section.source == MEAN:
+        read = dict(teachers)
+    elif section.source in teachers:
+        read = {section.source: teachers[section.source]}
+    else:
+        read = {}
+    if section.source == MEAN and len(teachers) == 1:
+        yield "teacher", "mean is of several; name further teachers in teachers"
+    if not read:
+        there = ", ".join(name.removeprefix("teachers/") for name in teachers)
+        yield "teacher", f"no teacher {section.teacher!r}; there are: {there}"
+    for name, teacher in read.items():
+        for key, why in section.misfits(learner, teacher):
+            yield key, why if name == TEACHER else f"{why} ({section_of(name)})"
+
+
+def _about(section: TermConfig, teachers: Mapping[str, ModelShape]) -> ModelShape:
+    """The model of the teacher that a term reads; the job's own if it reads none, or the mean."""
+    return teachers.get(section.source or TEACHER, teachers[TEACHER])
+
+
 def declare_terms() -> None:
     """Make every registered term a key of `ObjectiveConfig`. Call it again after registering."""
     declare_fields(
@@ -148,6 +189,7 @@ for _module in pkgutil.iter_modules(terms.__path__):
     importlib.import_module(f"{terms.__name__}.{_module.name}")
 declare_terms()
 
+HEARD = (TEACHER, MEAN)  # the sources in which the job's own teacher has a part
 TERMS = "objective.terms."  # prefix of the terms' parameters in a learner's module
 
 
@@ -169,19 +211,22 @@ class Objective(nn.Module):
         teacher: ModelShape,
         seed: int,
         transfer: Transfer | None = None,
+        others: Mapping[str, ModelShape] | None = None,
     ) -> None:
         """`teacher` is the teacher at its final size; a `transfer` comes before other training.
 
-        Raises ValueError, naming the term, when one does not fit this pair of models.
+        `others` are further teachers, by name. Raises ValueError, naming the term, when one does
+        not fit these models.
         """
         super().__init__()
+        teachers = {TEACHER: teacher, **(others or {})}
         each_layer = transfer is not None and transfer.each_layer
-        for key, why in config.misfits(learner, teacher, each_layer):
+        for key, why in config.misfits(learner, teachers, each_layer):
             raise ValueError(f"{key}: {why}")
         self.transfer = transfer
-        self.heard = 1.0  # factor on the weights of terms that read the teacher, 0 to 1
+        self.heard = 1.0  # factor on the weights of terms that read the job's own teacher, 0 to 1
         self.heard_changes = False  # to be set before an optimizer asks for groups
-        self.terms = nn.ModuleDict(_build(config, learner, teacher, transfer))
+        self.terms = nn.ModuleDict(_build(config, learner, teachers, transfer))
         self._initialise(learner.initializer_range, seed)
 
     @property
@@ -195,12 +240,13 @@ class Objective(nn.Module):
         Only layer maps change, so this may be called at any time, also on resuming.
         """
         for term in self.by_name.values():
-            term.follow(teacher_layers)
+            if term.source == TEACHER:
+                term.follow(teacher_layers)
 
     def weights(self, step: int) -> dict[str, float]:
         """Each term's weight at the learner's `step`; `heard` scales what reads the teacher."""
         return {
-            name: term.weight.at(step) * (self.heard if term.source == TEACHER else 1.0)
+            name: term.weight.at(step) * (self.heard if term.source in HEARD else 1.0)
             for name, term in self.by_name.items()
         }
 
@@ -251,6 +297,10 @@ class Objective(nn.Module):
     def reads_logits(self, step: int, source: str = TEACHER) -> bool:
         """Whether any term reads the logits of `source` at the learner's `step`."""
         return any(term.reads_logits for term in self._reading(source, step))
+
+    def reads(self, step: int, source: str) -> bool:
+        """Whether any term reads this source at the learner's `step`."""
+        return bool(self._reading(source, step))
 
     def total(self, terms: Mapping[str, float], step: int) -> float:
         """The loss at the learner's `step`, from the global value of every term.
@@ -323,7 +373,7 @@ class Objective(nn.Module):
         return {
             name
             for name, term in self.by_name.items()
-            if 0.0 in term.weight.values or (self.heard_changes and term.source == TEACHER)
+            if 0.0 in term.weight.values or (self.heard_changes and term.source in HEARD)
         }
 
     def _initialise(self, standard_deviation: float, seed: int) -> None:
@@ -340,12 +390,12 @@ class Objective(nn.Module):
 def _build(
     config: ObjectiveConfig,
     learner: ModelShape,
-    teacher: ModelShape,
+    teachers: Mapping[str, ModelShape],
     transfer: Transfer | None,
 ) -> Mapping[str, Term]:
     terms = {}
     for name, section in config.terms().items():
-        terms[name] = term = section.build(learner, teacher)
+        terms[name] = term = section.build(learner, _about(section, teachers))
         if isinstance(term, LayerTerm) and transfer is not None:
             term.transfer_by(transfer)
     return terms

@@ -107,7 +107,6 @@ class TaskConfig(TermConfig):
     may_read: ClassVar[tuple[str, ...]] = ()
     can_score_some: ClassVar[bool] = True
     not_encoded: ClassVar[tuple[str, ...]] = ("weight", "metrics", "layers")
-    source: ClassVar[None] = None
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
 
     def conflicts(self) -> Iterator[Refusal]:

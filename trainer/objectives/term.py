@@ -10,13 +10,13 @@ from typing import Annotated, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from configs.rules import WEIGHT, Doc
+from configs.rules import NOT_EMPTY, WEIGHT, Doc
 from configs.section import Refusal, Section
 from data_pipeline import MASKED
 from model import Ability, Capture, Features, ModelConfig, ModelShape
 from trainer.batches import MicroBatch
 from trainer.denominators import ATTENDED
-from trainer.learner_names import TEACHER
+from trainer.learner_names import MEAN, TEACHER, teacher_key
 from trainer.losses.rows import RowLoss
 from trainer.losses.vocabulary import project_and_sum
 from trainer.objectives.layer_maps import Layers, at_depth, map_layers
@@ -112,8 +112,8 @@ class TermConfig(Section, ABC):
 
     @property
     def source(self) -> str | None:
-        """The name of the learner whose outputs it reads; None if it reads labels only."""
-        return TEACHER
+        """The name of the source that it reads (`trainer.learner_names`); None: labels only."""
+        return None
 
     @property
     def head(self) -> str | None:
@@ -147,6 +147,32 @@ class TermConfig(Section, ABC):
     @abstractmethod
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         """The term for this pair of models, for which `misfits` yields nothing."""
+
+
+@dataclass
+class TeacherTermConfig(TermConfig):
+    """The YAML section of a term that compares with a teacher.
+
+    Predictions may be compared with the mean of all teachers'.
+    """
+
+    teacher: Annotated[
+        str,
+        NOT_EMPTY,
+        Doc(
+            "The teacher to compare with: `teacher`, or a key of `teachers`; for predictions also "
+            "`mean`, the mean of all teachers' probabilities at the same temperature."
+        ),
+    ] = field(default=TEACHER, kw_only=True)
+
+    @property
+    def source(self) -> str | None:
+        return teacher_key(self.teacher)
+
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from super().conflicts()
+        if self.teacher == MEAN and self.compares != PREDICTIONS:
+            yield "teacher", "only terms that compare predictions take the mean; name one teacher"
 
 
 class Term(nn.Module, ABC):
@@ -246,7 +272,7 @@ LayerMap = Annotated[
 
 
 @dataclass
-class LayerTermConfig(TermConfig):
+class LayerTermConfig(TeacherTermConfig):
     """The YAML section of a term over pairs of layers, which count from 1."""
 
     compares: ClassVar[str] = LAYERS

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from trainer.learner_names import is_teacher
 from trainer.measure.durations import duration, seconds_left
 from trainer.report.curves import curves_section
 from trainer.report.document import document
@@ -44,7 +45,7 @@ def render(run: RunFiles, live: bool = False) -> str:
 
 
 def _head(run: RunFiles, live: bool) -> str:
-    students = len(run.learners) - 1
+    students = sum(not is_teacher(name) for name in run.learners)
     done, steps = int(run.last["step"]), run.config["steps"]
     state = "finished" if run.evaluation and not live else f"step {done:,} of {steps:,}"
     if live:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from trainer.learner_names import TEACHER
+from trainer.learner_names import TEACHER, is_teacher
 from trainer.measure.durations import duration
 from trainer.measure.parts import BACKWARD, FORWARD, STEP
 from trainer.report.words import percent, plain_name, short
@@ -41,7 +41,7 @@ class StepCosts:
 
     timed: bool
     own: dict[str, float]  # by learner: forward, backward and update
-    reading: dict[str, float]  # by student: the teacher's forward in its steps
+    reading: dict[str, dict[str, float]]  # by student: each teacher's forward in its steps
 
 
 def savings_section(run: RunFiles) -> str:
@@ -57,8 +57,8 @@ def savings_section(run: RunFiles) -> str:
         "<th>learner</th><th>in this job</th><th>separately</th><th>saved</th></tr></thead>"
         f"<tbody>{rows}{_row('together', total, found.timed)}</tbody></table></div>"
         "<p>Separately: the teacher pre-trained alone, then each student in a job of its own with "
-        f"a forward pass of the finished teacher in every step. {TIMED if found.timed else COUNTED}"
-        "</p></section>"
+        "a forward pass of each finished teacher in every step. "
+        f"{TIMED if found.timed else COUNTED}</p></section>"
     )
 
 
@@ -66,33 +66,40 @@ def step_costs(run: RunFiles) -> StepCosts | None:
     """The cost of a step for each learner; None without results of a teacher and students."""
     learners = run.evaluation["learners"] if run.evaluation else {}
     names = [name for name in run.learners if name in learners]
-    if TEACHER not in names or len(names) == 1:
+    teachers = [name for name in names if is_teacher(name)]
+    students = [name for name in names if not is_teacher(name)]
+    if TEACHER not in names or not students:
         return None
-    students = names[1:]
-    reading = {name: _seconds(run, TEACHER, (FORWARD,), beside=name) for name in students}
-    if all(reading.values()):
+    reading = {
+        student: {name: _seconds(run, name, (FORWARD,), beside=student) for name in teachers}
+        for student in students
+    }
+    if all(one[TEACHER] for one in reading.values()):
         own = {name: _seconds(run, name, (FORWARD, BACKWARD, STEP), beside=name) for name in names}
         return StepCosts(True, own, reading)
     tokens = run.last["tokens"] / max(1, run.last["step"])
     flops = {name: tokens * learners[name].get("flops_per_token", 0.0) for name in names}
     if not all(flops.values()):
         return None
-    return StepCosts(False, flops, dict.fromkeys(students, flops[TEACHER] / 3))
+    forward = {name: flops[name] / 3 for name in teachers}
+    return StepCosts(False, flops, dict.fromkeys(students, forward))
 
 
 def costs(run: RunFiles, step: StepCosts) -> list[Cost]:
     """The cost of every learner. Here a frozen teacher runs once for all students."""
     assert run.evaluation is not None
     steps = {name: _steps(name, run.evaluation) for name in step.own}
-    teacher = steps[TEACHER] * step.own[TEACHER]
-    pretraining = teacher
-    if run.config["teacher"].get("frozen"):
-        teacher, pretraining = steps[TEACHER] * max(step.reading.values()), 0.0
-    students = [
-        Cost(name, steps[name] * step.own[name], steps[name] * (step.own[name] + reading))
-        for name, reading in step.reading.items()
-    ]
-    return [Cost(TEACHER, teacher, pretraining), *students]
+    found = []
+    for name in filter(is_teacher, step.own):
+        here = pretraining = steps[name] * step.own[name]
+        if name != TEACHER or run.config["teacher"].get("frozen"):
+            most = max(reading[name] for reading in step.reading.values())
+            here, pretraining = steps[name] * most, 0.0
+        found.append(Cost(name, here, pretraining))
+    for name, reading in step.reading.items():
+        own = step.own[name]
+        found.append(Cost(name, steps[name] * own, steps[name] * (own + sum(reading.values()))))
+    return found
 
 
 def _steps(name: str, evaluation: dict[str, Any]) -> int:

@@ -32,7 +32,8 @@ Keys, all optional but ``step``:
                                       where there are pairs, ``pair_accuracy``
 ====================================  ==============================================================
 
-LEARNER is ``teacher`` or ``students/NAME``. Rows may share a step (training, then validation).
+LEARNER is ``teacher``, ``teachers/NAME`` or ``students/NAME``. Rows may share a step
+(training, then validation).
 """
 
 from __future__ import annotations

@@ -72,8 +72,9 @@ class RunFiles:
 
     @property
     def learners(self) -> list[str]:
-        """All learners of the config, the teacher first."""
-        return ["teacher", *(f"students/{name}" for name in self.config["students"])]
+        """All learners of the config, the teachers first."""
+        others = (f"teachers/{name}" for name in self.config.get("teachers", ()))
+        return ["teacher", *others, *(f"students/{name}" for name in self.config["students"])]
 
     @property
     def last(self) -> metrics.Row:

@@ -16,10 +16,6 @@ from trainer.objectives.terms.vocabulary import VocabularyTermConfig
 class MaskedLanguageModelling(VocabularyTermConfig):
     """Cross-entropy at masked positions (BERT, arXiv 1810.04805)."""
 
-    @property
-    def source(self) -> str | None:
-        return None
-
     def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
         return MaskedLanguageModellingTerm(self)
 

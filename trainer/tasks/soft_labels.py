@@ -13,7 +13,14 @@ from configs.section import Refusal
 from model import Ability, Capture, ModelShape
 from trainer.losses.states import soft_label_cross_entropy, soft_label_loss
 from trainer.objectives.task import TaskConfig
-from trainer.objectives.term import LossInputs, Term, TermConfig, register, registered_terms
+from trainer.objectives.term import (
+    LossInputs,
+    TeacherTermConfig,
+    Term,
+    TermConfig,
+    register,
+    registered_terms,
+)
 
 KL, CROSS_ENTROPY = "kl", "cross_entropy"
 SOFT_LABEL_LOSSES = {KL: soft_label_loss, CROSS_ENTROPY: soft_label_cross_entropy}
@@ -21,7 +28,7 @@ SOFT_LABEL_LOSSES = {KL: soft_label_loss, CROSS_ENTROPY: soft_label_cross_entrop
 
 @register("soft_labels")
 @dataclass
-class SoftLabels(TermConfig):
+class SoftLabels(TeacherTermConfig):
     """A loss between the predictions of a task's head and the teacher's: soft labels.
 
     Of a number, the squared difference. The mean over the labelled examples, or words. The
@@ -77,6 +84,7 @@ class SoftLabelsTerm(Term):
         assert self.task is not None
         assert issubclass(self.task, TaskConfig)
         ours, weights = self.task.choices(inputs.features.heads[self.head], inputs.batch)
-        theirs, _ = self.task.choices(self.outputs(inputs).heads[self.head], inputs.batch)
+        heads = self.outputs(inputs).heads[self.head]
+        theirs = [self.task.choices(logits, inputs.batch)[0] for logits in heads]
         loss, count = self.loss(ours, theirs, weights, self.temperature)
         return loss / ours.shape[1] if self.mean_over_labels else loss, count

@@ -25,10 +25,6 @@ class PairConfig(TermConfig):
     packings: ClassVar[tuple[str, ...]]  # values of `data.packing` whose pair labels it is about
 
     @property
-    def source(self) -> str | None:
-        return None
-
-    @property
     def head(self) -> str | None:
         return PAIRS
 

@@ -29,8 +29,8 @@ from trainer.objectives.term import (
     LayerTerm,
     LayerTermConfig,
     LossInputs,
+    TeacherTermConfig,
     Term,
-    TermConfig,
     Weight,
     register,
 )
@@ -39,7 +39,7 @@ from trainer.objectives.transfer import STATES
 
 @register("cosine", order=70)
 @dataclass
-class Cosine(TermConfig):
+class Cosine(TeacherTermConfig):
     """1 - cos of the last hidden states, at attended or masked positions (DistilBERT)."""
 
     compares: ClassVar[str] = STATES
@@ -107,7 +107,7 @@ class HiddenMSE(LayerTermConfig):
 
 @register("embedding", order=80)
 @dataclass
-class Embedding(TermConfig):
+class Embedding(TeacherTermConfig):
     """Mean squared error of the embedding output after its own H_s -> H_t projection (TinyBERT)."""
 
     compares: ClassVar[str] = STATES

@@ -20,6 +20,7 @@ from trainer.objectives.step_schedule import Setting, StepSchedule
 from trainer.objectives.term import (
     POSITIONS,
     LossInputs,
+    TeacherTermConfig,
     TermConfig,
     VocabularyTerm,
     register,
@@ -50,9 +51,20 @@ class VocabularyTermConfig(TermConfig):
         return not self.reads_masked
 
 
+@dataclass
+class PredictionTermConfig(VocabularyTermConfig, TeacherTermConfig):
+    """The YAML section of a term that compares with a teacher's predictions."""
+
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        if student.vocab_size != teacher.vocab_size:
+            yield "", "student and teacher must share a vocabulary"
+        if not teacher.mlm_head:
+            yield "", "the teacher has no masked-LM head"
+
+
 @register("soft_kl", order=40)
 @dataclass
-class SoftKL(VocabularyTermConfig):
+class SoftKL(PredictionTermConfig):
     """T^2 KL(softmax(t / T) || softmax(s / T)) over the vocabulary (Hinton; DistilBERT; PKD)."""
 
     temperature: Temperature = 1.0
@@ -67,9 +79,6 @@ class SoftKL(VocabularyTermConfig):
     mean_over_labels: Annotated[
         bool, Doc("Also divide by the size of the vocabulary, as PKD's code does.")
     ] = False
-
-    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
-        yield from unequal_vocabularies(student, teacher)
 
     @property
     def reads_masked(self) -> bool:
@@ -98,16 +107,13 @@ class SoftKLTerm(VocabularyTerm):
 
 @register("soft_cross_entropy", order=50)
 @dataclass
-class SoftCrossEntropy(VocabularyTermConfig):
+class SoftCrossEntropy(PredictionTermConfig):
     """-softmax(t / T) . log softmax(s / T) at masked positions, without T^2 (TinyBERT, eq. 10)."""
 
     temperature: Temperature = 1.0
     mean_over_labels: Annotated[
         bool, Doc("Divide by the size of the vocabulary, as TinyBERT's code does.")
     ] = True
-
-    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
-        yield from unequal_vocabularies(student, teacher)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
         return SoftCrossEntropyTerm(self, student.vocab_size)
@@ -132,7 +138,7 @@ class SoftCrossEntropyTerm(VocabularyTerm):
 
 @register("blended", order=60)
 @dataclass
-class Blended(VocabularyTermConfig):
+class Blended(PredictionTermConfig):
     """-(a softmax(t) + (1 - a) onehot) . log softmax(s) at masked positions (MobileBERT).
 
     The pre-training distillation of arXiv 2004.02984, section 3.6, whose target mixes the label
@@ -142,9 +148,6 @@ class Blended(VocabularyTermConfig):
     teacher_fraction: Annotated[
         float, FRACTION, Doc("a: the weight of the teacher's distribution in the target.")
     ] = 0.5
-
-    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
-        yield from unequal_vocabularies(student, teacher)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
         return BlendedTerm(self)
@@ -163,9 +166,3 @@ class BlendedTerm(VocabularyTerm):
         return blended_cross_entropy_rows(
             teacher, inputs.batch.targets[MASKED].labels, self.teacher_fraction
         )
-
-
-def unequal_vocabularies(student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
-    """A refusal where the vocabularies differ: their distributions cannot be compared."""
-    if student.vocab_size != teacher.vocab_size:
-        yield "", "student and teacher must share a vocabulary"

@@ -1,0 +1,75 @@
+"""The teachers' side of a step: one forward of each, whatever its students read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainer.batches import MicroBatch
+from trainer.denominators import StepSums
+from trainer.learner_names import MEAN
+from trainer.learners.learner import Learner, MicroStep
+from trainer.objectives.demand import Demand
+from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, mean_of
+
+
+@dataclass(frozen=True)
+class TeacherPass:
+    """One teacher's side of a step: the outputs that students read, and the peers that it reads."""
+
+    teacher: Learner
+    demand: Demand
+    projection: OutputProjection | None  # the teacher's; None where nobody reads its logits
+    peers: Mapping[str, tuple[Learner, OutputProjection]]  # students it learns from, by name
+
+    @classmethod
+    def of(cls, teacher: Learner, students: Sequence[Learner], step: int) -> TeacherPass:
+        """What each learner reads at `step`. Collective: ZeRO 3 gathers the output projections."""
+        consumers = [(student.objective, student.own_step(step)) for student in students]
+        demand = Demand.of(teacher.name, consumers)
+        projection = teacher.output_projection() if demand.reads_logits else None
+        read = teacher.objective.sources
+        peers = {one.name: (one, one.output_projection()) for one in students if one.name in read}
+        return cls(teacher, demand, projection, peers)
+
+    def teach(
+        self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
+    ) -> TeacherOutputs:
+        """Run the teacher forward and backward once; returns the outputs that students read."""
+        sources = {
+            name: peer.predictions(micro_batch, projection)
+            for name, (peer, projection) in self.peers.items()
+        }
+        totals = sums.totals.get(self.teacher.view, {})
+        capture = self.demand.capture
+        features = self.teacher.accumulate(micro_batch, totals, micro_step, sources, capture)
+        with self.teacher.autocast():
+            return detach(features, self.projection, self.demand.own_logits)
+
+
+@dataclass(frozen=True)
+class TeacherPasses:
+    """All teachers of a step, the job's own first; those that nobody reads are left out."""
+
+    passes: Sequence[TeacherPass]
+    is_mean_read: bool
+    mean_logits: int  # students whose terms need the mean's logits
+
+    @classmethod
+    def of(
+        cls, teachers: Sequence[Learner], students: Sequence[Learner], step: int
+    ) -> TeacherPasses:
+        """Who reads whom at `step`. Collective."""
+        main, *others = (TeacherPass.of(one, students, step) for one in teachers)
+        is_mean_read = any(one.objective.reads(one.own_step(step), MEAN) for one in students)
+        passes = [main, *(one for one in others if one.demand.is_read)]
+        return cls(passes, is_mean_read, main.demand.mean_logits)
+
+    def sources(
+        self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
+    ) -> dict[str, TeacherOutputs]:
+        """What students read of one micro-batch, by name: each teacher, and the mean of all."""
+        found = {one.teacher.name: one.teach(micro_batch, sums, micro_step) for one in self.passes}
+        if self.is_mean_read:
+            found[MEAN] = mean_of(list(found.values()), self.mean_logits)
+        return found
