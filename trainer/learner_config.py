@@ -23,6 +23,7 @@ from configs.rules import (
     positive,
 )
 from configs.section import Refusal, Section, within
+from data_pipeline import DEFAULT_VIEW
 from model import Ability, ModelConfig, ModelShape, default_model
 from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.intermediate import AllLayersFirst, IntermediateConfig
@@ -196,6 +197,14 @@ class LearnerConfig(Section):
             "null: they always count fully."
         ),
     ] = None
+    view: Annotated[
+        str,
+        NOT_EMPTY,
+        Doc(
+            "The form in which it reads an example of a task that has several: of a sentence_pair "
+            "`first` or `second`; default: the whole example."
+        ),
+    ] = DEFAULT_VIEW
     masked_only: Annotated[
         bool,
         Doc(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from configs.section import Refusal, within
-from data_pipeline import DataConfig
+from data_pipeline import DEFAULT_VIEW, DataConfig
 from model import ModelConfig
 from trainer.learner_config import BudgetConfig, InitConfig, LearnerConfig, StartConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher, section_of, teacher_key
@@ -44,6 +44,7 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
     teachers = {name: config for name, config in everyone.items() if is_teacher(name)}
     models = {name: config.model for name, config in teachers.items()}
     yield from _conflicts_with_examples(everyone, data)
+    yield from _conflicts_of_views(everyone)
     for learner, config in everyone.items():
         objective, key = config.objective, f"{section_of(learner)}.objective"
         yield from within(key, objective.conflicts_with_data(packings, masked))
@@ -93,6 +94,27 @@ def _conflicts_with_examples(learners: Named, data: DataConfig) -> Iterator[Refu
     if data.train and len(tasks) != 1:
         there = " and ".join(tasks) or "none"
         yield "data.train", f"one task must read it, a term of an objective; there is: {there}"
+
+
+def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
+    """Views that the data do not have, and states that are compared across views."""
+    tasks = [
+        term
+        for one in learners.values()
+        for term in one.objective.terms().values()
+        if isinstance(term, TaskConfig)
+    ]
+    there = [DEFAULT_VIEW, *(name for task in tasks[:1] for name in task.views)]
+    for learner, config in learners.items():
+        if config.view not in there:
+            why = f"the data have no view {config.view!r}; there are: {', '.join(there)}"
+            yield f"{section_of(learner)}.view", why
+        for name, term in config.objective.terms().items():
+            teachers = [term.source] if term.source != MEAN else [*filter(is_teacher, learners)]
+            views = {learners[one].view for one in teachers if one in learners}
+            if term.reads_states and views - {config.view}:
+                why = "compares states, so that its teacher must have the same view"
+                yield f"{section_of(learner)}.objective.{name}", why
 
 
 def _conflicts_of_student(

@@ -12,7 +12,6 @@ from data_pipeline import DataError
 from model import ModelError
 
 FILE = "task.json"
-LABEL = "label"  # the field that is predicted
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -37,8 +38,18 @@ class _Row:
 class ExampleSplit:
     """The examples of a split of a corpus that `store_examples` wrote. Not for several threads."""
 
-    def __init__(self, corpus: Corpus, split: str, skip_bad_shards: bool = False) -> None:
-        """Raise DataError when the corpus holds text, or the split nothing."""
+    def __init__(
+        self,
+        corpus: Corpus,
+        split: str,
+        skip_bad_shards: bool = False,
+        views: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        """Raise DataError when the corpus holds text, or the split nothing.
+
+        `views` are to be in every batch, by name: the segments that each has of an example, which
+        is one sequence, and whose targets are those of the whole.
+        """
         self._split: CorpusSplit = corpus.split(split)
         self.layout = layout_of(corpus, split)
         self.vocabulary = corpus.vocabulary
@@ -52,7 +63,7 @@ class ExampleSplit:
             for name, kind in self.layout.targets.items()
             if kind == SEVERAL
         }
-        self._skip_bad_shards = skip_bad_shards
+        self._skip_bad_shards, self._views = skip_bad_shards, views or {}
         self._blocks: OrderedDict[int, NDArray[np.integer] | None] = OrderedDict()
 
     @property
@@ -70,13 +81,27 @@ class ExampleSplit:
         Their arrays are [R, L], or [R, C, L] where an example has C > 1 sequences.
         """
         rows = [self._row(int(number)) for number in numbers]
-        sheet = _Sheet.of(rows, self.layout, self.vocabulary.cls, self.vocabulary.sep)
+        whole = self._batch(rows, self.layout, numbers, epochs)
+        views = {
+            name: self._batch(*_reduced(rows, self.layout, segments), numbers, epochs)
+            for name, segments in self._views.items()
+        }
+        return replace(whole, views=views)
+
+    def _batch(
+        self,
+        rows: list[_Row],
+        layout: Layout,
+        numbers: NDArray[np.int64],
+        epochs: NDArray[np.int64],
+    ) -> Batch:
+        sheet = _Sheet.of(rows, layout, self.vocabulary.cls, self.vocabulary.sep)
         input_ids, segment_ids, mask = sheet.filled(self.vocabulary.pad)
         return Batch(
             input_ids=input_ids,
             segment_ids=segment_ids,
             attention_mask=mask,
-            targets={name: self._target(name, rows, sheet) for name in self.layout.targets},
+            targets={name: self._target(name, rows, sheet) for name in layout.targets},
             sample_ids=numbers,
             epochs=epochs,
             readable=np.array([row.readable for row in rows]),
@@ -214,6 +239,16 @@ class _Sheet:
             labels[number, : len(own)] = own
             positions[number, : len(own)] = columns
         return Target(labels, positions)
+
+
+def _reduced(
+    rows: list[_Row], layout: Layout, segments: Sequence[int]
+) -> tuple[list[_Row], Layout]:
+    """These segments of each row, with the layout that rows have then."""
+    assert len(layout.segments) == 1, "a view of several sequences"
+    assert set(layout.targets.values()) == {WHOLE}, "a view with labels of parts"
+    chosen = [replace(row, segments=[row.segments[one] for one in segments]) for row in rows]
+    return chosen, replace(layout, segments=(len(segments),))
 
 
 def layout_of(corpus: Corpus, split: str) -> Layout:

@@ -91,17 +91,26 @@ class Batch:
                 taken[name] = value[rows]
         return Batch(**taken)
 
+    def without_labels(self, rows: NDArray[np.bool_]) -> Batch:
+        """The batch without the labels of these rows [R], in every view."""
+        return replace(
+            self,
+            targets={name: target.without(rows) for name, target in self.targets.items()},
+            views={name: view.without_labels(rows) for name, view in self.views.items()},
+        )
+
     def trimmed(self) -> Batch:
-        """Without the columns in which all of its sequences are padding, if it `is_trimmed`."""
+        """Without the columns that are padding in all rows, if it `is_trimmed`; so its views."""
+        views = {name: view.trimmed() for name, view in self.views.items()}
         longest = int(self.attention_mask.sum(axis=-1).max(initial=1))
         if not self.is_trimmed or longest == self.input_ids.shape[-1]:
-            return self
+            return replace(self, views=views) if views else self
         assert self.input_ids.ndim == 2 or all(
             target.positions is None for target in self.targets.values()
         )
         names = ("input_ids", "segment_ids", "attention_mask")
         cut = {name: getattr(self, name)[..., :longest] for name in names}
-        return replace(self, **cut)
+        return replace(self, **cut, views=views)
 
     def view(self, name: str) -> Batch:
         """The examples in the form that learners of this view read."""

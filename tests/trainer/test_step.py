@@ -108,7 +108,7 @@ def views_trained() -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     def terms(view: str, batches: list[Batch]) -> list[dict[str, float]]:
         shape = StepShape(tiny.STEPS, tiny.SEED, 4, 2)
         model = config[TEACHER].model
-        teacher = Learner(TEACHER, config[TEACHER], model, shape, view=view)
+        teacher = Learner(TEACHER, dataclasses.replace(config[TEACHER], view=view), model, shape)
         name = student_key("tinybert")
         students = [Learner(name, config[name], model, shape)] if view == "wide" else []
         found = [train_step(teacher, students, one, step) for step, one in enumerate(batches)]

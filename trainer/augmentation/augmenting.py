@@ -23,8 +23,7 @@ from trainer.augmentation.masked_words import MaskedWords
 from trainer.augmentation.table_file import TableFile
 from trainer.config import JobConfig
 from trainer.job_data.examples import task_of
-from trainer.objectives.task import TaskFile
-from trainer.tasks.sentences import LABEL
+from trainer.objectives.task import LABEL, TaskFile
 
 PART = 64  # examples that are written at a time
 
@@ -80,13 +79,12 @@ def augment(
     identity = {**settings.identity(), "examples": _digest(file.path), "columns": columns}
     table = TableFile(out, columns, identity)
     rows = [row for _, row in read_table(str(file.path), columns)]
-    texts = [field for field in task.fields if field != LABEL]
     copies = _Copies(settings, device)
     parts = range(0, len(rows), PART)
     for part, first in enumerate(parts):
         if not table.has(part):
             some = rows[first : first + PART]
-            table.write(part, copies.of_examples(some, texts, first))
+            table.write(part, copies.of_examples(some, task.texts, first))
         on_progress(min(first + PART, len(rows)), len(rows))
     return table.finish(len(parts)), len(rows)
 

@@ -17,7 +17,7 @@ from trainer.learner_names import TEACHER
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.run_files import read_evaluation
-from trainer.task_facts import LABEL, TaskFacts
+from trainer.task_facts import TaskFacts
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def export_learner(
 def _task_facts(saved: SavedLearners, learner: str, results: Mapping[str, Any] | None) -> TaskFacts:
     """What `tandem predict` needs to know about a job's task."""
     name, task = task_of(saved.job)
-    fields = tuple(field for field in task.fields if field != LABEL)
+    fields = task.texts_of(saved.config(learner).view)
     settings = {"task": name, **dataclasses.asdict(task)}
     scores = {kind: value for (_, kind), value in _scores(saved, learner, results).items()}
     data = saved.job.data

@@ -112,7 +112,7 @@ class _Measurement:
             **self._scores_on_test(name, model),
             "retention": self._retention(told),
             "agreement": self._agreement(model) if both_predict and not is_teacher else None,
-            **self._speed(model),
+            **self._speed(name, model),
             "started_at": self.saved.state.learners[name].started_at,
             "finished_at": self.saved.state.learners[name].finished_at,
         }
@@ -121,13 +121,13 @@ class _Measurement:
         return self.saved.job.metrics_of(self.saved.config(name))
 
     def _score(self, name: str, model: Model) -> Scores:
-        return self._scores(model, self.validation, self._metrics(name))
+        return self._scores(name, model, self.validation, self._metrics(name))
 
-    def _scores(self, model: Model, examples: ValidationSet, metrics: Metrics) -> Scores:
-        micro_batch = self.saved.job.batch.micro_batch
+    def _scores(self, name: str, model: Model, examples: ValidationSet, metrics: Metrics) -> Scores:
+        micro_batch, view = self.saved.job.batch.micro_batch, self.saved.config(name).view
 
         def of_batch(batch: MicroBatch) -> Sequence[Tensor]:
-            return score(model, batch, metrics)
+            return score(model, batch.view(view), metrics)
 
         with torch.inference_mode():
             return examples.evaluate(of_batch, metrics, micro_batch, self.device)
@@ -137,7 +137,7 @@ class _Measurement:
         if self.test is None:
             return {}
         metrics = self.test.job.metrics_of(self.saved.config(name))
-        scores = self._scores(model, self.test.examples, metrics)
+        scores = self._scores(name, model, self.test.examples, metrics)
         told = scores.of_trained_heads(metrics, self.saved.trained_heads(name))
         return {f"{ON_TEST}{column}": one for column, one in told.overall.items()}
 
@@ -156,8 +156,8 @@ class _Measurement:
         found = agreement(model, self.teacher, self.validation, micro_batch, self.device)
         return None if found is None else dataclasses.asdict(found)
 
-    def _speed(self, model: Model) -> dict[str, float]:
-        sample = self.validation.sample()
+    def _speed(self, name: str, model: Model) -> dict[str, float]:
+        sample = self.validation.sample().view(self.saved.config(name).view)
         many, one = to_device(sample, self.device), to_device(sample.rows(0, 1), self.device)
         seconds = _encoding_seconds(model, many)
         return {

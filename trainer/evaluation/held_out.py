@@ -28,6 +28,7 @@ from data_pipeline import (
 )
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
+from trainer.job_data.examples import views_of
 from trainer.scoring.metric import Metric, Tally, joined, share_over_ranks
 from trainer.scoring.scores import shown
 from trainer.watch.rank_zero import SendHeartbeat
@@ -75,7 +76,7 @@ class ValidationSet:
         wanted = config.evaluation.sequences
         self._opened = corpora
         self.corpora: dict[str, _HeldOutCorpus | _HeldOutExamples] = {
-            name: _HeldOutExamples(ExampleSplit(corpus, "val"), heartbeat)
+            name: _HeldOutExamples(ExampleSplit(corpus, "val", views=views_of(config)), heartbeat)
             if config.data.train
             else _HeldOutCorpus.open(corpus.split("val"), data, wanted, heartbeat)
             for name, corpus in self._opened.items()
@@ -167,6 +168,4 @@ def _share(batch: Batch, rank: int, world_size: int) -> Batch:
     size = -(-total // world_size)
     rows = np.arange(rank * size, (rank + 1) * size)
     share = batch.take(rows % total)
-    repeated = rows >= total
-    targets = {name: target.without(repeated) for name, target in share.targets.items()}
-    return dataclasses.replace(share, targets=targets)
+    return share.without_labels(rows >= total)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from data_pipeline import DEFAULT_VIEW
 from trainer.config import JobConfig
 from trainer.footprint.footprint import Footprint, Passes, footprints, passes_apart
 from trainer.job_data.batch_plan import usual_rows
@@ -146,6 +147,8 @@ def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     yield any(clocks), "budgets of hours are not used up before those of steps"
     yield bool(job.batch.growth), "the global batch is that of most steps"
     yield bool(job.teacher.stacking.steps), "the teacher has all of its layers from the start"
+    is_part = any(one.view != DEFAULT_VIEW for one in job.learners.values())
+    yield is_part, "every learner reads whole examples"
     yield any(one.progressive for one in students), "students learn all of their layers at once"
     yield (
         any(one.intermediate for one in students),

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipeline import Corpus, DataError, EncodedExample, ExampleSplit, TextEncoder
+from data_pipeline import DEFAULT_VIEW, Corpus, DataError, EncodedExample, ExampleSplit, TextEncoder
 from data_pipeline.examples.storing import store_examples
 from data_pipeline.shards import manifest
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
@@ -125,6 +125,12 @@ def _require_files(job: JobConfig, name: str, task: TaskConfig) -> None:
     for file in job.data.files.keys() - {*task.reads, *task.may_read}:
         known = ", ".join((*task.reads, *task.may_read)) or "no other files"
         raise DataError(f"data.files.{file}: {name} does not read it; it reads {known}")
+
+
+def views_of(job: JobConfig) -> dict[str, tuple[int, ...]]:
+    """The views that learners of a job read besides the whole examples: the segments of each."""
+    names = {one.view for one in job.learners.values()} - {DEFAULT_VIEW}
+    return {name: task_of(job)[1].segments_of(name) for name in sorted(names)}
 
 
 def _with_task(job: JobConfig, name: str, task: TaskConfig) -> JobConfig:

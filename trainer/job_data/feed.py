@@ -13,6 +13,7 @@ from data_pipeline import Batch, BatchStream, Corpus, ExampleSplit, ExampleStrea
 from data_pipeline.masking.torch_masker import TorchMasker
 from trainer.config import JobConfig
 from trainer.job_data.batch_plan import global_batches
+from trainer.job_data.examples import views_of
 from trainer.job_data.prefetch import Prefetched
 from trainer.job_data.staging import folder_on_node, stager_of_node
 from trainer.watch.rollback import batch_number
@@ -32,7 +33,7 @@ class Feed:
         self._stream: BatchStream | ExampleStream
         if config.data.train:
             skips = config.data.on_bad_shard == "skip"
-            split = ExampleSplit(next(iter(corpora.values())), "train", skips)
+            split = ExampleSplit(next(iter(corpora.values())), "train", skips, views_of(config))
             where = (dist.get_rank(), dist.get_world_size())
             self._stream = ExampleStream(split, config.seed, global_batches(config), *where)
         else:

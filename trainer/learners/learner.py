@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline import DEFAULT_VIEW
 from model import Capture, Features, Model, ModelConfig
 from trainer.batches import MicroBatch
 from trainer.denominators import Totals
@@ -96,19 +95,17 @@ class Learner:
         step_shape: StepShape,
         started_at: int = 0,
         weights: Mapping[str, Tensor] | None = None,
-        view: str = DEFAULT_VIEW,
         metrics: Metrics | None = None,
         others: Mapping[str, ModelConfig] | None = None,
     ) -> None:
         """Build the model (from `weights` where given, else at random) and start its engine.
 
-        `started_at` is the job's step at which this learner began, `view` the form in which it
-        reads the examples (`data_pipeline.Batch`). `metrics` score it; None means those of its own
-        objective and heads. Its terms may read its `teacher`, or further teachers: `others`, by
-        name. Raises TrainingError when the `weights` do not fit.
+        `started_at` is the job's step at which this learner began. `metrics` score it; None means
+        those of its own objective and heads. Its terms may read its `teacher`, or further teachers:
+        `others`, by name. Raises TrainingError when the `weights` do not fit.
         """
         config = config.in_steps(step_shape.steps)
-        self.name, self.config, self.step_shape, self.view = name, config, step_shape, view
+        self.name, self.config, self.step_shape, self.view = name, config, step_shape, config.view
         self.counters = LearnerState(started_at)
         with named_for(section_of(name), config, BEGINNING, step_shape.micro_batch):
             module = build_module(name, config, teacher, step_shape.seed, weights, others)

@@ -27,6 +27,7 @@ from trainer.objectives.term import TermConfig
 from trainer.scoring.metric import Metric
 
 Record = TypeVar("Record")
+LABEL = "label"  # the field that is predicted
 UNKNOWN_LABELS = ["0", "1"]  # placeholder labels of a head, until the training file is read
 
 
@@ -102,6 +103,7 @@ class TaskConfig(TermConfig):
 
     name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]] = ()
+    views: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     needs_validation: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = ()
     may_read: ClassVar[tuple[str, ...]] = ()
@@ -127,6 +129,19 @@ class TaskConfig(TermConfig):
     def with_labels_of(self, file: TaskFile) -> TaskConfig:
         """The section completed from its training file, for instance with its labels."""
         return self
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The fields that hold what a learner reads."""
+        return tuple(name for name in self.fields if name != LABEL)
+
+    def texts_of(self, view: str) -> tuple[str, ...]:
+        """The fields that a learner of this view reads."""
+        return self.views.get(view, self.texts)
+
+    def segments_of(self, view: str) -> tuple[int, ...]:
+        """Which segments of an example a learner of this view reads."""
+        return tuple(self.texts.index(name) for name in self.texts_of(view))
 
     @abstractmethod
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:

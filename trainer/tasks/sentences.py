@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -24,7 +24,7 @@ from model import (
 from trainer import denominators
 from trainer.batches import MicroBatch
 from trainer.losses.states import label_cross_entropy, squared_error
-from trainer.objectives.task import UNKNOWN_LABELS, TaskConfig, TaskFile
+from trainer.objectives.task import LABEL, UNKNOWN_LABELS, TaskConfig, TaskFile
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.task_metrics import ClassMetric, MarginMetric, NumberMetric
@@ -36,7 +36,6 @@ from trainer.scoring.task_scores import (
 )
 
 CLASSES, NUMBER = "classes", "number"
-LABEL = "label"  # the column of the table
 
 
 @dataclass
@@ -95,10 +94,9 @@ class SentenceTask(TaskConfig):
         return ", ".join(name for name in self.metrics if name in TWO_LABELS and len(labels) > 2)
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
-        texts = [name for name in self.fields if name != LABEL]
         rows = read_table(str(file.path), file.columns_of(*self.fields))
         for place, row in file.first(rows):
-            sequence = encoder.sequence([row[name] for name in texts], place)
+            sequence = encoder.sequence([row[name] for name in self.texts], place)
             yield EncodedExample([sequence], {self.name: self._value(row[LABEL], place)})
 
     def _value(self, text: str, place: str) -> float:
@@ -145,6 +143,7 @@ class SentencePair(SentenceTask):
 
     name: ClassVar[str] = "sentence_pair"
     fields: ClassVar[tuple[str, ...]] = ("text_a", "text_b", LABEL)
+    views: ClassVar[Mapping[str, tuple[str, ...]]] = {"first": ("text_a",), "second": ("text_b",)}
 
 
 class SentenceTerm(Term):

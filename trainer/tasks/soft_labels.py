@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
@@ -52,6 +52,7 @@ class SoftLabels(TeacherTermConfig):
     task: Annotated[str, Doc("The task whose head learns; empty: the job's task.")] = ""
 
     needs = (Ability.TASK_HEAD,)
+    reads_states: ClassVar[bool] = False
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()
