@@ -11,11 +11,9 @@ from model.config import EncoderConfig
 from model.embedding import Embeddings
 from model.encoder import Encoder
 from model.flops import flops_per_token
-from model.heads import MaskedLanguageModelHead, TaskHead
 from model.initial_values import fill
 from model.outputs import NOTHING, Capture, Encoded
 from model.pooler import Pooler
-from model.precision import Dense
 from model.protocol import Model, register
 
 RECOMPILE_LIMIT = 1024
@@ -26,7 +24,6 @@ class MaskedLanguageModel(Model):
     """An encoder with its heads."""
 
     config: EncoderConfig
-    head: MaskedLanguageModelHead | None
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -34,11 +31,7 @@ class MaskedLanguageModel(Model):
         self.embeddings = Embeddings(config)
         self.encoder = Encoder(config)
         self.pooler = None if config.pooler == "none" else Pooler(config)
-        self.head = MaskedLanguageModelHead(config) if config.mlm_head else None
-        self.pair_head = Dense(config.hidden_size, 2) if config.pair_head else None
-        self.task_heads = nn.ModuleDict(
-            {name: TaskHead(config, head) for name, head in config.task_heads.items()}
-        )
+        self.add_heads()
 
     def encode(
         self,

@@ -9,9 +9,9 @@ initialisation from a teacher's layers rely on them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,10 @@ from torch.nn import functional as F
 from configs.kinds import add_kind, chosen
 from model.attention_kernel import attention_scores, visible_keys
 from model.errors import ModelError
-from model.heads import TaskHead, mean_over_tokens
+from model.heads import MaskedLanguageModelHead, TaskHead, mean_over_tokens
 from model.model_config import PAIRS, ModelConfig
 from model.outputs import NOTHING, QKV, Capture, Encoded, Features, ModelOutput
+from model.precision import Dense
 from model.task_head_config import TaskHeadConfig
 
 HEADS = ("head.", "pair_head.", "task_heads.")  # name prefixes of the heads' parameters
@@ -63,9 +64,21 @@ class Model(nn.Module, ABC):
 
     config: ModelConfig
     pooler: nn.Module | None
-    head: nn.Module | None  # from hidden states to the vocabulary projection's input
+    head: MaskedLanguageModelHead | None  # from hidden states to the vocabulary projection's input
     pair_head: nn.Module | None
     task_heads: nn.ModuleDict
+    # Operators with matrix products that ``torch.utils.flop_counter`` does not know: their FLOPs,
+    # from the shapes of their operands.
+    kernel_flops: ClassVar[Mapping[Any, Callable[..., int]]] = {}
+
+    def add_heads(self) -> None:
+        """Make the heads that the config names; a kind's constructor calls this last."""
+        config = self.config
+        self.head = MaskedLanguageModelHead(config) if config.mlm_head else None
+        self.pair_head = Dense(config.pooled_size, 2) if config.pair_head else None
+        self.task_heads = nn.ModuleDict(
+            {name: TaskHead(config, head) for name, head in config.task_heads.items()}
+        )
 
     @abstractmethod
     def encode(

@@ -8,6 +8,8 @@ from typing import Any
 from model.config import EncoderConfig
 from model.hugging_face.bert import PLAIN, POOLED_HEADS, read_sizes, require_segments, write_sizes
 from model.hugging_face.family import (
+    ATTENTION,
+    STACK,
     Family,
     Inexpressible,
     Rules,
@@ -70,18 +72,17 @@ def _require_equal_groups(layers: int, groups: int) -> None:
 
 def _rules(config: EncoderConfig) -> Rules:
     layer = r"albert.encoder.albert_layer_groups.\1.albert_layers.0"
-    attention, stack = r"encoder\.attention\.(\d+)", r"encoder\.feed_forward\.(\d+)\.stack\.0"
     return (
         (r"embeddings\.(word|position)\.weight", r"albert.embeddings.\1_embeddings.weight"),
         (r"embeddings\.segment\.weight", "albert.embeddings.token_type_embeddings.weight"),
         (r"embeddings\.norm\.(.+)", r"albert.embeddings.LayerNorm.\1"),
         (r"embeddings\.projection\.(.+)", r"albert.encoder.embedding_hidden_mapping_in.\1"),
-        (attention + r"\.(query|key|value)\.(.+)", layer + r".attention.\2.\3"),
-        (attention + r"\.output\.(.+)", layer + r".attention.dense.\2"),
-        (attention + r"\.norm\.(.+)", layer + r".attention.LayerNorm.\2"),
-        (stack + r"\.input\.(.+)", layer + r".ffn.\2"),
-        (stack + r"\.output\.(.+)", layer + r".ffn_output.\2"),
-        (stack + r"\.norm\.(.+)", layer + r".full_layer_layer_norm.\2"),
+        (ATTENTION + r"\.(query|key|value)\.(.+)", layer + r".attention.\2.\3"),
+        (ATTENTION + r"\.output\.(.+)", layer + r".attention.dense.\2"),
+        (ATTENTION + r"\.norm\.(.+)", layer + r".attention.LayerNorm.\2"),
+        (STACK + r"\.input\.(.+)", layer + r".ffn.\2"),
+        (STACK + r"\.output\.(.+)", layer + r".ffn_output.\2"),
+        (STACK + r"\.norm\.(.+)", layer + r".full_layer_layer_norm.\2"),
         (r"pooler\.dense\.(.+)", r"albert.pooler.\1"),
         (r"head\.dense\.(.+)", r"predictions.dense.\1"),
         (r"head\.norm\.(.+)", r"predictions.LayerNorm.\1"),

@@ -7,6 +7,8 @@ from typing import Any
 
 from model.config import EncoderConfig
 from model.hugging_face.family import (
+    ATTENTION,
+    STACK,
     Family,
     Rules,
     read_activation,
@@ -105,18 +107,17 @@ def require_segments(config: EncoderConfig, model_type: str) -> None:
 def encoder_rules(prefix: str) -> Rules:
     """Rules for BERT's names of embeddings, layers and pooler under ``prefix.``."""
     layer = rf"{prefix}.encoder.layer.\1"
-    attention, stack = r"encoder\.attention\.(\d+)", r"encoder\.feed_forward\.(\d+)\.stack\.0"
     return (
         (r"embeddings\.word\.weight", f"{prefix}.embeddings.word_embeddings.weight"),
         (r"embeddings\.position\.weight", f"{prefix}.embeddings.position_embeddings.weight"),
         (r"embeddings\.segment\.weight", f"{prefix}.embeddings.token_type_embeddings.weight"),
         (r"embeddings\.norm\.(.+)", rf"{prefix}.embeddings.LayerNorm.\1"),
-        (attention + r"\.(query|key|value)\.(.+)", layer + r".attention.self.\2.\3"),
-        (attention + r"\.output\.(.+)", layer + r".attention.output.dense.\2"),
-        (attention + r"\.norm\.(.+)", layer + r".attention.output.LayerNorm.\2"),
-        (stack + r"\.input\.(.+)", layer + r".intermediate.dense.\2"),
-        (stack + r"\.output\.(.+)", layer + r".output.dense.\2"),
-        (stack + r"\.norm\.(.+)", layer + r".output.LayerNorm.\2"),
+        (ATTENTION + r"\.(query|key|value)\.(.+)", layer + r".attention.self.\2.\3"),
+        (ATTENTION + r"\.output\.(.+)", layer + r".attention.output.dense.\2"),
+        (ATTENTION + r"\.norm\.(.+)", layer + r".attention.output.LayerNorm.\2"),
+        (STACK + r"\.input\.(.+)", layer + r".intermediate.dense.\2"),
+        (STACK + r"\.output\.(.+)", layer + r".output.dense.\2"),
+        (STACK + r"\.norm\.(.+)", layer + r".output.LayerNorm.\2"),
         (r"pooler\.(.+)", rf"{prefix}.pooler.\1"),
     )
 

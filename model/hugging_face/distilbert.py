@@ -8,6 +8,8 @@ from typing import Any
 from model.config import EncoderConfig
 from model.hugging_face.bert import PLAIN
 from model.hugging_face.family import (
+    ATTENTION,
+    STACK,
     Family,
     Rules,
     read_activation,
@@ -74,18 +76,17 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
 
 def _rules(config: EncoderConfig) -> Rules:
     layer = r"distilbert.transformer.layer.\1"
-    attention, stack = r"encoder\.attention\.(\d+)", r"encoder\.feed_forward\.(\d+)\.stack\.0"
     return (
         (r"embeddings\.(word|position)\.weight", r"distilbert.embeddings.\1_embeddings.weight"),
         (r"embeddings\.norm\.(.+)", r"distilbert.embeddings.LayerNorm.\1"),
-        (attention + r"\.query\.(.+)", layer + r".attention.q_lin.\2"),
-        (attention + r"\.key\.(.+)", layer + r".attention.k_lin.\2"),
-        (attention + r"\.value\.(.+)", layer + r".attention.v_lin.\2"),
-        (attention + r"\.output\.(.+)", layer + r".attention.out_lin.\2"),
-        (attention + r"\.norm\.(.+)", layer + r".sa_layer_norm.\2"),
-        (stack + r"\.input\.(.+)", layer + r".ffn.lin1.\2"),
-        (stack + r"\.output\.(.+)", layer + r".ffn.lin2.\2"),
-        (stack + r"\.norm\.(.+)", layer + r".output_layer_norm.\2"),
+        (ATTENTION + r"\.query\.(.+)", layer + r".attention.q_lin.\2"),
+        (ATTENTION + r"\.key\.(.+)", layer + r".attention.k_lin.\2"),
+        (ATTENTION + r"\.value\.(.+)", layer + r".attention.v_lin.\2"),
+        (ATTENTION + r"\.output\.(.+)", layer + r".attention.out_lin.\2"),
+        (ATTENTION + r"\.norm\.(.+)", layer + r".sa_layer_norm.\2"),
+        (STACK + r"\.input\.(.+)", layer + r".ffn.lin1.\2"),
+        (STACK + r"\.output\.(.+)", layer + r".ffn.lin2.\2"),
+        (STACK + r"\.norm\.(.+)", layer + r".output_layer_norm.\2"),
         (r"head\.dense\.(.+)", r"vocab_transform.\1"),
         (r"head\.norm\.(.+)", r"vocab_layer_norm.\1"),
         (r"head\.bias", "vocab_projector.bias"),

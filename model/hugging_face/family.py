@@ -25,6 +25,9 @@ _ACTIVATIONS = {
 
 
 Rules = tuple[tuple[str, str], ...]
+# Our names of the two halves of a layer, as patterns whose first group is its number from 0.
+ATTENTION = r"encoder\.attention\.(\d+)"
+STACK = r"encoder\.feed_forward\.(\d+)\.stack\.0"
 
 
 class Inexpressible(ModelError):

@@ -11,6 +11,8 @@ from torch import Tensor
 from model.config import EncoderConfig
 from model.errors import ModelError
 from model.hugging_face.family import (
+    ATTENTION,
+    STACK,
     Family,
     Rules,
     read_activation,
@@ -139,16 +141,15 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
 
 def _rules(config: EncoderConfig) -> Rules:
     layer = r"model.layers.\1"
-    attention, stack = r"encoder\.attention\.(\d+)", r"encoder\.feed_forward\.(\d+)\.stack\.0"
     return (
         (r"embeddings\.word\.weight", "model.embeddings.tok_embeddings.weight"),
         (r"embeddings\.norm\.(.+)", r"model.embeddings.norm.\1"),
-        (attention + r"\.(query|key|value)\.(.+)", layer + r".attn.\2.\3"),
-        (attention + r"\.output\.(.+)", layer + r".attn.Wo.\2"),
-        (attention + r"\.norm\.(.+)", layer + r".attn_norm.\2"),
-        (stack + r"\.input\.(.+)", layer + r".mlp.Wi.\2"),
-        (stack + r"\.output\.(.+)", layer + r".mlp.Wo.\2"),
-        (stack + r"\.norm\.(.+)", layer + r".mlp_norm.\2"),
+        (ATTENTION + r"\.(query|key|value)\.(.+)", layer + r".attn.\2.\3"),
+        (ATTENTION + r"\.output\.(.+)", layer + r".attn.Wo.\2"),
+        (ATTENTION + r"\.norm\.(.+)", layer + r".attn_norm.\2"),
+        (STACK + r"\.input\.(.+)", layer + r".mlp.Wi.\2"),
+        (STACK + r"\.output\.(.+)", layer + r".mlp.Wo.\2"),
+        (STACK + r"\.norm\.(.+)", layer + r".mlp_norm.\2"),
         (r"encoder\.final_norm\.(.+)", r"model.final_norm.\1"),
         (r"head\.(dense|norm)\.(.+)", r"head.\1.\2"),
         (r"head\.bias", "decoder.bias"),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from configs.rules import PROBABILITY, Doc, OneOf, Range, Unit, positive
 from configs.section import Refusal
 from model.crf import ConditionalRandomField
 from model.flops import head_flops
-from model.heads import MaskedLanguageModelHead, TaskHead
 from model.model_config import Ability, ModelConfig
 from model.outputs import NOTHING, Capture, Encoded
 from model.precision import Dense
@@ -156,13 +155,27 @@ class LastStates(nn.Module):
         return torch.relu(self.dense(ends))
 
 
+def _lstm_flops(
+    x: Sequence[int], inputs: Sequence[int], states: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """FLOPs of one layer and direction on x [L, B, E], from the shapes of its two weights."""
+    return 2 * math.prod(x[:2]) * (math.prod(inputs) + math.prod(states))
+
+
+def _lstm_backward_flops(*operands: Any, **keywords: Any) -> int:
+    return 2 * _lstm_flops(*operands, **keywords)
+
+
 @register(BiLSTMConfig)
 class BiLSTM(Model):
     """The bidirectional LSTM with its heads."""
 
     config: BiLSTMConfig
     pooler: LastStates
-    head: MaskedLanguageModelHead | None
+    kernel_flops: ClassVar[Mapping[Any, Callable[..., int]]] = {
+        torch.ops.aten.mkldnn_rnn_layer: _lstm_flops,
+        torch.ops.aten.mkldnn_rnn_layer_backward: _lstm_backward_flops,
+    }
 
     def __init__(self, config: BiLSTMConfig) -> None:
         super().__init__()
@@ -170,11 +183,7 @@ class BiLSTM(Model):
         self.embeddings = WordVectors(config)
         self.encoder = Layers(config)
         self.pooler = LastStates(config)
-        self.head = MaskedLanguageModelHead(config) if config.mlm_head else None
-        self.pair_head = Dense(config.pooled_size, 2) if config.pair_head else None
-        self.task_heads = nn.ModuleDict(
-            {name: TaskHead(config, head) for name, head in config.task_heads.items()}
-        )
+        self.add_heads()
 
     def encode(
         self,

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainer.measure import timing
+
 ROOT = Path(__file__).parents[2]
 # Operators whose result the host must know: for a scalar, or for the shape of what they return.
 SYNCHRONISING = {
@@ -34,14 +36,7 @@ SYNCHRONISING = {
 }
 TO_HOST = ("tolist", "cpu", "numpy")  # methods of a tensor that copy it to the host, and wait
 COLLECTIVES = (
-    "all_reduce",
-    "all_reduce_coalesced",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "broadcast",
-    "all_gather",
-    "all_gather_into_tensor",
+    *timing.COLLECTIVES,
     "barrier",
     "all_gather_object",
     "gather_object",

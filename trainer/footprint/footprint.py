@@ -47,22 +47,9 @@ def _attention_backward(grad: Any, q: Sequence[int], k: Sequence[int], *_: Any, 
     return 2 * _attention(q, k, k)  # without the kernel's recomputation
 
 
-def _recurrent(
-    x: Sequence[int], inputs: Sequence[int], states: Sequence[int], *_: Any, **__: Any
-) -> int:
-    """FLOPs of one layer and direction of an LSTM on x [L, B, E], by its two weights."""
-    return 2 * math.prod(x[:2]) * (math.prod(inputs) + math.prod(states))
-
-
-def _recurrent_backward(*operands: Any, **keywords: Any) -> int:
-    return 2 * _recurrent(*operands, **keywords)
-
-
 KERNELS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-    torch.ops.aten.mkldnn_rnn_layer: _recurrent,
-    torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward,
 }  # operations that torch's counter does not know
 LEAST_ROWS = 32  # with fewer, the losses' chunks are not full and memory does not grow linearly
 
@@ -217,7 +204,8 @@ class _Run:
             whole = None if bias is None else bias.detach()
             self.projection = OutputProjection(weight.detach(), whole)
         self.live = LiveBytes()
-        self.flops = FlopCounterMode(display=False, custom_mapping=KERNELS)
+        kernels = {**KERNELS, **module.model.kernel_flops}
+        self.flops = FlopCounterMode(display=False, custom_mapping=kernels)
         self.forward_flops = 0
 
     def __call__(self, program: Train, batch: MicroBatch) -> Features:
