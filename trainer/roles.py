@@ -9,7 +9,7 @@ from configs.section import Refusal, within
 from data_pipeline import DEFAULT_VIEW, DataConfig
 from model import ModelConfig
 from trainer.learner_config import BudgetConfig, LearnerConfig, StartConfig
-from trainer.learner_names import MEAN, TEACHER, is_teacher, section_of, teacher_key
+from trainer.learner_names import MEAN, TEACHER, is_teacher, section_of
 from trainer.objectives.task import TaskConfig
 from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM, columns_of
 from trainer.tasks.soft_labels import SoftLabels
@@ -29,7 +29,7 @@ def conflicts_of_roles(teacher: LearnerConfig, others: Named, students: Named) -
             yield from within(f"students.{name}.min_lead", _conflicts_of_lead(student, teacher))
     yield from within("teacher", _conflicts_of_teacher(teacher))
     for name, other in others.items():
-        yield from within(f"teachers.{name}", _conflicts_of_other(name, other, students))
+        yield from within(f"teachers.{name}", _conflicts_of_other(name, other))
     if teacher.frozen and not students:
         yield "students", "a frozen teacher needs at least one"
     if teacher.budget != BudgetConfig() and not students:
@@ -54,6 +54,7 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
                 yield from within(key, objective.conflicts_with_masked_only(name, *as_read))
         each_layer = config.progressive is not None
         yield from within(key, objective.misfits(config.model, models, each_layer))
+    yield from _unread_teachers(everyone)
 
 
 def conflicts_about_metrics(
@@ -173,16 +174,23 @@ def _unequal(student: ModelConfig, teacher: ModelConfig, keys: Sequence[str]) ->
             yield "", f"model.{name} is {ours}, and the teacher's {theirs}"
 
 
-def _conflicts_of_other(name: str, teacher: LearnerConfig, students: Named) -> Iterator[Refusal]:
-    """Conflicts of a further teacher that is not a finished model, or that no student reads."""
+def _conflicts_of_other(name: str, teacher: LearnerConfig) -> Iterator[Refusal]:
+    """Conflicts of a further teacher that is not a finished model."""
     if name in (TEACHER, MEAN):
         yield "", "a term means something else by that name; choose another"
     if not teacher.frozen:
         yield "frozen", "must be true: only `teacher` is trained"
     yield from _conflicts_of_teacher(teacher)
-    read = {source for one in students.values() for source in one.objective.sources}
-    if read.isdisjoint((teacher_key(name), MEAN)):
-        yield "", f"nobody learns from it; a student's term does with teacher: {name}, or {MEAN}"
+
+
+def _unread_teachers(learners: Named) -> Iterator[Refusal]:
+    """Further teachers that no term reads."""
+    read = {source for one in learners.values() for source in one.objective.sources}
+    for learner in learners:
+        if is_teacher(learner) and learner != TEACHER and read.isdisjoint((learner, MEAN)):
+            name = learner.removeprefix("teachers/")
+            why = f"nobody learns from it; a student's term does with teacher: {name}, or {MEAN}"
+            yield section_of(learner), why
 
 
 def _conflicts_of_teacher(teacher: LearnerConfig) -> Iterator[Refusal]:

@@ -239,7 +239,10 @@ def test_a_plan_counts_it(corpus, finished, tmp_path):
         (["teachers.second.frozen=false"], "teachers.second.frozen: must be true: only `teacher`"),
         (["teachers.second.init.pretrained=null"], "init.pretrained: must be set where frozen"),
         (["teachers.second.model.vocab_size=700"], "must share a vocabulary (teachers.second)"),
-        (["teachers.second.model.mlm_head=false"], "no masked-LM head (teachers.second)"),
+        (
+            ["teachers.second.model={vocab_size: 600, mlm_head: false}"],
+            "no masked-LM head (teachers.second)",
+        ),
         (["teachers.mean={frozen: true, init: {pretrained: x}}"], "teachers.mean: a term means"),
         (
             ["students.tinybert.objective.soft_kl.teacher=teacher"],
