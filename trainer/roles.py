@@ -111,8 +111,11 @@ def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
             why = f"the data have no view {config.view!r}; there are: {', '.join(there)}"
             yield f"{section_of(learner)}.view", why
         for name, term in config.objective.terms().items():
-            teachers = [term.source] if term.source != MEAN else [*filter(is_teacher, learners)]
-            views = {learners[one].view for one in teachers if one in learners}
+            views = {
+                other.view
+                for source, other in learners.items()
+                if term.source == source or (term.source == MEAN and is_teacher(source))
+            }
             if term.reads_states and views - {config.view}:
                 why = "compares states, so that its teacher must have the same view"
                 yield f"{section_of(learner)}.objective.{name}", why

@@ -157,12 +157,7 @@ def _misfits(
     if not isinstance(section, TeacherTermConfig):
         yield from section.misfits(learner, _about(section, teachers))
         return
-    if section.source == MEAN:
-        read = dict(teachers)
-    elif section.source in teachers:
-        read = {section.source: teachers[section.source]}
-    else:
-        read = {}
+    read = {name: one for name, one in teachers.items() if section.source in (name, MEAN)}
     if section.source == MEAN and len(teachers) == 1:
         yield "teacher", "mean is of several; name further teachers in teachers"
     if not read:
