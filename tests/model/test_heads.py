@@ -217,7 +217,7 @@ def test_a_crf_hands_out_its_transitions_for_the_loss() -> None:
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        ({"labels": ["a"]}, "labels: must be two or more"),
+        ({"labels": ["a"]}, "labels: must name at least two labels"),
         ({"labels": ["a", "a"]}, "labels: must name at least two labels, each once"),
         ({"kind": "span", "labels": ["a", "b"]}, "labels: a head of kind span has none"),
         ({"labels": LABELS, "crf": True}, "crf: is for kind: tagging"),

@@ -48,7 +48,8 @@ class Submitted:
 
     def ranks(self, restart: int = 0) -> list[dict]:
         files = sorted(self.run.glob(f"seen/{restart}-*"))
-        return [json.loads(file.read_text()) for file in files]
+        texts = (file.read_text() for file in files)
+        return [json.loads(text) for text in texts if text]  # one may just be being written
 
     def reach(self, step: int, timeout: float = 120) -> None:
         until(lambda: self.steps and self.steps[-1] >= step, f"step {step}", timeout)

@@ -48,7 +48,7 @@ def test_a_job_of_every_precision_ends_at_its_deadline(corpus, tmp_path):
     assert steps[0]["teacher/skipped_steps"] == 0
     taught = [row for row in steps if "students/tinybert/loss" in row]
     assert len(taught) < len(steps) or len(steps) == 1
-    assert run(corpus, tmp_path) == rows  # its time is up
+    assert str(run(corpus, tmp_path)) == str(rows)  # its time is up; a norm may be nan
 
 
 def test_hours_are_positive():

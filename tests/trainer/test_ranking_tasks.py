@@ -177,7 +177,6 @@ def test_negatives_and_held_out_queries(folder, corpus) -> None:
 @pytest.mark.parametrize(
     ("task", "settings", "more", "message"),
     [
-        ("retrieval", "{}", ["data.files={documents: corpus.jsonl}"], "data.files.queries: must"),
         ("retrieval", "{}", ["data.files.other=x"], "data.files.other: retrieval does not read it"),
         ("retrieval", "{}", ["data.files.documents=no.jsonl"], "no.jsonl: cannot be read: No such"),
         ("retrieval", "{}", ["data.validation=dev.tsv", "data.max_scored=1"],
