@@ -62,9 +62,10 @@ def models(config: str) -> list[tuple[str, Any, int | None]]:
         name, schema = configs.find(config, "model").stem, cast(Any, ModelConfig)
         return [(name, configs.load(config, schema, "model"), None)]
     job = load_job(config, ())
-    length = job.data.sequence_length
     found = job.learners.items()
-    return [(name.removeprefix("students/"), one.architecture, length) for name, one in found]
+    return [
+        (name.removeprefix("students/"), one.architecture, job.data.longest) for name, one in found
+    ]
 
 
 def warn_about_unreached(job: JobConfig) -> None:

@@ -19,6 +19,7 @@ from commands.options import PATH
 @click.argument("folder", type=PATH, metavar="DIR")
 @click.argument("input_", type=PATH, metavar="INPUT")
 @click.option("--out", type=PATH, help="The file to write; standard output without it.")
+@click.option("--head", help="Of a model with several: the task that INPUT is about.")
 @click.option(
     "--column",
     "columns",
@@ -39,6 +40,7 @@ def predict(
     folder: str,
     input_: str,
     out: str | None,
+    head: str | None,
     columns: tuple[str, ...],
     documents: str | None,
     candidates: str | None,
@@ -62,7 +64,7 @@ def predict(
         answers = (
             rankings(Path(folder), input_, documents, candidates, top, own_device())
             if documents
-            else predictions(Path(folder), input_, own_device(), chosen)
+            else predictions(Path(folder), input_, own_device(), chosen, head)
         )
         for answer in answers:
             print(json.dumps(answer, ensure_ascii=False), file=file)

@@ -65,8 +65,9 @@ def _evaluate_run(run: str, learner: str | None, as_json: bool) -> None:
 @click.argument("run", type=PATH)
 @click.option("--learner", required=True, help="teacher, or a student's name.")
 @click.option("--out", type=PATH, required=True)
+@click.option("--head", help="Of several tasks: this one's head alone, for transformers to load.")
 @click.option("--onnx", is_flag=True, help="Also write model.onnx.")
-def export(run: str, learner: str, out: str, onnx: bool) -> None:
+def export(run: str, learner: str, out: str, head: str | None, onnx: bool) -> None:
     """Write a learner of RUN in Hugging Face format."""
     from model import require_free
 
@@ -76,7 +77,7 @@ def export(run: str, learner: str, out: str, onnx: bool) -> None:
     from trainer.evaluation.finished import SavedLearners
     from trainer.run_folder.folder import RunFolder
 
-    export_learner(SavedLearners(RunFolder.existing(run)), learner, folder)
+    export_learner(SavedLearners(RunFolder.existing(run)), learner, folder, head=head)
     if onnx:
         from model import from_pretrained
         from model.onnx_export import export_onnx

@@ -12,6 +12,27 @@ is the path of a file.
 """
 
 from configs.errors import ConfigError
-from configs.loading import SHIPPED, dump, find, load, load_text, plain, validate
+from configs.loading import (
+    SHIPPED,
+    dump,
+    find,
+    load,
+    load_text,
+    merge,
+    plain,
+    tree,
+    validate,
+)
 
-__all__ = ["SHIPPED", "ConfigError", "dump", "find", "load", "load_text", "plain", "validate"]
+__all__ = [
+    "SHIPPED",
+    "ConfigError",
+    "dump",
+    "find",
+    "load",
+    "load_text",
+    "merge",
+    "plain",
+    "tree",
+    "validate",
+]

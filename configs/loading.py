@@ -60,6 +60,12 @@ def load_text(text: str, schema: type[T], kind: str, overrides: Sequence[str], s
     return _overridden(_tree(text, source), schema, kind, overrides, _Origin(source))
 
 
+def tree(name: str, schema: Any, kind: str) -> dict[str, Any]:
+    """The keys and values of the config `name` (see `find`), not checked, without any `base`."""
+    path = find(name, kind)
+    return _expand(_read(path), schema, kind, "", _Origin(str(path), (path,)))
+
+
 def validate(tree: Mapping[str, Any], schema: type[T], source: str) -> T:
     """Convert a plain mapping to `schema`; `source` names its origin in messages."""
     try:
@@ -94,7 +100,7 @@ def _overridden(
 ) -> T:
     tree = _expand(tree, schema, kind, "", origin)
     for override in overrides:
-        tree = _expand(_merge(tree, _parse(override)), schema, kind, "", _Origin(origin.source))
+        tree = _expand(merge(tree, _parse(override)), schema, kind, "", _Origin(origin.source))
     prepare = getattr(schema, "prepare", None)
     if prepare is not None:
         _prepare(prepare, tree, origin.source)
@@ -102,9 +108,7 @@ def _overridden(
     return validate(tree, schema, origin.source)
 
 
-def _prepare(
-    prepare: Callable[[Mapping[str, Any]], None], tree: dict[str, Any], source: str
-) -> None:
+def _prepare(prepare: Callable[[dict[str, Any]], None], tree: dict[str, Any], source: str) -> None:
     """Let a schema add the keys that the config itself names, by its class method ``prepare``."""
     try:
         prepare(tree)
@@ -125,7 +129,7 @@ def _expand(
         if path in origin.above:
             raise ConfigError(f"{path}: base: must not lead back to this file")
         below = _expand(_read(path), schema, kind, key, _Origin(str(path), (*origin.above, path)))
-        tree = _merge(below, tree)
+        tree = merge(below, tree)
     for name, section in _sections(chosen(schema, tree)).items():
         if name in tree:
             tree[name] = _expand_section(tree[name], section, name, inside(key, name), origin)
@@ -165,14 +169,14 @@ def _find_base(name: str, schema: Any, kind: str, key: str, origin: _Origin) -> 
         ) from error
 
 
-def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Merge `changes` over `base`; a section with its own ``base`` replaces the old section."""
     merged = dict(base)
     for key, value in changes.items():
         below = merged.get(key)
         renewed = isinstance(value, dict) and isinstance(value.get("base"), str)
         if isinstance(value, dict) and isinstance(below, dict) and not renewed:
-            merged[key] = _merge(below, value)
+            merged[key] = merge(below, value)
         else:
             merged[key] = value
     return merged

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from data_pipeline.config import DataConfig, MaskingConfig, PhaseConfig, SourceConfig
+from data_pipeline.config import (
+    TASK_NAME,
+    DataConfig,
+    MaskingConfig,
+    PhaseConfig,
+    SourceConfig,
+    TaskDataConfig,
+)
 from data_pipeline.errors import BadShard, DataError
 from data_pipeline.examples.example import EncodedExample
+from data_pipeline.examples.joint import JointStream, TaskSchedule
 from data_pipeline.examples.reading import ExampleSplit
 from data_pipeline.examples.stream import ExampleStream, all_batches
 from data_pipeline.examples.text_encoder import TextEncoder
@@ -30,6 +38,7 @@ __all__ = [
     "MASKED",
     "NO_LABEL",
     "PAIRS",
+    "TASK_NAME",
     "BadShard",
     "Batch",
     "BatchSizes",
@@ -41,10 +50,13 @@ __all__ = [
     "EncodedExample",
     "ExampleSplit",
     "ExampleStream",
+    "JointStream",
     "MaskingConfig",
     "PhaseConfig",
     "SourceConfig",
     "Target",
+    "TaskDataConfig",
+    "TaskSchedule",
     "TextEncoder",
     "Vocabulary",
     "all_batches",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from configs.rules import (
     NOT_EMPTY,
     Ascending,
     Doc,
+    Matches,
     OneOf,
     Range,
     Unit,
@@ -34,6 +36,7 @@ PACKINGS = (
 PAIR_PACKINGS = ("segment_pair", "sentence_pair", "sop")
 UNITS = ("token", "word", "ngram")
 LENGTHS = Range(8, 2**15)
+TASK_NAME = Matches(r"(?!\d)[\w-]+", "made of letters, digits, - and _, and begin with no digit")
 
 
 @dataclass
@@ -188,6 +191,24 @@ class TaskFilesConfig(Section):
         return {name: _found(Path(self.root) / path) for name, path in self.files.items()}
 
 
+@dataclass
+class TaskDataConfig(TaskFilesConfig):
+    """The examples of one of several tasks that are learnt together."""
+
+    path: Annotated[
+        str,
+        Doc("The folder of its encoded examples; empty: one beside the runs, named by content."),
+    ] = ""
+    sequence_length: Annotated[
+        int | None, LENGTHS, Unit("tokens"), Doc("Its longest sequence; null: data's.")
+    ] = None
+
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from super().conflicts()
+        if not self.train:
+            yield "train", "must be set"
+
+
 def _found(path: Path) -> Path:
     """A file, or, where there is none of this name, its compressed form."""
     forms = [path, *(path.with_name(path.name + suffix) for suffix in COMPRESSED)]
@@ -205,6 +226,10 @@ class DataConfig(TaskFilesConfig):
             "examples; empty: one beside the runs, named after its content."
         ),
     ] = ""
+    tasks: Annotated[
+        dict[Annotated[str, TASK_NAME], TaskDataConfig],
+        Doc("Of several tasks that are learnt together: the examples of each, by its name."),
+    ] = field(default_factory=dict)
     tokenizer: Annotated[
         str | None,
         NOT_EMPTY,
@@ -262,8 +287,10 @@ class DataConfig(TaskFilesConfig):
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()
-        if self.train:
+        if self.has_examples:
             yield from self._conflicts_with_examples()
+        if self.tasks and (self.train or self.path):
+            yield "tasks", "have examples of their own; remove them, or train and path"
         if self.path and self.mixture:
             yield "mixture", "set either path or mixture"
         if self.stage is not None and all(map(is_url, self.paths())):
@@ -275,17 +302,41 @@ class DataConfig(TaskFilesConfig):
     def _conflicts_with_examples(self) -> Iterator[Refusal]:
         for key in ("mixture", "phases", "stage", "short_sequence_probability"):
             if getattr(self, key):
-                yield key, "is for text, and data.train names a task's examples; remove one"
+                yield key, "is for text, and the job reads a task's examples; remove one"
         if is_url(self.path):
             yield "path", "must be a folder where data.train is set"
 
+    @property
+    def has_examples(self) -> bool:
+        """Whether it is a task's examples that are read, or those of several."""
+        return bool(self.train or self.tasks)
+
+    @property
+    def examples_of(self) -> Mapping[str, TaskDataConfig]:
+        """The examples of several tasks by name, with what each takes from this section."""
+        return {
+            name: dataclasses.replace(
+                one,
+                root=one.root or self.root,
+                sequence_length=one.sequence_length or self.sequence_length,
+            )
+            for name, one in self.tasks.items()
+        }
+
     def paths(self) -> list[str]:
         """Where its corpora are: folders and URLs."""
-        return [source.path for source in self.mixture.values()] or [self.path]
+        corpora = [source.path for source in self.mixture.values()]
+        return [*corpora, *(one.path for one in self.tasks.values())] or [self.path]
+
+    @property
+    def longest(self) -> int:
+        """The longest sequence, before any phase."""
+        of_tasks = [one.sequence_length or self.sequence_length for one in self.tasks.values()]
+        return max(of_tasks, default=self.sequence_length)
 
     def lengths_and_packings(self) -> list[tuple[int, str]]:
         """(sequence length, packing) at the start and from each phase on."""
-        pairs = [(self.sequence_length, self.packing)]
+        pairs = [(self.longest, self.packing)]
         for phase in self.phases:
             length, packing = pairs[-1]
             pairs.append((phase.sequence_length or length, phase.packing or packing))

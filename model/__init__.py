@@ -17,6 +17,7 @@ from model.hugging_face import (
     read_config,
     require_free,
     save_pretrained,
+    with_head_alone,
     with_task_head,
     write_config,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "require_free",
     "save_pretrained",
     "select_layers",
+    "with_head_alone",
     "with_task_head",
     "write_config",
 ]

@@ -41,7 +41,7 @@ ROOMS = {
     "data_pipeline/order": "epoch block_cursors slots mixing",
     "data_pipeline/masking": "words masker torch_masker",
     "data_pipeline/reading": "corpus padding pools lanes batches stream staging dumping",
-    "data_pipeline/examples": "example text_encoder order storing reading stream showing",
+    "data_pipeline/examples": "example text_encoder order storing reading stream joint showing",
     "data_pipeline/augmentation": "sentence replacement word_vectors",
     "data_pipeline/building": (
         "encoding parallel_encoding journal claims finishing build merging checking reporting"
@@ -59,9 +59,9 @@ ROOMS = {
     "trainer": (
         "errors durable device process_group seeds learner_names measure tracking checkpoint "
         "optimizers watch batches denominators losses teacher_outputs scoring objectives tasks "
-        "schedules learner_config batch_config folder_models roles config run_folder control "
-        "job_data report learners teacher_passes step footprint task_facts evaluation record "
-        "lifecycle job loop run prediction augmentation suites analysis"
+        "schedules learner_config batch_config folder_models named_tasks roles config run_folder "
+        "control job_data report learners teacher_passes step footprint task_facts evaluation "
+        "record lifecycle job loop run prediction augmentation suites analysis"
     ),
     "trainer/checkpoint": (
         "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "

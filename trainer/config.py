@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -13,7 +13,6 @@ from configs.rules import (
     NOT_EMPTY,
     SECONDS,
     Doc,
-    Matches,
     OneOf,
     Rule,
     Unit,
@@ -21,19 +20,20 @@ from configs.rules import (
 )
 from configs.section import Refusal, Section
 from configs.typed import convert
-from data_pipeline import DataConfig
+from data_pipeline import TASK_NAME, DataConfig
 from trainer.batch_config import BatchConfig
 from trainer.folder_models import fill_in_models
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key, teacher_key
 from trainer.measure.profiling import ProfileConfig
+from trainer.named_tasks import fill_in_tasks
 from trainer.roles import conflicts_about_metrics, conflicts_of_roles, conflicts_with_data
 from trainer.scoring.scores import Metrics
 from trainer.tasks import load_plugins
 from trainer.tracking import tracking
 from trainer.watch.rollback import RollbackConfig, conflicts_in_order
 
-LEARNER_NAME = Matches(r"(?!\d)[\w-]+", "made of letters, digits, - and _, and begin with no digit")
+LEARNER_NAME = TASK_NAME
 
 
 class FolderName(Rule):
@@ -145,6 +145,13 @@ class JobConfig(Section):
         Unit("epochs"),
         Doc("For a task, instead of steps: how often each training example is read."),
     ] = None
+    tasks: Annotated[
+        dict[Annotated[str, TASK_NAME], str],
+        Doc(
+            "Tasks that are learnt together, one in each step: a name of configs/task, or a file, "
+            "for each. They become `data.tasks` and the `tasks` of objectives."
+        ),
+    ] = field(default_factory=dict)
     students: Annotated[
         dict[Annotated[str, LEARNER_NAME], LearnerConfig],
         Doc("Models that learn from the teacher in the same job, by name."),
@@ -185,12 +192,14 @@ class JobConfig(Section):
     ] = "other"
 
     @classmethod
-    def prepare(cls, tree: Mapping[str, Any]) -> None:
+    def prepare(cls, tree: dict[str, Any]) -> None:
         """Load the plugins, whose tasks become keys of an objective.
 
-        A learner without a `model` gets the model of its init.pretrained.
+        The `tasks` become sections of data and objectives. A learner without a `model` gets the
+        model of its init.pretrained.
         """
         load_plugins(convert(tree.get("plugins", []), list[str], "plugins"))
+        fill_in_tasks(tree, cls)
         fill_in_models(tree)
 
     @property
@@ -220,7 +229,7 @@ class JobConfig(Section):
             yield "steps", "must be set, or the epochs of a task"
         if self.epochs is not None and self.steps:
             yield "epochs", "set either steps or epochs; the other one to 0 or null"
-        if self.epochs is not None and not self.data.train:
-            yield "epochs", "are for a task's examples; set steps"
-        if self.data.train and (self.batch.tokens or self.batch.growth):
+        if self.epochs is not None and not self.data.has_examples:
+            yield "epochs", "are for examples: name data.train, or tasks; for text, set steps"
+        if self.data.has_examples and (self.batch.tokens or self.batch.growth):
             yield "batch", "a task's batch has one size, in examples; set batch.size alone"

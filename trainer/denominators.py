@@ -1,7 +1,8 @@
 """Denominators of the losses: counts of a batch that are known before its first forward pass.
 
 A denominator is a pure function of a rank's rows of the global batch, with a name by which terms
-declare it. One all-reduce sums those in use over the ranks, along with the step's other counts.
+declare it. A name that is not registered is a target's: the count of its labels. One all-reduce
+sums those in use over the ranks, along with the step's other counts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def register(name: str, count: Count) -> None:
 
 def count(name: str, batch: Batch) -> int:
     """A denominator's count of these rows."""
-    return _COUNTS[name](batch)
+    return _COUNTS.get(name, labelled(name))(batch)
 
 
 def labelled(target: str) -> Count:
@@ -120,4 +121,5 @@ def sum_over_ranks(values: Mapping[Key, float], device: torch.device) -> dict[Ke
 
 def totals_of(batch: Batch) -> dict[str, Tensor]:
     """Every denominator of a global batch that one process holds, in the form of `Totals`."""
-    return {name: torch.tensor(float(max(1, one(batch)))) for name, one in _COUNTS.items()}
+    names = _COUNTS.keys() | batch.targets.keys()
+    return {name: torch.tensor(float(max(1, count(name, batch)))) for name in names}

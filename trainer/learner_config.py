@@ -352,6 +352,14 @@ class LearnerConfig(Section):
             if getattr(self, key) != getattr(LearnerConfig(), key):
                 yield key, "is for training; remove it (null), or frozen"
 
+    def _read_by(self) -> dict[str, frozenset[str]]:
+        """Which tasks read a part of the model that not all of them read, by the part's name."""
+        heads = self.architecture.task_heads
+        pooled = frozenset(name for name, head in heads.items() if head.pooling == "pooler")
+        parts = {f"model.task_heads.{name}.": frozenset([name]) for name in heads}
+        parts["model.pooler."] = pooled
+        return {part: names for part, names in parts.items() if 0 < len(names) < len(heads)}
+
     def build_objective(
         self, teacher: ModelShape, seed: int, others: Mapping[str, ModelShape] | None = None
     ) -> Objective:
@@ -361,4 +369,5 @@ class LearnerConfig(Section):
         """
         objective = Objective(self.objective, self.model, teacher, seed, self.transfer, others)
         objective.heard_changes = self.min_lead is not None
+        objective.read_by = self._read_by()
         return objective

@@ -40,7 +40,7 @@ def conflicts_of_roles(teacher: LearnerConfig, others: Named, students: Named) -
 def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
     """Objectives that need what the data or a teacher lack, including those of late students."""
     packings = [packing for _, packing in data.lengths_and_packings()]
-    masked = data.masking.highest_rate > 0 and not data.train
+    masked = data.masking.highest_rate > 0 and not data.has_examples
     teachers = {name: config for name, config in everyone.items() if is_teacher(name)}
     models = {name: config.model for name, config in teachers.items()}
     yield from _conflicts_with_examples(everyone, data)
@@ -78,23 +78,37 @@ def _conflicts_with_examples(learners: Named, data: DataConfig) -> Iterator[Refu
     """Tasks without examples, and terms on text in a job that reads a task's examples."""
     tasks: dict[str, tuple[str, TaskConfig]] = {}
     for learner, config in learners.items():
-        for name, term in config.objective.terms().items():
+        terms = config.objective.terms()
+        heads = {one.head for one in terms.values() if isinstance(one, TaskConfig)}
+        for name, term in terms.items():
             key = f"{section_of(learner)}.objective.{name}"
             if isinstance(term, TaskConfig):
-                if not data.train:
-                    yield "data.train", f"must name the examples of {key}"
                 first, other = tasks.setdefault(name, (key, term))
                 if dataclasses.replace(term, weight=other.weight) != other:
                     yield key, f"must have the settings of {first}, except its weight"
-            elif isinstance(term, SoftLabels) and not config.objective.has_task:
+            elif isinstance(term, SoftLabels) and term.task not in heads:
                 yield key, "needs the task beside it, whose weight may be 0"
-            elif term.head in config.objective.terms():
-                continue  # it trains the head of a task in the same objective
-            elif data.train and (term.reads_masked or term.head is not None):
-                yield key, f"is about text, but the job reads the examples in {data.train}"
+            elif term.head in heads:
+                continue  # about the head of a task that stands beside it
+            elif data.has_examples and (term.reads_masked or term.head is not None):
+                yield key, f"is about text, but the job reads the examples in {_examples_in(data)}"
+        if data.tasks and heads and heads != data.tasks.keys():
+            yield (
+                f"{section_of(learner)}.objective.tasks",
+                f"must be those of data.tasks: {', '.join(data.tasks)}",
+            )
+    if tasks and not data.has_examples:
+        first, _ = next(iter(tasks.values()))
+        yield "data.train", f"must name the examples of {first}"
     if data.train and len(tasks) != 1:
         there = " and ".join(tasks) or "none"
         yield "data.train", f"one task must read it, a term of an objective; there is: {there}"
+    if data.tasks and not tasks:
+        yield "data.tasks", "no learner has these tasks in objective.tasks"
+
+
+def _examples_in(data: DataConfig) -> str:
+    return data.train or ", ".join(one.train for one in data.tasks.values())
 
 
 def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
@@ -105,7 +119,8 @@ def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
         for term in one.objective.terms().values()
         if isinstance(term, TaskConfig)
     ]
-    there = [DEFAULT_VIEW, *(name for task in tasks[:1] for name in task.views)]
+    shared = [name for task in tasks[:1] for name in task.views]
+    there = [DEFAULT_VIEW, *(name for name in shared if all(name in one.views for one in tasks))]
     for learner, config in learners.items():
         if config.view not in there:
             why = f"the data have no view {config.view!r}; there are: {', '.join(there)}"

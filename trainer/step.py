@@ -24,7 +24,8 @@ from trainer.teacher_passes import TeacherPasses
 class StepResult:
     """The outcome of a step over all ranks, for every learner that is trained.
 
-    terms: learner -> term -> unweighted value; losses: learner -> weighted sum of its terms.
+    terms: learner -> term about the batch -> unweighted value; losses: learner -> weighted sum of
+    its terms.
     """
 
     terms: dict[str, dict[str, float]]
@@ -66,13 +67,17 @@ def train_step(
     }
     for one in learners:
         norm, length = totals.squared_norms[one.name], batch.common_length
-        one.update(step, losses[one.name], norm, length, totals.seconds)
+        one.update(step, losses[one.name], norm, length, totals.seconds, batch.targets)
     for student in students:
         if teacher.is_trained and student.config.min_lead is not None:
             student.note_lead(terms[student.name], terms[TEACHER])
     positions = batch.input_ids.size * dist.get_world_size()
+    about = {
+        one.name: {name: terms[one.name][name] for name in one.objective.about(batch.targets)}
+        for one in learners
+    }
     return StepResult(
-        terms=terms,
+        terms=about,
         losses=losses,
         tokens=totals.tokens,
         positions=positions,
@@ -99,7 +104,7 @@ def _accumulate(
     if count > 1:
         for learner in (*teachers, *students):
             learner.look_ahead(to_micro_batches(rows, size, main.device, masker), step)
-    passes = TeacherPasses.of(teachers, students, step)
+    passes = TeacherPasses.of(teachers, students, step, rows.targets)
     micro_batches = to_micro_batches(rows, size, main.device, masker)
     for number, micro_batch in enumerate(micro_batches):
         micro_step = MicroStep(step, number, is_last=number == count - 1)

@@ -1,4 +1,4 @@
-"""``task.json`` beside an exported model: how its task's examples are read and encoded."""
+"""``task.json`` beside an exported model: how its tasks' examples are read and encoded."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from data_pipeline import DataError
 from model import ModelError
 
 FILE = "task.json"
+HEADS = "heads"  # where a model has several: the facts of each
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,14 @@ class TaskFacts:
     scores: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path) -> TaskFacts:
-        """Those of an exported model; the defaults for one that another program has made."""
+    def read(cls, folder: Path, head: str) -> TaskFacts:
+        """Those of a head of an exported model; the defaults for what another program has made."""
         path = folder / FILE
         if not path.exists():
             return cls()
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
+            tree = tree[HEADS][head] if HEADS in tree else tree
             return cls(**{**tree, "fields": tuple(tree["fields"])})
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ModelError(f"{path}: cannot be read ({error}); export the model again") from error
@@ -47,6 +49,9 @@ class TaskFacts:
             raise DataError(f"--column {name}: no such field; there are: {', '.join(self.fields)}")
         return replace(self, columns={**self.columns, **columns})
 
-    def write(self, folder: Path) -> None:
-        """Write the file of an exported model."""
-        (folder / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+def write_facts(folder: Path, facts: Mapping[str, TaskFacts]) -> None:
+    """Write the file of an exported model, whose heads are about tasks with these `facts`."""
+    trees = {head: asdict(one) for head, one in facts.items()}
+    tree = {HEADS: trees} if len(trees) > 1 else next(iter(trees.values()))
+    (folder / FILE).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")

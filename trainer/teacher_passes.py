@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.batches import MicroBatch
@@ -23,10 +23,15 @@ class TeacherPass:
     peers: Mapping[str, tuple[Learner, OutputProjection]]  # students it learns from, by name
 
     @classmethod
-    def of(cls, teacher: Learner, students: Sequence[Learner], step: int) -> TeacherPass:
-        """What each learner reads at `step`. Collective: ZeRO 3 gathers the output projections."""
+    def of(
+        cls, teacher: Learner, students: Sequence[Learner], step: int, targets: Collection[str]
+    ) -> TeacherPass:
+        """What each learner reads at `step` of a batch with these `targets`.
+
+        Collective: ZeRO 3 gathers the output projections.
+        """
         consumers = [(student.objective, student.own_step(step)) for student in students]
-        demand = Demand.of(teacher.name, consumers)
+        demand = Demand.of(teacher.name, consumers, targets)
         projection = teacher.output_projection() if demand.reads_logits else None
         read = teacher.objective.sources
         peers = {one.name: (one, one.output_projection()) for one in students if one.name in read}
@@ -57,11 +62,17 @@ class TeacherPasses:
 
     @classmethod
     def of(
-        cls, teachers: Sequence[Learner], students: Sequence[Learner], step: int
+        cls,
+        teachers: Sequence[Learner],
+        students: Sequence[Learner],
+        step: int,
+        targets: Collection[str],
     ) -> TeacherPasses:
-        """Who reads whom at `step`. Collective."""
-        main, *others = (TeacherPass.of(one, students, step) for one in teachers)
-        is_mean_read = any(one.objective.reads(one.own_step(step), MEAN) for one in students)
+        """Who reads whom at `step` of a batch with these `targets`. Collective."""
+        main, *others = (TeacherPass.of(one, students, step, targets) for one in teachers)
+        is_mean_read = any(
+            one.objective.reads(one.own_step(step), MEAN, targets) for one in students
+        )
         passes = [main, *(one for one in others if one.demand.is_read)]
         return cls(passes, is_mean_read, main.demand.mean_logits)
 

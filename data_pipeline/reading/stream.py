@@ -221,11 +221,12 @@ def _entered(phase: _Phase, steps: Iterable[int]) -> Iterator[list[tuple[CorpusS
 
 
 def open_corpora(config: DataConfig, urls: bool = True) -> dict[str, Corpus]:
-    """The corpora by name: those of the mixture, or the one at `path`, named after its folder.
+    """The corpora by name: those of the mixture or of the tasks, or the one at `path`.
 
-    With `urls` false, corpora behind URLs are left out.
+    The last is named after its folder. With `urls` false, corpora behind URLs are left out.
     """
     sources = {name: source.path for name, source in config.mixture.items()}
+    sources |= {name: task.path for name, task in config.tasks.items()}
     if not sources:
         if not config.path:
             raise DataError("data.path: must be set to a corpus made by `tandem data build`")
@@ -243,9 +244,13 @@ def contents(config: DataConfig, corpora: Mapping[str, Corpus] | None = None) ->
 
     `corpora` is as in `open_splits`.
     """
-    keys = [f"data.mixture.{name}.path" for name in config.mixture] or ["data.path"]
+    keys = [f"data.mixture.{name}.path" for name in config.mixture]
+    keys += [f"data.tasks.{name}.path" for name in config.tasks]
     opened = corpora or open_corpora(config)
-    return {key: corpus.content for key, corpus in zip(keys, opened.values(), strict=True)}
+    return {
+        key: corpus.content
+        for key, corpus in zip(keys or ["data.path"], opened.values(), strict=True)
+    }
 
 
 def open_splits(

@@ -10,6 +10,7 @@ from model.hugging_face.folder import (
     read_config,
     require_free,
     save_pretrained,
+    with_head_alone,
     with_task_head,
 )
 from model.hugging_face.importing import import_folder, write_config
@@ -20,6 +21,7 @@ __all__ = [
     "read_config",
     "require_free",
     "save_pretrained",
+    "with_head_alone",
     "with_task_head",
     "write_config",
 ]

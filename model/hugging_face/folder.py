@@ -182,6 +182,22 @@ def with_task_head(config: Config, name: str, head: TaskHeadConfig) -> Config:
     return replace(config, task_heads=heads, pooler=pooler)
 
 
+def with_head_alone(
+    config: Config, name: str, state: Mapping[str, Tensor]
+) -> tuple[Config, dict[str, Tensor]]:
+    """The model with this task head and no other, and its part of the `state`.
+
+    `transformers` has a class for it. Raises ModelError where there is no such head.
+    """
+    if name not in config.task_heads:
+        there = ", ".join(config.task_heads) or "none"
+        raise ModelError(f"no task head {name}; there are: {there}")
+    bare = replace(config, task_heads={}, mlm_head=False, pair_head=False)
+    alone = with_task_head(bare, name, config.task_heads[name])
+    names = set(tensor_names(alone))
+    return alone, {own: tensor for own, tensor in state.items() if own in names}
+
+
 def nearest_family(config: EncoderConfig) -> Family:
     """The `transformers` architecture that is closest to a configuration."""
     if config.embedding_projection == "word" or config.bottleneck_size:

@@ -19,6 +19,7 @@ GAPS = {
     "task": ("data.train=train.tsv", "data.validation=dev.tsv", "teacher.init.pretrained=model")
 }
 STUDENT_GAP = "students.tinybert.init.pretrained=student"
+GAPS_OF_SEVERAL = ("tasks.sst2=sst2", "teacher.init.pretrained=model")
 FILES = sorted((ROOT / "configs").glob("*/*.yaml"))
 EXAMPLES = [
     (page.name, text)
@@ -30,6 +31,8 @@ EXAMPLES = [
 
 def gaps(kind, name):
     """What has to be given for a shipped file to load."""
+    if name in ("multi_task", "mt_dnn"):
+        return [*GAPS_OF_SEVERAL]
     has_student = kind == "task" and name.startswith("tinybert_")
     return [*GAPS.get(kind, ()), *([STUDENT_GAP] if has_student else [])]
 

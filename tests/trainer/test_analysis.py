@@ -20,7 +20,7 @@ from model import CLASSIFICATION, TaskHeadConfig, build, save_pretrained, with_t
 from model.kinds.bilstm import BiLSTMConfig
 from tests.trainer import tiny
 from trainer.analysis.examples import delimiters
-from trainer.task_facts import TaskFacts
+from trainer.task_facts import TaskFacts, write_facts
 
 PROSE = "The system, it seems, runs a small command. A file is read!\n\n" * 3 + "Who has seen it?\n"
 MOODS = [("The system runs.", "good"), ("no", "bad"), ("A file is read.", "good"), ("It?", "bad")]
@@ -63,7 +63,7 @@ def masked(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def classifier(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = exported(tmp_path_factory.mktemp("classifier"), tokenizer, mlm_head=False)
-    TaskFacts(sequence_length=32).write(folder)
+    write_facts(folder, {"task": TaskFacts(sequence_length=32)})
     return folder
 
 

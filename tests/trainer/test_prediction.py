@@ -33,7 +33,7 @@ from model import (
 )
 from tests.trainer import tiny
 from trainer.prediction import passes
-from trainer.task_facts import TaskFacts
+from trainer.task_facts import TaskFacts, write_facts
 
 TEXTS = [
     "The system runs a small command.",
@@ -63,7 +63,7 @@ def exported(
         )
         model = build(with_task_head(config, "task", head), seed=4)
         save_pretrained(model, folder, tokenizer=tokenizer)
-        facts.write(folder)
+        write_facts(folder, {"task": facts})
         return folder
 
     return make

@@ -23,7 +23,7 @@ from trainer.batches import to_device
 from trainer.learners.programs import score
 from trainer.scoring.answer_spans import BestAnswer, best_answers
 from trainer.scoring.span_metric import AnswerFile, SpanMetric
-from trainer.task_facts import TaskFacts
+from trainer.task_facts import TaskFacts, write_facts
 
 LENGTH, LONGEST_ANSWER = 32, 5
 SETTINGS = {"stride": 8, "longest_answer": LONGEST_ANSWER}
@@ -68,7 +68,7 @@ def evaluated(folder: Path, exported: Path) -> dict[str, BestAnswer]:
 
 
 def test_answers_are_those_of_the_evaluation(folder, exported, evaluated) -> None:
-    TaskFacts((), sequence_length=LENGTH, settings=SETTINGS).write(exported)
+    write_facts(exported, {"span": TaskFacts((), sequence_length=LENGTH, settings=SETTINGS)})
     found = predicted(exported, folder / "span_dev")
     assert [one["id"] for one in found] == [f"q{number}" for number in range(20)]
     for one in found:
@@ -87,7 +87,9 @@ def test_there_is_no_answer_above_the_threshold(folder, exported, evaluated) -> 
     threshold = np.mean(max(itertools.pairwise(margins), key=lambda two: two[1] - two[0])).item()
     settings = {**SETTINGS, "unanswerable": True}
     scores = {"span_null_threshold": threshold}
-    TaskFacts((), sequence_length=LENGTH, settings=settings, scores=scores).write(exported)
+    write_facts(
+        exported, {"span": TaskFacts((), sequence_length=LENGTH, settings=settings, scores=scores)}
+    )
     found = predicted(exported, folder / "span_dev")
     for one in found:
         best = evaluated[one["id"]]
@@ -99,7 +101,7 @@ def test_there_is_no_answer_above_the_threshold(folder, exported, evaluated) -> 
 
 
 def test_the_best_span_of_a_short_passage_as_transformers_has_it(exported, tmp_path) -> None:
-    TaskFacts((), sequence_length=LENGTH, settings=SETTINGS).write(exported)
+    write_facts(exported, {"span": TaskFacts((), sequence_length=LENGTH, settings=SETTINGS)})
     question, context = "which is it", "It is Monday, and the list is of that class."
     asked = {"id": "a", "question": question}
     paragraph = {"context": context, "qas": [asked]}
@@ -133,7 +135,7 @@ def test_questions_that_cannot_be_read(exported, tmp_path) -> None:
         path.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
         return path
 
-    TaskFacts((), sequence_length=LENGTH, settings=SETTINGS).write(exported)
+    write_facts(exported, {"span": TaskFacts((), sequence_length=LENGTH, settings=SETTINGS)})
     assert "dev.json: id a: question: must be text" in refused(exported, write(question=7))
     assert "dev.json: id a: a text is empty" in refused(exported, write(question=" "))
     long = refused(exported, write(question="why " * 60))

@@ -187,7 +187,7 @@ def test_questions_without_an_answer_get_a_threshold(folder, corpus) -> None:
     more = ("data.train=open_train", "data.validation=open_dev", "name=open")
     run, scores = finished(1, folder, corpus, "span", 100, task, *more)
     assert scores["span_exact_match"] >= 0.5
-    exported = TaskFacts.read(run.path / "exports" / "teacher")
+    exported = TaskFacts.read(run.path / "exports" / "teacher", "span")
     assert exported.scores["span_null_threshold"] == scores["span_null_threshold"]
 
 

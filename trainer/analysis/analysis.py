@@ -19,7 +19,7 @@ from trainer.analysis.examples import Examples, delimiters
 from trainer.analysis.maps import HeadPatterns, head_patterns
 from trainer.analysis.patterns import KEY_SETS, PATTERNS
 from trainer.scoring.column import Column
-from trainer.task_facts import FILE, TaskFacts
+from trainer.task_facts import FILE, TaskFacts, write_facts
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,14 @@ def with_pruned(
     write_config(model.config, out, title)
     scores = examples.score(from_pretrained(out).to(device))
     if (source / FILE).exists():
-        dataclasses.replace(TaskFacts.read(source), scores=dict(scores)).write(out)
+        facts = {name: TaskFacts.read(source, name) for name in model.config.task_heads}
+        own = {name: _of_head(name, scores) for name in facts}
+        write_facts(out, {n: dataclasses.replace(one, scores=own[n]) for n, one in facts.items()})
     return dataclasses.replace(found, pruned=Pruned(heads, out, scores))
+
+
+def _of_head(name: str, scores: Mapping[str, float]) -> dict[str, float]:
+    return {column: score for column, score in scores.items() if column.startswith(f"{name}_")}
 
 
 def to_json(found: Analysis) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from model import Model, ModelError
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
 from trainer.evaluation.held_out import SEED, ValidationSet
-from trainer.job_data.examples import task_of, with_validation
+from trainer.job_data.examples import tasks_of, with_validation
 from trainer.learners.programs import score
 from trainer.scoring.column import LOSS, Column
 from trainer.scoring.metric import Tally
@@ -168,7 +168,9 @@ def _is_punctuation(text: str) -> bool:
 
 def _metrics_of(model: Model, folder: Path, job: JobConfig) -> Metrics:
     """Those of the task's head. Raises ModelError where the model has no such head."""
-    name, _ = task_of(job)
+    if job.data.tasks:
+        raise DataError("data.tasks: a model is analysed on one task; name its config")
+    name = tasks_of(job)[0].task.head
     expected = job.teacher.architecture.task_heads[name]
     head = model.config.task_heads.get(name)
     if head is None:

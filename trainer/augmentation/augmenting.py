@@ -22,7 +22,7 @@ from trainer.augmentation.input_vectors import InputVectors
 from trainer.augmentation.masked_words import MaskedWords
 from trainer.augmentation.table_file import TableFile
 from trainer.config import JobConfig
-from trainer.job_data.examples import task_of
+from trainer.job_data.examples import tasks_of
 from trainer.objectives.task import LABEL, TaskFile
 
 PART = 64  # examples that are written at a time
@@ -66,7 +66,10 @@ def augment(
     An interrupted call is resumed by the same call. Raises DataError or ModelError, one line, for a
     task that is not about texts in tables, or has no validation file, and for bad inputs.
     """
-    name, task = task_of(job)
+    if job.data.tasks:
+        raise DataError("data.tasks: data augment copies the examples of one task; name its config")
+    (one,) = tasks_of(job)
+    name, task = one.name, one.task
     if LABEL not in task.fields:
         raise DataError(f"data augment: {name} does not read texts from tables, so has no copies")
     if not job.data.validation:

@@ -9,54 +9,84 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline import MASKED, Vocabulary
-from model import Training, model_card, save_pretrained, write_config
+from model import (
+    ModelConfig,
+    Training,
+    model_card,
+    save_pretrained,
+    with_head_alone,
+    write_config,
+)
 from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
-from trainer.job_data.examples import task_of
+from trainer.job_data.examples import TaskOfJob, tasks_of
 from trainer.learner_names import TEACHER
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.run_files import read_evaluation
-from trainer.task_facts import TaskFacts
+from trainer.task_facts import TaskFacts, write_facts
 
 _log = logging.getLogger(__name__)
 
 
 def export_learner(
-    saved: SavedLearners, learner: str, out: Path, results: Mapping[str, Any] | None = None
+    saved: SavedLearners,
+    learner: str,
+    out: Path,
+    results: Mapping[str, Any] | None = None,
+    head: str | None = None,
 ) -> None:
     """Write a learner of the newest checkpoint, its tokenizer and its model card to `out`.
 
     The card shows the scores from the run's final `results` (by default those in its folder), or
     the newest held-out ones while the run is in progress. As after ``tandem import``, a job can
-    name `out` as ``init.pretrained`` and its model.yaml as ``model``.
+    name `out` as ``init.pretrained`` and its model.yaml as ``model``. With a `head`, the encoder
+    and this task head alone are written, in a form that `transformers` loads; None: every head.
 
     Raises TrainingError when there is no such learner, ModelError when it cannot be written.
     """
     name = saved.resolve(learner)
-    config = saved.config(name).architecture
+    config, weights = saved.config(name).architecture, saved.weights(name)
+    if head is not None:
+        config, weights = with_head_alone(config, head, weights)
     title = f"{saved.job.name} {name.removeprefix('students/')}"
     results = results or read_evaluation(saved.folder.evaluation)
     training = None if saved.config(name).frozen else _training(saved, name, results)
     card = model_card(title, config, training)
     corpus = next(iter(saved.corpora.values()))
     ids = _special_ids(corpus.vocabulary)
-    note = save_pretrained((config, saved.weights(name)), out, corpus.tokenizer_dir, card, ids)
+    note = save_pretrained((config, weights), out, corpus.tokenizer_dir, card, ids)
     write_config(config, out, title)
-    if saved.job.data.train:
-        _task_facts(saved, name, results).write(out)
+    if saved.job.data.has_examples:
+        _write_task_facts(saved, name, config, results, out)
     if note:
         _log.warning("%s: %s", name, note)
 
 
-def _task_facts(saved: SavedLearners, learner: str, results: Mapping[str, Any] | None) -> TaskFacts:
-    """What `tandem predict` needs to know about a job's task."""
-    name, task = task_of(saved.job)
-    fields = task.texts_of(saved.config(learner).view)
-    settings = {"task": name, **dataclasses.asdict(task)}
+def _write_task_facts(
+    saved: SavedLearners,
+    learner: str,
+    config: ModelConfig,
+    results: Mapping[str, Any] | None,
+    out: Path,
+) -> None:
+    """What `tandem predict` needs to know about the tasks of an exported model's heads."""
     scores = {kind: value for (_, kind), value in _scores(saved, learner, results).items()}
-    data = saved.job.data
-    return TaskFacts(fields, dict(data.columns), data.sequence_length, settings, scores)
+    facts = {
+        one.task.head: _task_facts(one, saved.config(learner).view, scores)
+        for one in tasks_of(saved.job)
+        if one.task.head in config.task_heads
+    }
+    write_facts(out, facts)
+
+
+def _task_facts(one: TaskOfJob, view: str, scores: Mapping[str, float]) -> TaskFacts:
+    task, data = one.task, one.data
+    fields = task.texts_of(view)
+    settings = {"task": task.name, **dataclasses.asdict(task)}
+    own = {kind: value for kind, value in scores.items() if kind.startswith(f"{task.head}_")}
+    assert data.sequence_length is not None
+    return TaskFacts(fields, dict(data.columns), data.sequence_length, settings, own)
 
 
 def _special_ids(vocabulary: Vocabulary) -> dict[str, int]:

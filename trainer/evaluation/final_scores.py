@@ -21,7 +21,7 @@ from trainer.evaluation.agreement import agreement
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import Scores, ValidationSet
 from trainer.evaluation.primary import primary_column
-from trainer.job_data.examples import scored_on_test
+from trainer.job_data.examples import scored_on_test, tasks_of
 from trainer.learner_names import TEACHER
 from trainer.learners.programs import score
 from trainer.measure.machine import describe as describe_machine
@@ -61,18 +61,21 @@ def evaluate_run(
 
 @dataclass(frozen=True)
 class _TestFile:
-    """A task's test file: its examples, and the job with which they are scored."""
+    """The tasks' test files: their examples, the job that scores them, and the tasks' heads."""
 
     job: JobConfig
     examples: ValidationSet
+    heads: frozenset[str]
 
     @classmethod
     def open(cls, job: JobConfig, heartbeat: SendHeartbeat) -> _TestFile | None:
         scored = scored_on_test(job)
         if scored is None:
             return None
-        corpora = {"test": Corpus.open(scored.data.path)}
-        return cls(scored, ValidationSet(scored, corpora, heartbeat))
+        tested = [one for one in tasks_of(scored) if one.data.test]
+        corpora = {one.name: Corpus.open(one.data.path) for one in tested}
+        heads = frozenset(one.task.head for one in tested)
+        return cls(scored, ValidationSet(scored, corpora, heartbeat), heads)
 
 
 class _Measurement:
@@ -86,11 +89,11 @@ class _Measurement:
         self.teacher = saved.load(TEACHER).to(self.device)
         self.teacher_scores = self._score(TEACHER, self.teacher)
         learners = map(saved.config, saved.names)
-        self.columns = columns_of(
-            metric for one in learners for metric in saved.job.metrics_of(one)
-        )
+        scored = [metric for one in learners for metric in saved.job.metrics_of(one)]
+        self.columns = columns_of(scored)
         if self.test is not None:
-            on_test = [_on_test(column) for column in self.columns.values()]
+            tested = columns_of(one for one in scored if one.head in self.test.heads)
+            on_test = [_on_test(column) for column in tested.values()]
             self.columns |= {column.name: column for column in on_test}
 
     @torch.inference_mode()
@@ -102,7 +105,7 @@ class _Measurement:
         metrics, trained = self._metrics(name), self.saved.trained_heads(name)
         both_predict = MASKED in trained & self.saved.trained_heads(TEACHER)
         told = scores.of_trained_heads(metrics, trained)
-        size = describe(model.config, self.saved.job.data.sequence_length)
+        size = describe(model.config, self.saved.job.data.longest)
         return {
             "parameters": size.parameters,
             "bytes": size.bytes,

@@ -76,8 +76,10 @@ class ValidationSet:
         wanted = config.evaluation.sequences
         self._opened = corpora
         self.corpora: dict[str, _HeldOutCorpus | _HeldOutExamples] = {
-            name: _HeldOutExamples(ExampleSplit(corpus, "val", views=views_of(config)), heartbeat)
-            if config.data.train
+            name: _HeldOutExamples(
+                ExampleSplit(corpus, "val", views=views_of(config, name)), heartbeat
+            )
+            if config.data.has_examples
             else _HeldOutCorpus.open(corpus.split("val"), data, wanted, heartbeat)
             for name, corpus in self._opened.items()
         }

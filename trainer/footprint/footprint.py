@@ -23,7 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from data_pipeline import MASKED, PAIRS, Batch, Target
+from data_pipeline import MASKED, PAIRS, Batch, Corpus, Target
+from data_pipeline.examples.example import TOKENS
+from data_pipeline.examples.reading import layout_of
 from model import Capture, Features, Model, ModelConfig, module_of
 from model.precision import kernels_of
 from trainer.batches import MicroBatch, MicroTarget, to_device
@@ -107,7 +109,7 @@ def passes_apart(job: JobConfig, device: str, length: int) -> dict[str, Passes]:
     """
     rows = max(2 * job.batch.micro_batch, LEAST_ROWS)
     finished = {
-        name: dataclasses.replace(one, objective=ObjectiveConfig())
+        name: dataclasses.replace(one, model=one.architecture, objective=ObjectiveConfig())
         for name, one in job.learners.items()
         if is_teacher(name)
     }
@@ -160,35 +162,38 @@ def _measure(
         teachers = [name for name in modules if is_teacher(name)]
         students = [name for name in modules if not is_teacher(name)]
         readers = [(modules[name].objective, 0) for name in students]
-        demands = {name: Demand.of(name, readers) for name in teachers}
+        demands = {name: Demand.of(name, readers, batch.targets) for name in teachers}
         found: dict[str, _Measured] = {}
         sources: dict[str, TeacherOutputs] = {}
         for name, demand in demands.items():
             module = modules[name]
             run = _Run(module, demand.reads_logits)
             always = always_captured(name, learners[name])
-            features = run(_train(module, {}, [demand.capture, always]), batch)
+            features = run(_train(module, {}, [demand.capture, always], batch), batch)
             with run.live, module.autocast(torch.device("cpu")):
                 sources[name] = detach(features, run.projection, demand.own_logits)
             del features
             found[name] = run.result()
-        if any(objective.reads(0, MEAN) for objective, _ in readers):
+        if any(objective.reads(0, MEAN, batch.targets) for objective, _ in readers):
             sources[MEAN] = mean_of(list(sources.values()), demands[TEACHER].mean_logits)
         for name in students:
             run = _Run(modules[name])
-            run(_train(modules[name], sources, []), batch)
+            run(_train(modules[name], sources, [], batch), batch)
             found[name] = run.result()
     return found
 
 
 def _train(
-    module: LearnerModule, sources: Mapping[str, TeacherOutputs], captures: Sequence[Capture]
+    module: LearnerModule,
+    sources: Mapping[str, TeacherOutputs],
+    captures: Sequence[Capture],
+    batch: MicroBatch,
 ) -> Train:
-    """The program of a step, which captures what the module's own terms read too."""
+    """The program of a step on `batch`, which captures what the module's own terms read too."""
     objective = module.objective
     totals = {name: torch.ones(()) for name in objective.denominators}
     known = dict.fromkeys(objective.over_whole_batch(0), _SEEN)
-    capture = union([*captures, objective.student_capture(0)])
+    capture = union([*captures, objective.student_capture(0, batch.targets)])
     return Train(totals, sources, capture, whole_batch=known)
 
 
@@ -312,12 +317,28 @@ def _make(config: ModelConfig) -> Model:
 
 def _micro_batch(job: JobConfig, rows: int, length: int) -> MicroBatch:
     """Sequences without padding, with as many masked positions as the job may have."""
+    if job.data.has_examples:
+        return to_device(_examples(job, rows, length), torch.device("cpu"))
     masked = round(job.data.masking.highest_rate * (length - 2))
     ids = np.zeros((rows, length), np.int64)
     slots = np.zeros((rows, masked), np.int64)
     one = np.zeros(rows, np.int64)
     targets = {MASKED: Target(slots, slots), PAIRS: Target(one)}
     return to_device(Batch(ids, ids, ids + 1, targets, one, one), torch.device("cpu"))
+
+
+def _examples(job: JobConfig, rows: int, length: int) -> Batch:
+    """Examples without padding, of the task whose examples have the most sequences."""
+    layouts = [layout_of(Corpus.open(path), "train") for path in job.data.paths()]
+    layout = max(layouts, key=lambda one: len(one.segments))
+    choices = len(layout.segments)
+    ids = np.zeros((rows, length) if choices == 1 else (rows, choices, length), np.int64)
+    tokens, one = np.zeros((rows, choices * length), np.int64), np.zeros(rows, np.int64)
+    targets = {
+        name: Target(tokens, tokens) if kind == TOKENS else Target(one.astype(layout.dtype(name)))
+        for name, kind in layout.targets.items()
+    }
+    return Batch(ids, ids, ids + 1, targets, one, one)
 
 
 def _to_fake(mode: FakeTensorMode, batch: MicroBatch) -> MicroBatch:

@@ -12,7 +12,7 @@ def models_table(job: JobConfig) -> list[dict[str, Any]]:
     """A row for each learner, the teachers first."""
     rows = []
     for name, one in job.learners.items():
-        size = describe(one.architecture, job.data.sequence_length)
+        size = describe(one.architecture, job.data.longest)
         rows.append(
             {
                 "learner": name,

@@ -1,4 +1,4 @@
-"""The labelled examples of a job's task: encoded once, and used to complete the job's config.
+"""The labelled examples of a job's tasks: encoded once, and used to complete the job's config.
 
 The name of the folder with the encoded examples is a hash of everything that determines its
 content: the files, the tokenizer, the task's settings and the code of its module. So jobs with the
@@ -13,10 +13,21 @@ import inspect
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_pipeline import DEFAULT_VIEW, Corpus, DataError, EncodedExample, ExampleSplit, TextEncoder
+from data_pipeline import (
+    DEFAULT_VIEW,
+    Corpus,
+    DataConfig,
+    DataError,
+    EncodedExample,
+    ExampleSplit,
+    TaskDataConfig,
+    TaskSchedule,
+    TextEncoder,
+)
 from data_pipeline.examples.storing import store_examples
 from data_pipeline.shards import manifest
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
@@ -25,147 +36,189 @@ from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, section_of
 from trainer.objectives.task import Part, TaskConfig, TaskFile
-from trainer.objectives.term import TermConfig
 from trainer.tasks.soft_labels import SoftLabels
 
 FORMAT = 2  # version of the encoding
 FOLDER = "examples"
-SOFT = "soft_labels"
 SPLITS = {"train": "train", "val": "validation"}  # split of the corpus -> key of the job's file
 
 
 def with_examples(job: JobConfig) -> JobConfig:
-    """The job, completed from its examples: labels, steps, and the folder of encoded examples.
+    """The job, completed from its examples: labels, steps, and the folders of encoded examples.
 
     The examples are encoded unless that has been done before. A job that reads text is returned
     unchanged. Raises DataError, naming file and line, for bad examples, and TrainingError without a
     tokenizer.
     """
-    if not job.data.train:
+    if not job.data.has_examples:
         return job
-    name, task = _task_with_labels(job)
-    files = job.data.task_files
-    splits = {split: files[of] for split, of in SPLITS.items() if of in files}
-    folder = _encoded(job, name, task, _tokenizer_of(job), splits, job.data.path)
-    job = _with_task(job, name, task)
-    data = dataclasses.replace(job.data, path=str(folder))
-    steps = job.steps or _steps(job, ExampleSplit(Corpus.open(str(folder)), "train").total)
-    job = dataclasses.replace(job, data=data, steps=steps, epochs=None)
-    scored_on_test(job)  # so that errors in the test file are raised before training
+    tokenizer, totals = _tokenizer_of(job), {}
+    for one in tasks_of(job):
+        ready = _ready(job, one, tokenizer)
+        totals[one.name] = ExampleSplit(Corpus.open(ready.data.path), "train").total
+        job = _with(job, ready)
+    steps = job.steps or _steps(job, totals)
+    job = dataclasses.replace(job, steps=steps, epochs=None)
+    scored_on_test(job)  # so that errors in a test file are raised before training
     return job
 
 
 def with_validation(job: JobConfig) -> JobConfig:
-    """As `with_examples`, for a job that only scores: of its two files the validation file alone is
-    encoded, if there is one."""
-    files = job.data.task_files
-    if "validation" not in files:
+    """As `with_examples`, for a job that only scores: it encodes the validation files alone."""
+    tasks = tasks_of(job)
+    if not all("validation" in one.data.task_files for one in tasks):
         return with_examples(job)
-    name, task = _task_with_labels(job)
-    folder = _encoded(job, name, task, _tokenizer_of(job), {"val": files["validation"]})
-    data = dataclasses.replace(job.data, path=str(folder))
-    return dataclasses.replace(_with_task(job, name, task), data=data)
+    for one in tasks:
+        ready = _with_labels(job, one)
+        files = {"val": ready.file("validation").path}
+        folder = _encoded(job, ready, _tokenizer_of(job), files)
+        job = _with(job, dataclasses.replace(ready, data=_at(ready.data, folder)))
+    return job
+
+
+@dataclass(frozen=True)
+class TaskOfJob:
+    """A task of a job: its name in objectives, its section there, and its examples."""
+
+    name: str
+    task: TaskConfig
+    data: DataConfig | TaskDataConfig  # of several tasks: the task's own, complete
+
+    @property
+    def key(self) -> str:
+        """Of the section that names its examples."""
+        return "data" if isinstance(self.data, DataConfig) else f"data.tasks.{self.name}"
+
+    def file(self, split: str, *, is_scored: bool = False) -> TaskFile:
+        """The file of a split that is named."""
+        return self.task_file(self.data.task_files[split], is_scored=is_scored)
+
+    def task_file(self, path: Path, *, is_scored: bool) -> TaskFile:
+        """A file of its examples, to train or to be scored on."""
+        most = self.data.max_scored if is_scored else None
+        return TaskFile(path, self.data.columns, self.data.other_files, most)
+
+
+def tasks_of(job: JobConfig) -> list[TaskOfJob]:
+    """The tasks of a job that reads examples, each as the first learner that has it declares it."""
+    found: dict[str, TaskConfig] = {}
+    for learner in job.learners.values():
+        for name, section in learner.objective.terms().items():
+            if isinstance(section, TaskConfig):
+                found.setdefault(name, section)
+    if not job.data.tasks:
+        return [TaskOfJob(name, task, job.data) for name, task in found.items()]
+    return [TaskOfJob(name, found[name], data) for name, data in job.data.examples_of.items()]
 
 
 def scored_on_test(job: JobConfig) -> JobConfig | None:
-    """The job with its test file as the examples to score; None if it has no test file.
+    """The job with its test files as the examples to score; None if it has no test file.
 
-    `job` comes from `with_examples`. The examples are encoded unless that has been done before.
-    Raises DataError, naming file and line, for bad examples.
+    `job` comes from `with_examples`. Tasks without a test file keep their examples. The others' are
+    encoded unless that has been done before. Raises DataError, naming file and line, for bad ones.
     """
-    if not job.data.test:
-        return None
-    name, task = task_of(job)
-    file = job.data.task_files["test"]
-    task = task.scored_on(_task_file(job, file, is_scored=True))
-    tokenizer = Corpus.open(job.data.path).tokenizer_dir
-    folder = _encoded(job, name, task, tokenizer, {"val": file})
-    data = dataclasses.replace(job.data, path=str(folder))
-    return dataclasses.replace(_with_task(job, name, task), data=data)
+    tested = [one for one in tasks_of(job) if one.data.test]
+    for one in tested:
+        task = one.task.scored_on(one.file("test", is_scored=True))
+        tokenizer = Corpus.open(one.data.path).tokenizer_dir
+        data = dataclasses.replace(one.data, path="")
+        own = dataclasses.replace(one, task=task, data=data)
+        folder = _encoded(job, own, tokenizer, {"val": one.file("test").path})
+        job = _with(job, dataclasses.replace(own, data=_at(one.data, folder)))
+    return job if tested else None
 
 
-def task_of(job: JobConfig) -> tuple[str, TaskConfig]:
-    """The task of a job that reads examples, with its name: the first that a learner has."""
-    return next(
-        (name, section)
-        for learner in job.learners.values()
-        for name, section in learner.objective.terms().items()
-        if isinstance(section, TaskConfig)
-    )
+def _ready(job: JobConfig, one: TaskOfJob, tokenizer: Path) -> TaskOfJob:
+    """The task, completed from its files, with its examples encoded."""
+    one = _with_labels(job, one)
+    files = one.data.task_files
+    splits = {split: files[of] for split, of in SPLITS.items() if of in files}
+    folder = _encoded(job, one, tokenizer, splits)
+    return dataclasses.replace(one, data=_at(one.data, folder))
 
 
-def _task_with_labels(job: JobConfig) -> tuple[str, TaskConfig]:
-    """The job's task with its name, the labels of its training file, and the file it is scored on.
+def _with_labels(job: JobConfig, one: TaskOfJob) -> TaskOfJob:
+    """The task with the labels of its training file, and the file that it is scored on.
 
     Raises DataError and TrainingError as `with_examples`.
     """
-    name, task = task_of(job)
-    files = job.data.task_files
-    if task.needs_validation and "validation" not in files:
-        raise DataError(f"data.validation: must be set for {name}")
-    _require_files(job, name, task)
-    if job.data.max_scored is not None and not task.can_score_some:
-        raise DataError(f"data.max_scored: {name} scores whole files only; remove it")
-    task = task.with_labels_of(_task_file(job, files["train"], is_scored=False))
-    _require_same_labels(job, name, task)
-    scored = files.get("validation", files["train"])
-    return name, task.scored_on(_task_file(job, scored, is_scored=True))
+    files = one.data.task_files
+    if one.task.needs_validation and "validation" not in files:
+        raise DataError(f"{one.key}.validation: must be set for {one.name}")
+    _require_files(one)
+    if one.data.max_scored is not None and not one.task.can_score_some:
+        raise DataError(f"{one.key}.max_scored: {one.name} scores whole files only; remove it")
+    scored = "validation" if "validation" in files else "train"
+    task = one.task.with_labels_of(one.file("train"))
+    _require_same_labels(job, task)
+    return dataclasses.replace(one, task=task.scored_on(one.file(scored, is_scored=True)))
 
 
-def _task_file(job: JobConfig, path: Path, *, is_scored: bool) -> TaskFile:
-    most = job.data.max_scored if is_scored else None
-    return TaskFile(path, job.data.columns, job.data.other_files, most)
-
-
-def _require_files(job: JobConfig, name: str, task: TaskConfig) -> None:
+def _require_files(one: TaskOfJob) -> None:
     """Raise DataError where the task lacks one of its other files, or has one that it ignores."""
+    task, there = one.task, one.data.files
     for file in task.reads:
-        if file not in job.data.files:
-            raise DataError(f"data.files.{file}: must be set for {name}")
-    for file in job.data.files.keys() - {*task.reads, *task.may_read}:
+        if file not in there:
+            raise DataError(f"{one.key}.files.{file}: must be set for {one.name}")
+    for file in there.keys() - {*task.reads, *task.may_read}:
         known = ", ".join((*task.reads, *task.may_read)) or "no other files"
-        raise DataError(f"data.files.{file}: {name} does not read it; it reads {known}")
+        raise DataError(f"{one.key}.files.{file}: {one.name} does not read it; it reads {known}")
 
 
-def views_of(job: JobConfig) -> dict[str, tuple[int, ...]]:
-    """The views that learners of a job read besides the whole examples: the segments of each."""
+def views_of(job: JobConfig, corpus: str = "") -> dict[str, tuple[int, ...]]:
+    """The views that learners of a job read besides the whole examples: the segments of each.
+
+    Of several tasks, each has its own `corpus`, which has the task's name.
+    """
     names = {one.view for one in job.learners.values()} - {DEFAULT_VIEW}
-    return {name: task_of(job)[1].segments_of(name) for name in sorted(names)}
+    tasks = {one.name: one.task for one in tasks_of(job)}
+    task = tasks[corpus] if job.data.tasks else next(iter(tasks.values()))
+    return {name: task.segments_of(name) for name in sorted(names)}
 
 
-def _with_task(job: JobConfig, name: str, task: TaskConfig) -> JobConfig:
-    """The job with `task` instead of each learner's own section of it, except for the weight."""
+def _at(data: DataConfig | TaskDataConfig, folder: Path) -> DataConfig | TaskDataConfig:
+    """The section with the folder that holds its encoded examples."""
+    return dataclasses.replace(data, path=str(folder))
+
+
+def _with(job: JobConfig, one: TaskOfJob) -> JobConfig:
+    """The job with a task as it is now, in place of each learner's, which keeps its weight."""
 
     def renewed(learner: LearnerConfig) -> LearnerConfig:
         terms = learner.objective.terms()
-        sections: dict[str, TermConfig] = {}
-        if name in terms:
-            sections[name] = dataclasses.replace(task, weight=terms[name].weight)
-        soft = terms.get(SOFT)
-        if isinstance(soft, SoftLabels):
-            sections[SOFT] = dataclasses.replace(soft, task=name)
-        objective = dataclasses.replace(learner.objective, **sections)
-        return dataclasses.replace(learner, objective=objective)
+        if one.name not in terms:
+            return learner
+        task = dataclasses.replace(one.task, weight=terms[one.name].weight)
+        return dataclasses.replace(learner, objective=learner.objective.with_task(one.name, task))
 
+    data = one.data
+    if isinstance(data, TaskDataConfig):
+        data = dataclasses.replace(job.data, tasks={**job.data.tasks, one.name: data})
     students = {student: renewed(learner) for student, learner in job.students.items()}
-    return dataclasses.replace(job, teacher=renewed(job.teacher), students=students)
+    return dataclasses.replace(job, data=data, teacher=renewed(job.teacher), students=students)
 
 
-def _require_same_labels(job: JobConfig, name: str, task: TaskConfig) -> None:
-    """Raise TrainingError if a frozen teacher's head is missing or has other labels.
+def _require_same_labels(job: JobConfig, task: TaskConfig) -> None:
+    """Raise TrainingError where a frozen teacher has no such head, or one with other labels.
 
-    A further teacher needs the head only where a student reads its predictions.
+    A teacher needs the heads whose predictions a student reads; the job's own also needs that of
+    its only task.
     """
-    soft = [one.objective.terms().get(SOFT) for one in job.students.values()]
-    read = {TEACHER, *(one.source for one in soft if one is not None)}
+    soft = [
+        term
+        for student in job.students.values()
+        for term in student.objective.terms().values()
+        if isinstance(term, SoftLabels) and term.task == task.head
+    ]
+    read = {one.source for one in soft} | (set() if job.data.tasks else {TEACHER})
     for teacher, config in job.learners.items():
         if not config.frozen or (teacher not in read and MEAN not in read):
             continue
         where = f"{section_of(teacher)}.init.pretrained"
-        theirs = config.model.task_heads.get(name)
-        ours = task.equip(config.model).task_heads[name]
+        theirs = config.model.task_heads.get(task.head)
+        ours = task.equip(config.model).task_heads[task.head]
         if theirs is None:
-            raise TrainingError(f"{where}: it has no head for {name}; fine-tune it first")
+            raise TrainingError(f"{where}: it has no head for {task.head}; fine-tune it first")
         if theirs.labels != ours.labels:
             raise TrainingError(
                 f"{where}: its head tells {', '.join(theirs.labels)}, "
@@ -173,42 +226,40 @@ def _require_same_labels(job: JobConfig, name: str, task: TaskConfig) -> None:
             )
 
 
-def _steps(job: JobConfig, examples: int) -> int:
-    """The steps that read this many examples `epochs` times."""
+def _steps(job: JobConfig, examples: Mapping[str, int]) -> int:
+    """The steps that read the examples of every task `epochs` times."""
     size = job.batch.at(0).sequences
     assert job.epochs is not None
     assert size is not None
-    return math.ceil(job.epochs * examples / size)
+    if job.data.tasks:
+        return TaskSchedule(examples, job.seed, size).steps(job.epochs)
+    return math.ceil(job.epochs * sum(examples.values()) / size)
 
 
-def _encoded(
-    job: JobConfig,
-    name: str,
-    task: TaskConfig,
-    tokenizer: Path,
-    files: Mapping[str, Path],
-    path: str = "",
-) -> Path:
-    """The folder of encoded examples from `files`, by split; encodes them if necessary.
+def _encoded(job: JobConfig, one: TaskOfJob, tokenizer: Path, files: Mapping[str, Path]) -> Path:
+    """The folder of the encoded examples in `files`, by split, which exists afterwards.
 
-    The folder is `path` or, if that is empty, one beside the runs that is named by its content.
+    It is the `path` of the section; empty: one beside the runs, named after its content.
     """
     fingerprint = load_tokenizer(tokenizer)[1].fingerprint
-    identity = {"format": FORMAT, "tokenizer": fingerprint, **_identity(job, task, files)}
+    identity = {"format": FORMAT, "tokenizer": fingerprint, **_identity(one, files)}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(path or f"{job.output_dir}/{FOLDER}/{digest}/{name}")
+    folder = Path(one.data.path or f"{job.output_dir}/{FOLDER}/{digest}/{one.name}")
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        encoder = TextEncoder(tokenizer, job.data.sequence_length)
-        store_examples(folder, encoder, tokenizer, identity, _examples(job, task, encoder, files))
+        assert one.data.sequence_length is not None
+        encoder = TextEncoder(tokenizer, one.data.sequence_length)
+        store_examples(folder, encoder, tokenizer, identity, _examples(one, encoder, files))
     elif manifest.read(folder)["identity"] != identity:
-        raise DataError(f"data.path: {folder} holds other examples; name another, or leave it out")
+        raise DataError(
+            f"{one.key}.path: {folder} holds other examples; name another, or leave it out"
+        )
     return folder
 
 
-def _identity(job: JobConfig, task: TaskConfig, files: Mapping[str, Path]) -> dict[str, Any]:
-    """Everything except the tokenizer that determines the encoded examples."""
-    data, settings = job.data, dataclasses.asdict(task)
+def _identity(one: TaskOfJob, files: Mapping[str, Path]) -> dict[str, Any]:
+    """All but the tokenizer that decides what the encoded examples are."""
+    data, task, settings = one.data, one.task, dataclasses.asdict(one.task)
     return {
         "settings": {key: one for key, one in settings.items() if key not in task.not_encoded},
         "code": _content(Path(inspect.getfile(type(task)))),
@@ -222,14 +273,13 @@ def _identity(job: JobConfig, task: TaskConfig, files: Mapping[str, Path]) -> di
 
 
 def _examples(
-    job: JobConfig, task: TaskConfig, encoder: TextEncoder, files: Mapping[str, Path]
+    one: TaskOfJob, encoder: TextEncoder, files: Mapping[str, Path]
 ) -> dict[str, Iterable[EncodedExample]]:
     """The examples by split; without a validation file, a part of the training file is held out."""
-    every = None if "val" in files else round(1 / job.data.validation_fraction)
+    every = None if "val" in files else round(1 / one.data.validation_fraction)
     return {
-        split: task.encode_part(
-            _task_file(
-                job,
+        split: one.task.encode_part(
+            one.task_file(
                 files[split if every is None else "train"],
                 is_scored=every is None and split == "val",
             ),

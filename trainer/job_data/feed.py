@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from data_pipeline import Batch, BatchStream, Corpus, ExampleSplit, ExampleStream
+from data_pipeline import Batch, BatchStream, Corpus, ExampleSplit, ExampleStream, JointStream
 from data_pipeline.masking.torch_masker import TorchMasker
 from trainer.config import JobConfig
 from trainer.job_data.batch_plan import global_batches
@@ -30,12 +30,9 @@ class Feed:
         self._config, self._corpora = config, corpora
         self._staged: Path | None = None
         self.masker: TorchMasker | None = None
-        self._stream: BatchStream | ExampleStream
-        if config.data.train:
-            skips = config.data.on_bad_shard == "skip"
-            split = ExampleSplit(next(iter(corpora.values())), "train", skips, views_of(config))
-            where = (dist.get_rank(), dist.get_world_size())
-            self._stream = ExampleStream(split, config.seed, global_batches(config), *where)
+        self._stream: BatchStream | ExampleStream | JointStream
+        if config.data.has_examples:
+            self._stream = _examples(config, corpora)
         else:
             self._open_text(attempt)
         self._open = ExitStack()
@@ -84,3 +81,17 @@ class Feed:
 
     def __exit__(self, *exception: Any) -> None:
         self._open.close()
+
+
+def _examples(config: JobConfig, corpora: Mapping[str, Corpus]) -> ExampleStream | JointStream:
+    """The examples of the job's task, or of its tasks."""
+    skips, sizes = config.data.on_bad_shard == "skip", global_batches(config)
+    splits = {
+        name: ExampleSplit(corpus, "train", skips, views_of(config, name))
+        for name, corpus in corpora.items()
+    }
+    where = dist.get_rank(), dist.get_world_size()
+    if config.data.tasks:
+        return JointStream(splits, config.seed, sizes.at(0), *where)
+    (split,) = splits.values()
+    return ExampleStream(split, config.seed, sizes, *where)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -180,7 +180,9 @@ class Learner:
         sources = sources or {}
         self._read_from = tuple(sorted(self.objective.sources & sources.keys()))
         own_step = self.own_step(micro_step.step)
-        capture = union([capture, self._always, self.objective.student_capture(own_step)])
+        capture = union(
+            [capture, self._always, self.objective.student_capture(own_step, batch.targets)]
+        )
         with self._part(FORWARD):
             whole_batch = self._whole_batch.pop(0) if self._whole_batch else {}
             program = Train(totals, sources, capture, own_step, whole_batch)
@@ -232,23 +234,30 @@ class Learner:
         return squared_norm_part(self.engine)[None]
 
     def update(
-        self, step: int, loss: float, squared_norm: float, length: int, seconds: float
+        self,
+        step: int,
+        loss: float,
+        squared_norm: float,
+        length: int,
+        seconds: float,
+        targets: Collection[str],
     ) -> None:
         """Take the job's `step`, or skip it if loss or gradient is non-finite or the loss spikes.
 
-        `loss` is that of the global batch of sequences of `length` (0: it varies), and
-        `squared_norm` the sum of the ranks' `squared_gradient_norm`; the job has been trained for
-        this many `seconds`, on which all ranks agree.
+        `loss` is that of the global batch of sequences of `length` (0: it varies) with these
+        `targets`, and `squared_norm` the sum of the ranks' `squared_gradient_norm`; the job has
+        been trained for this many `seconds`, on which all ranks agree.
         """
         if self.own_step(step) <= self._transfer_steps or self.counters.clocked_from is None:
             self.counters.clocked_from = seconds
         self._forget_the_phase_before(self.own_step(step))
-        self._set_rates(step, seconds)
+        self._set_rates(step, seconds, targets)
         models = self.config.model.layers, self._teacher_layers, self._read_from
         comparable = regime(self.config, self.objective, self.own_step(step), models, length)
         scale = gradient_scale(self.loss_scale.value)
         norm = self.gradient_norm = math.sqrt(squared_norm) / scale
-        decision = StepDecision(self.config, self.counters, loss, comparable, norm)
+        task = self.objective.task_among(targets)
+        decision = StepDecision(self.config, self.counters, loss, comparable, task, norm)
         wanted = gradient_factor(norm, self.config.gradient_clipping, scale)
         assert self._optimizer is not None
         self._optimizer.gradient_factor = wanted if decision.is_taken else None
@@ -257,10 +266,10 @@ class Learner:
         decision.record()
         self.skipped = decision.skipped
 
-    def _set_rates(self, step: int, seconds: float) -> None:
-        self.rate = self.learning_rate(step, seconds)
+    def _set_rates(self, step: int, seconds: float, targets: Collection[str]) -> None:
+        self.rate, own_step = self.learning_rate(step, seconds), self.own_step(step)
         for group in self.engine.optimizer.param_groups:
-            group["lr"] = self.rate * self.objective.factor(group["name"], self.own_step(step))
+            group["lr"] = self.rate * self.objective.factor(group["name"], own_step, targets)
 
     def listen(self, teacher_learns: bool) -> None:
         """Before a step: scale the terms that read the teacher by how far it is ahead (min_lead).

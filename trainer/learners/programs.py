@@ -84,10 +84,22 @@ class Predict:
 def score(
     model: Model, batch: MicroBatch, metrics: Sequence[Metric[ScoreInputs]]
 ) -> tuple[Tensor, ...]:
-    """Run `model` on a micro-batch; returns what each metric reads from the result."""
-    features = features_of(model, batch, capture_for(metrics))
+    """Run `model` on a micro-batch; returns what each metric reads from the result.
+
+    Only the heads run that the batch has labels for.
+    """
+    heads = {metric.head for metric in metrics if _has_labels(batch, metric.head)}
+    capture = capture_for(metric for metric in metrics if metric.head in heads)
+    features = features_of(model, batch, capture)
     inputs = ScoreInputs(features, own_projection(model, features), batch)
-    return tuple(metric.of_batch(inputs) for metric in metrics)
+    return tuple(
+        metric.of_batch(inputs) if metric.head in heads else metric.empty(batch.input_ids.device)
+        for metric in metrics
+    )
+
+
+def _has_labels(batch: MicroBatch, head: str) -> bool:
+    return any(name == head or name.startswith(f"{head}_") for name in batch.targets)
 
 
 def own_projection(model: Model, features: Features) -> OutputProjection | None:

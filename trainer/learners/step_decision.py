@@ -42,11 +42,12 @@ class StepDecision:
         counters: LearnerState,
         loss: float,
         regime: str,
+        task: str,
         gradient_norm: float,
     ) -> None:
         """`gradient_norm` is that of the gradient before clipping."""
-        self._config, self._counters, self._loss = config, counters, loss
-        self.skipped = counters.guard.judge(config.guard, loss, regime)  # the reason, if any
+        self._config, self._counters, self._loss, self._task = config, counters, loss, task
+        self.skipped = counters.guard.judge(config.guard, loss, regime, task)  # the reason, if any
         self.is_taken = self.skipped is None and math.isfinite(gradient_norm)
 
     def record(self) -> None:
@@ -54,7 +55,7 @@ class StepDecision:
         config, counters = self._config, self._counters
         scale = loss_scale(config, counters)
         if self.is_taken:
-            counters.guard.record_step(config.guard, self._loss)
+            counters.guard.record_step(config.guard, self._loss, self._task)
             if config.precision == "fp16":
                 counters.loss_scale = scale.after_step(config.loss_scale.growth_interval)
         elif self.skipped is None and scale.can_shrink:

@@ -36,6 +36,7 @@ POLICY: tuple[tuple[str, str | None], ...] = (
     ("data.validation", None),
     ("data.test", None),
     ("data.tokenizer", None),
+    *((f"data.tasks.*.{key}", None) for key in ("root", "train", "validation", "test")),
     ("data.*", ORDER),
     ("seed", ORDER),
     ("batch.micro_batch", None),

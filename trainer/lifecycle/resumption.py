@@ -81,5 +81,5 @@ class Resumption:
         if late := unreached.warning(config):
             yield late
         if not config.students:
-            what = "fine-tuning" if config.data.train else "pre-training"
+            what = "fine-tuning" if config.data.has_examples else "pre-training"
             yield f"no students: plain {what} of the teacher"

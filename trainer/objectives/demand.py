@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from model import Capture
 from trainer.learner_names import MEAN
-from trainer.objectives.objective import Objective
+from trainer.objectives.objective import Objective, Targets
 from trainer.teacher_outputs import union
 
 
@@ -26,13 +26,20 @@ class Demand:
     mean_logits: int
 
     @classmethod
-    def of(cls, teacher: str, students: Iterable[tuple[Objective, int]]) -> Demand:
-        """Of the teacher of this name, by the objective and the own step of each student."""
+    def of(
+        cls, teacher: str, students: Iterable[tuple[Objective, int]], targets: Targets = None
+    ) -> Demand:
+        """Of the teacher of this name, by the objective and the own step of each student.
+
+        `targets` are those of the batch; None: whatever they are.
+        """
         students, names = list(students), (teacher, MEAN)
         pairs = [(objective, step, name) for objective, step in students for name in names]
         return cls(
-            is_read=any(objective.reads(step, name) for objective, step, name in pairs),
-            capture=union(objective.source_capture(step, name) for objective, step, name in pairs),
+            is_read=any(objective.reads(step, name, targets) for objective, step, name in pairs),
+            capture=union(
+                objective.source_capture(step, targets, name) for objective, step, name in pairs
+            ),
             own_logits=sum(objective.reads_logits(step, teacher) for objective, step in students),
             mean_logits=sum(objective.reads_logits(step, MEAN) for objective, step in students),
         )

@@ -7,19 +7,20 @@ import importlib
 import pkgutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from configs.rules import Doc
 from configs.section import Refusal, Section, declare_fields, within
-from data_pipeline import MASKED
+from data_pipeline import MASKED, TASK_NAME
 from model import Capture, ModelConfig, ModelShape
 from trainer.denominators import Totals
 from trainer.learner_names import MEAN, OWN, TEACHER, is_teacher, section_of
 from trainer.losses.vocabulary import project_and_sum
 from trainer.objectives import terms
-from trainer.objectives.task import TaskConfig
+from trainer.objectives.task import TaskConfig, TaskTerm
 from trainer.objectives.term import (
     LayerTerm,
     LayerTermConfig,
@@ -35,30 +36,77 @@ from trainer.objectives.transfer import Transfer
 from trainer.objectives.whole_batch import WholeBatchTerm
 from trainer.teacher_outputs import union
 
+TASKS = "tasks"
+
+
+@dataclass
+class KindOfTask(Section):
+    """One of several tasks: the section of its kind, such as single_sentence, and no other.
+
+    Its fields are the tasks that are registered, as in `ObjectiveConfig`.
+    """
+
+    def sections(self) -> list[TaskConfig]:
+        """Those that are on."""
+        found = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return [section for section in found if section is not None]
+
 
 @dataclass
 class ObjectiveConfig(Section):
     """The terms of a learner's objective; a term that is not named is off.
 
-    It has one field for each registered term, added by `declare_terms`.
+    It has one field for each registered term, and `tasks`, added by `declare_terms`.
     """
 
     if TYPE_CHECKING:
+        tasks: dict[str, KindOfTask] | None
 
-        def __init__(self, **terms: TermConfig | None) -> None: ...
+        def __init__(self, **terms: Any) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
 
     def terms(self) -> dict[str, TermConfig]:
-        """The sections that are on, by name."""
-        sections = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: section for name, section in sections.items() if section is not None}
+        """The sections that are on, by name: each of the `tasks` by its own."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        several: dict[str, KindOfTask] = fields.pop(TASKS) or {}
+        sections: dict[str, TermConfig] = {
+            name: section for name, section in fields.items() if section is not None
+        }
+        for name, kind in several.items():
+            sections[name] = dataclasses.replace(kind.sections()[0], head_name=name)
+        tasks = [one.head for one in sections.values() if isinstance(one, TaskConfig)]
+        return {
+            term: one
+            for name, section in sections.items()
+            for term, one in section.beside(name, tasks).items()
+        }
+
+    def with_task(self, name: str, task: TaskConfig) -> ObjectiveConfig:
+        """The same with this section for a task that it has."""
+        if self.tasks and name in self.tasks:
+            kind = KindOfTask(**{task.name: task})
+            return dataclasses.replace(self, tasks={**self.tasks, name: kind})
+        own: dict[str, Any] = {name: task}
+        return dataclasses.replace(self, **own)
 
     def conflicts(self) -> Iterator[Refusal]:
+        yield from self._conflicts_of_tasks()
         on = self.terms()
         trains_words = any(one.head == MASKED and one.source != OWN for one in on.values())
         for name, section in on.items():
             if section.source == OWN and not trains_words:
                 yield name, "needs a term beside it that trains the last head, such as mlm"
+
+    def _conflicts_of_tasks(self) -> Iterator[Refusal]:
+        names = list(self.tasks or {})
+        for name, kind in (self.tasks or {}).items():
+            if len(kind.sections()) != 1:
+                kinds = ", ".join(field.name for field in dataclasses.fields(kind))
+                yield f"tasks.{name}", f"must have one of {kinds}"
+            if getattr(self, name, None) is not None or hasattr(nn.ModuleDict, name):
+                yield f"tasks.{name}", "that name is taken; choose another"
+            if any(name.startswith(f"{other}_") for other in names):
+                yield f"tasks.{name}", "begins with another task's name and _; choose another"
 
     @property
     def has_task(self) -> bool:
@@ -173,11 +221,25 @@ def _about(section: TermConfig, teachers: Mapping[str, ModelShape]) -> ModelShap
     return teachers.get(section.source or TEACHER, teachers[TEACHER])
 
 
+_TASKS = Annotated[
+    dict[Annotated[str, TASK_NAME], KindOfTask] | None,
+    Doc(
+        "Several tasks that share the model, each with a head of its own; `data.tasks` has their "
+        "examples."
+    ),
+]
+
+
 def declare_terms() -> None:
     """Make every registered term a key of `ObjectiveConfig`. Call it again after registering."""
-    declare_fields(
-        ObjectiveConfig, {name: section | None for name, section in registered_terms().items()}
-    )
+    sections = {name: section | None for name, section in registered_terms().items()}
+    kinds = {
+        name: section | None
+        for name, section in registered_terms().items()
+        if issubclass(section, TaskConfig) and section.joins
+    }
+    declare_fields(KindOfTask, kinds)
+    declare_fields(ObjectiveConfig, {**sections, TASKS: _TASKS})
 
 
 for _module in pkgutil.iter_modules(terms.__path__):
@@ -185,6 +247,7 @@ for _module in pkgutil.iter_modules(terms.__path__):
 declare_terms()
 
 HEARD = (TEACHER, MEAN)  # the sources in which the job's own teacher has a part
+Targets = Collection[str] | None  # of a batch, by name; None: whatever they are
 TERMS = "objective.terms."  # prefix of the terms' parameters in a learner's module
 
 
@@ -196,7 +259,7 @@ class Objective(nn.Module):
 
     The objective also implements its learner's `trainer.optimizers.Rates`. They are the rates of
     the transfer, if there is one. The learnable parts of a term that is off at some steps neither
-    learn nor decay while it is off.
+    learn nor decay while it is off, and nor does the head of a task at the steps of other tasks.
     """
 
     def __init__(
@@ -221,6 +284,8 @@ class Objective(nn.Module):
         self.transfer = transfer
         self.heard = 1.0  # factor on the weights of terms that read the job's own teacher, 0 to 1
         self.heard_changes = False  # to be set before an optimizer asks for groups
+        # Prefixes of the parameters that only some of several heads read, and these heads.
+        self.read_by: Mapping[str, frozenset[str]] = {}
         self.terms = nn.ModuleDict(_build(config, learner, teachers, transfer))
         self._initialise(learner.initializer_range, seed)
 
@@ -228,6 +293,19 @@ class Objective(nn.Module):
     def by_name(self) -> dict[str, Term]:
         """The terms by name, in their proper type."""
         return {name: cast(Term, term) for name, term in self.terms.items()}
+
+    def task_among(self, targets: Collection[str]) -> str:
+        """Which of several tasks a batch with these targets is of; empty where there is one."""
+        tasks = [term.head for term in self.by_name.values() if isinstance(term, TaskTerm)]
+        return next((head for head in tasks if head in targets), "") if len(tasks) > 1 else ""
+
+    def about(self, targets: Targets) -> dict[str, Term]:
+        """The terms about a batch with these targets."""
+        return {
+            name: term
+            for name, term in self.by_name.items()
+            if targets is None or term.concerns(targets)
+        }
 
     def follow(self, teacher_layers: int) -> None:
         """Learn from a teacher with this many layers, at the same relative depths as before.
@@ -246,24 +324,35 @@ class Objective(nn.Module):
         }
 
     def group(self, parameter: str) -> str:
+        for part in self.read_by:
+            if parameter.startswith(part):
+                return part
         prefix, _, rest = parameter.partition(TERMS)
         term = rest.partition(".")[0]
         if not prefix and term in self._passing():
             return TERMS + term
         return self.transfer.group(parameter) if self.transfer else "all"
 
-    def factor(self, group: str, step: int) -> float:
+    def factor(self, group: str, step: int, targets: Targets = None) -> float:
+        readers = self.read_by.get(group)
+        if readers is not None and targets is not None and readers.isdisjoint(targets):
+            return 0.0
         is_a_term = group.startswith(TERMS)
         if is_a_term and group.removeprefix(TERMS) not in self._on(step):
             return 0.0
         if self.transfer is None:
             return 1.0
+        if readers is not None:
+            return self.transfer.factor(self.transfer.group(group), step)
         current = str(self.transfer.layer(step))
         return self.transfer.factor(current if is_a_term else group, step)
 
-    def student_capture(self, step: int) -> Capture:
-        """What the learner's own forward must return at its `step`."""
-        return union(term.student_capture(step) for term in self._on(step).values())
+    def student_capture(self, step: int, targets: Targets = None) -> Capture:
+        """What the learner's own forward must return at its `step`.
+
+        `targets` are those of the batch, about which a term may ask for nothing; None: any batch.
+        """
+        return union(term.student_capture(step) for term in self._on(step, targets).values())
 
     @property
     def denominators(self) -> set[str]:
@@ -280,9 +369,9 @@ class Objective(nn.Module):
         """The names of the terms that read no learner's outputs, only labels."""
         return [name for name, term in self.by_name.items() if term.source is None]
 
-    def source_capture(self, step: int, source: str = TEACHER) -> Capture:
-        """What the forward of `source` must return at the learner's `step`."""
-        return union(term.source_capture(step) for term in self._reading(source, step))
+    def source_capture(self, step: int, targets: Targets = None, source: str = TEACHER) -> Capture:
+        """What the forward of `source` must return at the learner's `step`; as above."""
+        return union(term.source_capture(step) for term in self._reading(source, step, targets))
 
     def over_whole_batch(self, step: int) -> dict[str, WholeBatchTerm]:
         """The terms over the whole global batch that are on at the learner's `step`, by head."""
@@ -293,9 +382,9 @@ class Objective(nn.Module):
         """Whether any term reads the logits of `source` at the learner's `step`."""
         return any(term.reads_logits for term in self._reading(source, step))
 
-    def reads(self, step: int, source: str) -> bool:
-        """Whether any term reads this source at the learner's `step`."""
-        return bool(self._reading(source, step))
+    def reads(self, step: int, source: str, targets: Targets = None) -> bool:
+        """Whether any term reads this source at the learner's `step`, of such a batch."""
+        return bool(self._reading(source, step, targets))
 
     def total(self, terms: Mapping[str, float], step: int) -> float:
         """The loss at the learner's `step`, from the global value of every term.
@@ -325,11 +414,9 @@ class Objective(nn.Module):
         return loss, torch.stack(shares).detach()
 
     def _parts(self, inputs: LossInputs) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
-        """For each set of terms computed together: denominator, weighted sum, each term's sum.
-
-        The weighted sum is in the graph.
-        """
-        weights, on = self.weights(inputs.step), self._on(inputs.step)
+        """(denominator, weighted sum in the graph, each term's sum) of jointly computed terms."""
+        weights = self.weights(inputs.step)
+        on = self._on(inputs.step, inputs.batch.targets)
         terms = {name: term for name, term in on.items() if term.applies(inputs)}
         shared: dict[str, dict[str, VocabularyTerm]] = {}
         for name, term in terms.items():
@@ -344,16 +431,16 @@ class Objective(nn.Module):
             total, sums = project_and_sum(*projected(inputs, positions), losses, scales)
             yield positions, total, dict(zip(group, sums, strict=True))
 
-    def _reading(self, source: str, step: int) -> list[Term]:
-        return [term for term in self._on(step).values() if term.source == source]
+    def _reading(self, source: str, step: int, targets: Targets = None) -> list[Term]:
+        return [term for term in self._on(step, targets).values() if term.source == source]
 
-    def _on(self, step: int) -> dict[str, Term]:
-        """The terms with a weight other than 0 at a step; all of them where there is none.
+    def _on(self, step: int, targets: Targets = None) -> dict[str, Term]:
+        """The terms about a batch that weigh anything at a step; all of them where none does.
 
         A transfer turns on only the terms of its `first` while it lasts, and only the others
         afterwards.
         """
-        weights, terms = self.weights(step), self.by_name
+        weights, terms = self.weights(step), self.about(targets)
         if self.transfer is not None:
             first, lasts = self.transfer.first, self.transfer.lasts(step)
             terms = {
@@ -388,9 +475,10 @@ def _build(
     teachers: Mapping[str, ModelShape],
     transfer: Transfer | None,
 ) -> Mapping[str, Term]:
-    terms = {}
-    for name, section in config.terms().items():
+    terms, sections = {}, config.terms()
+    for name, section in sections.items():
         terms[name] = term = section.build(learner, _about(section, teachers))
+        term.stand_beside(sections)
         if isinstance(term, LayerTerm) and transfer is not None:
             term.transfer_by(transfer)
     return terms

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -17,13 +17,13 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from configs.rules import Doc, Range
+from configs.rules import Doc, Matches, Range
 from configs.section import Refusal
 from data_pipeline import DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.tables import Columns
-from model import Ability, ModelConfig, TaskHeadConfig, with_task_head
+from model import Ability, Capture, ModelConfig, TaskHeadConfig, with_task_head
 from trainer.batches import MicroBatch
-from trainer.objectives.term import TermConfig
+from trainer.objectives.term import Term, TermConfig
 from trainer.scoring.metric import Metric
 
 Record = TypeVar("Record")
@@ -84,12 +84,13 @@ class Part:
 class TaskConfig(TermConfig):
     """The YAML section of a task.
 
-    name: the task's name, shared by its head and its target. fields: the columns of a table of its
+    name: the name of this kind of task, and of its head unless `head_name` gives another; the names
+    of its targets and scores begin with that of its head. fields: the columns of a table of its
     examples; empty if it reads files of another format. needs_validation: whether it needs a
     validation file, because a part of the training file cannot stand in for one. reads: the other
     files that it needs, and may_read those that it can do without, by name. can_score_some: whether
     the first examples of a file can be scored without the others. not_encoded: the keys that have
-    no effect on how examples are encoded.
+    no effect on how examples are encoded. joins: whether it can be one of several tasks.
     """
 
     layers: Annotated[
@@ -100,6 +101,11 @@ class TaskConfig(TermConfig):
             "last. Empty: the last."
         ),
     ] = field(default_factory=list)
+    head_name: Annotated[
+        str,
+        Matches(r"|(?!\d)[\w-]+", "made of letters, digits, - and _, and begin with no digit"),
+        Doc("The name of its head, with which its scores begin; empty: that of this section."),
+    ] = ""
 
     name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]] = ()
@@ -109,18 +115,21 @@ class TaskConfig(TermConfig):
     may_read: ClassVar[tuple[str, ...]] = ()
     can_score_some: ClassVar[bool] = True
     not_encoded: ClassVar[tuple[str, ...]] = ("weight", "metrics", "layers")
+    joins: ClassVar[bool] = True
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
 
     def conflicts(self) -> Iterator[Refusal]:
-        yield from ()  # its weight may be 0: the head then learns from soft labels alone
+        # Its weight may be 0: the head then learns from soft labels alone.
+        if self.head_name and not self.joins:
+            yield "head_name", f"a head of {self.name} has that name; remove it"
 
     @property
     def head(self) -> str:
-        return self.name
+        return self.head_name or self.name
 
     def with_head(self, model: ModelConfig, head: TaskHeadConfig) -> ModelConfig:
         """The model with the task's head, which reads the task's `layers`."""
-        return with_task_head(model, self.name, dataclasses.replace(head, layers=self.layers))
+        return with_task_head(model, self.head, dataclasses.replace(head, layers=self.layers))
 
     def scored_on(self, file: TaskFile) -> TaskConfig:
         """The section with what its metrics need to score the examples of `file`."""
@@ -158,9 +167,8 @@ class TaskConfig(TermConfig):
             if part.has(number):
                 yield example
 
-    @classmethod
     @abstractmethod
-    def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """The head's `logits` as N choices between K classes, [N, K], and their weights, [N].
 
         [N, 1] are numbers, for regression. The weight of a choice without a label is 0.
@@ -169,3 +177,17 @@ class TaskConfig(TermConfig):
     @abstractmethod
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         """The metrics of its head, the primary one first."""
+
+
+class TaskTerm(Term):
+    """The loss of a task's head over the labels of its target, which has the head's name."""
+
+    def __init__(self, config: TaskConfig) -> None:
+        super().__init__(config)
+        self.head = self.denominator = config.head
+
+    def concerns(self, targets: Collection[str]) -> bool:
+        return self.head in targets
+
+    def student_capture(self, step: int) -> Capture:
+        return Capture(heads=(self.head,))

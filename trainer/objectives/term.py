@@ -120,6 +120,10 @@ class TermConfig(Section, ABC):
         """The name of the head that it trains in the learner's model; None if it trains none."""
         return None
 
+    def beside(self, name: str, tasks: Collection[str]) -> Mapping[str, TermConfig]:
+        """The terms that the section `name` stands for beside tasks with these heads, by name."""
+        return {name: self}
+
     def equip(self, model: ModelConfig) -> ModelConfig:
         """The model with the head that the term trains. The model has what the term `needs`."""
         return model
@@ -207,6 +211,14 @@ class Term(nn.Module, ABC):
     def source_capture(self, step: int) -> Capture:
         """What its source's forward must return at the learner's `step`."""
         return Capture()
+
+    def concerns(self, targets: Collection[str]) -> bool:
+        """Whether it is about a batch that has these targets."""
+        return True
+
+    def stand_beside(self, terms: Mapping[str, TermConfig]) -> None:
+        """These are the sections of all terms of its objective, by name."""
+        return
 
     def applies(self, inputs: LossInputs) -> bool:
         """Whether its source, if it has one, is there in this step."""

@@ -27,17 +27,17 @@ class FineTuned:
     encoder: TextEncoder
 
     @classmethod
-    def open(cls, folder: Path, device: torch.device) -> FineTuned:
-        """Raises ModelError for a model without a task's head, DataError without a tokenizer."""
+    def open(cls, folder: Path, device: torch.device, wanted: str | None = None) -> FineTuned:
+        """`wanted` is the head to use in a model with several.
+
+        Raises ModelError for a model without that head, DataError without a tokenizer.
+        """
         model = from_pretrained(folder).to(device)
-        if not model.task_heads:
-            raise ModelError(
-                f"{folder}: has no head of a task; fine-tune it with `tandem finetune`"
-            )
-        facts = TaskFacts.read(folder)
+        name = _chosen(folder, list(model.config.task_heads), wanted)
+        facts = TaskFacts.read(folder, name)
         longest = model.config.longest_sequence or facts.sequence_length
         encoder = TextEncoder(folder, min(facts.sequence_length, longest))
-        return cls(folder, model, next(iter(model.task_heads)), facts, encoder)
+        return cls(folder, model, name, facts, encoder)
 
     @property
     def head(self) -> TaskHeadConfig:
@@ -54,3 +54,13 @@ class FineTuned:
         head = self.model.task_heads[self.name]
         assert isinstance(head, TaskHead)
         return None if head.crf is None else Transitions(*(one.cpu() for one in head.crf()))
+
+
+def _chosen(folder: Path, heads: list[str], wanted: str | None) -> str:
+    if not heads:
+        raise ModelError(f"{folder}: has no head of a task; fine-tune it with `tandem finetune`")
+    if wanted is None and len(heads) > 1:
+        raise ModelError(f"{folder}: has several heads; choose one with --head: {', '.join(heads)}")
+    if wanted is not None and wanted not in heads:
+        raise ModelError(f"{folder}: has no head {wanted}; there are: {', '.join(heads)}")
+    return wanted or heads[0]

@@ -33,14 +33,19 @@ PREDICTORS: dict[str, type[Predictor]] = {
 
 
 def predictions(
-    folder: Path, path: str, device: torch.device, columns: Mapping[str, str] = MappingProxyType({})
+    folder: Path,
+    path: str,
+    device: torch.device,
+    columns: Mapping[str, str] = MappingProxyType({}),
+    wanted: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The predictions of the model in `folder` for each example of a file, in order.
 
-    `columns` maps fields to the table's columns where they differ from those in training. Raises
-    ModelError for a model without a task head, DataError for a file that cannot be read.
+    `columns` maps fields to the table's columns where they differ from those in training. `wanted`
+    is the head to use in a model with several. Raises ModelError for a model without a task head,
+    DataError for a file that cannot be read.
     """
-    tuned = FineTuned.open(folder, device)
+    tuned = FineTuned.open(folder, device, wanted)
     facts = tuned.facts
     if path == STDIN:  # it has no header, even if the training file had one
         facts = replace(facts, columns={})

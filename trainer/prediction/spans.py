@@ -15,7 +15,7 @@ from data_pipeline.task_files.squad import SpanQuestion, read_squad
 from trainer.prediction.predictor import Predictor, Query
 from trainer.scoring.answer_spans import best_answers, window_rows
 from trainer.scoring.span_metric import SpanMetric
-from trainer.tasks.span import NAME, ReadQuestion, Span
+from trainer.tasks.span import ReadQuestion, Span
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SpanPredictor(Predictor):
         best = best_answers(rows.numpy(), [question.context])[0]
         threshold = None
         if task.unanswerable:
-            threshold = self.facts.scores.get(SpanMetric.threshold(NAME), 0.0)
+            threshold = self.facts.scores.get(SpanMetric.threshold(task.head), 0.0)
         given = best.given(threshold)
         found = {
             "id": question.id,

@@ -57,6 +57,7 @@ class CollectionTask(TaskConfig):
 
     reads: ClassVar[tuple[str, ...]] = ("documents", "queries")
     can_score_some: ClassVar[bool] = False
+    joins: ClassVar[bool] = False
     not_encoded: ClassVar[tuple[str, ...]] = (*TaskConfig.not_encoded, "scored")
 
     def scored_on(self, file: TaskFile) -> TaskConfig:

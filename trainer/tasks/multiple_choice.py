@@ -11,17 +11,15 @@ from torch import Tensor
 from configs.rules import Doc, OneOf
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.multiple_choice import read_multiple_choice
-from model import CHOICE, Capture, ModelConfig, ModelShape, TaskHeadConfig
-from trainer import denominators
+from model import CHOICE, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.losses.states import label_cross_entropy
-from trainer.objectives.task import TaskConfig, TaskFile
+from trainer.objectives.task import TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.task_metrics import ClassMetric
 
 NAME = "multiple_choice"
-denominators.register(NAME, denominators.labelled(NAME))
 
 
 @register(NAME)
@@ -53,28 +51,22 @@ class MultipleChoice(TaskConfig):
                 encoder.sequence([one.passage, f"{one.question} {choice}"], one.where)
                 for choice in one.choices
             ]
-            yield EncodedExample(sequences, {NAME: one.answer})
+            yield EncodedExample(sequences, {self.head: one.answer})
 
-    @classmethod
-    def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        there = batch.row_labels(NAME) != NO_LABEL
+    def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        there = batch.row_labels(self.head) != NO_LABEL
         return logits.view(-1, batch.sequences), there.float()
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
-        return (ClassMetric(NAME, self.metrics or ["accuracy"]),)
+        return (ClassMetric(self.head, self.metrics or ["accuracy"]),)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return MultipleChoiceTerm(self)
 
 
-class MultipleChoiceTerm(Term):
+class MultipleChoiceTerm(TaskTerm):
     """Cross-entropy over the answers to each question."""
 
-    denominator = NAME
-
-    def student_capture(self, step: int) -> Capture:
-        return Capture(heads=(NAME,))
-
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        scores = inputs.features.heads[NAME].view(-1, inputs.batch.sequences)
-        return label_cross_entropy(scores, inputs.batch.row_labels(NAME))
+        scores = inputs.features.heads[self.head].view(-1, inputs.batch.sequences)
+        return label_cross_entropy(scores, inputs.batch.row_labels(self.head))

@@ -16,15 +16,13 @@ from data_pipeline.task_files.tables import as_number, read_table
 from model import (
     CLASSIFICATION,
     REGRESSION,
-    Capture,
     ModelConfig,
     ModelShape,
     TaskHeadConfig,
 )
-from trainer import denominators
 from trainer.batches import MicroBatch
 from trainer.losses.states import label_cross_entropy, squared_error
-from trainer.objectives.task import LABEL, UNKNOWN_LABELS, TaskConfig, TaskFile
+from trainer.objectives.task import LABEL, UNKNOWN_LABELS, TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.task_metrics import ClassMetric, MarginMetric, NumberMetric
@@ -97,7 +95,7 @@ class SentenceTask(TaskConfig):
         rows = read_table(str(file.path), file.columns_of(*self.fields))
         for place, row in file.first(rows):
             sequence = encoder.sequence([row[name] for name in self.texts], place)
-            yield EncodedExample([sequence], {self.name: self._value(row[LABEL], place)})
+            yield EncodedExample([sequence], {self.head: self._value(row[LABEL], place)})
 
     def _value(self, text: str, place: str) -> float:
         if self.target == NUMBER:
@@ -107,20 +105,19 @@ class SentenceTask(TaskConfig):
             raise DataError(f"{place}: {LABEL}: {text!r} is not one of the labels: {there}")
         return self.labels.index(text)
 
-    @classmethod
-    def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        labels = batch.row_labels(cls.name)
+    def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        labels = batch.row_labels(self.head)
         there = ~labels.isnan() if labels.is_floating_point() else labels != NO_LABEL
         return logits, there.float()
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         if self.target == NUMBER:
-            return (NumberMetric(self.name, self.metrics or ["pearson", "spearman"]),)
+            return (NumberMetric(self.head, self.metrics or ["pearson", "spearman"]),)
         names = self.metrics or ["accuracy"]
         classes = [name for name in names if name in CLASS_SCORES]
         margins = [name for name in names if name in MARGIN_SCORES]
-        found = [ClassMetric(self.name, classes)] if classes else []
-        ranked = [MarginMetric(self.name, margins)] if margins else []
+        found = [ClassMetric(self.head, classes)] if classes else []
+        ranked = [MarginMetric(self.head, margins)] if margins else []
         return (*ranked, *found) if names[0] in MARGIN_SCORES else (*found, *ranked)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
@@ -146,20 +143,12 @@ class SentencePair(SentenceTask):
     views: ClassVar[Mapping[str, tuple[str, ...]]] = {"first": ("text_a",), "second": ("text_b",)}
 
 
-class SentenceTerm(Term):
+class SentenceTerm(TaskTerm):
     """See `SentenceTask`."""
 
     def __init__(self, config: SentenceTask) -> None:
         super().__init__(config)
-        self.head = self.denominator = config.name
         self.loss = squared_error if config.target == NUMBER else label_cross_entropy
-
-    def student_capture(self, step: int) -> Capture:
-        return Capture(heads=(self.head,))
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         return self.loss(inputs.features.heads[self.head], inputs.batch.row_labels(self.head))
-
-
-for _task in (SingleSentence, SentencePair):
-    denominators.register(_task.name, denominators.labelled(_task.name))

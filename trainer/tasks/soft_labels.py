@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from configs.rules import Doc, OneOf, positive
-from configs.section import Refusal
 from model import Ability, Capture, ModelShape
 from trainer.losses.states import soft_label_cross_entropy, soft_label_loss
 from trainer.objectives.task import TaskConfig
-from trainer.objectives.term import (
-    LossInputs,
-    TeacherTermConfig,
-    Term,
-    TermConfig,
-    register,
-    registered_terms,
-)
+from trainer.objectives.term import LossInputs, TeacherTermConfig, Term, TermConfig, register
 
 KL, CROSS_ENTROPY = "kl", "cross_entropy"
 SOFT_LABEL_LOSSES = {KL: soft_label_loss, CROSS_ENTROPY: soft_label_cross_entropy}
@@ -32,7 +25,8 @@ class SoftLabels(TeacherTermConfig):
     """A loss between the predictions of a task's head and the teacher's: soft labels.
 
     Of a number, the squared difference. The mean over the labelled examples, or words. The
-    objective must contain the task too, whose weight may be 0.
+    objective must contain the task too, whose weight may be 0; with several tasks there is a term
+    for each.
     """
 
     loss: Annotated[
@@ -49,15 +43,15 @@ class SoftLabels(TeacherTermConfig):
     mean_over_labels: Annotated[
         bool, Doc("Divide by the number of labels too, as the code of PKD and TinyBERT does.")
     ] = False
-    task: Annotated[str, Doc("The task whose head learns; empty: the job's task.")] = ""
+    task: Annotated[str, Doc("The task whose head learns; empty: each of the job's tasks.")] = ""
 
     needs = (Ability.TASK_HEAD,)
     reads_states: ClassVar[bool] = False
 
-    def conflicts(self) -> Iterator[Refusal]:
-        yield from super().conflicts()
-        if self.task and not issubclass(registered_terms().get(self.task, TermConfig), TaskConfig):
-            yield "task", f"{self.task} is not a task"
+    def beside(self, name: str, tasks: Collection[str]) -> Mapping[str, TermConfig]:
+        if self.task or len(tasks) < 2:
+            return {name: dataclasses.replace(self, task=self.task or "".join(tasks))}
+        return {f"{name}_{task}": dataclasses.replace(self, task=task) for task in tasks}
 
     @property
     def head(self) -> str | None:
@@ -73,7 +67,13 @@ class SoftLabelsTerm(Term):
         self.head = self.denominator = config.task
         self.loss = SOFT_LABEL_LOSSES[config.loss]
         self.temperature, self.mean_over_labels = config.temperature, config.mean_over_labels
-        self.task = registered_terms().get(config.task)
+
+    def stand_beside(self, terms: Mapping[str, TermConfig]) -> None:
+        tasks = (term for term in terms.values() if isinstance(term, TaskConfig))
+        self.task = next(task for task in tasks if task.head == self.head)
+
+    def concerns(self, targets: Collection[str]) -> bool:
+        return self.head in targets
 
     def student_capture(self, step: int) -> Capture:
         return Capture(heads=(self.head,))
@@ -82,8 +82,6 @@ class SoftLabelsTerm(Term):
         return Capture(heads=(self.head,))
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        assert self.task is not None
-        assert issubclass(self.task, TaskConfig)
         ours, weights = self.task.choices(inputs.features.heads[self.head], inputs.batch)
         heads = self.outputs(inputs).heads[self.head]
         theirs = [self.task.choices(logits, inputs.batch)[0] for logits in heads]

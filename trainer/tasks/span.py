@@ -14,18 +14,15 @@ from torch import Tensor
 from configs.rules import COUNT, Doc, OneOf, Unit
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.squad import SpanQuestion, read_squad
-from model import SPAN, Capture, ModelConfig, ModelShape, TaskHeadConfig
-from trainer import denominators
+from model import SPAN, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.losses.states import label_cross_entropy
-from trainer.objectives.task import TaskConfig, TaskFile
+from trainer.objectives.task import TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.span_metric import ANSWER_SCORES, AnswerFile, SpanMetric
 
 NAME = "span"
-FIRST, LAST = NAME, f"{NAME}_last"  # the columns of an answer's first and last token
-denominators.register(NAME, denominators.labelled(NAME))
 
 
 @dataclass(frozen=True)
@@ -120,11 +117,11 @@ class Span(TaskConfig):
             yield EncodedExample(
                 [[encoder.array(read.asked), encoder.array(read.ids[window])]],
                 {
-                    FIRST: first + shift if holds else 0,
-                    LAST: last + shift if holds else 0,
-                    SpanMetric.question(NAME): number,
-                    SpanMetric.begins(NAME): np.concatenate([none, read.begins[window]]),
-                    SpanMetric.ends(NAME): np.concatenate([none, read.ends[window]]),
+                    self.head: first + shift if holds else 0,
+                    last_token(self.head): last + shift if holds else 0,
+                    SpanMetric.question(self.head): number,
+                    SpanMetric.begins(self.head): np.concatenate([none, read.begins[window]]),
+                    SpanMetric.ends(self.head): np.concatenate([none, read.ends[window]]),
                 },
             )
 
@@ -142,19 +139,23 @@ class Span(TaskConfig):
             raise DataError(f"{question.where}: {why}; raise data.sequence_length")
         return ReadQuestion(asked, passage.ids, begins, ends, size, min(self.stride, size))
 
-    @classmethod
-    def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         both = _over_tokens(logits, batch).transpose(1, 2).flatten(0, 1)  # [B * 2, L]
-        there = batch.row_labels(FIRST) != NO_LABEL
+        there = batch.row_labels(self.head) != NO_LABEL
         return both, there.repeat_interleave(2).float() / 2
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         names = self.metrics or ["answer_f1", "exact_match"]
         answers = AnswerFile(self.answers, self.scored)
-        return (SpanMetric(NAME, names, answers, self.longest_answer, self.unanswerable),)
+        return (SpanMetric(self.head, names, answers, self.longest_answer, self.unanswerable),)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return SpanTerm(self)
+
+
+def last_token(head: str) -> str:
+    """The target that holds the column of an answer's last token; its first has the head's name."""
+    return f"{head}_last"
 
 
 def _over_tokens(logits: Tensor, batch: MicroBatch) -> Tensor:
@@ -178,19 +179,16 @@ def _tokens_of_answer(
     return int(inside[0]), int(inside[-1])
 
 
-class SpanTerm(Term):
+class SpanTerm(TaskTerm):
     """The mean of the cross-entropies of the answer's first and last token, over all attended ones.
 
     BERT, arXiv 1810.04805, section 4.2.
     """
 
-    denominator = NAME
-
-    def student_capture(self, step: int) -> Capture:
-        return Capture(heads=(NAME,))
-
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        logits = _over_tokens(inputs.features.heads[NAME], inputs.batch)
-        first, count = label_cross_entropy(logits[..., 0], inputs.batch.row_labels(FIRST))
-        last, _ = label_cross_entropy(logits[..., 1], inputs.batch.row_labels(LAST))
+        logits = _over_tokens(inputs.features.heads[self.head], inputs.batch)
+        first, count = label_cross_entropy(logits[..., 0], inputs.batch.row_labels(self.head))
+        last, _ = label_cross_entropy(
+            logits[..., 1], inputs.batch.row_labels(last_token(self.head))
+        )
         return (first + last) / 2, count

@@ -15,16 +15,14 @@ from torch.nn import functional as F
 from configs.rules import NOT_EMPTY, Doc, OneOf
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.conll import LAST, TaggedSentence, read_conll
-from model import TAGGING, Capture, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
-from trainer import denominators
+from model import TAGGING, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
 from trainer.batches import MicroBatch
-from trainer.objectives.task import UNKNOWN_LABELS, TaskConfig, TaskFile
+from trainer.objectives.task import UNKNOWN_LABELS, TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.task_metrics import TAG_SCORES, TagMetric
 
 NAME = "tagging"
-denominators.register(NAME, denominators.labelled(NAME))
 
 
 @register(NAME)
@@ -73,38 +71,33 @@ class Tagging(TaskConfig):
                 pieces += ids
                 tags += [numbers[tag], *[NO_LABEL] * (len(ids) - 1)]
             segment, labels = encoder.cut_to_fit(pieces, tags)
-            yield EncodedExample([[segment]], {NAME: np.array(labels, np.int64)})
+            yield EncodedExample([[segment]], {self.head: np.array(labels, np.int64)})
 
-    @classmethod
-    def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        target = batch.targets[NAME]
+    def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        target = batch.targets[self.head]
         assert target.positions is not None
         at_words = logits.flatten(0, 1).index_select(0, target.positions)
         return at_words, (target.labels != NO_LABEL).float()
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
-        return (TagMetric(NAME, self.metrics or ["entity_f1"], self.labels),)
+        return (TagMetric(self.head, self.metrics or ["entity_f1"], self.labels),)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return TaggingTerm(self)
 
 
-class TaggingTerm(Term):
+class TaggingTerm(TaskTerm):
     """Cross-entropy of each word's tag; with a CRF, the negative log-likelihood of the sequence.
 
     Both are summed over sentences and counted in words.
     """
 
-    denominator = NAME
-
-    def student_capture(self, step: int) -> Capture:
-        return Capture(heads=(NAME,))
-
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        target, logits = inputs.batch.targets[NAME], inputs.features.heads[NAME]  # [B, L, K]
+        target = inputs.batch.targets[self.head]
+        logits = inputs.features.heads[self.head]  # [B, L, K]
         assert target.positions is not None
         there = target.labels != NO_LABEL
-        transitions = inputs.features.transitions.get(NAME)
+        transitions = inputs.features.transitions.get(self.head)
         if transitions is None:
             at_words = logits.flatten(0, 1).index_select(0, target.positions).float()
             loss = F.cross_entropy(at_words, target.labels, ignore_index=NO_LABEL, reduction="sum")

@@ -41,27 +41,34 @@ class Guard:
 
     losses: list[float] = field(default_factory=list)  # of the last steps taken
     regime: str = ""  # the regime of these losses
+    by_task: dict[str, list[float]] = field(default_factory=dict)  # of a job of several tasks
     in_a_row: int = 0  # consecutive steps skipped so far
     skipped: dict[str, int] = field(default_factory=dict)  # reason -> steps, over the whole run
 
-    def judge(self, config: GuardConfig, loss: float, regime: str) -> str | None:
+    def judge(self, config: GuardConfig, loss: float, regime: str, task: str = "") -> str | None:
         """Why a step with this loss must be skipped; None to take it.
 
-        Losses of another `regime` (an objective, a sequence length) are not comparable.
+        Losses of another `regime` (an objective, a sequence length) are not comparable, nor are
+        those of another `task`, where a job has several.
         """
         if regime != self.regime:
-            self.losses, self.regime = [], regime
+            self.losses, self.by_task, self.regime = [], {}, regime
+        losses = self._losses(task)
         if not math.isfinite(loss):
             return LOSS
-        if config.sigmas is None or len(self.losses) < config.window:
+        if config.sigmas is None or len(losses) < config.window:
             return None
-        mean, deviation = _moments(self.losses[-config.window :])
+        mean, deviation = _moments(losses[-config.window :])
         return SPIKE if loss > mean + config.sigmas * deviation else None
 
-    def record_step(self, config: GuardConfig, loss: float) -> None:
+    def record_step(self, config: GuardConfig, loss: float, task: str = "") -> None:
         """Record a step that was taken."""
         self.in_a_row = 0
-        self.losses = [*self.losses, loss][-config.window :]
+        losses = self._losses(task)
+        losses[:] = [*losses, loss][-config.window :]
+
+    def _losses(self, task: str) -> list[float]:
+        return self.by_task.setdefault(task, []) if task else self.losses
 
     def record_skip(self, reason: str) -> None:
         """Record a step that was skipped."""

@@ -1,0 +1,118 @@
+"""Several tasks learnt together: which task each step is of, and its batch (MT-DNN).
+
+An epoch has the batches of every task in a shuffled order, so that tasks come in proportion to
+their sizes and every example is read once (algorithm 1 of arXiv 1901.11504). It is a pure function
+of (seed, epoch, step): it depends neither on the ranks nor on restarts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.examples.reading import ExampleSplit
+from data_pipeline.examples.stream import ExampleStream
+from data_pipeline.hashing import permutation, scalar_key
+from data_pipeline.order.slots import BatchSizes
+from data_pipeline.reading.batches import Batch
+
+TASKS = 7  # domain tag of the hash's keys, beside those of `data_pipeline.examples.order`
+
+
+class TaskStep(NamedTuple):
+    """The task of a step of the job, and which of that task's own batches it reads, from 0."""
+
+    task: str
+    batch: int
+
+
+class _Epoch(NamedTuple):
+    """Of each step of an epoch: the number of its task, and of the task's batch; int64 [steps]."""
+
+    tasks: NDArray[np.int64]
+    batches: NDArray[np.int64]
+
+
+class TaskSchedule:
+    """The task of every step.
+
+    A batch may straddle two epochs of its task, so that after e epochs a task of n examples has had
+    ceil(e * n / B) batches of B.
+    """
+
+    def __init__(self, examples: Mapping[str, int], seed: int, size: int) -> None:
+        """examples: how many each task trains on. size: examples of a batch."""
+        self._names, self._counts = [*examples], [*examples.values()]
+        self._seed, self._size = seed, size
+        self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
+
+    def at(self, step: int) -> TaskStep:
+        """The task of the job's `step`."""
+        epoch = self._epoch_of(step)
+        found, place = self._epoch(epoch), step - self._before(epoch)
+        return TaskStep(self._names[int(found.tasks[place])], int(found.batches[place]))
+
+    def steps(self, epochs: float) -> int:
+        """The steps that this many epochs take."""
+        whole = math.floor(epochs)
+        before, after = self._before(whole), self._before(whole + 1)
+        return before + math.ceil((epochs - whole) * (after - before))
+
+    def _before(self, epoch: int) -> int:
+        """The steps of all epochs before this one."""
+        return sum(self._batches_before(epoch))
+
+    def _batches_before(self, epoch: int) -> list[int]:
+        return [-(-epoch * count // self._size) for count in self._counts]
+
+    def _epoch_of(self, step: int) -> int:
+        # Each task has at most one batch more than its examples fill.
+        least = (step - len(self._counts)) * self._size // sum(self._counts)
+        epoch = max(0, least)
+        while self._before(epoch + 1) <= step:
+            epoch += 1
+        return epoch
+
+    def _epoch(self, epoch: int) -> _Epoch:
+        if epoch not in self._epochs:
+            self._epochs[epoch] = self._shuffled(epoch)
+            if len(self._epochs) > 2:
+                self._epochs.popitem(last=False)
+        return self._epochs[epoch]
+
+    def _shuffled(self, epoch: int) -> _Epoch:
+        first, last = map(np.array, (self._batches_before(epoch), self._batches_before(epoch + 1)))
+        tasks = np.repeat(np.arange(len(first)), last - first)
+        tasks = tasks[permutation(scalar_key(self._seed, epoch, TASKS), len(tasks))]
+        batches = np.empty_like(tasks)
+        for number, (begin, end) in enumerate(zip(first, last, strict=True)):
+            batches[tasks == number] = np.arange(begin, end)
+        return _Epoch(tasks, batches)
+
+
+class JointStream:
+    """A rank's rows of every global batch of several tasks; each batch is of one of them."""
+
+    def __init__(
+        self,
+        splits: Mapping[str, ExampleSplit],
+        seed: int,
+        size: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Raise DataError when a batch does not divide by the ranks."""
+        where = BatchSizes.constant(size), rank, world_size
+        self._streams = {name: ExampleStream(one, seed, *where) for name, one in splits.items()}
+        examples = {name: split.total for name, split in splits.items()}
+        self.schedule = TaskSchedule(examples, seed, size)
+
+    def batch(self, step: int) -> Batch:
+        """The rank's rows of global step `step` (from 0)."""
+        found = self.schedule.at(step)
+        return self._streams[found.task].batch(found.batch)
