@@ -7,15 +7,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import configs
 from data_pipeline import Batch, Target
 from model import Features
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from tests.trainer.test_exactness import record_first_gradients
 from trainer.batches import MicroBatch, MicroTarget
-from trainer.config import JobConfig
-from trainer.footprint.footprint import footprints
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner, StepShape
@@ -154,10 +151,3 @@ def test_without_in_batch_an_example_has_its_own_documents_only() -> None:
     choices, weights = Retrieval.choices(vectors, micro)
     torch.testing.assert_close(choices[0], scores)
     assert weights.tolist() == [1.0, 0.0]
-
-
-def test_a_plan_knows_a_loss_over_the_whole_batch() -> None:
-    learner = "teacher: {model: bert_tiny, objective: {retrieval: {}}}"
-    text = f"name: x\nsteps: 1\ndata: {{train: x}}\n{learner}\n"
-    job = configs.load_text(text, JobConfig, "job", [], "job.yaml")
-    assert footprints(job, "cpu", 32)[TEACHER].forward_flops > 0

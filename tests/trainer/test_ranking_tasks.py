@@ -19,7 +19,9 @@ from data_pipeline import Corpus, DataError, ExampleSplit
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.config import JobConfig
+from trainer.footprint.footprint import footprints
 from trainer.job_data.examples import with_examples
+from trainer.learner_names import TEACHER
 from trainer.run_folder.folder import RunFolder
 from trainer.scoring.exact_search import nearest_documents
 from trainer.scoring.ranking_metric import with_others
@@ -211,3 +213,8 @@ def test_exact_search_in_blocks(monkeypatch) -> None:
 def test_candidates_that_were_not_read_stay_below() -> None:
     whole = with_others({3: -2.0, 1: 4.0}, {1: 9.0, 2: 8.0, 3: 7.0, 4: 7.5})
     assert sorted(whole, key=lambda one: -whole[one]) == [1, 3, 2, 4]
+
+
+def test_a_plan_knows_a_loss_over_the_whole_batch(folder, corpus) -> None:
+    job = load(folder, corpus, "retrieval", 1, "{}")
+    assert footprints(job, "cpu", 32)[TEACHER].forward_flops > 0
