@@ -69,7 +69,7 @@ ROOMS = {
     ),
     "trainer/objectives": (
         "layer_maps step_schedule transfer progressive intermediate term whole_batch task terms "
-        "objective demand"
+        "objective_config objective demand"
     ),
     "trainer/objectives/terms": "states attention pairs vocabulary two_way exits",
     "trainer/learners": (

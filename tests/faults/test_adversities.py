@@ -106,7 +106,9 @@ def test_a_disk_with_not_a_byte_free_between_checkpoints_ends_nothing(calm, corp
         assert newest_step(tmp_path / "tiny") < STEPS
         (tmp_path / "ballast").unlink()
         errors = finish(process)
-        assert re.search(r"metrics\.jsonl: No space left on device; its rows wait in mem", errors)
+        assert re.search(
+            r"metrics\.jsonl: No space left on device; its rows are kept in mem", errors
+        )
         assert "Traceback" not in errors
         assert losses(tmp_path / "tiny") == calm
 

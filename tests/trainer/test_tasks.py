@@ -12,7 +12,7 @@ import configs
 from configs import ConfigError
 from trainer.config import JobConfig
 from trainer.objectives import ObjectiveConfig, term
-from trainer.objectives.objective import declare_terms
+from trainer.objectives.objective_config import declare_terms
 
 JOB = """
 name: a

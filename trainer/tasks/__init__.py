@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs import ConfigError
-from trainer.objectives.objective import declare_terms
+from trainer.objectives.objective_config import declare_terms
 
 
 def load_plugins(paths: Sequence[str]) -> None:

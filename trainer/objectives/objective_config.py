@@ -1,0 +1,237 @@
+"""The YAML of an objective: a section for each registered term, and what they ask of a job."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from torch import nn
+
+from configs.rules import Doc
+from configs.section import Refusal, Section, declare_fields, within
+from data_pipeline import MASKED, TASK_NAME
+from model import ModelConfig, ModelShape
+from trainer.learner_names import MEAN, OWN, TEACHER, is_teacher, section_of
+from trainer.objectives import terms
+from trainer.objectives.task import TaskConfig
+from trainer.objectives.term import (
+    LayerTermConfig,
+    TeacherTermConfig,
+    TermConfig,
+    registered_terms,
+)
+
+HEARD = (TEACHER, MEAN)  # the sources in which the job's own teacher has a part
+TASKS = "tasks"
+
+
+@dataclass
+class KindOfTask(Section):
+    """One of several tasks: the section of its kind, such as single_sentence, and no other.
+
+    Its fields are the tasks that are registered, as in `ObjectiveConfig`.
+    """
+
+    def sections(self) -> list[TaskConfig]:
+        """Those that are on."""
+        found = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return [section for section in found if section is not None]
+
+
+@dataclass
+class ObjectiveConfig(Section):
+    """The terms of a learner's objective; a term that is not named is off.
+
+    It has one field for each registered term, and `tasks`, added by `declare_terms`.
+    """
+
+    if TYPE_CHECKING:
+        tasks: dict[str, KindOfTask] | None
+
+        def __init__(self, **terms: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+    def terms(self) -> dict[str, TermConfig]:
+        """The sections that are on, by name: each of the `tasks` by its own."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        several: dict[str, KindOfTask] = fields.pop(TASKS) or {}
+        sections: dict[str, TermConfig] = {
+            name: section for name, section in fields.items() if section is not None
+        }
+        for name, kind in several.items():
+            sections[name] = dataclasses.replace(kind.sections()[0], head_name=name)
+        tasks = [one.head for one in sections.values() if isinstance(one, TaskConfig)]
+        return {
+            term: one
+            for name, section in sections.items()
+            for term, one in section.beside(name, tasks).items()
+        }
+
+    def with_task(self, name: str, task: TaskConfig) -> ObjectiveConfig:
+        """The same with this section for a task that it has."""
+        if self.tasks and name in self.tasks:
+            kind = KindOfTask(**{task.name: task})
+            return dataclasses.replace(self, tasks={**self.tasks, name: kind})
+        own: dict[str, Any] = {name: task}
+        return dataclasses.replace(self, **own)
+
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from self._conflicts_of_tasks()
+        on = self.terms()
+        trains_words = any(one.head == MASKED and one.source != OWN for one in on.values())
+        for name, section in on.items():
+            if section.source == OWN and not trains_words:
+                yield name, "needs a term beside it that trains the last head, such as mlm"
+
+    def _conflicts_of_tasks(self) -> Iterator[Refusal]:
+        names = list(self.tasks or {})
+        for name, kind in (self.tasks or {}).items():
+            if len(kind.sections()) != 1:
+                kinds = ", ".join(field.name for field in dataclasses.fields(kind))
+                yield f"tasks.{name}", f"must have one of {kinds}"
+            if getattr(self, name, None) is not None or hasattr(nn.ModuleDict, name):
+                yield f"tasks.{name}", "that name is taken; choose another"
+            if any(name.startswith(f"{other}_") for other in names):
+                yield f"tasks.{name}", "begins with another task's name and _; choose another"
+
+    @property
+    def has_task(self) -> bool:
+        """Whether a term is a task on labelled examples."""
+        return any(isinstance(section, TaskConfig) for section in self.terms().values())
+
+    @property
+    def sources(self) -> set[str]:
+        """The names of those whose outputs any term reads."""
+        return {one.source for one in self.terms().values() if one.source is not None}
+
+    def needs_teacher(self) -> bool:
+        """Whether any term reads a teacher's outputs, or the mean of several."""
+        return any(source == MEAN or is_teacher(source) for source in self.sources)
+
+    def hears_teacher(self) -> bool:
+        """Whether any term reads the job's own teacher, by itself or in the mean."""
+        return not self.sources.isdisjoint(HEARD)
+
+    def label_terms(self) -> set[str]:
+        """The names of the terms that read no learner's outputs, only labels."""
+        return {name for name, section in self.terms().items() if section.source is None}
+
+    def conflicts_with_masked_only(
+        self, teacher: str, sources: Collection[str], is_own: bool
+    ) -> Iterator[Refusal]:
+        """The terms that need states at every position, which a masked-only `teacher` lacks.
+
+        `sources` are the names by which terms read it. A pair term reads the learner's own states,
+        so it conflicts only if the learner is that teacher (`is_own`).
+        """
+        for name, section in self.terms().items():
+            reads = section.reads_states and section.source in sources
+            if reads or (is_own and section.reads_all_positions):
+                yield (
+                    name,
+                    "needs more than predictions at masked positions, so "
+                    f"{section_of(teacher)}.masked_only must be false",
+                )
+
+    def equip(self, model: ModelConfig) -> ModelConfig:
+        """The model with the heads that the terms train.
+
+        A model that trains task heads only loses its masked-LM head.
+        """
+        for section in self.terms().values():
+            model = section.equip(model)
+        trained = {section.head for section in self.terms().values()}
+        if MASKED not in trained and not trained.isdisjoint(model.task_heads):
+            model = model.without_mlm_head()
+        return model
+
+    def unequippable(self, model: ModelConfig) -> Iterator[Refusal]:
+        """The terms that train a head which this model cannot have."""
+        for name, section in self.terms().items():
+            yield from ((name, why) for need in section.needs if (why := model.cannot(need)))
+
+    def conflicts_with_data(self, packings: Collection[str], masked: bool) -> Iterator[Refusal]:
+        """The terms that need something which the sequences do not have.
+
+        `packings` are those of the data; `masked` says whether positions are masked.
+        """
+        for name, section in self.terms().items():
+            for reason in section.refusals(packings, masked):
+                yield name, reason
+
+    def misfits(
+        self, learner: ModelShape, teachers: Mapping[str, ModelShape], each_layer: bool
+    ) -> Iterator[Refusal]:
+        """Why a term does not fit these models; `teachers` are by name.
+
+        `each_layer`: a progressive transfer needs a teacher's layer for each of ours.
+        """
+        for name, section in self.terms().items():
+            found = list(_misfits(section, learner, teachers))
+            yield from within(name, iter(found))
+            if each_layer and isinstance(section, LayerTermConfig) and not found:
+                for layer in sorted(section.left_out(learner, model_read_by(section, teachers))):
+                    yield (
+                        f"{name}.layers",
+                        f"leaves out layer {layer} of the student; progressive needs all of them",
+                    )
+
+    def parts(self, first: Collection[str]) -> tuple[list[str], list[str]]:
+        """The names of the terms that compare what `first` lists (`Transfer.first`), and others."""
+        terms = self.terms().items()
+        return (
+            [name for name, one in terms if one.compares in first],
+            [name for name, one in terms if one.compares not in first],
+        )
+
+
+def _misfits(
+    section: TermConfig, learner: ModelShape, teachers: Mapping[str, ModelShape]
+) -> Iterator[Refusal]:
+    if not isinstance(section, TeacherTermConfig):
+        yield from section.misfits(learner, model_read_by(section, teachers))
+        return
+    read = {name: one for name, one in teachers.items() if section.source in (name, MEAN)}
+    if section.source == MEAN and len(teachers) == 1:
+        yield "teacher", "mean is of several; name further teachers in teachers"
+    if not read:
+        there = ", ".join(name.removeprefix("teachers/") for name in teachers)
+        yield "teacher", f"no teacher {section.teacher!r}; there are: {there}"
+    for name, teacher in read.items():
+        for key, why in section.misfits(learner, teacher):
+            yield key, why if name == TEACHER else f"{why} ({section_of(name)})"
+
+
+def model_read_by(section: TermConfig, teachers: Mapping[str, ModelShape]) -> ModelShape:
+    """The model of the teacher that a term reads; the job's own if it reads none, or the mean."""
+    return teachers.get(section.source or TEACHER, teachers[TEACHER])
+
+
+_TASKS = Annotated[
+    dict[Annotated[str, TASK_NAME], KindOfTask] | None,
+    Doc(
+        "Several tasks that share the model, each with a head of its own; `data.tasks` has their "
+        "examples."
+    ),
+]
+
+
+def declare_terms() -> None:
+    """Make every registered term a key of `ObjectiveConfig`. Call it again after registering."""
+    sections = {name: section | None for name, section in registered_terms().items()}
+    kinds = {
+        name: section | None
+        for name, section in registered_terms().items()
+        if issubclass(section, TaskConfig) and section.joins
+    }
+    declare_fields(KindOfTask, kinds)
+    declare_fields(ObjectiveConfig, {**sections, TASKS: _TASKS})
+
+
+for _module in pkgutil.iter_modules(terms.__path__):
+    importlib.import_module(f"{terms.__name__}.{_module.name}")
+declare_terms()
