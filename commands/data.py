@@ -126,7 +126,7 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
 
     section, seed, sizes = data_section(config, overrides)
     console = Console()
-    texts = show_examples(section, seed, sizes, samples) if section.train else None
+    texts = show_examples(section, seed, sizes, samples) if section.has_examples else None
     for text in texts or show(section, seed, samples):
         console.print(text)
 
@@ -139,13 +139,15 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--split", type=click.Choice(["train", "val"]), default="train", show_default=True)
 @click.option("--out", type=PATH, required=True, help="The .npz file to write.")
-def data_dump(config: str, overrides: tuple[str, ...], steps: str, **options: Any) -> None:
-    """Write exactly what a rank of the job CONFIG, which reads text, trains on."""
-    from data_pipeline.reading.dumping import dump
+def data_dump(config: str, overrides: tuple[str, ...], steps: str, out: str, **share: Any) -> None:
+    """Write exactly what a rank of the job or task CONFIG trains on."""
+    from data_pipeline.examples.dumping import dump_examples
+    from data_pipeline.reading.dumping import RankSteps, dump
 
-    section, seed, batch_sizes = data_section(config, overrides)
-    rows = dump(section, seed, batch_sizes, parse_pair(steps, ":", "--steps"), **options)
-    click.echo(f"{rows} sequences are in {options['out']}")
+    wanted = RankSteps(*parse_pair(steps, ":", "--steps"), **share)
+    section, seed, sizes = data_section(config, overrides)
+    rows = (dump_examples if section.has_examples else dump)(section, seed, sizes, wanted, out)
+    click.echo(f"{rows} {'examples' if section.has_examples else 'sequences'} are in {out}")
 
 
 @data.command("augment")

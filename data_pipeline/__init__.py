@@ -18,7 +18,7 @@ from data_pipeline.config import (
 )
 from data_pipeline.errors import BadShard, DataError
 from data_pipeline.examples.example import EncodedExample
-from data_pipeline.examples.joint import JointStream, TaskSchedule
+from data_pipeline.examples.joint import JointStream, TaskSchedule, open_stream
 from data_pipeline.examples.reading import ExampleSplit
 from data_pipeline.examples.stream import ExampleStream, all_batches
 from data_pipeline.examples.text_encoder import TextEncoder
@@ -64,6 +64,7 @@ __all__ = [
     "contents",
     "open_corpora",
     "open_splits",
+    "open_stream",
     "padding_fraction",
     "rows_for_tokens",
 ]

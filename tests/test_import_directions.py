@@ -41,7 +41,9 @@ ROOMS = {
     "data_pipeline/order": "epoch block_cursors slots mixing",
     "data_pipeline/masking": "words masker torch_masker",
     "data_pipeline/reading": "corpus padding pools lanes batches stream staging dumping",
-    "data_pipeline/examples": "example text_encoder order storing reading stream joint showing",
+    "data_pipeline/examples": (
+        "example text_encoder order storing reading stream joint dumping showing"
+    ),
     "data_pipeline/augmentation": "sentence replacement word_vectors",
     "data_pipeline/building": (
         "encoding parallel_encoding journal claims finishing build merging checking reporting"

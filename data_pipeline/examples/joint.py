@@ -116,3 +116,17 @@ class JointStream:
         """The rank's rows of global step `step` (from 0)."""
         found = self.schedule.at(step)
         return self._streams[found.task].batch(found.batch)
+
+
+def open_stream(
+    splits: Mapping[str, ExampleSplit],
+    seed: int,
+    sizes: BatchSizes,
+    rank: int = 0,
+    world_size: int = 1,
+) -> ExampleStream | JointStream:
+    """A rank's rows of every global batch of a task, or of several; DataError as they raise it."""
+    if len(splits) > 1:
+        return JointStream(splits, seed, sizes.at(0), rank, world_size)
+    (split,) = splits.values()
+    return ExampleStream(split, seed, sizes, rank, world_size)

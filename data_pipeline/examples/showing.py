@@ -14,12 +14,19 @@ from data_pipeline.examples.stream import ExampleStream
 from data_pipeline.order.slots import BatchSizes
 from data_pipeline.reading.batches import Batch
 from data_pipeline.reading.corpus import Corpus
+from data_pipeline.reading.stream import open_corpora
 from data_pipeline.tokenization import tokenizer as tokenization
 
 
 def show_examples(config: DataConfig, seed: int, sizes: BatchSizes, count: int) -> Iterator[Text]:
-    """How long the examples are, and the first `count` that the job reads, with their targets."""
-    corpus = Corpus.open(config.path)
+    """Of each task: how long its examples are, and the first `count` that the job reads of it."""
+    for name, corpus in open_corpora(config).items():
+        if config.tasks:
+            yield Text(name, style="bold")
+        yield from _show_task(corpus, seed, sizes, count)
+
+
+def _show_task(corpus: Corpus, seed: int, sizes: BatchSizes, count: int) -> Iterator[Text]:
     split = ExampleSplit(corpus, "train")
     lengths = split.table.lengths(0, split.total)
     yield Text(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -38,6 +39,16 @@ class Target:
             return ~np.isnan(self.labels)
         there: NDArray[np.bool_] = self.labels != NO_LABEL
         return there
+
+    def in_columns(self, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Token labels in their columns of sequences of this shape; others as they are."""
+        if self.positions is None:
+            return self.labels
+        none = np.nan if self.labels.dtype.kind == "f" else NO_LABEL
+        found = np.full((shape[0], math.prod(shape[1:])), none, self.labels.dtype)
+        row, slot = np.nonzero(self.is_labelled)
+        found[row, self.positions[row, slot]] = self.labels[row, slot]
+        return found.reshape(shape)
 
     def without(self, rows: NDArray[np.bool_]) -> Target:
         """The target without the labels of these rows [R]."""
@@ -118,8 +129,4 @@ class Batch:
 
     def labels(self) -> NDArray[np.int64]:
         """Dense labels [R, L]: the original id at masked positions, -100 elsewhere."""
-        dense, masked = np.full(self.input_ids.shape, NO_LABEL, np.int64), self.targets[MASKED]
-        assert masked.positions is not None
-        row, slot = np.nonzero(masked.labels != NO_LABEL)
-        dense[row, masked.positions[row, slot]] = masked.labels[row, slot]
-        return dense
+        return self.targets[MASKED].in_columns(self.input_ids.shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,61 +31,104 @@ PAIR_NAMES = {
 }
 
 
+@dataclass(frozen=True)
+class RankSteps:
+    """Some steps, from `first` up to `last`, as one of `world_size` ranks reads a split in them."""
+
+    first: int
+    last: int
+    rank: int = 0
+    world_size: int = 1
+    split: str = "train"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first < self.last:
+            raise DataError(f"--steps {self.first}:{self.last}: must be A:B with 0 <= A < B")
+        if not 0 <= self.rank < self.world_size:
+            raise DataError(f"--rank {self.rank}: must be from 0 to {self.world_size - 1}")
+
+    @property
+    def steps(self) -> range:
+        """The numbers of the steps."""
+        return range(self.first, self.last)
+
+
 def dump(
-    config: DataConfig,
-    seed: int,
-    batch_sizes: BatchSizes | int,
-    steps: tuple[int, int],
-    world_size: int,
-    rank: int,
-    out: str,
-    split: str = "train",
+    config: DataConfig, seed: int, batch_sizes: BatchSizes | int, wanted: RankSteps, out: str
 ) -> int:
-    """Write exactly what a rank trains on in steps[0] <= step < steps[1] to an .npz file.
+    """Write exactly what a rank that reads text trains on at the `wanted` steps to an .npz file.
 
     There is one row for each sequence: step, sample_ids (unique within an epoch), epochs,
     input_ids, segment_ids, attention_mask, labels (-100 where not masked) and, for pairs,
     pair_labels. If phases differ in length, shorter rows are padded. Returns the number of rows.
-    Replaces an earlier dump at `out`; raises DataError if another file is there, and for the
-    examples of a task.
+    Replaces an earlier dump at `out`; raises DataError if another file is there.
     """
-    if config.train:
-        raise DataError("data.train: dump is for text; `tandem data show` shows a task's examples")
-    first, last = steps
-    if not 0 <= first < last:
-        raise DataError(f"--steps {first}:{last}: must be A:B with 0 <= A < B")
-    if not 0 <= rank < world_size:
-        raise DataError(f"--rank {rank}: must be from 0 to {world_size - 1}")
-    if not _is_dump(path := Path(out)):
-        refuse_existing([path])
-    stream = BatchStream.open(config, split, seed, batch_sizes, rank, world_size)
-    batches = [stream.batch(step) for step in range(first, last)]
-    arrays = _columns(batches, first, stream.vocabulary.pad)
-    _replace(path, arrays)
+    refuse_other_files(path := Path(out))
+    share = wanted.rank, wanted.world_size
+    stream = BatchStream.open(config, wanted.split, seed, batch_sizes, *share)
+    batches = [stream.batch(step) for step in wanted.steps]
+    arrays = sequence_columns(batches, wanted.steps, stream.vocabulary.pad)
+    arrays["labels"] = stacked([batch.labels() for batch in batches], NO_LABEL)
+    if any(PAIRS in batch.targets for batch in batches):
+        arrays["pair_labels"] = label_column(batches, PAIRS)
+    write_dump(path, arrays)
     return len(arrays["step"])
 
 
-def _columns(batches: Sequence[Batch], first: int, pad: int) -> dict[str, np.ndarray]:
-    """The rows of the batches, as columns; `first` is the step of the first batch."""
-    length = max(batch.input_ids.shape[1] for batch in batches)
-    columns: dict[str, list[np.ndarray]] = {
-        "step": [np.full(len(b.sample_ids), first + n) for n, b in enumerate(batches)],
-        "sample_ids": [batch.sample_ids for batch in batches],
-        "epochs": [batch.epochs for batch in batches],
-        "input_ids": [_padded_to(batch.input_ids, length, pad) for batch in batches],
-        "segment_ids": [_padded_to(batch.segment_ids, length, 0) for batch in batches],
-        "attention_mask": [_padded_to(batch.attention_mask, length, 0) for batch in batches],
-        "labels": [_padded_to(batch.labels(), length, NO_LABEL) for batch in batches],
+def sequence_columns(batches: Sequence[Batch], steps: range, pad: int) -> dict[str, np.ndarray]:
+    """The rows of the batches of these steps as columns, without their targets."""
+    rows = [len(batch.sample_ids) for batch in batches]
+    return {
+        "step": np.repeat(np.array(steps), rows),
+        "sample_ids": stacked([batch.sample_ids for batch in batches]),
+        "epochs": stacked([batch.epochs for batch in batches]),
+        "input_ids": stacked([batch.input_ids for batch in batches], pad),
+        "segment_ids": stacked([batch.segment_ids for batch in batches]),
+        "attention_mask": stacked([batch.attention_mask for batch in batches]),
     }
-    if any(PAIRS in batch.targets for batch in batches):
-        columns["pair_labels"] = [
-            b.targets[PAIRS].labels if PAIRS in b.targets else np.full(len(b.sample_ids), NO_LABEL)
-            for b in batches
+
+
+def label_column(batches: Sequence[Batch], target: str) -> np.ndarray:
+    """A target's labels, those of tokens in their columns.
+
+    There is no label (-100, or NaN where labels are real numbers) in batches without this target.
+    """
+    found = [
+        batch.targets[target].in_columns(batch.input_ids.shape) if target in batch.targets else None
+        for batch in batches
+    ]
+    is_real = any(labels is not None and labels.dtype.kind == "f" for labels in found)
+    none = np.nan if is_real else NO_LABEL
+    return stacked(
+        [
+            np.full(len(batch.sample_ids), none) if labels is None else labels
+            for batch, labels in zip(batches, found, strict=True)
+        ],
+        none,
+    )
+
+
+def stacked(arrays: Sequence[np.ndarray], fill: float = 0) -> np.ndarray:
+    """The rows of all arrays, [R, ...], each filled up at its end to the widest and deepest."""
+    depth = max(array.ndim for array in arrays)
+    level = [np.expand_dims(one, tuple(range(1, 1 + depth - one.ndim))) for one in arrays]
+    widest = np.max([array.shape[1:] for array in level], axis=0).tolist()
+    spare = [np.subtract(widest, array.shape[1:]).tolist() for array in level]
+    return np.concatenate(
+        [
+            np.pad(array, [(0, 0), *((0, width) for width in widths)], constant_values=fill)
+            for array, widths in zip(level, spare, strict=True)
         ]
-    return {name: np.concatenate(parts) for name, parts in columns.items()}
+    )
 
 
-def _replace(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def refuse_other_files(path: Path) -> None:
+    """Raise DataError where a file that is no dump has the name of one that is to be written."""
+    if not _is_dump(path):
+        refuse_existing([path])
+
+
+def write_dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an .npz file atomically."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -159,8 +203,3 @@ def _coloured(
             line.append(f"({tokenizer.id_to_token(label)})", "dim")
         line.append(" ")
     return line
-
-
-def _padded_to(array: np.ndarray, length: int, value: int) -> np.ndarray:
-    spare = length - array.shape[1]
-    return np.pad(array, ((0, 0), (0, spare)), constant_values=value) if spare else array

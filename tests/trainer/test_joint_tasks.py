@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -308,6 +309,20 @@ def test_a_frozen_teacher_needs_the_heads_that_it_teaches(of_two, job) -> None:
     with pytest.raises(TrainingError, match="it has no head for more; fine-tune it first"):
         load(job, *frozen, *more)
     assert load(job, *frozen, *more, "students.small.objective.soft_labels.task=moods")
+
+
+def test_a_dump_and_a_show_of_several_tasks(job, tmp_path) -> None:
+    out = tmp_path / "rows.npz"
+    done = tandem("data", "dump", job, "--steps", "0:3", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert f"24 examples are in {out}" in done.stdout
+    schedule = TaskSchedule(EXAMPLES, 0, 8)
+    with np.load(out) as found:
+        assert found["task"].tolist()[::8] == [schedule.at(step).task for step in range(3)]
+    shown = tandem("data", "show", job, "--samples", "1")
+    assert shown.returncode == 0, shown.stderr
+    for name, count in EXAMPLES.items():
+        assert f"{name}\n{count} examples to train on" in shown.stdout
 
 
 def test_a_job_of_several_tasks_is_planned_and_submitted(job) -> None:

@@ -15,7 +15,6 @@ from data_pipeline import DataError
 from model import from_pretrained
 from tests.conftest import tandem
 from tests.distributed import run_distributed
-from tests.test_errors import one_line
 from tests.trainer import jobs
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
@@ -156,14 +155,6 @@ def test_a_labelled_test_file_is_scored_beside_the_validation_file(run_of_two) -
     assert " test " in heading
     assert f"{results['learners']['teacher'][name]:.1%}" in teacher
     assert "<th>test " in write_report(run_of_two.path).read_text(encoding="utf-8")
-
-
-def test_a_dump_of_examples_is_refused(job, tmp_path) -> None:
-    out = tmp_path / "rows.npz"
-    failed = tandem("data", "dump", job, "--steps", "0:1", "--out", out)
-    assert failed.returncode == 1
-    assert "data.train: dump is for text; `tandem data show`" in one_line(failed.stderr)
-    assert not out.exists()
 
 
 def test_a_bad_test_file_is_named_before_training(job, tmp_path) -> None:

@@ -9,7 +9,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from data_pipeline import Batch, BatchStream, Corpus, ExampleSplit, ExampleStream, JointStream
+from data_pipeline import (
+    Batch,
+    BatchStream,
+    Corpus,
+    ExampleSplit,
+    ExampleStream,
+    JointStream,
+    open_stream,
+)
 from data_pipeline.masking.torch_masker import TorchMasker
 from trainer.config import JobConfig
 from trainer.job_data.batch_plan import global_batches
@@ -90,8 +98,4 @@ def _examples(config: JobConfig, corpora: Mapping[str, Corpus]) -> ExampleStream
         name: ExampleSplit(corpus, "train", skips, views_of(config, name))
         for name, corpus in corpora.items()
     }
-    where = dist.get_rank(), dist.get_world_size()
-    if config.data.tasks:
-        return JointStream(splits, config.seed, sizes.at(0), *where)
-    (split,) = splits.values()
-    return ExampleStream(split, config.seed, sizes, *where)
+    return open_stream(splits, config.seed, sizes, dist.get_rank(), dist.get_world_size())

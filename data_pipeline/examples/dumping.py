@@ -1,0 +1,48 @@
+"""What a job of tasks trains on, as arrays: ``tandem data dump`` of a task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from data_pipeline.config import DataConfig
+from data_pipeline.examples.joint import JointStream, open_stream
+from data_pipeline.examples.reading import ExampleSplit
+from data_pipeline.order.slots import BatchSizes
+from data_pipeline.reading.dumping import (
+    RankSteps,
+    label_column,
+    refuse_other_files,
+    sequence_columns,
+    write_dump,
+)
+from data_pipeline.reading.stream import open_corpora
+
+
+def dump_examples(
+    config: DataConfig, seed: int, sizes: BatchSizes, wanted: RankSteps, out: str
+) -> int:
+    """Write exactly what a rank that reads examples trains on at the `wanted` steps to an .npz.
+
+    There is one row for each example: step, sample_ids (unique within an epoch of a task), epochs,
+    input_ids, segment_ids, attention_mask, and labels_NAME for each target. They are padded to
+    the longest sequence of all steps, and are [rows, C, L] where examples have up to C sequences.
+    Labels of tokens stand in their columns. Without a label there is -100, or NaN where labels are
+    real numbers. In a job of several tasks, the column task names each row's. Returns the number of
+    rows. Replaces an earlier dump at `out`; raises DataError if another file is there.
+    """
+    refuse_other_files(path := Path(out))
+    corpora = open_corpora(config)
+    splits = {name: ExampleSplit(corpus, wanted.split) for name, corpus in corpora.items()}
+    stream = open_stream(splits, seed, sizes, wanted.rank, wanted.world_size)
+    batches = [stream.batch(step) for step in wanted.steps]
+    vocabulary = next(iter(corpora.values())).vocabulary
+    arrays = sequence_columns(batches, wanted.steps, vocabulary.pad)
+    if isinstance(stream, JointStream):
+        names = np.array([stream.schedule.at(step).task for step in wanted.steps])
+        arrays["task"] = names.repeat([len(batch.sample_ids) for batch in batches])
+    for target in dict.fromkeys(name for batch in batches for name in batch.targets):
+        arrays[f"labels_{target}"] = label_column(batches, target)
+    write_dump(path, arrays)
+    return len(arrays["step"])
