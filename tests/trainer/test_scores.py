@@ -17,7 +17,7 @@ from trainer.batches import to_device
 from trainer.learners.programs import score
 from trainer.scoring import scores
 from trainer.scoring.column import NUMBER, Column
-from trainer.scoring.metric import GatheredMetric, SummedMetric, Tally, joined, share_over_ranks
+from trainer.scoring.metric import PairedMetric, SummedMetric, Tally, joined, share_over_ranks
 from trainer.scoring.scores import metrics_of
 
 
@@ -46,7 +46,7 @@ def test_sums_are_those_of_the_whole_logits(monkeypatch, pair_head):
     assert sums.tolist() == pytest.approx(expected, rel=1e-5)
 
 
-class Correlation(GatheredMetric[Tensor]):
+class Correlation(PairedMetric[Tensor]):
     """A correlation of predictions and labels [examples, 2], which is not a mean over examples."""
 
     head, columns = "head", (Column("pearson", "pearson", NUMBER),)

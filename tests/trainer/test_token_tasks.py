@@ -242,7 +242,7 @@ def test_only_the_first_examples_are_scored(folder, corpus, task) -> None:
         return
     assert sorted(set(scored.labels("span_question").tolist())) == [0, 1, 2]
     (metric,) = job.metrics_of(job.teacher)
-    spans = [one.answers[0] for one in metric.answers.questions()]
+    spans = [one.answers[0] for one in metric.answers.questions]
     rows = [[number, 1, 0, one.start, one.end] for number, one in enumerate(spans)]
     assert metric.finish(torch.tensor(rows))["span_exact_match"] == 1.0, "of three questions"
 

@@ -103,6 +103,9 @@ class ValidationSet:
         if world_size > 1:
             share_over_ranks([*tallies.values()])
         by_corpus = {name: tally.finish() for name, tally in tallies.items()}
+        if len(by_corpus) == 1:  # not computed twice: a metric may read files
+            (whole,) = by_corpus.values()
+            return Scores(whole, by_corpus)
         return Scores(joined([*tallies.values()], device).finish(), by_corpus)
 
     def sample(self) -> Batch:

@@ -1,8 +1,8 @@
 """Metrics: each reads every batch, accumulates over batches and ranks, and finishes.
 
-A `SummedMetric` adds up numbers; a `GatheredMetric` collects predictions and labels, for scores
-that are not a mean over examples (F1, correlations). Both give the same result on any number of
-ranks.
+A `SummedMetric` adds up numbers; a `GatheredMetric` collects rows, such as predictions and labels,
+for scores that are not a mean over examples (F1, correlations). Both give the same result on any
+number of ranks.
 """
 
 from __future__ import annotations
@@ -72,13 +72,12 @@ class SummedMetric(Metric[Outputs]):
 
 
 class GatheredMetric(Metric[Outputs]):
-    """A metric of gathered predictions and labels: `of_batch` returns [examples, 2].
+    """A metric of gathered rows: `of_batch` returns [rows, width], float64 once joined."""
 
-    They are float64 once joined.
-    """
+    width: int
 
     def empty(self, device: torch.device) -> Tensor:
-        return torch.zeros(0, 2, dtype=torch.float64, device=device)
+        return torch.zeros(0, self.width, dtype=torch.float64, device=device)
 
     def joined(self, one: Tensor, other: Tensor) -> Tensor:
         return torch.cat([one, other.to(one)])
@@ -87,6 +86,12 @@ class GatheredMetric(Metric[Outputs]):
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, [part.cpu() for part in parts])
         return [torch.cat(list(ranks)) for ranks in zip(*everyone, strict=True)]
+
+
+class PairedMetric(GatheredMetric[Outputs]):
+    """A metric of predictions and labels: `of_batch` returns [examples, 2]."""
+
+    width = 2
 
     def finish(self, total: Tensor) -> dict[str, float]:
         if not len(total):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline import NO_LABEL
-from data_pipeline.task_files.collection import Collection, Ranking, best_first
+from data_pipeline.task_files.collection import Collection, Ranking, Relevance, best_first
 from trainer.scoring.column import Column
 from trainer.scoring.exact_search import nearest_documents
 from trainer.scoring.metric import GatheredMetric
@@ -21,6 +21,7 @@ from trainer.scoring.task_scores import TREC_NAMES, ranking_scores, require_pack
 RANKING_SCORES = tuple(TREC_NAMES)
 USUAL = ["ndcg_10", "mrr_10", "recall_100", "map"]
 DEPTH = 1000  # documents that are ranked for a query, as in TREC's runs
+Value = TypeVar("Value")
 
 
 class RankingMetric(GatheredMetric[ScoreInputs]):
@@ -50,9 +51,6 @@ class RankingMetric(GatheredMetric[ScoreInputs]):
     def empty(self, device: torch.device) -> Tensor:
         return torch.zeros(0, device=device)  # of no width, which `torch.cat` leaves out
 
-    def joined(self, one: Tensor, other: Tensor) -> Tensor:
-        return torch.cat([one, other.to(one)])
-
     @torch.no_grad()
     def of_batch(self, outputs: ScoreInputs) -> Tensor:
         """[rows, 2 + outputs]: the numbers of query and document, and what the head says of it.
@@ -72,32 +70,28 @@ class RankingMetric(GatheredMetric[ScoreInputs]):
     def finish(self, total: Tensor) -> dict[str, float]:
         if not len(total):
             return {}
-        collection = Collection.read(
-            self.scored["documents"], self.scored["queries"], self.by_order
-        )
-        ranking = self.ranking(total.cpu(), collection)
-        relevance = collection.relevance(self.scored["judgements"])
-        found = ranking_scores(
-            {str(query): {str(d): s for d, s in ones.items()} for query, ones in ranking.items()},
-            {str(query): {str(d): r for d, r in relevance[query].items()} for query in ranking},
-            self.names,
-        )
+        ranking = self.ranking(total.cpu())
+        judged = {query: self._relevance[query] for query in ranking}
+        found = ranking_scores(_by_name(ranking), _by_name(judged), self.names)
         return {f"{self.head}_{name}": score for name, score in found.items()}
 
     @abstractmethod
-    def ranking(self, rows: Tensor, collection: Collection) -> Ranking:
+    def ranking(self, rows: Tensor) -> Ranking:
         """What the rows [N, 2 + outputs] find for each query that is scored."""
 
-    def scores(
-        self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
-    ) -> Mapping[str, float]:
-        raise AssertionError("the rows are no pairs: see `finish`")
+    def collection(self) -> Collection:
+        """The documents and queries, which are read again: their texts may be large."""
+        return Collection.read(self.scored["documents"], self.scored["queries"], self.by_order)
+
+    @cached_property
+    def _relevance(self) -> Relevance:
+        return self.collection().relevance(self.scored["judgements"])
 
 
 class VectorRanking(RankingMetric):
     """Of vectors of queries and documents: exact search by their dot products."""
 
-    def ranking(self, rows: Tensor, collection: Collection) -> Ranking:
+    def ranking(self, rows: Tensor) -> Ranking:
         numbers, vectors = rows[:, :2].long(), rows[:, 2:]
         queries, documents = (self._in_order(numbers[:, one]) for one in (0, 1))
         scores, places = nearest_documents(vectors[queries], vectors[documents], DEPTH)
@@ -119,12 +113,15 @@ class VectorRanking(RankingMetric):
 class PairRanking(RankingMetric):
     """Of scores of pairs: a query's candidates in their order, before those that were not read."""
 
-    def ranking(self, rows: Tensor, collection: Collection) -> Ranking:
-        candidates = collection.ranking(self.scored["candidates"])
+    def ranking(self, rows: Tensor) -> Ranking:
         found: dict[int, dict[int, float]] = {}
         for query, document, score in rows.tolist():
             found.setdefault(int(query), {})[int(document)] = score
-        return {query: with_others(ones, candidates[query]) for query, ones in found.items()}
+        return {query: with_others(ones, self._candidates[query]) for query, ones in found.items()}
+
+    @cached_property
+    def _candidates(self) -> Ranking:
+        return self.collection().ranking(self.scored["candidates"])
 
 
 def with_others(read: Mapping[int, float], candidates: Mapping[int, float]) -> dict[int, float]:
@@ -132,3 +129,8 @@ def with_others(read: Mapping[int, float], candidates: Mapping[int, float]) -> d
     lowest = min(read.values())
     others = best_first({one: s for one, s in candidates.items() if one not in read}, DEPTH)
     return {**read, **{one: lowest - place for place, one in enumerate(others, start=1)}}
+
+
+def _by_name(values: Mapping[int, Mapping[int, Value]]) -> dict[str, dict[str, Value]]:
+    """Numbers of queries and documents as the names that ``trec_eval`` wants."""
+    return {str(query): {str(d): v for d, v in ones.items()} for query, ones in values.items()}

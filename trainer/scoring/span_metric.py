@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline import NO_LABEL
@@ -31,8 +31,9 @@ class AnswerFile:
     path: str
     scored: int | None = None
 
+    @cached_property
     def questions(self) -> list[SpanQuestion]:
-        """The questions that count, in order."""
+        """The questions that count, in order; the file is read once."""
         return list(islice(read_squad(self.path), self.scored))
 
 
@@ -44,6 +45,8 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
     given if its score exceeds that of the best span by more than a threshold. The threshold is
     chosen for the highest F1 on these examples.
     """
+
+    width = WIDTH
 
     def __init__(
         self, head: str, names: Sequence[str], answers: AnswerFile, longest: int, unanswerable: bool
@@ -74,9 +77,6 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
         """The target that holds the character after the last of each token of the passage."""
         return f"{head}_ends"
 
-    def empty(self, device: torch.device) -> Tensor:
-        return torch.zeros(0, WIDTH, dtype=torch.float64, device=device)
-
     @torch.no_grad()
     def of_batch(self, outputs: ScoreInputs) -> Tensor:
         """[windows, WIDTH]: the best span of each window."""
@@ -89,7 +89,7 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
     def finish(self, total: Tensor) -> dict[str, float]:
         if not len(total):
             return {}
-        questions = self.answers.questions()
+        questions = self.answers.questions
         right = {one.id: [answer.text for answer in one.answers] for one in questions}
         best = best_answers(total.cpu().numpy(), [one.context for one in questions])
         found = {questions[number].id: answer for number, answer in best.items()}
@@ -104,11 +104,6 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
         scores = answer_scores(texts, right)
         shown = {f"{self.head}_{name}": scores[name] for name in self.names}
         return shown if threshold is None else {**shown, self.threshold(self.head): threshold}
-
-    def scores(
-        self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
-    ) -> Mapping[str, float]:
-        raise AssertionError("the rows are not (prediction, label) pairs: see `finish`")
 
 
 def best_spans(logits: Tensor, batch: MicroBatch, head: str, longest: int) -> Tensor:

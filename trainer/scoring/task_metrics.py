@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,12 +14,13 @@ from torch import Tensor
 from data_pipeline import NO_LABEL
 from model import decode
 from trainer.scoring.column import NUMBER, SHARE, Column
-from trainer.scoring.metric import GatheredMetric
+from trainer.scoring.metric import PairedMetric
 from trainer.scoring.scores import ScoreInputs
 from trainer.scoring.task_scores import (
     CLASS_SCORES,
     MARGIN_SCORES,
     NUMBER_SCORES,
+    Score,
     accuracy,
     entity_scores,
     require_packages,
@@ -29,11 +31,13 @@ TAG_SCORES = ("entity_f1", "entity_precision", "entity_recall", "accuracy")
 CORRELATIONS = ("matthews", "pearson", "spearman")
 
 
-class TaskMetric(GatheredMetric[ScoreInputs]):
+class TaskMetric(PairedMetric[ScoreInputs]):
     """Scores of a head by name, the first of which is primary; columns are ``HEAD_SCORE``.
 
     Raises TrainingError where a package that a score needs is not installed.
     """
+
+    functions: ClassVar[Mapping[str, Score]] = {}  # of predictions and labels, by name
 
     def __init__(self, head: str, names: Sequence[str]) -> None:
         require_packages(names)
@@ -54,9 +58,18 @@ class TaskMetric(GatheredMetric[ScoreInputs]):
     def labelled(self, outputs: ScoreInputs) -> Tensor:
         """The rows for a batch that has the head's target."""
 
+    def scores(
+        self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
+    ) -> dict[str, float]:
+        return {
+            f"{self.head}_{name}": self.functions[name](predictions, labels) for name in self.names
+        }
+
 
 class ClassMetric(TaskMetric):
     """`CLASS_SCORES` of a head that predicts a class, or the right one of several choices."""
+
+    functions = CLASS_SCORES
 
     def labelled(self, outputs: ScoreInputs) -> Tensor:
         """[examples, 2]: the class with the highest logit, and the label."""
@@ -64,45 +77,28 @@ class ClassMetric(TaskMetric):
         logits = outputs.features.heads[self.head].view(len(labels), -1)
         return _labelled(logits.argmax(dim=-1), labels, labels != NO_LABEL)
 
-    def scores(
-        self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
-    ) -> dict[str, float]:
-        return {
-            f"{self.head}_{name}": CLASS_SCORES[name](predictions, labels) for name in self.names
-        }
-
 
 class MarginMetric(TaskMetric):
     """How well a head ranks examples by the second of two labels: `MARGIN_SCORES`."""
+
+    functions = MARGIN_SCORES
 
     def labelled(self, outputs: ScoreInputs) -> Tensor:
         """[examples, 2]: the second label's logit less the first's, and the right label."""
         labels, logits = outputs.batch.row_labels(self.head), outputs.features.heads[self.head]
         return _labelled(logits[:, 1] - logits[:, 0], labels, labels != NO_LABEL)
 
-    def scores(
-        self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
-    ) -> dict[str, float]:
-        return {
-            f"{self.head}_{name}": MARGIN_SCORES[name](predictions, labels) for name in self.names
-        }
-
 
 class NumberMetric(TaskMetric):
     """`NUMBER_SCORES` of a head that predicts a number. NaN means that there is no label."""
+
+    functions = NUMBER_SCORES
 
     def labelled(self, outputs: ScoreInputs) -> Tensor:
         """[examples, 2]: the predicted number, and the label."""
         numbers = outputs.batch.row_labels(self.head)
         predicted = outputs.features.heads[self.head].view(-1)
         return _labelled(predicted, numbers, ~numbers.isnan())
-
-    def scores(
-        self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
-    ) -> dict[str, float]:
-        return {
-            f"{self.head}_{name}": NUMBER_SCORES[name](predictions, labels) for name in self.names
-        }
 
 
 class TagMetric(TaskMetric):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from trainer.errors import TrainingError
 
 Array = NDArray[np.float64]
+Score = Callable[[Array, Array], float]  # of predictions and labels
 Tags = Sequence[Sequence[str]]
 PACKAGES = {  # score -> the package that it needs
     "f1": "sklearn",
@@ -176,7 +177,7 @@ def _first(scores: Mapping[str, float], count: int) -> dict[str, float]:
     return {document: scores[document] for document in ordered[:count]}
 
 
-CLASS_SCORES: dict[str, Callable[[Array, Array], float]] = {
+CLASS_SCORES: dict[str, Score] = {
     "accuracy": accuracy,
     "f1": f1,
     "macro_f1": macro_f1,
