@@ -15,6 +15,9 @@ from model.outputs import QKV, Capture, Encoded
 from model.parts import make_norm
 from model.precision import product_dtype
 
+Seen = tuple[AttentionPattern, Tensor | None]  # the pattern and the rotary angles of a layer
+Context = tuple[Seen, Seen]  # of the global layers, and of the local ones
+
 
 class Encoder(nn.Module):
     """Layers made of an attention and a feed-forward half, either of which may be shared.
@@ -52,12 +55,12 @@ class Encoder(nn.Module):
         With `last_rows` int64 [P] the last layer ends at these flat positions of B * L only, and
         the last hidden state is [P, H].
         """
-        everywhere, nearby = self._context(x, attention_mask)
+        context = self.context(x, attention_mask)
         hidden_states = {0: x} if 0 in capture.hidden_states else {}
         attention: dict[int, QKV] = {}
         for i in range(self.config.layers):
             number = i + 1
-            pattern, angles = nearby if self.config.is_local(i) else everywhere
+            pattern, angles = context[self.config.is_local(i)]
             rows = last_rows if number == self.config.layers else None
             run = partial(
                 self._layer,
@@ -71,13 +74,25 @@ class Encoder(nn.Module):
                 x, *qkv = checkpoint(run, x, use_reentrant=False)
             else:
                 x, *qkv = run(x)
-            if number == self.config.layers and self.final_norm is not None:
-                x = self.final_norm(x)
+            x = self._normalised(i, x)
             if qkv:
                 attention[number] = QKV(*qkv)
             if number in capture.hidden_states:
                 hidden_states[number] = x
         return Encoded(x, hidden_states, attention)
+
+    def layer(self, i: int, x: Tensor, context: Context) -> Tensor:
+        """Run layer `i`, from 0, alone: x [B, L, H] to [B, L, H]; `context` is of this batch."""
+        pattern, angles = context[self.config.is_local(i)]
+        run = self._layer(i, x, pattern=pattern, angles=angles, rows=None, capture_attention=False)
+        return self._normalised(i, run[0])
+
+    def _normalised(self, i: int, x: Tensor) -> Tensor:
+        """The output of layer `i`, after the final norm if it is the last."""
+        if self.final_norm is None or i + 1 < self.config.layers:
+            return x
+        found: Tensor = self.final_norm(x)
+        return found
 
     def _layer(
         self,
@@ -94,9 +109,7 @@ class Encoder(nn.Module):
         y = self.feed_forward[self.feed_forward_plan[i]](y, layer_input)
         return (y, q, k, v) if capture_attention else (y,)
 
-    def _context(
-        self, x: Tensor, attention_mask: Tensor | None
-    ) -> tuple[tuple[AttentionPattern, Tensor | None], tuple[AttentionPattern, Tensor | None]]:
+    def context(self, x: Tensor, attention_mask: Tensor | None) -> Context:
         """What the global and what the local layers see, and their rotary angles."""
         config, (rows, length, _) = self.config, x.shape
         operands = (x.device, product_dtype(x))

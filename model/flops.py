@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from model.branches import WIDTH
 from model.config import EncoderConfig
 from model.model_config import ModelConfig
 from model.task_head_config import TaskHeadConfig
@@ -16,22 +17,28 @@ def flops_per_token(config: EncoderConfig, length: int, masked_fraction: float) 
     pass takes twice as much: one product for the gradient of each operand. Element-wise operations
     are not counted, as in ``torch.utils.flop_counter``.
     """
-    hidden, inner, width = config.hidden_size, config.inner_size, config.vocabulary_input_size
-    embedding = 0
-    if config.embedding_projection != "none":
-        embedding = 2 * config.word_size * (3 if config.trigram else 1) * hidden
+    hidden, width = config.hidden_size, config.vocabulary_input_size
     head = (2 * hidden * width + 2 * width * config.vocab_size) * config.mlm_head
     pooled = 2 * hidden * hidden * (config.pooler == "tanh") + head_flops(config, length)
-    layer = _attention_flops(config, length) + _feed_forward_flops(config)
-    if config.bottleneck_size:
-        layer += 2 * inner * hidden  # the projection out of the bottleneck
-    return embedding + config.layers * layer + masked_fraction * head + pooled / length
+    layers = config.layers * _layer_flops(config, length)
+    return _embedding_flops(config) + layers + masked_fraction * head + pooled / length
+
+
+def flops_to_leave(config: EncoderConfig, head: TaskHeadConfig, layer: int, length: int) -> int:
+    """Of a text of this length that leaves at `layer`, from 1: its layers, a branch after each.
+
+    They are counted as in `flops_per_token`.
+    """
+    layers = length * (_embedding_flops(config) + layer * _layer_flops(config, length))
+    return layers + layer * _branch_flops(config, head, length)
 
 
 def head_flops(config: ModelConfig, length: int) -> int:
     """Of pair head and task heads, for a text of this length."""
     task_heads = sum(
-        _task_head_flops(config, head) * (length if head.per_token else 1)
+        _branch_flops(config, head, length)
+        if head.branches
+        else _task_head_flops(config, head) * (length if head.per_token else 1)
         for head in config.task_heads.values()
     )
     return 4 * config.pooled_size * config.pair_head + task_heads
@@ -42,6 +49,26 @@ def _task_head_flops(config: ModelConfig, head: TaskHeadConfig) -> int:
     if head.pooling == "pooler":
         size = config.pooled_size
     return 2 * size * (size * (head.transform != "none") + head.outputs)
+
+
+def _branch_flops(config: ModelConfig, head: TaskHeadConfig, length: int) -> int:
+    """Of one branch and one text: at all tokens, and those that only the first token needs."""
+    at_tokens = 2 * WIDTH * (config.hidden_size + 2 * WIDTH + 2)
+    at_first = 2 * WIDTH * (3 * WIDTH + head.outputs)
+    return at_tokens * length + at_first
+
+
+def _embedding_flops(config: EncoderConfig) -> int:
+    if config.embedding_projection == "none":
+        return 0
+    return 2 * config.word_size * (3 if config.trigram else 1) * config.hidden_size
+
+
+def _layer_flops(config: EncoderConfig, length: int) -> int:
+    layer = _attention_flops(config, length) + _feed_forward_flops(config)
+    if config.bottleneck_size:
+        layer += 2 * config.inner_size * config.hidden_size  # out of the bottleneck
+    return layer
 
 
 def _attention_flops(config: EncoderConfig, length: int) -> int:

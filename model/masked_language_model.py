@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from model.branches import BranchedHead
 from model.config import EncoderConfig
+from model.early_leaving import leave_early
 from model.embedding import Embeddings
 from model.encoder import Encoder
 from model.flops import flops_per_token
 from model.initial_values import fill
-from model.outputs import NOTHING, Capture, Encoded
+from model.outputs import NOTHING, Capture, EarlyOutputs, Encoded
 from model.pooler import Pooler
 from model.protocol import Model, register
 
@@ -48,6 +50,19 @@ class MaskedLanguageModel(Model):
         """
         x = self.embeddings(input_ids, segment_ids)
         return self.encoder(x, attention_mask, capture, rows)
+
+    def leave_early(
+        self,
+        name: str,
+        speed: float,
+        input_ids: Tensor,
+        segment_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> EarlyOutputs:
+        head = self.task_heads[name]
+        assert isinstance(head, BranchedHead)
+        x = self.embeddings(input_ids, segment_ids)
+        return leave_early(self.encoder, head, x, attention_mask, speed)
 
     def compile_layers(self, **options: Any) -> None:
         """Run each half of a layer through ``torch.compile`` with these options.

@@ -30,6 +30,7 @@ class Ability(str, Enum):
     LAYER_BY_LAYER = "layers that learn one at a time"
     CHECKPOINT = "layers that are computed again in the backward pass"
     COMPILE = "compiled layers"
+    LEAVE_EARLY = "layers after which examples can leave"
 
 
 class ModelShape(Protocol):
@@ -183,6 +184,8 @@ class ModelConfig(Section, ABC):
             yield "pooling", "must be pooler, first or mean"
         if not head.transform:
             yield "transform", "must be none, tanh, relu or norm"
+        if head.branches and (why := self.cannot(Ability.LEAVE_EARLY)):
+            yield "branches", why
         if head.pooling == "pooler" and self.cannot(Ability.POOL):
             yield "pooling", "is pooler, and the model has none; set pooler, or read first"
         for layer in head.layers:

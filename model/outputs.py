@@ -28,6 +28,7 @@ class Capture:
     at every position, and for the pooled state. A caller that reads neither should leave it off: it
     gets the same losses and gradients for less work. `heads` are the names of the task heads to
     run. `exits` are layers whose output the masked-LM head reads, as it reads the last layer's.
+    `branches` are task heads whose earlier branches are to run.
     """
 
     hidden_states: tuple[int, ...] = ()
@@ -36,6 +37,7 @@ class Capture:
     last_hidden_state: bool = False
     heads: tuple[str, ...] = ()
     exits: tuple[int, ...] = ()
+    branches: tuple[str, ...] = ()
 
     def reads_last_layer(self, layers: int) -> bool:
         """Whether the output of the last of this many layers is needed at every position."""
@@ -68,6 +70,7 @@ class Features:
         `pooled` is not None, and the task heads that were captured. transitions: by name, those of
         task heads with a CRF. all_positions: [B * L, E], the projection's input at every position,
         or None. exits: number -> what `vocabulary_input` would be if that layer were the last.
+        branches: by name of the head, [layers - 1, B, labels], from detached states.
     """
 
     vocabulary_input: Tensor | None
@@ -79,6 +82,17 @@ class Features:
     transitions: dict[str, Transitions] = field(default_factory=dict)
     all_positions: Tensor | None = None
     exits: dict[int, Tensor] = field(default_factory=dict)
+    branches: dict[str, Tensor] = field(default_factory=dict)
+
+
+class EarlyOutputs(NamedTuple):
+    """What a model that examples leave early says of each: logits [B, labels], layers int64 [B].
+
+    `layers` are numbered from 1: the last one that each example passed.
+    """
+
+    logits: Tensor
+    layers: Tensor
 
 
 @dataclass

@@ -19,10 +19,19 @@ from torch.nn import functional as F
 
 from configs.kinds import add_kind, chosen
 from model.attention_kernel import attention_scores, visible_keys
+from model.branches import BranchedHead
 from model.errors import ModelError
 from model.heads import MaskedLanguageModelHead, TaskHead, mean_over_tokens
 from model.model_config import PAIRS, ModelConfig
-from model.outputs import NOTHING, QKV, Capture, Encoded, Features, ModelOutput
+from model.outputs import (
+    NOTHING,
+    QKV,
+    Capture,
+    EarlyOutputs,
+    Encoded,
+    Features,
+    ModelOutput,
+)
 from model.precision import Dense
 from model.task_head_config import TaskHeadConfig
 
@@ -77,7 +86,12 @@ class Model(nn.Module, ABC):
         self.head = MaskedLanguageModelHead(config) if config.mlm_head else None
         self.pair_head = Dense(config.pooled_size, 2) if config.pair_head else None
         self.task_heads = nn.ModuleDict(
-            {name: TaskHead(config, head) for name, head in config.task_heads.items()}
+            {
+                name: BranchedHead(config, head.outputs)
+                if head.branches
+                else TaskHead(config, head)
+                for name, head in config.task_heads.items()
+            }
         )
 
     @abstractmethod
@@ -116,6 +130,21 @@ class Model(nn.Module, ABC):
         """The word embedding's rows for int64 [...]: [..., E]."""
         found: Tensor = self.get_submodule("embeddings.word")(input_ids)
         return found
+
+    def leave_early(
+        self,
+        name: str,
+        speed: float,
+        input_ids: Tensor,
+        segment_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> EarlyOutputs:
+        """What the task head `name` says, of each example after the first layer that is certain.
+
+        That is a layer whose branch has an uncertainty (`model.branches`) less than `speed`. Inputs
+        are as in `encode` (`Ability.LEAVE_EARLY`).
+        """
+        raise NotImplementedError
 
     def checkpoint_activations(self) -> None:
         """Store only each layer's input, and recompute the rest (`Ability.CHECKPOINT`)."""
@@ -170,6 +199,9 @@ class Model(nn.Module, ABC):
         for layer in capture.exits:
             found.exits[layer] = self._exit(encoded.hidden_states[layer], masked_positions)
         self._run_task_heads(capture.heads, found, first, attention_mask)
+        for name in capture.branches:
+            states = [encoded.hidden_states[i] for i in range(1, self.config.layers)]
+            found.branches[name] = self.task_heads[name].earlier(states, attention_mask)
         return found
 
     def rows_read(
@@ -239,7 +271,8 @@ class Model(nn.Module, ABC):
         """The numbers of the hidden states that are captured, or that exits and heads read."""
         heads = [self.config.task_heads[name] for name in capture.heads]
         read = {layer % (self.config.layers + 1) for head in heads for layer in head.layers}
-        return tuple(sorted({*capture.hidden_states, *capture.exits, *read}))
+        below = range(1, self.config.layers) if capture.branches else ()
+        return tuple(sorted({*capture.hidden_states, *capture.exits, *read, *below}))
 
     def _exit(self, states: Tensor, masked_positions: Tensor | None) -> Tensor:
         """The vocabulary projection's input [P, E], computed by the head from states [B, L, H]."""
@@ -260,6 +293,9 @@ class Model(nn.Module, ABC):
         """Add the outputs of these task heads, and the transitions of their CRFs, to `found`."""
         for name in names:
             head = self.task_heads[name]
+            if isinstance(head, BranchedHead):
+                found.heads[name] = head.last(found.last_hidden_state, attention_mask)
+                continue
             assert isinstance(head, TaskHead)
             found.heads[name] = head(self._head_input(head.head, found, first, attention_mask))
             if head.crf is not None:

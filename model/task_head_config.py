@@ -69,6 +69,15 @@ class TaskHeadConfig(Section):
         bool, Doc("A conditional random field over the tags: weights for each pair of neighbours.")
     ] = False
 
+    branches: Annotated[
+        bool,
+        Doc(
+            "A classifier of FastBERT's form after every layer: a dense layer to 128 with tanh, "
+            "self-attention of 2 heads, the first token, a dense layer with tanh. Examples can "
+            "then leave at any layer; the last layer's gives the output."
+        ),
+    ] = False
+
     def conflicts(self) -> Iterator[Refusal]:
         if self.kind in LABELLED and len(set(self.labels)) < max(2, len(self.labels)):
             yield "labels", "must name at least two labels, each once"
@@ -82,6 +91,17 @@ class TaskHeadConfig(Section):
             yield "pooling", f"a head of kind {self.kind} reads every token; remove it"
         if self.pooling == "pooler" and self.layers:
             yield "pooling", "must be first or mean where layers are chosen"
+        if self.branches:
+            yield from self._conflicts_of_branches()
+
+    def _conflicts_of_branches(self) -> Iterator[Refusal]:
+        if self.kind != CLASSIFICATION:
+            yield "branches", "are for kind: classification"
+        if self.layers:
+            yield "layers", "branches read one layer each; remove it"
+        for key, only in (("pooling", "first"), ("transform", "none")):
+            if getattr(self, key) != only:
+                yield key, f"must be {only} where branches is true"
 
     @property
     def per_token(self) -> bool:
@@ -91,7 +111,8 @@ class TaskHeadConfig(Section):
     @property
     def reads_first_token(self) -> bool:
         """Whether it reads nothing but the last layer's state of the first token."""
-        return not self.per_token and self.pooling != "mean" and not self.layers
+        is_first = not self.per_token and self.pooling != "mean"
+        return is_first and not self.layers and not self.branches
 
     @property
     def outputs(self) -> int:

@@ -239,6 +239,8 @@ def _heads_of_a_fine_tuned(
     if config.mlm_head or config.pair_head:
         raise Inexpressible("transformers has no class with a task head and pre-training heads")
     ((name, head),) = config.task_heads.items()
+    if head.branches:
+        raise Inexpressible("transformers has no class with a classifier after every layer")
     form = family.heads.get(head.kind)
     vector = write_vector_head(name, head)
     if vector is not None:
