@@ -145,7 +145,13 @@ class TaskFilesConfig(Section):
     validation: Annotated[
         str, Doc("A task's file to score on; empty: `validation_fraction` of the training file.")
     ] = ""
-    test: Annotated[str, Doc("A task's labelled file that `tandem evaluate` scores as well.")] = ""
+    test: Annotated[
+        str,
+        Doc(
+            "A task's labelled file that is scored as well, at the end; without labels, give it to "
+            "`tandem predict` instead."
+        ),
+    ] = ""
     max_scored: Annotated[
         int | None,
         COUNT,

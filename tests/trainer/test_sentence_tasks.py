@@ -15,6 +15,7 @@ from data_pipeline import DataError
 from model import from_pretrained
 from tests.conftest import tandem
 from tests.distributed import run_distributed
+from tests.test_errors import one_line
 from tests.trainer import jobs
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
@@ -326,6 +327,19 @@ TASKS_WITH_FILES = {
     "sst2", "cola", "mrpc", "rte", "qnli", "stsb", "wikiqa", "conll", "squad", "dream",
     "squadshifts",
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "layout", [["index\tsentence", "0\tfine"], ["text\tlabel", "fine\t-1"]], ids=["glue", "minus 1"]
+)
+def test_a_test_file_without_labels_is_refused_before_training(job, tmp_path, layout) -> None:
+    (tmp_path / "test.tsv").write_text("\n".join(layout) + "\n")
+    with pytest.raises(DataError) as refused:
+        load(job, f"data.test={tmp_path / 'test.tsv'}", "data.columns.text=text")
+    assert "or leave data.test out: `tandem predict` reads files without labels" in str(
+        refused.value
+    )
+    assert str(tmp_path / "test.tsv") in one_line(str(refused.value))
 
 
 def test_finetune_takes_a_table_and_reports_over_seeds(finished, tmp_path) -> None:

@@ -123,7 +123,11 @@ def scored_on_test(job: JobConfig) -> JobConfig | None:
         tokenizer = Corpus.open(one.data.path).tokenizer_dir
         data = dataclasses.replace(one.data, path="")
         own = dataclasses.replace(one, task=task, data=data)
-        folder = _encoded(job, own, tokenizer, {"val": one.file("test").path})
+        try:
+            folder = _encoded(job, own, tokenizer, {"val": one.file("test").path})
+        except DataError as error:
+            other = f"or leave {one.key}.test out: `tandem predict` reads files without labels"
+            raise DataError(f"{error}; {other}") from None
         job = _with(job, dataclasses.replace(own, data=_at(one.data, folder)))
     return job if tested else None
 
