@@ -32,9 +32,7 @@ from commands.options import PATH
 @click.option(
     "--top",
     type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    help="How many documents to find, or to re-rank, for each query.",
+    help="How many documents to find, or to re-rank, for each query. [100]",
 )
 def predict(
     folder: str,
@@ -44,7 +42,7 @@ def predict(
     columns: tuple[str, ...],
     documents: str | None,
     candidates: str | None,
-    top: int,
+    top: int | None,
 ) -> None:
     """Apply the fine-tuned model in DIR to the examples in INPUT, a file or - .
 
@@ -57,12 +55,15 @@ def predict(
     from trainer.prediction.predicting import predictions
     from trainer.prediction.rankings import rankings
 
-    if candidates and not documents:
-        raise click.UsageError("--candidates: needs --documents, the file with their texts")
+    for option, value in (("--candidates", candidates), ("--top", top)):
+        if value and not documents:
+            raise click.UsageError(f"{option}: needs --documents, the file with their texts")
+    if columns and documents:
+        raise click.UsageError("--column: is for tables of texts, and INPUT holds queries")
     chosen = dict(_assignment(word) for word in columns)
     with _written(out) as file:
         answers = (
-            rankings(Path(folder), input_, documents, candidates, top, own_device())
+            rankings(Path(folder), input_, documents, candidates, top or 100, own_device(), head)
             if documents
             else predictions(Path(folder), input_, own_device(), chosen, head)
         )

@@ -5,7 +5,7 @@ Shapes: B sequences, L positions, P target positions (examples times slots per e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,6 +77,19 @@ def to_micro_batches(
     """
     for begin in range(0, len(batch.input_ids), size):
         yield to_device(batch.rows(begin, begin + size).trimmed(), device, masker)
+
+
+def rows_by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """The rows of each forward pass: those of similar length, the longest first.
+
+    A pass holds at most `tokens` tokens, padding included, or a single row.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    first = 0
+    while first < len(order):
+        last = first + max(1, tokens // lengths[order[first]])
+        yield order[first:last]
+        first = last
 
 
 def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = None) -> MicroBatch:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from data_pipeline import DataError
 from model import ModelError
+from trainer.objectives.task import TaskConfig
 
 FILE = "task.json"
 HEADS = "heads"  # where a model has several: the facts of each
+Task = TypeVar("Task", bound=TaskConfig)
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,11 @@ class TaskFacts:
             return cls(**{**tree, "fields": tuple(tree["fields"])})
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ModelError(f"{path}: cannot be read ({error}); export the model again") from error
+
+    def section(self, kind: type[Task]) -> Task:
+        """The task's section as the model was trained with it; the defaults for other models."""
+        known = {one.name for one in fields(kind)} & self.settings.keys()
+        return kind(**{name: self.settings[name] for name in known})
 
     def with_columns(self, columns: Mapping[str, str]) -> TaskFacts:
         """With other places of some fields. Raises DataError for a field that there is not."""

@@ -178,6 +178,21 @@ def test_choices(exported, tmp_path) -> None:
     np.testing.assert_allclose(one["probabilities"], logits.softmax(dim=0).numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--candidates", "first.jsonl"], "--candidates: needs --documents"),
+        (["--top", "3"], "--top: needs --documents"),
+        (["--documents", "d.jsonl", "--column", "text=1"], "--column: is for tables of texts"),
+        (["--column", "text"], "--column text: must be FIELD=COLUMN"),
+    ],
+)
+def test_options_that_would_have_no_effect(options, message) -> None:
+    ended = CliRunner().invoke(tandem.main, ["predict", "exports/teacher", "queries.tsv", *options])
+    assert ended.exit_code == 2
+    assert message in ended.stderr
+
+
 def test_input_that_cannot_be_read(classifier, tokenizer, tmp_path) -> None:
     def write(name: str, text: str) -> Path:
         (tmp_path / name).write_text(text)
@@ -194,6 +209,8 @@ def test_input_that_cannot_be_read(classifier, tokenizer, tmp_path) -> None:
     assert not out.exists()
     column = refused(classifier, write("a.tsv", "t\nx\n"), "--column", "txt=t")
     assert "--column txt: no such field; there are: text" in column
+    documents = tmp_path / "a.tsv", "--documents", tmp_path / "a.tsv"
+    assert "has no head other" in refused(classifier, *documents, "--head", "other")
     bare = tmp_path / "bare"
     save_pretrained(build(tiny.encoder(vocab_size=300), seed=1), bare, tokenizer=tokenizer)
     assert "bare: has no head of a task" in refused(bare, tmp_path / "a.tsv")

@@ -12,6 +12,7 @@ from torch import Tensor
 from data_pipeline import Vocabulary
 from data_pipeline.augmentation.sentence import Sentence
 from model import Model
+from trainer.batches import rows_by_length
 
 TOKENS = 1 << 13  # of one forward pass, padding included
 LONGEST = 512  # without a limit of the model's own
@@ -57,7 +58,8 @@ class MaskedWords:
             for number, (sentence, own) in enumerate(zip(sentences, words, strict=True))
             for query in self._queries(number, sentence, own)
         ]
-        for some in _passes(queries):
+        for rows in rows_by_length([len(query.ids) for query in queries], TOKENS):
+            some = [queries[row] for row in rows]
             for query, tokens in zip(some, self._most_probable(some), strict=True):
                 original = sentences[query.sentence].ids[query.position - 1]
                 found[query.sentence][query.word] = self._whole_words(tokens, original)
@@ -113,13 +115,3 @@ class MaskedWords:
 
     def _text(self, token: int) -> str:
         return str(self.tokenizer.id_to_token(token))
-
-
-def _passes(queries: Sequence[_Query]) -> Iterator[list[_Query]]:
-    """Queries of about one length together, the longest first."""
-    order = sorted(queries, key=lambda query: -len(query.ids))
-    first = 0
-    while first < len(order):
-        last = first + max(1, TOKENS // len(order[first].ids))
-        yield order[first:last]
-        first = last

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from data_pipeline import Vocabulary
 from model import Model
+from trainer.batches import rows_by_length
 
 TOKENS = 1 << 14  # in one forward pass
 
@@ -39,13 +40,9 @@ def pseudo_log_likelihoods(
 
 def _passes(lengths: Sequence[int], tokens_per_pass: int) -> Iterator[np.ndarray]:
     """The rows of each pass as (sentence, position in it), [rows, 2]; longest sentences first."""
-    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
-    rows = np.array([(number, place) for number in order for place in range(lengths[number] - 2)])
-    first = 0
-    while first < len(rows):
-        last = first + max(1, tokens_per_pass // lengths[rows[first, 0]])
-        yield rows[first:last]
-        first = last
+    rows = [(number, place) for number, one in enumerate(lengths) for place in range(one - 2)]
+    for chosen in rows_by_length([lengths[number] for number, _ in rows], tokens_per_pass):
+        yield np.array([rows[row] for row in chosen])
 
 
 def _log_probabilities(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from data_pipeline import Vocabulary
 from model import Capture, Model
+from trainer.batches import rows_by_length
 
 # Tokens in one forward pass, padding included. A CPU is as fast with 1,024 per thread as with more,
 # and small passes waste less on padding.
@@ -32,10 +33,11 @@ def head_outputs(
     """
     outputs: list[Tensor] = [torch.empty(0)] * len(sequences)
     per_token = model.config.task_heads[head].per_token
-    for rows in _passes(sequences, tokens_per_pass(next(model.parameters()).device)):
+    lengths = [_length(segments) for segments in sequences]
+    for rows in rows_by_length(lengths, tokens_per_pass(next(model.parameters()).device)):
         found = _of_pass(model, head, vocabulary, [sequences[row] for row in rows])
         for row, output in zip(rows, found.float().cpu(), strict=True):
-            outputs[row] = output[: _length(sequences[row])] if per_token else output
+            outputs[row] = output[: lengths[row]] if per_token else output
     return outputs
 
 
@@ -49,15 +51,6 @@ def tokens_per_pass(device: torch.device) -> int:
 def _length(segments: Segments) -> int:
     """The length in tokens, with [CLS] and with [SEP] after each segment."""
     return 1 + sum(len(segment) + 1 for segment in segments)
-
-
-def _passes(sequences: Sequence[Segments], tokens: int) -> Iterator[list[int]]:
-    order = sorted(range(len(sequences)), key=lambda row: -_length(sequences[row]))
-    first = 0
-    while first < len(order):
-        last = first + max(1, tokens // _length(sequences[order[first]]))
-        yield order[first:last]
-        first = last
 
 
 def _of_pass(model: Model, head: str, vocabulary: Vocabulary, sequences: list[Segments]) -> Tensor:

@@ -15,9 +15,11 @@ from data_pipeline.task_files.collection import Collection, best_first
 from data_pipeline.task_files.retrieval import read_retrieval_documents
 from model import REGRESSION, VECTOR, ModelError
 from trainer.prediction.fine_tuned import FineTuned
-from trainer.prediction.vectors import queries_in, retrieval_settings
+from trainer.prediction.vectors import queries_in
 from trainer.scoring.exact_search import nearest_documents
 from trainer.scoring.ranking_metric import with_others
+from trainer.tasks.reranking import Reranking
+from trainer.tasks.retrieval import Retrieval
 
 AT_ONCE = 4096  # texts that are sorted by length together
 
@@ -29,14 +31,16 @@ def rankings(
     candidates: str | None,
     count: int,
     device: torch.device,
+    wanted: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """For each query ``{"query": ..., "documents": [{"id": ..., "score": ...}, ...]}``.
 
     A dual encoder finds the `count` best among all documents. A cross-encoder puts the first
-    `count` of a run of `candidates` in a new order; the others stay below them. Raises ModelError
-    for other models, DataError for what cannot be read.
+    `count` of a run of `candidates` in a new order; the others stay below them. `wanted` is the
+    head to use in a model with several. Raises ModelError for other models, DataError for what
+    cannot be read.
     """
-    tuned = FineTuned.open(folder, device)
+    tuned = FineTuned.open(folder, device, wanted)
     if tuned.head.kind == VECTOR:
         if candidates is not None:
             raise DataError("--candidates: are for a cross-encoder; a dual encoder finds its own")
@@ -49,7 +53,7 @@ def rankings(
 
 
 def _found(tuned: FineTuned, queries: str, documents: str, count: int) -> Iterator[dict[str, Any]]:
-    task, encoder = retrieval_settings(tuned.facts), tuned.encoder
+    task, encoder = tuned.facts.section(Retrieval), tuned.encoder
     known = [one for one in read_retrieval_documents(documents) if one.text]
     sequences = (task.document_sequence(one, encoder) for one in known)
     vectors = torch.stack([*_outputs(tuned, sequences)])
@@ -69,7 +73,7 @@ def _outputs(tuned: FineTuned, sequences: Iterator[Any]) -> Iterator[Tensor]:
 def _reranked(
     tuned: FineTuned, queries: str, documents: str, candidates: str, count: int
 ) -> Iterator[dict[str, Any]]:
-    by_order = bool(tuned.facts.settings.get("numbered_by_order", False))
+    by_order = tuned.facts.section(Reranking).numbered_by_order
     collection = Collection.read(documents, queries, by_order)
     for number, ranked in sorted(collection.ranking(candidates).items()):
         first = [one for one in best_first(ranked, count) if collection.documents[one].text]

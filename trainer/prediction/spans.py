@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,6 +64,4 @@ class SpanPredictor(Predictor):
 
     @cached_property
     def _task(self) -> Span:
-        """The task's section that the model was trained with; defaults for other models."""
-        known = {one.name for one in dataclasses.fields(Span)} & self.facts.settings.keys()
-        return Span(**{name: self.facts.settings[name] for name in known})
+        return self.facts.section(Span)

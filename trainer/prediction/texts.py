@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from data_pipeline.task_files.contents import suffix_of
 from data_pipeline.task_files.tables import LAYOUTS, TSV, Columns, read_table
 from model import REGRESSION
+from trainer.objectives.task import TaskFile
 from trainer.prediction.predictor import Predictor, Query
 
 PLAIN = ("", ".txt")  # suffixes of files with one example per line and no header, like stdin
@@ -36,5 +38,4 @@ class TextPredictor(Predictor):
         """The columns of the texts: as in the training file or, in a plain file, in order."""
         if suffix_of(path) in PLAIN and not self.facts.columns:
             return {name: number for number, name in enumerate(self.facts.fields, start=1)}
-        named = {name: self.facts.columns.get(name, name) for name in self.facts.fields}
-        return {name: int(one) if one.isdecimal() else one for name, one in named.items()}
+        return TaskFile(Path(path), self.facts.columns).columns_of(*self.facts.fields)

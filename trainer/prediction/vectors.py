@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -13,7 +12,6 @@ from data_pipeline.task_files.contents import place, read_lines
 from data_pipeline.task_files.retrieval import RetrievalText, read_queries
 from data_pipeline.text.text_files import STDIN
 from trainer.prediction.predictor import Predictor, Query
-from trainer.task_facts import TaskFacts
 from trainer.tasks.retrieval import Retrieval
 
 
@@ -30,7 +28,7 @@ class VectorPredictor(Predictor):
 
     @cached_property
     def _task(self) -> Retrieval:
-        return retrieval_settings(self.facts)
+        return self.facts.section(Retrieval)
 
 
 def queries_in(path: str, numbered_by_order: bool) -> Iterator[RetrievalText]:
@@ -40,9 +38,3 @@ def queries_in(path: str, numbered_by_order: bool) -> Iterator[RetrievalText]:
         return
     for number, line in read_lines(path):
         yield RetrievalText(place(path, number), str(number), line.strip())
-
-
-def retrieval_settings(facts: TaskFacts) -> Retrieval:
-    """The task's section as the model was trained with it; the defaults for other models."""
-    known = {one.name for one in dataclasses.fields(Retrieval)} & facts.settings.keys()
-    return Retrieval(**{name: facts.settings[name] for name in known})
