@@ -23,6 +23,7 @@ from tests.trainer import jobs
 from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
 from trainer.job_data.examples import with_examples
+from trainer.prediction.predicting import predictions
 from trainer.run_folder.folder import RunFolder
 from trainer.scoring.span_metric import best_spans, best_threshold
 from trainer.task_facts import TaskFacts
@@ -76,6 +77,15 @@ def squad(count: int, shift: int, unanswerable: bool = False) -> str:
         asked = {"id": f"q{number}", "question": "which is it", "answers": answers}
         paragraphs.append({"context": context, "qas": [{**asked, "is_impossible": none}]})
     return json.dumps({"version": "2.0", "data": [{"title": "x", "paragraphs": paragraphs}]})
+
+
+def without_answers(questions: str) -> str:
+    """The same questions, none of which is to be answered."""
+    tree = json.loads(questions)
+    for paragraph in tree["data"][0]["paragraphs"]:
+        for asked in paragraph["qas"]:
+            asked |= {"answers": [], "is_impossible": True}
+    return json.dumps(tree)
 
 
 def dream(count: int, shift: int) -> str:
@@ -183,12 +193,20 @@ def test_each_answer_is_in_a_window_at_its_place(folder, corpus) -> None:
 
 
 def test_questions_without_an_answer_get_a_threshold(folder, corpus) -> None:
+    """It is found on the validation file, and kept for the test file and for predictions."""
+    (folder / "none_test").write_text(without_answers(squad(12, 500)))
     task = "{unanswerable: true, metrics: [exact_match]}"
-    more = ("data.train=open_train", "data.validation=open_dev", "name=open")
+    more = ("data.train=open_train", "data.validation=open_dev", "data.test=none_test", "name=open")
     run, scores = finished(1, folder, corpus, "span", 100, task, *more)
     assert scores["span_exact_match"] >= 0.5
-    exported = TaskFacts.read(run.path / "exports" / "teacher", "span")
-    assert exported.scores["span_null_threshold"] == scores["span_null_threshold"]
+    exported = run.path / "exports" / "teacher"
+    threshold = TaskFacts.read(exported, "span").scores["span_null_threshold"]
+    assert threshold == scores["span_null_threshold"] == scores["test_span_null_threshold"]
+    told = list(predictions(exported, str(folder / "none_test"), torch.device("cpu")))
+    silent = [one["answer"] is None for one in told]
+    assert scores["test_span_exact_match"] == pytest.approx(np.mean(silent))
+    # The best threshold for the test file, below all margins, would have given no answer at all.
+    assert not all(silent)
 
 
 def test_a_best_span_ends_after_it_begins() -> None:

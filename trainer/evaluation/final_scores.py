@@ -112,7 +112,7 @@ class _Measurement:
             "flops_per_token": size.flops_per_token,
             **told.overall,
             "corpora": told.by_corpus,
-            **self._scores_on_test(name, model),
+            **self._scores_on_test(name, model, scores),
             "retention": self._retention(told),
             "agreement": self._agreement(model) if both_predict and not is_teacher else None,
             **self._speed(name, model),
@@ -135,11 +135,12 @@ class _Measurement:
         with torch.inference_mode():
             return examples.evaluate(of_batch, metrics, micro_batch, self.device)
 
-    def _scores_on_test(self, name: str, model: Model) -> dict[str, Any]:
+    def _scores_on_test(self, name: str, model: Model, on_validation: Scores) -> dict[str, Any]:
         """The scores on a task's test file, by column; empty where the job has no such file."""
         if self.test is None:
             return {}
-        metrics = self.test.job.metrics_of(self.saved.config(name))
+        own = self.test.job.metrics_of(self.saved.config(name))
+        metrics = tuple(metric.tuned_on(on_validation.overall) for metric in own)
         scores = self._scores(name, model, self.test.examples, metrics)
         told = scores.of_trained_heads(metrics, self.saved.trained_heads(name))
         return {f"{ON_TEST}{column}": one for column, one in told.overall.items()}

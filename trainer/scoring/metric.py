@@ -33,6 +33,10 @@ class Metric(ABC, Generic[Outputs]):
         """The metric's primary score, which stands for it."""
         return self.columns[0]
 
+    def tuned_on(self, scores: Mapping[str, float | None]) -> Metric[Outputs]:
+        """The metric for a test file: with what it chose on the validation file of these scores."""
+        return self
+
     @abstractmethod
     def of_batch(self, outputs: Outputs) -> Tensor:
         """The readings of one micro-batch; runs inside the engine, where weights can be read."""

@@ -42,17 +42,23 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
 
     A span (i, j) has j >= i and at most `longest` tokens; its score is the sum of its two logits. A
     question is answered by its best window. Where questions may be `unanswerable`, no answer is
-    given if its score exceeds that of the best span by more than a threshold. The threshold is
-    chosen for the highest F1 on these examples.
+    given if its score exceeds that of the best span by more than a threshold. Without a `known`
+    threshold, the one with the highest F1 on these examples is chosen.
     """
 
     width = WIDTH
 
     def __init__(
-        self, head: str, names: Sequence[str], answers: AnswerFile, longest: int, unanswerable: bool
+        self,
+        head: str,
+        names: Sequence[str],
+        answers: AnswerFile,
+        longest: int,
+        unanswerable: bool,
+        known: float | None = None,
     ) -> None:
         self.head, self.names, self.answers = head, tuple(names), answers
-        self.longest, self.unanswerable = longest, unanswerable
+        self.longest, self.unanswerable, self.known = longest, unanswerable, known
         shown = [Column(f"{head}_{name}", name, SHARE) for name in names]
         threshold = [Column(self.threshold(head), "threshold", NUMBER)] * unanswerable
         self.columns = (*shown, *threshold)
@@ -77,6 +83,10 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
         """The target that holds the character after the last of each token of the passage."""
         return f"{head}_ends"
 
+    def tuned_on(self, scores: Mapping[str, float | None]) -> SpanMetric:
+        settings = self.names, self.answers, self.longest, self.unanswerable
+        return SpanMetric(self.head, *settings, known=scores.get(self.threshold(self.head)))
+
     @torch.no_grad()
     def of_batch(self, outputs: ScoreInputs) -> Tensor:
         """[windows, WIDTH]: the best span of each window."""
@@ -97,7 +107,8 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
         threshold = None
         if self.unanswerable:
             margins = {name: one.margin for name, one in found.items()}
-            threshold = best_threshold(texts, margins, right)
+            known = self.known
+            threshold = best_threshold(texts, margins, right) if known is None else known
             texts = {
                 name: texts[name] if one.given(threshold) else "" for name, one in found.items()
             }
