@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from commands.job_configs import task_job
 from commands.options import PATH
 
 if TYPE_CHECKING:
+    from model import Model
+    from trainer.analysis.analysis import Analysis
     from trainer.analysis.examples import Examples
-    from trainer.config import JobConfig
 
 PRUNED = "pruned"  # the folder of the pruned model, in the one of the analysis
 
@@ -57,40 +59,64 @@ def analyze(
     YAML file, or a name from configs/task/, that DIR was fine-tuned on: its validation examples are
     scored; job keys change the task's job, as in data.root=/data.
     """
-    is_task = _is_task(named)
-    if is_task and length is not None:
-        raise click.UsageError("--length: is for a TEXT; set data.sequence_length=... of a TASK")
-    if overrides and not is_task:
-        raise click.UsageError(f"{overrides[0]}: job keys are for a TASK, which {named} is not")
-    if prune and way == "uniform":
-        raise click.UsageError("--prune: takes heads away; it goes with --disable zero")
-    target = Path(out or f"runs/analysis/{Path(folder).resolve().name}-{Path(named).stem}")
-    from configs.strict_json import strict_json
+    _refuse_misuse(named, overrides, length, way, prune)
+    source = Path(folder)
+    target = Path(out or f"runs/analysis/{source.resolve().name}-{Path(named).stem}")
     from model import require_free
-    from trainer.analysis.analysis import analyze, to_json, with_attention, with_pruned
-    from trainer.analysis.examples import TaskExamples, TextExamples
-    from trainer.analysis.page import render
-    from trainer.analysis.table import analysis_table
+    from trainer.analysis.analysis import analyze, with_attention, with_pruned
     from trainer.device import own_device
 
     if prune:
         require_free(target / PRUNED)
-    source = Path(folder)
     model = with_attention(source, own_device(), prune or 0)
-    examples: Examples
-    if is_task:
-        job = _task_job(folder, named, overrides)
-        examples = TaskExamples(model, source, job, limit)
-    else:
-        examples = TextExamples(model, source, named, length, limit)
+    examples = _examples(model, source, named, overrides, limit, length)
     found = analyze(model, source, named, examples, way)
     if prune:
         found = with_pruned(found, model, examples, prune, target / PRUNED)
+    click.echo(_written(found, target, as_json))
+
+
+def _refuse_misuse(
+    named: str, overrides: tuple[str, ...], length: int | None, way: str, prune: int | None
+) -> None:
+    """Raise UsageError for options that do not go together."""
+    if _is_task(named) and length is not None:
+        raise click.UsageError("--length: is for a TEXT; set data.sequence_length=... of a TASK")
+    if overrides and not _is_task(named):
+        raise click.UsageError(f"{overrides[0]}: job keys are for a TASK, which {named} is not")
+    if prune and way == "uniform":
+        raise click.UsageError("--prune: takes heads away; it goes with --disable zero")
+
+
+def _examples(
+    model: Model,
+    folder: Path,
+    named: str,
+    overrides: tuple[str, ...],
+    limit: int,
+    length: int | None,
+) -> Examples:
+    """What the model in `folder` is analysed on."""
+    from trainer.analysis.examples import TaskExamples, TextExamples
+
+    if not _is_task(named):
+        return TextExamples(model, folder, named, length, limit)
+    job = task_job(named, (f"teacher.init.pretrained={folder}", *overrides))
+    return TaskExamples(model, folder, job, limit)
+
+
+def _written(found: Analysis, target: Path, as_json: bool) -> str:
+    """What is printed of an analysis, whose JSON and page are written to `target`."""
+    from configs.strict_json import strict_json
+    from trainer.analysis.analysis import to_json
+    from trainer.analysis.page import render
+    from trainer.analysis.table import analysis_table
+
     target.mkdir(parents=True, exist_ok=True)
     text, page = strict_json(to_json(found)), target / "analysis.html"
     (target / "analysis.json").write_text(f"{text}\n", encoding="utf-8")
     page.write_text(render(found), encoding="utf-8")
-    click.echo(text if as_json else f"{analysis_table(found)}\n\nPage: {page}")
+    return text if as_json else f"{analysis_table(found)}\n\nPage: {page}"
 
 
 def _is_task(named: str) -> bool:
@@ -100,12 +126,3 @@ def _is_task(named: str) -> bool:
     if named.endswith((".yaml", ".yml")):
         return True
     return (configs.SHIPPED / "task" / f"{named}.yaml").is_file() and not Path(named).exists()
-
-
-def _task_job(folder: str, task: str, overrides: tuple[str, ...]) -> JobConfig:
-    """The job of a task, as if the model in `folder` were to be fine-tuned."""
-    import configs
-    from trainer.config import JobConfig
-
-    words = (f"teacher.init.pretrained={folder}", *overrides)
-    return configs.load(task, JobConfig, "task", words)

@@ -21,13 +21,16 @@ def load_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
 
 
 def task_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
-    """The config of a job that names the files of a task, whose examples are not encoded yet."""
+    """The config of a job about one task, whose examples are not encoded yet.
+
+    Raises UsageError for a job that reads text, or the examples of several tasks.
+    """
     import configs
     from trainer.config import JobConfig
 
     job = configs.load(config, JobConfig, _kind(config), overrides)
     if not job.data.train:
-        raise click.UsageError(f"{config}: names no examples of a task in data.train")
+        raise click.UsageError(f"{config}: names no examples of one task in data.train")
     return job
 
 

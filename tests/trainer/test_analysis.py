@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+import configs
 import tandem
 from data_pipeline.tokenization.tokenizer import load
 from data_pipeline.tokenization.training import train
@@ -204,5 +205,7 @@ def test_wrong_usage(masked: Path, files: Path) -> None:
     prose = files / "prose.txt"
     assert "job keys are for a TASK" in refused(masked, prose, "data.root=x", code=2)
     assert "data.sequence_length" in refused(masked, "mrpc", "--length", 16, code=2)
+    job = str(configs.SHIPPED / "job" / "demo.yaml")
+    assert "names no examples of one task" in refused(masked, job, code=2)
     uniform = ["--disable", "uniform", "--prune", 1]
     assert "goes with --disable zero" in refused(masked, prose, *uniform, code=2)

@@ -85,14 +85,14 @@ def with_pruned(
     write_config(model.config, out, title)
     scores = examples.score(from_pretrained(out).to(device))
     if (source / FILE).exists():
-        facts = {name: TaskFacts.read(source, name) for name in model.config.task_heads}
-        own = {name: _of_head(name, scores) for name in facts}
-        write_facts(out, {n: dataclasses.replace(one, scores=own[n]) for n, one in facts.items()})
+        write_facts(out, {name: _facts(source, name, scores) for name in model.config.task_heads})
     return dataclasses.replace(found, pruned=Pruned(heads, out, scores))
 
 
-def _of_head(name: str, scores: Mapping[str, float]) -> dict[str, float]:
-    return {column: score for column, score in scores.items() if column.startswith(f"{name}_")}
+def _facts(source: Path, head: str, scores: Mapping[str, float]) -> TaskFacts:
+    """What the folder says of a head, with its part of these scores."""
+    own = {column: score for column, score in scores.items() if column.startswith(f"{head}_")}
+    return dataclasses.replace(TaskFacts.read(source, head), scores=own)
 
 
 def to_json(found: Analysis) -> dict[str, Any]:

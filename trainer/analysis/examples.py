@@ -109,7 +109,7 @@ class TaskExamples(Examples):
     """The validation examples of a task, for a model that was fine-tuned on it."""
 
     def __init__(self, model: Model, folder: Path, job: JobConfig, limit: int) -> None:
-        """`job` is the task's; its examples are encoded with the tokenizer that it names.
+        """`job` is about one task; its examples are encoded with the tokenizer that it names.
 
         Raises ModelError for a model whose head is not the task's, DataError and TrainingError for
         examples that cannot be read.
@@ -168,8 +168,6 @@ def _is_punctuation(text: str) -> bool:
 
 def _metrics_of(model: Model, folder: Path, job: JobConfig) -> Metrics:
     """Those of the task's head. Raises ModelError where the model has no such head."""
-    if job.data.tasks:
-        raise DataError("data.tasks: a model is analysed on one task; name its config")
     name = tasks_of(job)[0].task.head
     expected = job.teacher.architecture.task_heads[name]
     head = model.config.task_heads.get(name)

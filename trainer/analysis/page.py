@@ -9,7 +9,15 @@ from pathlib import Path
 from trainer.analysis.analysis import Analysis
 from trainer.analysis.disabling import Effect, Effects
 from trainer.analysis.patterns import PATTERNS
-from trainer.analysis.words import RULE, change_heading, changed, disabled_how, head_name, written
+from trainer.analysis.words import (
+    RULE,
+    change_heading,
+    changed,
+    disabled_how,
+    head_name,
+    layer_name,
+    written,
+)
 from trainer.report.document import document
 from trainer.report.words import percent
 
@@ -71,8 +79,7 @@ def _effects(found: Analysis) -> str:
     for weights, together in enumerate(effects.all_heads):
         own = [one for one in effects.single if one.heads[0].weights == weights]
         cells = "".join(_change_cell(effects, one, largest) for one in (*own, together))
-        name = head_name(effects, together.heads[0]).partition(".")[0]
-        rows += f"<tr><td>{name}</td>{cells}</tr>"
+        rows += f"<tr><td>{layer_name(effects, weights)}</td>{cells}</tr>"
     note = f"{disabled_how(found)} The change of the score: {change_heading(effects.column)}."
     legend = (
         '<span style="--c:var(--c1)"><i></i>worse without</span>'

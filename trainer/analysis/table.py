@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import io
-
-from rich.console import Console
-from rich.table import Table
-
 from trainer.analysis.analysis import Analysis, Pruned
 from trainer.analysis.disabling import Effect, Effects
 from trainer.analysis.patterns import PATTERNS
 from trainer.analysis.words import RULE, change_heading, changed, disabled_how, head_name, written
-from trainer.report.table import WIDTH
+from trainer.report.table import as_text, plain_table
 from trainer.report.words import percent
 
 
 def analysis_table(found: Analysis) -> str:
     """A line for each layer: the shares of the patterns, and what its heads are worth."""
     effects = found.effects
-    table = Table(box=None, pad_edge=False, header_style="")
-    for heading in ("layer", *PATTERNS, "most needed head", "least needed head", "all heads"):
-        table.add_column(heading, justify="right")
+    heads = ("most needed head", "least needed head", "all heads")
+    table = plain_table("layer", *PATTERNS, *heads)
+    table.columns[0].justify = "right"
     for number, shares in enumerate(found.patterns.shares.mean(dim=1), start=1):
         table.add_row(str(number), *map(percent, shares.tolist()), *_of_layer(effects, number))
-    out = io.StringIO()
-    Console(file=out, width=WIDTH, color_system=None).print(table)
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
     return "\n".join(
         [
             f"{found.folder} on {found.examples}: {written(found.columns, effects.whole)}",
             "",
-            *lines,
+            as_text(table),
             *(["", _pruned(found, found.pruned)] if found.pruned else []),
             "",
             RULE,

@@ -45,6 +45,10 @@ def written(columns: Sequence[Column], scores: Scores) -> str:
 
 def head_name(effects: Effects, head: Head) -> str:
     """``3.2`` is head 2 of layer 3; of layers that share their heads ``1-4.2``."""
-    layers = effects.layers[head.weights]
-    named = str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"
-    return f"{named}.{head.head + 1}"
+    return f"{layer_name(effects, head.weights)}.{head.head + 1}"
+
+
+def layer_name(effects: Effects, weights: int) -> str:
+    """The layer with this set of attention weights, or ``1-4``: the layers that share it."""
+    layers = effects.layers[weights]
+    return str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"

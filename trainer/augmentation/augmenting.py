@@ -14,7 +14,6 @@ from data_pipeline import DataError
 from data_pipeline.augmentation.replacement import Replacement, replaceable
 from data_pipeline.augmentation.sentence import Sentence
 from data_pipeline.augmentation.word_vectors import WordVectors
-from data_pipeline.shards.manifest import sha256
 from data_pipeline.task_files.tables import read_table
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
 from model import ModelError, from_pretrained
@@ -22,7 +21,7 @@ from trainer.augmentation.input_vectors import InputVectors
 from trainer.augmentation.masked_words import MaskedWords
 from trainer.augmentation.table_file import TableFile
 from trainer.config import JobConfig
-from trainer.job_data.examples import tasks_of
+from trainer.job_data.examples import digest_of, tasks_of
 from trainer.objectives.task import LABEL, TaskFile
 
 PART = 64  # examples that are written at a time
@@ -50,7 +49,7 @@ class Augmentation:
             **dataclasses.asdict(self.replacement),
             "candidates": self.candidates,
             "beside_original": self.beside_original,
-            **{name: _digest(path) for name, path in files.items()},
+            **{name: digest_of(path) for name, path in files.items()},
         }
 
 
@@ -63,11 +62,10 @@ def augment(
 ) -> tuple[int, int]:
     """Write the training examples of a task with their copies to `out`; how many, and of how many.
 
-    An interrupted call is resumed by the same call. Raises DataError or ModelError, one line, for a
-    task that is not about texts in tables, or has no validation file, and for bad inputs.
+    `job` is about one task. An interrupted call is resumed by the same call. Raises DataError or
+    ModelError, one line, for a task that is not about texts in tables, or has no validation file,
+    and for bad inputs.
     """
-    if job.data.tasks:
-        raise DataError("data.tasks: data augment copies the examples of one task; name its config")
     (one,) = tasks_of(job)
     name, task = one.name, one.task
     if LABEL not in task.fields:
@@ -79,7 +77,7 @@ def augment(
         )
     file = TaskFile(job.data.task_files["train"], job.data.columns)
     columns = file.columns_of(*task.fields)
-    identity = {**settings.identity(), "examples": _digest(file.path), "columns": columns}
+    identity = {**settings.identity(), "examples": digest_of(file.path), "columns": columns}
     table = TableFile(out, columns, identity)
     rows = [row for _, row in read_table(str(file.path), columns)]
     copies = _Copies(settings, device)
@@ -145,10 +143,3 @@ class _Copies:
             return self._vectors.nearest(word.text, count)
         assert self._inputs is not None
         return self._inputs.nearest([sentence.ids[piece] for piece in word.pieces], count)
-
-
-def _digest(path: Path) -> str:
-    try:
-        return sha256(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None

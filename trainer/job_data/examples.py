@@ -266,9 +266,9 @@ def _identity(one: TaskOfJob, files: Mapping[str, Path]) -> dict[str, Any]:
     data, task, settings = one.data, one.task, dataclasses.asdict(one.task)
     return {
         "settings": {key: one for key, one in settings.items() if key not in task.not_encoded},
-        "code": _content(Path(inspect.getfile(type(task)))),
-        "files": {SPLITS[split]: _content(path) for split, path in files.items()},
-        "others": {other: _content(path) for other, path in data.other_files.items()},
+        "code": digest_of(Path(inspect.getfile(type(task)))),
+        "files": {SPLITS[split]: digest_of(path) for split, path in files.items()},
+        "others": {other: digest_of(path) for other, path in data.other_files.items()},
         "max_scored": data.max_scored,
         "columns": dict(data.columns),
         "sequence_length": data.sequence_length,
@@ -305,8 +305,8 @@ def _tokenizer_of(job: JobConfig) -> Path:
     return Path(folder)
 
 
-def _content(path: Path) -> str:
-    """The SHA-256 of a file."""
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file; DataError where it cannot be read."""
     try:
         return manifest.sha256(path)
     except OSError as error:

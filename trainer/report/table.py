@@ -14,7 +14,7 @@ from trainer.run_folder.run_files import columns_of
 from trainer.scoring.column import Column
 
 SHARES_AND_SPEED = ("retention", "agreement", "tokens/s", "ms/seq")
-WIDTH = 10_000  # lines are never wrapped, so that paths can be copied
+WIDTH = 10_000  # wider than any table
 
 
 def student_table(evaluation: dict[str, Any]) -> str:
@@ -22,25 +22,34 @@ def student_table(evaluation: dict[str, Any]) -> str:
 
     Of text, the last line is the unigram baseline, which every learner has to beat.
     """
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("learner")
     learners, columns = evaluation["learners"], columns_of(evaluation)
     headings = [column.heading for column in columns]
-    for heading in ("parameters", *headings, *SHARES_AND_SPEED):
-        table.add_column(heading, justify="right")
+    table = plain_table("learner", "parameters", *headings, *SHARES_AND_SPEED)
     exported = any("export" in facts for facts in learners.values())
     if exported:
-        table.add_column("exported to", no_wrap=True)
+        table.add_column("exported to")
     for name, facts in learners.items():
         places = [facts.get("export", "")] if exported else []
         table.add_row(*_cells(name, facts, columns), *places)
     unigram = evaluation["unigram"]
     if unigram:
         table.add_row("(unigram)", "", *(score_of(unigram, column) for column in columns))
+    return f"{as_text(table)}\n\n{_OF_TEXT if unigram else _OF_A_TASK}{_OF_ALL}"
+
+
+def plain_table(first: str, *others: str) -> Table:
+    """A table without lines, with these headings; all columns but the first are numbers."""
+    table = Table(first, box=None, pad_edge=False, header_style="")
+    for heading in others:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def as_text(table: Table) -> str:
+    """The lines of a table, without colours; none is wrapped, so that paths can be copied."""
     out = io.StringIO()
     Console(file=out, width=WIDTH, color_system=None).print(table)
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    return "\n".join([*lines, "", (_OF_TEXT if unigram else _OF_A_TASK) + _OF_ALL])
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 _OF_TEXT = (

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from trainer.report.document import document
-from trainer.report.table import WIDTH
+from trainer.report.table import as_text, plain_table
 from trainer.report.words import percent, short
 from trainer.suites.results import ModelResults, TaskScore
 
@@ -20,16 +16,11 @@ Models = Mapping[str, ModelResults]  # the first is the reference
 
 def comparison_table(models: Models) -> str:
     """The table as plain text, one line per model, followed by the meaning of its columns."""
-    table = Table(box=None, pad_edge=False, header_style="")
     headings, *rows = _cells(models)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left")
+    table = plain_table(*headings)
     for row in rows:
         table.add_row(*row)
-    out = io.StringIO()
-    Console(file=out, width=WIDTH, color_system=None).print(table)
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    return "\n".join([*lines, "", *_legend(models)])
+    return "\n".join([as_text(table), "", *_legend(models)])
 
 
 def write_comparison(path: Path, title: str, about: str, models: Models) -> None:
