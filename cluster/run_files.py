@@ -29,7 +29,8 @@ def damaged_files(run: Path) -> list[str]:
     found = []
     if results.exists() and not isinstance(json_object(results).get("step"), int):
         found.append("evaluation.json is damaged; tandem train writes it again")
-    if not (all(map(_numbers, _newest_lines(metrics))) and is_torn(_newest_content(metrics)[-1])):
+    *rows, last = _newest_content(metrics)
+    if not (all(map(_numbers, rows)) and is_torn(last)):
         found.append("metrics.jsonl is damaged; its other rows are shown")
     records = (run / name for name in RECORDS)
     strange = (path.name for path in records if path.exists() and not path.is_file())

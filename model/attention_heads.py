@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model.attention import Attention
 from model.errors import ModelError
@@ -76,22 +75,22 @@ def _rows(attention: Attention, span: slice) -> list[Tensor]:
     return [part for one in dense for part in _of_rows(one, span)]
 
 
-def _of_rows(dense: torch.nn.Linear, span: slice) -> list[Tensor]:
+def _of_rows(dense: nn.Linear, span: slice) -> list[Tensor]:
     tensors = [dense.weight] if dense.bias is None else [dense.weight, dense.bias]
     return [tensor.detach()[span] for tensor in tensors]
 
 
 def _place(model: Model, head: Head) -> tuple[Attention, slice]:
     attention = _attention(model)[head.weights]
+    assert isinstance(attention, Attention)
     size = attention.config.head_size
     return attention, slice(head.head * size, (head.head + 1) * size)
 
 
-def _attention(model: Model) -> list[Attention]:
+def _attention(model: Model) -> nn.ModuleList:
     if not isinstance(model, MaskedLanguageModel):
         raise ModelError(f"a model of kind {model.config.kind} has no attention")
-    found: list[Attention] = list(model.encoder.attention)  # type: ignore[arg-type]
-    return found
+    return model.encoder.attention
 
 
 def _zero(parts: Collection[Tensor]) -> None:

@@ -268,11 +268,15 @@ class Model(nn.Module, ABC):
         return None if self.head is None else self.head(states)
 
     def _hidden_states_read(self, capture: Capture) -> tuple[int, ...]:
-        """The numbers of the hidden states that are captured, or that exits and heads read."""
+        """The hidden states that are captured, or that exits and heads read; ascending."""
         heads = [self.config.task_heads[name] for name in capture.heads]
-        read = {layer % (self.config.layers + 1) for head in heads for layer in head.layers}
+        read = {number for head in heads for number in self._numbers(head)}
         below = range(1, self.config.layers) if capture.branches else ()
         return tuple(sorted({*capture.hidden_states, *capture.exits, *read, *below}))
+
+    def _numbers(self, head: TaskHeadConfig) -> list[int]:
+        """The hidden states that a head reads, counted from the first; -1 is the last layer's."""
+        return [layer % (self.config.layers + 1) for layer in head.layers]
 
     def _exit(self, states: Tensor, masked_positions: Tensor | None) -> Tensor:
         """The vocabulary projection's input [P, E], computed by the head from states [B, L, H]."""
@@ -315,8 +319,7 @@ class Model(nn.Module, ABC):
             return read
         states = found.last_hidden_state
         if head.layers:
-            count = self.config.layers + 1
-            chosen = [found.hidden_states[layer % count] for layer in head.layers]
+            chosen = [found.hidden_states[number] for number in self._numbers(head)]
             states = torch.cat(chosen, dim=-1)
         assert states is not None
         if head.per_token:

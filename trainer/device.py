@@ -12,6 +12,7 @@ import torch
 from trainer.errors import TrainingError
 
 DRIVER = Path("/proc/driver/nvidia")  # exists where NVIDIA's kernel driver is loaded
+_ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_80, sm_90a, compute_120
 NO_GPU = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last one is SLURM's
 
 
@@ -51,10 +52,8 @@ def has_kernels(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
     Binary code runs on the same major version from its minor version on; PTX, which the driver
     compiles, on everything newer (CUDA C++ Programming Guide, "Binary Compatibility").
     """
-    for one in built_for:
-        kind, _, digits = one.partition("_")
-        number = int(re.match(r"\d+", digits)[0])  # type: ignore[index]
-        built = divmod(number, 10)
+    for kind, major, minor in _ARCHITECTURE.findall(" ".join(built_for)):
+        built = int(major), int(minor)
         is_binary = kind == "sm" and built[0] == capability[0]
         if (is_binary or kind == "compute") and built <= capability:
             return True

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 # What a target has a value for: the example, or each token; or as many values as there are.
 WHOLE, TOKENS, SEVERAL = "whole", "tokens", "several"
-NO_NUMBER = float("nan")
 
 Segment = NDArray[np.integer]  # token ids, without special tokens
 

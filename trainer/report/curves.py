@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -55,23 +55,33 @@ def _interpolated(unit: str, known: Floats, values: Floats) -> Axis:
 
 def _main_charts(run: RunFiles) -> Iterator[LineChart]:
     marks = [Mark(f"{plain_name(name)} joins", step) for name, step in sorted(run.joined().items())]
-    unigram = run.evaluation["unigram"] if run.evaluation else None
-    loss_level = [Level("unigram", unigram["loss"])] if unigram else []
-    accuracy_level = [Level("unigram", unigram["accuracy"])] if unigram else []
     yield LineChart(
         "Masked-LM loss in training",
         "Nats per masked token, for every learner that is trained on it",
         _series(run, "{}/mlm"),
         _nats,
-        loss_level,
+        _unigram(run, "loss"),
         marks,
     )
+    yield from _held_out_charts(run, marks)
+    steps, speed = run.curve("tokens_per_second")
+    yield LineChart(
+        "Speed",
+        "Tokens per second of the whole job; strokes at the bottom are checkpoints",
+        [Series("job", 0, steps, speed)] if len(steps) else [],
+        short,
+        marks=[*marks, *_interruptions(run)],
+        from_zero=True,
+    )
+
+
+def _held_out_charts(run: RunFiles, marks: Sequence[Mark]) -> Iterator[LineChart]:
     yield LineChart(
         "Masked-LM loss on held-out text",
         "Nats per masked token",
         _held_out(run, "loss"),
         _nats,
-        loss_level,
+        _unigram(run, "loss"),
         marks,
     )
     yield LineChart(
@@ -79,7 +89,7 @@ def _main_charts(run: RunFiles) -> Iterator[LineChart]:
         "Share of masked tokens predicted right",
         _held_out(run, "accuracy"),
         percent,
-        accuracy_level,
+        _unigram(run, "accuracy"),
         marks,
         from_zero=True,
         shares=True,
@@ -96,15 +106,12 @@ def _main_charts(run: RunFiles) -> Iterator[LineChart]:
         yield LineChart(
             f"{column} on held-out examples", "", _held_out(run, column), short, marks=marks
         )
-    steps, speed = run.curve("tokens_per_second")
-    yield LineChart(
-        "Speed",
-        "Tokens per second of the whole job; strokes at the bottom are checkpoints",
-        [Series("job", 0, steps, speed)] if len(steps) else [],
-        short,
-        marks=[*marks, *_interruptions(run)],
-        from_zero=True,
-    )
+
+
+def _unigram(run: RunFiles, column: str) -> list[Level]:
+    """The unigram baseline's score as a level, once the run has its final scores."""
+    scores = run.evaluation["unigram"] if run.evaluation else {}
+    return [Level("unigram", scores[column])] if column in scores else []
 
 
 def _interruptions(run: RunFiles) -> Iterator[Mark]:

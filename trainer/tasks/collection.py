@@ -24,19 +24,17 @@ from data_pipeline.task_files.collection import (
 from trainer.objectives.task import Part, TaskConfig, TaskFile
 from trainer.scoring.ranking_metric import RANKING_SCORES, USUAL
 
+NEGATIVES = Doc(
+    "Documents that are not relevant, in each example: those judged so, then those of "
+    "data.files.candidates by score, in turn; where these do not suffice, any others."
+)
+
 
 @dataclass
 class CollectionTask(TaskConfig):
     """A task on judgements of documents and queries. An example is a relevant document."""
 
-    negatives: Annotated[
-        int,
-        INDEX,
-        Doc(
-            "Documents that are not relevant, in each example: those judged so, then those of "
-            "data.files.candidates by score, in turn; where these do not suffice, any others."
-        ),
-    ] = 0
+    negatives: Annotated[int, INDEX, NEGATIVES] = 0
     numbered_by_order: Annotated[
         bool, Doc("The judgements count the queries 1, 2, 3, ..., whatever their file says.")
     ] = False

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from configs.rules import COUNT, Doc
+from configs.rules import COUNT
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.collection import Collection, Ranking, Relevance, TrainingGroup
 from model import REGRESSION, Capture, ModelConfig, ModelShape, TaskHeadConfig
@@ -19,7 +19,7 @@ from trainer.losses.states import label_cross_entropy
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.ranking_metric import USUAL, PairRanking, RankingMetric
-from trainer.tasks.collection import CollectionTask
+from trainer.tasks.collection import NEGATIVES, CollectionTask
 
 NAME = "reranking"
 denominators.register(NAME, denominators.labelled(NAME))
@@ -35,14 +35,7 @@ class Reranking(CollectionTask):
     (arXiv 2101.08751).
     """
 
-    negatives: Annotated[
-        int,
-        COUNT,
-        Doc(
-            "Documents that are not relevant, in each example: those judged so, then those of "
-            "data.files.candidates by score, in turn; where these do not suffice, any others."
-        ),
-    ] = 4
+    negatives: Annotated[int, COUNT, NEGATIVES] = 4
 
     name: ClassVar[str] = NAME
     fields: ClassVar[tuple[str, ...]] = ("text_a", "text_b")  # of a table for `tandem predict`

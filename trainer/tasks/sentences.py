@@ -88,7 +88,7 @@ class SentenceTask(TaskConfig):
         return dataclasses.replace(self, labels=found)
 
     def _unfit_for(self, labels: Sequence[str]) -> str:
-        """The metrics that have no meaning with so many labels, as words."""
+        """The metrics that have no meaning with these labels, in words."""
         return ", ".join(name for name in self.metrics if name in TWO_LABELS and len(labels) > 2)
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
