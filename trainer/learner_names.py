@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TEACHER = "teacher"
 OWN = "own"  # a source: the learner's own last head
-MEAN = "mean"  # a source: the mean of what all teachers predict
+MEAN = "mean"  # a source: the mean of what the teachers predict
 
 
 def student_key(name: str) -> str:
@@ -20,6 +20,11 @@ def teacher_key(name: str) -> str:
 def is_teacher(name: str) -> bool:
     """Whether the learner of this name teaches: the job's teacher, or one of its further ones."""
     return name == TEACHER or name.startswith("teachers/")
+
+
+def is_student(name: str) -> bool:
+    """Whether the learner of this name is a student."""
+    return name.startswith("students/")
 
 
 def section_of(name: str) -> str:

@@ -86,8 +86,9 @@ def _conflicts_with_examples(learners: Named, data: DataConfig) -> Iterator[Refu
                 first, other = tasks.setdefault(name, (key, term))
                 if dataclasses.replace(term, weight=other.weight) != other:
                     yield key, f"must have the settings of {first}, except its weight"
-            elif isinstance(term, SoftLabels) and term.task not in heads:
-                yield key, "needs the task beside it, whose weight may be 0"
+            elif isinstance(term, SoftLabels) and term.head not in heads:
+                section = f"{section_of(learner)}.objective.soft_labels"
+                yield section, "needs the task beside it, whose weight may be 0"
             elif term.head in heads:
                 continue  # about the head of a task that stands beside it
             elif data.has_examples and (term.reads_masked or term.head is not None):

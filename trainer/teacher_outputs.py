@@ -81,13 +81,13 @@ def _distributions(
 def mean_of(teachers: Sequence[TeacherOutputs], logit_consumers: int) -> TeacherOutputs:
     """The mean of the predictions of `teachers`, for `logit_consumers` students.
 
-    Students average the outputs of task heads themselves, which are small.
+    That of a task's head is over the teachers that have it. Students average the outputs of task
+    heads themselves, which are small.
     """
     first = teachers[0]
     heads = {
-        name: tuple(logits for one in teachers for logits in one.heads[name])
-        for name in first.heads
-        if all(name in one.heads for one in teachers)
+        name: tuple(logits for one in teachers for logits in one.heads.get(name, ()))
+        for name in dict.fromkeys(name for one in teachers for name in one.heads)
     }
     distributions = {
         positions: Distribution(

@@ -31,11 +31,17 @@ class TeacherPass:
         Collective: ZeRO 3 gathers the output projections.
         """
         consumers = [(student.objective, student.own_step(step)) for student in students]
-        demand = Demand.of(teacher.name, consumers, targets)
+        heads = teacher.config.architecture.task_heads
+        demand = Demand.of(teacher.name, heads, consumers, targets)
         projection = teacher.output_projection() if demand.reads_logits else None
         read = teacher.objective.sources
         peers = {one.name: (one, one.output_projection()) for one in students if one.name in read}
         return cls(teacher, demand, projection, peers)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the teacher has to run: it learns, or someone reads it."""
+        return self.teacher.is_trained or self.demand.is_read
 
     def teach(
         self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
@@ -54,7 +60,7 @@ class TeacherPass:
 
 @dataclass(frozen=True)
 class TeacherPasses:
-    """All teachers of a step, the job's own first; those that nobody reads are left out."""
+    """The teachers of a step, the job's own first; those that are not needed are left out."""
 
     passes: Sequence[TeacherPass]
     is_mean_read: bool
@@ -69,17 +75,17 @@ class TeacherPasses:
         targets: Collection[str],
     ) -> TeacherPasses:
         """Who reads whom at `step` of a batch with these `targets`. Collective."""
-        main, *others = (TeacherPass.of(one, students, step, targets) for one in teachers)
+        passes = [TeacherPass.of(one, students, step, targets) for one in teachers]
         is_mean_read = any(
             one.objective.reads(one.own_step(step), MEAN, targets) for one in students
         )
-        passes = [main, *(one for one in others if one.demand.is_read)]
-        return cls(passes, is_mean_read, main.demand.mean_logits)
+        needed = [one for one in passes if one.is_needed]
+        return cls(needed, is_mean_read, passes[0].demand.mean_logits)
 
     def sources(
         self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
     ) -> dict[str, TeacherOutputs]:
-        """What students read of one micro-batch, by name: each teacher, and the mean of all."""
+        """What students read of one micro-batch, by name: each teacher, and their mean."""
         found = {one.teacher.name: one.teach(micro_batch, sums, micro_step) for one in self.passes}
         if self.is_mean_read:
             found[MEAN] = mean_of(list(found.values()), self.mean_logits)

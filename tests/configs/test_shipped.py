@@ -19,6 +19,11 @@ GAPS = {
     "task": ("data.train=train.tsv", "data.validation=dev.tsv", "teacher.init.pretrained=model")
 }
 STUDENT_GAP = "students.tinybert.init.pretrained=student"
+TEACHERS_AND_STUDENT = (
+    "teacher.init.pretrained=first",
+    "teachers.second.init.pretrained=second",
+    "students.mt_dnn.init.pretrained=student",
+)
 GAPS_OF_SEVERAL = ("tasks.sst2=sst2", "teacher.init.pretrained=model")
 FILES = sorted((ROOT / "configs").glob("*/*.yaml"))
 EXAMPLES = [
@@ -33,6 +38,8 @@ def gaps(kind, name):
     """What has to be given for a shipped file to load."""
     if name in ("multi_task", "mt_dnn"):
         return [*GAPS_OF_SEVERAL]
+    if name == "mt_dnn_kd":
+        return [*TEACHERS_AND_STUDENT]
     has_student = kind == "task" and name.startswith("tinybert_")
     return [*GAPS.get(kind, ()), *([STUDENT_GAP] if has_student else [])]
 

@@ -268,7 +268,10 @@ def test_a_step_leaves_the_heads_of_other_tasks_as_they_are(job, tmp_path) -> No
         (["teacher.objective.tasks.moods.tagging={}"], "tasks.moods: must have one of"),
         (["teacher.objective.mlm={}"], "objective.mlm: is about text, but the job reads the"),
         (["students.small.objective.single_sentence={}"], "objective.tasks: must be those of data"),
-        (["students.small.objective.soft_labels.task=x"], "soft_labels: needs the task beside it"),
+        (
+            ["students.small.objective.soft_labels.tasks=[x]"],
+            "soft_labels: needs the task beside it",
+        ),
         (["data.tasks.more={train: a}"], "objective.tasks: must be those of data.tasks"),
         (["batch.tokens=100", "batch.size=null"], "a task's batch has one size"),
     ],
@@ -308,7 +311,7 @@ def test_a_frozen_teacher_needs_the_heads_that_it_teaches(of_two, job) -> None:
     more = [f"tasks.more={job.parent}/alike.yaml"]
     with pytest.raises(TrainingError, match="it has no head for more; fine-tune it first"):
         load(job, *frozen, *more)
-    assert load(job, *frozen, *more, "students.small.objective.soft_labels.task=moods")
+    assert load(job, *frozen, *more, "students.small.objective.soft_labels.tasks=[moods]")
 
 
 def test_a_dump_and_a_show_of_several_tasks(job, tmp_path) -> None:

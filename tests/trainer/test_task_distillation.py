@@ -59,7 +59,7 @@ def task_of(name: str, student: str) -> LearnerConfig:
     terms = section.objective.terms()
     pair = terms.pop("sentence_pair")
     terms["single_sentence"] = SingleSentence(labels=LABELS, weight=pair.weight)
-    terms["soft_labels"] = dataclasses.replace(terms["soft_labels"], task="single_sentence")
+    terms["soft_labels"] = dataclasses.replace(terms["soft_labels"], tasks=["single_sentence"])
     return dataclasses.replace(section, objective=type(section.objective)(**terms))
 
 

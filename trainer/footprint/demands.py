@@ -147,6 +147,7 @@ def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     yield any(clocks), "budgets of hours are not used up before those of steps"
     yield bool(job.batch.growth), "the global batch is that of most steps"
     yield bool(job.teacher.stacking.steps), "the teacher has all of its layers from the start"
+    yield bool(job.data.tasks and job.teachers), "every teacher runs in every step"
     is_part = any(one.view != DEFAULT_VIEW for one in job.learners.values())
     yield is_part, "every learner reads whole examples"
     yield any(one.progressive for one in students), "students learn all of their layers at once"

@@ -162,7 +162,10 @@ def _measure(
         teachers = [name for name in modules if is_teacher(name)]
         students = [name for name in modules if not is_teacher(name)]
         readers = [(modules[name].objective, 0) for name in students]
-        demands = {name: Demand.of(name, readers, batch.targets) for name in teachers}
+        demands = {
+            name: Demand.of(name, learners[name].architecture.task_heads, readers, batch.targets)
+            for name in teachers
+        }
         found: dict[str, _Measured] = {}
         sources: dict[str, TeacherOutputs] = {}
         for name, demand in demands.items():
@@ -175,7 +178,8 @@ def _measure(
             del features
             found[name] = run.result()
         if any(objective.reads(0, MEAN, batch.targets) for objective, _ in readers):
-            sources[MEAN] = mean_of(list(sources.values()), demands[TEACHER].mean_logits)
+            read = [sources[name] for name, demand in demands.items() if demand.is_read]
+            sources[MEAN] = mean_of(read, demands[TEACHER].mean_logits)
         for name in students:
             run = _Run(modules[name])
             run(_train(modules[name], sources, [], batch), batch)

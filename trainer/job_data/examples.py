@@ -31,6 +31,7 @@ from data_pipeline import (
 from data_pipeline.examples.storing import store_examples
 from data_pipeline.shards import manifest
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
+from model import ModelConfig
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
@@ -203,31 +204,48 @@ def _with(job: JobConfig, one: TaskOfJob) -> JobConfig:
 
 
 def _require_same_labels(job: JobConfig, task: TaskConfig) -> None:
-    """Raise TrainingError where a frozen teacher has no such head, or one with other labels.
+    """Raise TrainingError where a frozen teacher lacks a head that is read, or has other labels.
 
-    A teacher needs the heads whose predictions a student reads; the job's own also needs that of
-    its only task.
+    In a mean, one teacher with the head is enough, but each needs the head of some task. The job's
+    own teacher also needs that of its only task.
     """
-    soft = [
-        term
+    read = _readers_of(job, task.head) | (set() if job.data.tasks else {TEACHER})
+    frozen = {name: one for name, one in job.learners.items() if one.frozen}
+    for name, teacher in frozen.items():
+        if name in read or MEAN in read:
+            _require_head(job, task, name, teacher.model)
+    has_head = [task.head in one.model.task_heads for one in frozen.values()]
+    if MEAN in read and not any([not job.teacher.frozen, *has_head]):
+        raise TrainingError(
+            f"{task.head}: no teacher has a head for it; fine-tune one, or list the other tasks in "
+            "soft_labels.tasks"
+        )
+
+
+def _readers_of(job: JobConfig, head: str) -> set[str | None]:
+    """The sources with whose predictions students compare this head's."""
+    return {
+        term.source
         for student in job.students.values()
         for term in student.objective.terms().values()
-        if isinstance(term, SoftLabels) and term.task == task.head
-    ]
-    read = {one.source for one in soft} | (set() if job.data.tasks else {TEACHER})
-    for teacher, config in job.learners.items():
-        if not config.frozen or (teacher not in read and MEAN not in read):
-            continue
-        where = f"{section_of(teacher)}.init.pretrained"
-        theirs = config.model.task_heads.get(task.head)
-        ours = task.equip(config.model).task_heads[task.head]
-        if theirs is None:
+        if isinstance(term, SoftLabels) and term.head == head
+    }
+
+
+def _require_head(job: JobConfig, task: TaskConfig, name: str, teacher: ModelConfig) -> None:
+    where = f"{section_of(name)}.init.pretrained"
+    ours, theirs = task.equip(teacher).task_heads[task.head], teacher.task_heads.get(task.head)
+    if theirs is None:
+        averaged = {
+            one.task.head for one in tasks_of(job) if MEAN in _readers_of(job, one.task.head)
+        }
+        if name in _readers_of(job, task.head) or averaged.isdisjoint(teacher.task_heads):
             raise TrainingError(f"{where}: it has no head for {task.head}; fine-tune it first")
-        if theirs.labels != ours.labels:
-            raise TrainingError(
-                f"{where}: its head tells {', '.join(theirs.labels)}, "
-                f"but the labels of the examples are {', '.join(ours.labels)}"
-            )
+    elif theirs.labels != ours.labels:
+        raise TrainingError(
+            f"{where}: its head tells {', '.join(theirs.labels)}, "
+            f"but the labels of the examples are {', '.join(ours.labels)}"
+        )
 
 
 def _steps(job: JobConfig, examples: Mapping[str, int]) -> int:

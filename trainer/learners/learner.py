@@ -19,7 +19,7 @@ from model import Capture, Features, Model, ModelConfig
 from trainer.batches import MicroBatch
 from trainer.denominators import Totals
 from trainer.learner_config import LearnerConfig
-from trainer.learner_names import section_of
+from trainer.learner_names import is_student, section_of
 from trainer.learners.admission import schedule_steps, time_used
 from trainer.learners.engine import (
     DeepSpeedEngine,
@@ -119,7 +119,7 @@ class Learner:
         self.metrics = config.metrics_among([config]) if metrics is None else metrics
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
-        self._read_from: tuple[str, ...] = ()  # the sources of the last step
+        self._peers: tuple[str, ...] = ()  # the students whose outputs it read in the last step
         self._whole_batch: list[dict[str, ExampleLosses]] = []  # of each micro-batch of a step
 
     def _start_engine(self, module: LearnerModule) -> DeepSpeedEngine:
@@ -178,7 +178,7 @@ class Learner:
         """
         self._prepare(micro_step)
         sources = sources or {}
-        self._read_from = tuple(sorted(self.objective.sources & sources.keys()))
+        self._peers = tuple(sorted(filter(is_student, self.objective.sources & sources.keys())))
         own_step = self.own_step(micro_step.step)
         capture = union(
             [capture, self._always, self.objective.student_capture(own_step, batch.targets)]
@@ -252,7 +252,7 @@ class Learner:
             self.counters.clocked_from = seconds
         self._forget_the_phase_before(self.own_step(step))
         self._set_rates(step, seconds, targets)
-        models = self.config.model.layers, self._teacher_layers, self._read_from
+        models = self.config.model.layers, self._teacher_layers, self._peers
         comparable = regime(self.config, self.objective, self.own_step(step), models, length)
         scale = gradient_scale(self.loss_scale.value)
         norm = self.gradient_norm = math.sqrt(squared_norm) / scale

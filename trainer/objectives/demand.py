@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from model import Capture
@@ -15,8 +16,8 @@ from trainer.teacher_outputs import union
 class Demand:
     """What the terms of all students read of one teacher.
 
-    is_read: whether any does, by itself or in the mean of all teachers; capture: what its features
-    are to hold; own_logits, mean_logits: how many students compare with its distributions, and with
+    is_read: whether any does, by itself or in the mean of several; capture: what its features are
+    to hold; own_logits, mean_logits: how many students compare with its distributions, and with
     those of the mean.
     """
 
@@ -27,21 +28,30 @@ class Demand:
 
     @classmethod
     def of(
-        cls, teacher: str, students: Iterable[tuple[Objective, int]], targets: Targets = None
+        cls,
+        teacher: str,
+        heads: Collection[str],
+        students: Iterable[tuple[Objective, int]],
+        targets: Targets = None,
     ) -> Demand:
         """Of the teacher of this name, by the objective and the own step of each student.
 
-        `targets` are those of the batch; None: whatever they are.
+        `heads` are the teacher's task heads: it has no part in the mean of others. `targets` are
+        those of the batch; None: whatever they are.
         """
-        students, names = list(students), (teacher, MEAN)
-        pairs = [(objective, step, name) for objective, step in students for name in names]
+        students = list(students)
+        own, mean = (
+            union(objective.source_capture(step, targets, name) for objective, step in students)
+            for name in (teacher, MEAN)
+        )
+        mean = dataclasses.replace(mean, heads=tuple(head for head in mean.heads if head in heads))
+        mean_logits = sum(objective.reads_logits(step, MEAN) for objective, step in students)
+        is_read = any(objective.reads(step, teacher, targets) for objective, step in students)
         return cls(
-            is_read=any(objective.reads(step, name, targets) for objective, step, name in pairs),
-            capture=union(
-                objective.source_capture(step, targets, name) for objective, step, name in pairs
-            ),
+            is_read=is_read or mean_logits > 0 or bool(mean.heads),
+            capture=union([own, mean]),
             own_logits=sum(objective.reads_logits(step, teacher) for objective, step in students),
-            mean_logits=sum(objective.reads_logits(step, MEAN) for objective, step in students),
+            mean_logits=mean_logits,
         )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -43,19 +43,22 @@ class SoftLabels(TeacherTermConfig):
     mean_over_labels: Annotated[
         bool, Doc("Divide by the number of labels too, as the code of PKD and TinyBERT does.")
     ] = False
-    task: Annotated[str, Doc("The task whose head learns; empty: each of the job's tasks.")] = ""
+    tasks: Annotated[
+        list[str], Doc("The tasks whose heads learn; empty: each of the job's tasks.")
+    ] = field(default_factory=list)
 
     needs = (Ability.TASK_HEAD,)
     reads_states: ClassVar[bool] = False
 
     def beside(self, name: str, tasks: Collection[str]) -> Mapping[str, TermConfig]:
-        if self.task or len(tasks) < 2:
-            return {name: dataclasses.replace(self, task=self.task or "".join(tasks))}
-        return {f"{name}_{task}": dataclasses.replace(self, task=task) for task in tasks}
+        chosen = self.tasks or [*tasks]
+        if len(tasks) < 2 and len(chosen) < 2:
+            return {name: dataclasses.replace(self, tasks=chosen)}
+        return {f"{name}_{task}": dataclasses.replace(self, tasks=[task]) for task in chosen}
 
     @property
     def head(self) -> str | None:
-        return self.task or None
+        return next(iter(self.tasks), None)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return SoftLabelsTerm(self)
@@ -64,7 +67,8 @@ class SoftLabels(TeacherTermConfig):
 class SoftLabelsTerm(Term):
     def __init__(self, config: SoftLabels) -> None:
         super().__init__(config)
-        self.head = self.denominator = config.task
+        (head,) = config.tasks
+        self.head = self.denominator = head
         self.loss = SOFT_LABEL_LOSSES[config.loss]
         self.temperature, self.mean_over_labels = config.temperature, config.mean_over_labels
 
