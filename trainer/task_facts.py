@@ -58,7 +58,7 @@ class TaskFacts:
 
 
 def write_facts(folder: Path, facts: Mapping[str, TaskFacts]) -> None:
-    """Write the file of an exported model, whose heads are about tasks with these `facts`."""
+    """Write the file of an exported model; `facts`: of the task of each head, one or more."""
     trees = {head: asdict(one) for head, one in facts.items()}
     tree = {HEADS: trees} if len(trees) > 1 else next(iter(trees.values()))
     (folder / FILE).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")

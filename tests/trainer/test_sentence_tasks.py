@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import configs
@@ -155,7 +156,11 @@ def test_a_labelled_test_file_is_scored_beside_the_validation_file(run_of_two) -
     heading, teacher = student_table(results).splitlines()[:2]
     assert " test " in heading
     assert f"{results['learners']['teacher'][name]:.1%}" in teacher
-    assert "<th>test " in write_report(run_of_two.path).read_text(encoding="utf-8")
+    page = write_report(run_of_two.path).read_text(encoding="utf-8")
+    assert "<th>test " in page
+    assert "of 16 examples of at most 12 tokens" in page
+    assert "<dt>examples</dt><dd>80</dd>" in page
+    assert "<dt>masked</dt>" not in page
 
 
 def test_a_bad_test_file_is_named_before_training(job, tmp_path) -> None:
@@ -163,6 +168,20 @@ def test_a_bad_test_file_is_named_before_training(job, tmp_path) -> None:
     write(rows, ["fine\tgrey"])
     with pytest.raises(DataError, match=r"test\.tsv:2: label: 'grey' is not one of the labels"):
         load(job, f"data.test={rows}")
+
+
+def test_a_student_that_learns_states_only_is_exported_as_an_encoder(job, corpus, tmp_path) -> None:
+    tree = yaml.safe_load(job.read_text())
+    small = {**tree["students"]["small"], "objective": {"hidden_mse": {"embedding": False}}}
+    path = tmp_path / "job.yaml"
+    changes = {"steps": 2, "output_dir": str(tmp_path), "students": {"small": small}}
+    path.write_text(yaml.safe_dump({**tree, **changes}))
+    run = RunFolder(Path(run_distributed(train, 1, path)[0]))
+    assert not from_pretrained(run.path / "exports" / "small").config.task_heads
+    assert not (run.path / "exports" / "small" / "task.json").exists()
+    assert (run.path / "exports" / "teacher" / "task.json").exists()
+    results = json.loads(run.evaluation.read_text())["learners"]["students/small"]
+    assert results["retention"] is None
 
 
 def test_another_kind_of_model_learns_the_task_too(run_of_two) -> None:

@@ -57,8 +57,7 @@ def export_learner(
     ids = _special_ids(corpus.vocabulary)
     note = save_pretrained((config, weights), out, corpus.tokenizer_dir, card, ids)
     write_config(config, out, title)
-    if saved.job.data.has_examples:
-        _write_task_facts(saved, name, config, results, out)
+    _write_task_facts(saved, name, config, results, out)
     if note:
         _log.warning("%s: %s", name, note)
 
@@ -70,14 +69,13 @@ def _write_task_facts(
     results: Mapping[str, Any] | None,
     out: Path,
 ) -> None:
-    """What `tandem predict` needs to know about the tasks of an exported model's heads."""
+    """What `tandem predict` needs to know about the tasks of an exported model's heads, if any."""
+    tasks = [one for one in tasks_of(saved.job) if one.task.head in config.task_heads]
+    if not tasks:
+        return
     scores = {kind: value for (_, kind), value in _scores(saved, learner, results).items()}
-    facts = {
-        one.task.head: _task_facts(one, saved.config(learner).view, scores)
-        for one in tasks_of(saved.job)
-        if one.task.head in config.task_heads
-    }
-    write_facts(out, facts)
+    view = saved.config(learner).view
+    write_facts(out, {one.task.head: _task_facts(one, view, scores) for one in tasks})
 
 
 def _task_facts(one: TaskOfJob, view: str, scores: Mapping[str, float]) -> TaskFacts:

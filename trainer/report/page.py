@@ -51,8 +51,8 @@ def _head(run: RunFiles, live: bool) -> str:
     if live:
         state += f"{_time_left(run)}, at {time.strftime('%H:%M')}"
     what = "A teacher, pre-trained by masked language modelling."
-    if run.config["data"].get("train"):
-        what = "A teacher, fine-tuned on a task."
+    if tasks := len(_files_of_examples(run)):
+        what = f"A teacher, fine-tuned on {'a task' if tasks == 1 else f'{tasks} tasks'}."
     if students:
         what = (
             f"A teacher and {count(students, 'student')}, trained in one job "
@@ -82,14 +82,17 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
     last, config = run.last, run.config
     batch, length = config["batch"], config["data"]["sequence_length"]
     size = f"{batch['size']:,}" if batch["size"] else f"about {batch['tokens']:,} tokens in"
-    shape = f"of {size} sequences of {length:,}"
-    facts, passes = [("Steps", f"{int(last['step']):,}", shape)], "by the teacher"
+    is_text = not _files_of_examples(run)
+    rows = f"sequences of {length:,}" if is_text else f"examples of at most {length:,} tokens"
+    facts = [("Steps", f"{int(last['step']):,}", f"of {size} {rows}")]
+    passes = "by the teacher"
     if run.evaluation:
         corpus = run.evaluation["corpus"]
+        name, units = ("Text", "documents") if is_text else ("Examples", "examples")
         held_out = f"{short(corpus['validation_tokens'])} tokens held out"
-        documents = f"{short(corpus['documents'])} documents, and {held_out}"
-        facts.insert(0, ("Text", f"{short(corpus['tokens'])} tokens", documents))
-        passes = f"{last['tokens'] / corpus['tokens']:.1f} times the text"
+        documents = f"{short(corpus['documents'])} {units}, and {held_out}"
+        facts.insert(0, (name, f"{short(corpus['tokens'])} tokens", documents))
+        passes = f"{last['tokens'] / corpus['tokens']:.1f} times the {name.lower()}"
     facts.append(("Tokens read", short(last["tokens"]), passes))
     if last["seconds"]:
         speed = f"{short(last['tokens'] / last['seconds'])} tokens/s, all included"
@@ -102,26 +105,56 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
 
 def _data(run: RunFiles) -> str:
     """The data, and how it becomes sequences."""
-    data, corpus = run.config["data"], run.evaluation["corpus"] if run.evaluation else {}
-    mixture = data.get("mixture") or {}
-    weights = sum(one["weight"] for one in mixture.values())
-    sources = [
-        f"{name}: {one['path']}, {one['weight'] / weights:.0%}" for name, one in mixture.items()
-    ]
-    rows = {
-        "corpus": "; ".join(sources) or data.get("path", ""),
-        "documents": f"{corpus['documents']:,}" if "documents" in corpus else "",
-        "tokens": f"{corpus['tokens']:,}" if "tokens" in corpus else "",
-        "held out": f"{corpus['validation_tokens']:,} tokens" if "tokens" in corpus else "",
-        "sequences": f"{data['sequence_length']} tokens, {data.get('packing', '')}".rstrip(", "),
-        "masked": _masking(data.get("masking") or {}),
-    }
+    rows = _examples(run) if _files_of_examples(run) else _text(run)
     items = "".join(
         f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>"
         for name, value in rows.items()
         if value
     )
     return f'<section><h2>Data</h2><dl class="data">{items}</dl></section>'
+
+
+def _text(run: RunFiles) -> dict[str, str]:
+    data = run.config["data"]
+    mixture = data.get("mixture") or {}
+    weights = sum(one["weight"] for one in mixture.values())
+    sources = [
+        f"{name}: {one['path']}, {one['weight'] / weights:.0%}" for name, one in mixture.items()
+    ]
+    return {
+        "corpus": "; ".join(sources) or data.get("path", ""),
+        **_sizes(run, "documents"),
+        "sequences": f"{data['sequence_length']} tokens, {data.get('packing', '')}".rstrip(", "),
+        "masked": _masking(data.get("masking") or {}),
+    }
+
+
+def _examples(run: RunFiles) -> dict[str, str]:
+    return {
+        "files": "; ".join(_files_of_examples(run)),
+        **_sizes(run, "examples"),
+        "sequences": f"at most {run.config['data']['sequence_length']} tokens",
+    }
+
+
+def _sizes(run: RunFiles, units: str) -> dict[str, str]:
+    """How much was read, once the run has its final scores."""
+    if run.evaluation is None or "tokens" not in (corpus := run.evaluation["corpus"]):
+        return {}
+    return {
+        units: f"{corpus['documents']:,}",
+        "tokens": f"{corpus['tokens']:,}",
+        "held out": f"{corpus['validation_tokens']:,} tokens",
+    }
+
+
+def _files_of_examples(run: RunFiles) -> list[str]:
+    """The training file of each task; none where the run reads text."""
+    data = run.config["data"]
+    tasks = data.get("tasks") or {}
+    if tasks:
+        return [f"{name}: {one['train']}" for name, one in tasks.items()]
+    return [data["train"]] if data.get("train") else []
 
 
 def _masking(masking: dict[str, Any]) -> str:
