@@ -7,10 +7,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.fork_server import REPOSITORY, run_command
 
 pytest_plugins = ["tests.order", "tests.timeouts"]
+
+# A slow machine fails no test. One that hangs is caught by `tests.timeouts`.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 TINY_JOB = Path(__file__).with_name("tiny_job.yaml")
 

@@ -141,7 +141,7 @@ groups = st.builds(
 
 
 @pytest.mark.skipif(not shutil.which("scontrol"), reason="needs SLURM's scontrol (slurm-client)")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(groups, min_size=1, max_size=3).map(",".join))
 def test_first_host_is_slurms_own(tmp_path_factory, node_list):
     conf = tmp_path_factory.getbasetemp() / "slurm.conf"

@@ -383,7 +383,7 @@ jobs = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(jobs)
 def test_what_dump_writes_load_reads_back(tmp_path_factory, job):
     path = tmp_path_factory.mktemp("dumped") / "config.yaml"

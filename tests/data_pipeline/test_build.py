@@ -289,7 +289,7 @@ def test_the_split_is_decided_by_the_document_alone(make_corpus: Callable[..., C
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=30), st.integers(100, 2000))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_blocks_and_shards_hold_all_documents_in_order(
     make_corpus: Callable[..., Corpus], sizes: list[int], block_bytes: int
 ) -> None:

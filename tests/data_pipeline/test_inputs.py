@@ -176,7 +176,7 @@ def test_broken_files_are_one_line(tmp_path: Path) -> None:
     st.integers(1, 9),
     st.integers(3, 200),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_slicing_gives_the_same_documents(tmp_path_factory, texts, gaps, tasks, size) -> None:
     folder = tmp_path_factory.mktemp("slices")
     joined = "".join(text + gap for text, gap in zip(texts, gaps, strict=False))

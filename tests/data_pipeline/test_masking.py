@@ -65,7 +65,7 @@ KINDS = [
     st.integers(8, 80),
     st.floats(0, 1),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_what_holds_for_every_mask(kind, seed, rows, length, rate) -> None:
     ids = sequences(rows, length, seed % 1000)
     options = {"rate": rate} | kind
@@ -209,7 +209,7 @@ on_a_gpu = [
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_a_gpu)])
 @given(seed=st.integers(0, 2**63), epoch=st.integers(0, 2**40), kind=st.sampled_from([0, 2, 4, 5]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_torch_makes_the_same_token_masks(device: str, seed: int, epoch: int, kind: int) -> None:
     options = KINDS[kind] if kind in (0, 4, 5) else {"rate": 0.4, "random_fraction": 0.15}
     ids = sequences(9, 50, seed % 100)
@@ -263,7 +263,7 @@ def by_a_plain_loop(found, order, lengths, budget: int, row: int) -> set[int]:
     st.floats(0, 1),
     st.sampled_from([1, 2, 3, 6]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_words_and_ngrams_are_taken_as_by_a_plain_loop(seed, length, rate, longest) -> None:
     ids = sequences(5, length, seed % 1000)
     maskable = ~VOCABULARY.is_special[ids]

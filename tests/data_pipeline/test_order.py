@@ -41,7 +41,7 @@ def samples_of_step(counts, seed, batch_size, step, rows) -> list[tuple[int, int
 
 
 @given(shards, st.integers(0, 2**63), st.integers(1, 40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_sample_of_an_epoch_comes_once_and_epochs_follow_each_other(shards, seed, batch_size):
     counts = counts_of(shards)
     epochs = 3
@@ -56,7 +56,7 @@ def test_every_sample_of_an_epoch_comes_once_and_epochs_follow_each_other(shards
 
 
 @given(shards, st.integers(0, 2**63), st.integers(0, 2**40), st.integers(1, 6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_ranks_partition_the_same_global_step(shards, seed, step, rows):
     counts = counts_of(shards)
     batch_size = rows * 12

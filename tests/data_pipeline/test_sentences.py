@@ -55,7 +55,7 @@ def test_long_text_is_cut_at_the_best_place() -> None:
 
 
 @given(st.text(alphabet="aB .!?\n\"'(1。…,é-", max_size=400) | st.text(max_size=2000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_whatever_the_text(text: str) -> None:
     ends = sentence_ends(text)
     assert ends == sorted(set(ends))
@@ -105,7 +105,7 @@ TEXTS = st.lists(PARTS, max_size=40).map("".join) | st.text(max_size=200)
 
 
 @given(st.lists(TEXTS.map(str.strip).filter(bool), max_size=6))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_documents_together_have_the_sentences_of_each(documents: list[str]) -> None:
     text = JoinedText.of(documents)
     found, before = find_sentences(text)

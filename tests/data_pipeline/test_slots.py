@@ -17,7 +17,7 @@ plans = st.dictionaries(st.integers(1, 30), st.integers(1, 12), max_size=4)
 
 
 @given(plans, st.integers(1, 12), st.integers(1, 60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_position_of_an_epoch_comes_once(plan, first, total) -> None:
     sizes = BatchSizes.of({0: first} | {step: size * 2 for step, size in plan.items()})
     slots = Slots(sizes, total)
@@ -34,7 +34,7 @@ def test_every_position_of_an_epoch_comes_once(plan, first, total) -> None:
 
 
 @given(plans, st.integers(1, 60), st.lists(st.integers(0, 60), min_size=1, max_size=6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_step_can_be_had_at_any_time(plan, total, steps) -> None:
     sizes = BatchSizes.of({0: 4} | plan)
     used = Slots(sizes, total)

@@ -71,7 +71,7 @@ def test_every_sample_once_an_epoch(corpus: Corpus, packing: str) -> None:
 
 
 @given(st.integers(0, 2**62), st.integers(0, 10**7), st.sampled_from(PACKINGS))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_world_size_changes_nothing(corpus: Corpus, seed: int, step: int, packing: str) -> None:
     split, data = corpus.split("train"), config(packing=packing)
     whole = BatchStream(split, data, seed, 12).batch(step)
@@ -84,7 +84,7 @@ def test_world_size_changes_nothing(corpus: Corpus, seed: int, step: int, packin
 
 
 @given(st.integers(0, 2**62), st.lists(st.integers(0, 300), min_size=1, max_size=8))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_any_step_can_be_had_at_any_time(corpus: Corpus, seed: int, steps: list[int]) -> None:
     used = BatchStream(corpus.split("train"), config(), seed, 8)
     for step in steps:
@@ -93,7 +93,7 @@ def test_any_step_can_be_had_at_any_time(corpus: Corpus, seed: int, steps: list[
 
 
 @given(st.integers(1, 60), st.integers(1, 40), st.integers(0, 2**32), st.sampled_from([16, 40]))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_any_corpus_gives_back_its_text(
     make_corpus: Callable[..., Corpus], documents: int, batch: int, seed: int, length: int
 ) -> None:

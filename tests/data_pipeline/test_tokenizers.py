@@ -325,7 +325,7 @@ ALPHABET = (
 
 
 @given(st.lists(st.text(ALPHABET, max_size=40).map(str.strip).filter(bool), max_size=5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_words_make_the_text(
     byte_level: Path, unigram: Path, other_spaces: Path, tokenizer_dir: Path, texts: list[str]
 ) -> None:

@@ -37,7 +37,7 @@ WORDS = st.lists(
 
 
 @given(st.lists(WORDS, max_size=4), st.integers(0, 80))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_words_have_the_same_number_exactly_when_they_are_equal(
     calls: list[list[bytes]], kept: int
 ) -> None:
@@ -79,7 +79,7 @@ PIECES = st.dictionaries(
 
 
 @given(PIECES, st.lists(st.text(LETTERS, min_size=1, max_size=40), min_size=1, max_size=20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_words_are_cut_as_tokenizers_cuts_them(pieces: dict[str, float], words: list[str]) -> None:
     tokenizer = unigram([*{"\u2581": -4.0, "a": -5.0, "b": -5.0, **pieces}.items()])
     these, ids, sizes = ordinary_words_of(tokenizer)(
