@@ -70,8 +70,8 @@ ROOMS = {
         "manifest restore attempts reader branching carried publication writer"
     ),
     "trainer/objectives": (
-        "layer_maps step_schedule transfer progressive intermediate term whole_batch task terms "
-        "objective_config objective demand"
+        "layer_maps step_schedule transfer progressive first_stage intermediate task_first term "
+        "whole_batch task terms objective_config objective demand"
     ),
     "trainer/objectives/terms": "states attention pairs vocabulary two_way exits",
     "trainer/learners": (

@@ -29,12 +29,14 @@ from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.intermediate import AllLayersFirst, IntermediateConfig
 from trainer.objectives.progressive import LayerByLayer, ProgressiveConfig
 from trainer.objectives.task import TaskConfig
+from trainer.objectives.task_first import TaskFirst, TaskFirstConfig
 from trainer.objectives.transfer import Transfer
 from trainer.optimizers import OptimizerConfig
 from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.schedules.learning_rate import ScheduleConfig
 from trainer.schedules.stacking import StackingConfig
 from trainer.scoring.scores import Metrics, metrics_of
+from trainer.tasks.branches import Branches
 from trainer.watch.guard import GuardConfig
 
 FROZEN_STAGES = (0, 3)
@@ -48,9 +50,14 @@ _ABILITIES = {
     "checkpoint_activations": Ability.CHECKPOINT,
     "compile": Ability.COMPILE,
 }
+_TRANSFERS: dict[str, type[Transfer]] = {
+    "progressive": LayerByLayer,
+    "intermediate": AllLayersFirst,
+    "task_first": TaskFirst,
+}
 _FOR_TRAINING = (
     "objective", "optimizer", "schedule", "loss_scale", "gradient_clipping", "guard",
-    "dropout", "checkpoint_activations", "stacking", "freeze_positions", "encoder",
+    "dropout", "checkpoint_activations", "stacking", "freeze_positions", "encoder", "task_first",
 )  # fmt: skip
 
 
@@ -182,6 +189,7 @@ class LearnerConfig(Section):
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     progressive: ProgressiveConfig | None = None
     intermediate: IntermediateConfig | None = None
+    task_first: TaskFirstConfig | None = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     start: StartConfig = field(default_factory=StartConfig)
@@ -272,6 +280,7 @@ class LearnerConfig(Section):
         if self.stacking.steps and self.init.pretrained:
             yield "stacking", "begins with random weights; remove it, or init.pretrained"
         yield from within("objective", self.objective.unequippable(self.model))
+        yield from within("objective", self._conflicts_with_branches())
 
     def finished(self) -> LearnerConfig:
         """The config of a teacher whose budget is used up: a frozen one with its weights."""
@@ -304,16 +313,20 @@ class LearnerConfig(Section):
 
     def in_steps(self, steps: int) -> LearnerConfig:
         """The same with a `transfer` that is told in steps, in a job of so many."""
-        if self.intermediate is None:
-            return self
-        return dataclasses.replace(self, intermediate=self.intermediate.in_steps(steps))
+        return dataclasses.replace(
+            self,
+            intermediate=self.intermediate and self.intermediate.in_steps(steps),
+            task_first=self.task_first and self.task_first.in_steps(steps),
+        )
 
     @property
     def transfer(self) -> Transfer | None:
-        """What it learns of the teacher's states before it learns to predict, if anything."""
+        """What it learns before everything else, if anything."""
         if self.progressive is not None:
             return LayerByLayer(self.progressive, self.model.layers)
-        return AllLayersFirst(self.intermediate) if self.intermediate is not None else None
+        if self.intermediate is not None:
+            return AllLayersFirst(self.intermediate)
+        return None if self.task_first is None else TaskFirst(self.task_first)
 
     def with_layers(self, layers: int) -> LearnerConfig:
         """The same config with a model that has, and keeps, this many layers."""
@@ -331,12 +344,22 @@ class LearnerConfig(Section):
 
     def _conflicts_with_transfer(self) -> Iterator[Refusal]:
         """A transfer is by terms of its own, which others follow."""
-        if self.progressive is not None and self.intermediate is not None:
-            yield "intermediate", "set either this or progressive"
-        for key, kind in (("progressive", LayerByLayer), ("intermediate", AllLayersFirst)):
-            if getattr(self, key) is not None and not all(self.objective.parts(kind.first)):
-                what = "between layers" if kind.each_layer else "about states or attention"
-                yield key, f"objective must have terms {what}, and others for afterwards"
+        there = {key: one for key, one in _TRANSFERS.items() if getattr(self, key) is not None}
+        for key in [*there][1:]:
+            yield key, f"set either this or {next(iter(there))}"
+        for key, kind in there.items():
+            if not all(self.objective.parts(kind.first)):
+                yield key, f"objective must have {kind.needs}"
+        if self.task_first is not None and len(self.objective.tasks or ()) > 1:
+            yield "task_first", "is for one task; objective.tasks has several"
+
+    def _conflicts_with_branches(self) -> Iterator[Refusal]:
+        """Tasks that cannot have the branches which a term trains."""
+        heads = self.architecture.task_heads
+        for name, section in self.objective.terms().items():
+            is_branched = isinstance(section, Branches) and section.task in heads
+            if is_branched and (why := section.unfit_for(heads[section.task])):
+                yield name, why
 
     def _conflicts_with_frozen(self) -> Iterator[Refusal]:
         """Conflicts of a frozen learner, which has only a model and a source of its weights."""

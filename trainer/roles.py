@@ -166,6 +166,7 @@ def _conflicts_of_lead(student: LearnerConfig, teacher: LearnerConfig) -> Iterat
     elif (
         student.progressive
         or student.intermediate
+        or student.task_first
         or not (student.objective.label_terms() & teacher.objective.label_terms())
     ):
         yield "", "compares losses, so that student and teacher need one in common (mlm)"

@@ -110,4 +110,5 @@ def union(captures: Iterable[Capture]) -> Capture:
         last_hidden_state=any(one.last_hidden_state for one in captures),
         heads=tuple(sorted({name for one in captures for name in one.heads})),
         exits=tuple(sorted({n for one in captures for n in one.exits})),
+        branches=tuple(sorted({name for one in captures for name in one.branches})),
     )

@@ -37,7 +37,8 @@ class Evaluations:
         found: dict[str, Scores] = {}
         for name, learner in learners.by_name.items():
             # A finished teacher's own config has no objective any more.
-            config = self._config.teacher if name == TEACHER else learner.config
+            teacher = self._config.teacher.in_steps(self._config.steps)
+            config = teacher if name == TEACHER else learner.config
             trained = trained_heads(config, learner.counters, state.step)
             scores = self._validation.evaluate(
                 learner.evaluate, learner.metrics, self._config.batch.micro_batch, *where

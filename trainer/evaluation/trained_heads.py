@@ -11,12 +11,16 @@ def trained_heads(config: LearnerConfig, counters: LearnerState, step: int) -> f
     """The heads that are trained at the job's `step`.
 
     Either a term of the objective has trained the head, or it came with the initial weights. During
-    a transfer, terms that train heads are off.
+    a transfer, only its own terms are on.
     """
-    begin = config.transfer.steps if config.transfer else 0
-    own_steps = counters.steps_made(step)
-    return frozenset(counters.given_heads).union(
-        term.head
-        for term in config.objective.terms().values()
-        if term.head is not None and StepSchedule.read(term.weight).weighs_between(begin, own_steps)
-    )
+    transfer, made = config.transfer, counters.steps_made(step)
+    found = set(counters.given_heads)
+    for term in config.objective.terms().values():
+        begin, end = 0, made
+        if transfer is not None and term.compares in transfer.first:
+            end = min(made, transfer.steps)
+        elif transfer is not None:
+            begin = transfer.steps
+        if term.head is not None and StepSchedule.read(term.weight).weighs_between(begin, end):
+            found.add(term.head)
+    return frozenset(found)

@@ -155,3 +155,5 @@ def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
         any(one.intermediate for one in students),
         "students compare intermediate layers in all steps",
     )
+    is_task_first = any(one.task_first for one in job.learners.values())
+    yield is_task_first, "the task is learnt in all steps"

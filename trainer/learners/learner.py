@@ -314,12 +314,13 @@ class Learner:
         """The learning rate at the job's `step`, after `seconds` of training.
 
         A schedule runs from the learner's start or from the end of its transfer, which has a
-        constant rate.
+        constant rate, or the schedule for itself.
         """
         config, peak = self.config, self.config.optimizer.learning_rate
         transfer, done = self.objective.transfer, self.own_step(step)
         if transfer is not None and transfer.lasts(done):
-            return transfer.rate(peak)
+            shape = factor(config.schedule, done, transfer.steps) if transfer.is_scheduled else 1.0
+            return transfer.rate(peak) * shape
         before = self._transfer_steps
         last = self.step_shape.steps
         total = schedule_steps(config.budget.in_steps(last), self.counters, step, last)

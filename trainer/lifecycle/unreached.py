@@ -26,9 +26,10 @@ def _unreached(config: JobConfig) -> Iterator[str]:
         section = section_of(name)
         if learner.schedule.warmup_steps >= _steps_of(learner, steps):
             yield f"{section}.schedule.warmup_steps ({learner.schedule.warmup_steps})"
-        first = learner.in_steps(steps).intermediate
-        if first is not None and (first.steps or 0) >= _steps_of(learner, steps):
-            yield f"{section}.intermediate.steps ({first.steps})"
+        own = learner.in_steps(steps)
+        for key, first in {"intermediate": own.intermediate, "task_first": own.task_first}.items():
+            if first is not None and first.length >= _steps_of(learner, steps):
+                yield f"{section}.{key}.steps ({first.length})"
         if learner.start.in_steps(steps).step >= steps:
             yield f"{section}.start.step ({learner.start.in_steps(steps).step})"
     for key, starts in {

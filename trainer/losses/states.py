@@ -80,6 +80,22 @@ def soft_label_cross_entropy(
     return (losses * weights).sum(), weights.sum()
 
 
+def branch_divergence(
+    branches: Tensor, last: Tensor, weights: Tensor, *, reverse: bool
+) -> tuple[Tensor, Tensor]:
+    """The sum over branches of KL(last || branch), or with `reverse` of KL(branch || last).
+
+    FastBERT, arXiv 2004.02178, eq. 8 and 9; the order of its code and that of its paper.
+    branches: logits [branches, B, K]; last: logits [B, K]; weights: [B], 0 where a row does not
+    count. Count: the sum of the weights.
+    """
+    ours = F.log_softmax(branches.float(), dim=-1)
+    theirs = F.log_softmax(last.float(), dim=-1).expand_as(ours)
+    said, target = (theirs, ours) if reverse else (ours, theirs)
+    losses = F.kl_div(said, target, reduction="none", log_target=True).sum(dim=-1)
+    return (losses * weights).sum(), weights.sum()
+
+
 def cosine_distance(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """1 - cos(student, teacher) (DistilBERT, arXiv 1910.01108, section 3).
 

@@ -6,18 +6,17 @@ states, and another, from its weights, for predictions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from configs.rules import COUNT, Doc, Range, Unit, positive
-from configs.section import Refusal, Section
+from configs.rules import Doc, positive
 from model import READ_OUT
+from trainer.objectives.first_stage import FirstStageConfig
 from trainer.objectives.transfer import LAYERS, STATES, Transfer
 
 
 @dataclass
-class IntermediateConfig(Section):
+class IntermediateConfig(FirstStageConfig):
     """Intermediate layers first: all layers learn from the teacher's before predictions do.
 
     In this first part of a student's steps only the terms about states and attention are on, at a
@@ -25,23 +24,9 @@ class IntermediateConfig(Section):
     other terms are on, the optimizer has fresh moments, and the schedule begins.
     """
 
-    steps: Annotated[int | None, COUNT, Unit("steps"), Doc("How long it takes.")] = None
-    fraction: Annotated[
-        float | None, Range(1e-6, 0.999999), Doc("Or as a fraction of the job's steps.")
-    ] = None
     learning_rate: Annotated[
         float | None, positive(1e2), Doc("Its constant rate; null: the peak of the optimizer.")
     ] = None
-
-    def conflicts(self) -> Iterator[Refusal]:
-        if (self.steps is None) == (self.fraction is None):
-            yield "fraction", "set either this or steps"
-
-    def in_steps(self, steps: int) -> IntermediateConfig:
-        """The same, without a fraction, in a job of so many steps."""
-        if self.fraction is None:
-            return self
-        return replace(self, steps=max(1, round(self.fraction * steps)), fraction=None)
 
 
 @dataclass(frozen=True)
@@ -50,11 +35,11 @@ class AllLayersFirst(Transfer):
 
     config: IntermediateConfig
     first: ClassVar[tuple[str, ...]] = (STATES, LAYERS)
+    needs: ClassVar[str] = "terms about states or attention, and others for afterwards"
 
     @property
     def steps(self) -> int:
-        assert self.config.steps is not None, "a fraction is resolved by `in_steps`"
-        return self.config.steps
+        return self.config.length
 
     def begins_phase(self, step: int) -> bool:
         return step == self.steps

@@ -82,10 +82,12 @@ class ObjectiveConfig(Section):
     def conflicts(self) -> Iterator[Refusal]:
         yield from self._conflicts_of_tasks()
         on = self.terms()
-        trains_words = any(one.head == MASKED and one.source != OWN for one in on.values())
+        trained = {one.head for one in on.values() if one.source != OWN}
         for name, section in on.items():
-            if section.source == OWN and not trains_words:
-                yield name, "needs a term beside it that trains the last head, such as mlm"
+            needed = MASKED if section.head is None else section.head
+            if section.source == OWN and needed not in trained:
+                such = "mlm" if section.head is None else "single_sentence"
+                yield name, f"needs a term beside it that trains the last head, such as {such}"
 
     def _conflicts_of_tasks(self) -> Iterator[Refusal]:
         names = list(self.tasks or {})

@@ -46,6 +46,7 @@ class LayerByLayer(Transfer):
     config: ProgressiveConfig
     layers: int
     first: ClassVar[tuple[str, ...]] = (LAYERS,)
+    needs: ClassVar[str] = "terms between layers, and others for afterwards"
     each_layer: ClassVar[bool] = True
 
     @property

@@ -1,4 +1,4 @@
-"""What a student learns of its teacher's states before it learns to predict.
+"""What a learner learns first, such as its teacher's states before it learns to predict.
 
 Everything is a pure function of the learner's own step, so a resumed learner continues alike.
 """
@@ -8,19 +8,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-# What a term compares: predictions (with labels, too), states, or pairs of layers.
-PREDICTIONS, STATES, LAYERS = "predictions", "states", "layers"
+# What a term compares: predictions (with labels, too), states, pairs of layers, or branches.
+PREDICTIONS, STATES, LAYERS, BRANCHES = "predictions", "states", "layers", "branches"
 
 
 class Transfer(ABC):
     """A first part of a learner's steps, and the rates in it: a `trainer.optimizers.Rates`.
 
     first: what the terms compare that are on while it lasts; afterwards only the others are.
-    each_layer: whether each layer of the student must have one of the teacher's.
+    needs: what the objective must have, in words. each_layer: whether each layer of the student
+    must have one of the teacher's. is_scheduled: whether the schedule runs over its steps by
+    themselves; otherwise its rate is constant.
     """
 
     first: ClassVar[tuple[str, ...]]
+    needs: ClassVar[str]
     each_layer: ClassVar[bool] = False
+    is_scheduled: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -48,5 +52,5 @@ class Transfer(ABC):
         return None
 
     def rate(self, peak: float) -> float:
-        """The learning rate while it lasts, of a learner whose schedule has this `peak`."""
+        """The learning rate, or its peak, of a learner whose schedule has this `peak`."""
         return peak

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -49,6 +50,13 @@ class SentenceTask(TaskConfig):
         OneOf(CLASSES, NUMBER),
         Doc("What is predicted: one of the labels, or a number (squared error)."),
     ] = CLASSES
+    unlabelled: Annotated[
+        bool,
+        Doc(
+            "Rows may have an empty label; only terms that need none, such as branches, learn from "
+            "them."
+        ),
+    ] = False
     metrics: Annotated[
         list[str],
         OneOf(*CLASS_SCORES, *MARGIN_SCORES, *NUMBER_SCORES),
@@ -79,9 +87,10 @@ class SentenceTask(TaskConfig):
         if self.target == NUMBER or self.labels:
             return self
         rows = read_table(str(file.path), file.columns_of(LABEL))
-        found = sorted({row[LABEL] for _, row in rows})
+        found = sorted({row[LABEL] for _, row in rows if row[LABEL] or not self.unlabelled})
         if len(found) < 2:
-            raise DataError(f"{file.path}: has only one label, {found[0]!r}; a task needs two")
+            there = ", ".join(map(repr, found)) or "none"
+            raise DataError(f"{file.path}: has only one label, {there}; a task needs two")
         if binary := self._unfit_for(found):
             why = f"{binary} needs two labels, and there are {', '.join(found)}"
             raise DataError(f"{file.path}: metrics: {why}")
@@ -98,6 +107,8 @@ class SentenceTask(TaskConfig):
             yield EncodedExample([sequence], {self.head: self._value(row[LABEL], place)})
 
     def _value(self, text: str, place: str) -> float:
+        if self.unlabelled and not text:
+            return math.nan if self.target == NUMBER else NO_LABEL
         if self.target == NUMBER:
             return as_number(place, LABEL, text)
         if text not in self.labels:

@@ -1,0 +1,260 @@
+"""FastBERT: the task first, then branches that learn from the last one; and refused configs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import configs
+from configs import ConfigError
+from model import EncoderConfig, build, save_pretrained
+from tests.conftest import tandem
+from tests.distributed import run_distributed
+from tests.trainer import jobs
+from tests.trainer.test_sentence_tasks import LABELS, job, lines  # noqa: F401 - a fixture
+from tests.trainer.tiny import encoder
+from trainer.batches import MicroBatch, MicroTarget
+from trainer.config import JobConfig
+from trainer.evaluation.finished import SavedLearners
+from trainer.evaluation.trained_heads import trained_heads
+from trainer.job_data.examples import with_examples
+from trainer.learner_config import LearnerConfig
+from trainer.learners.module import build_module
+from trainer.learners.programs import Train
+from trainer.learners.state import LearnerState
+from trainer.objectives import ObjectiveConfig
+from trainer.objectives.task_first import TaskFirstConfig
+from trainer.run_folder import metrics
+from trainer.run_folder.folder import RunFolder
+from trainer.tasks.branches import Branches
+from trainer.tasks.sentences import SingleSentence
+
+TASK = SingleSentence(labels=["a", "b", "c"])
+FIRST = 6  # steps of the task, of 12
+
+
+def learner(**branches: str) -> LearnerConfig:
+    objective = ObjectiveConfig(single_sentence=TASK, branches=Branches(**branches))
+    first = TaskFirstConfig(steps=FIRST, learning_rate=0.5)
+    return LearnerConfig(
+        model=encoder(initializer_range=0.3), objective=objective, task_first=first
+    )
+
+
+def batch() -> MicroBatch:
+    """Three texts, the last of them without a label, and a row that could not be read."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 97, (4, 7), generator=generator)
+    mask = torch.arange(7) < torch.tensor([7, 4, 5, 0])[:, None]
+    labels = MicroTarget(torch.tensor([0, 2, -100, -100]))
+    return MicroBatch(ids, torch.zeros_like(ids), mask, True, {"single_sentence": labels})
+
+
+def said(config: LearnerConfig, step: int):
+    """The loss of a step, the module with its gradients, and all branches' logits."""
+    module = build_module("teacher", config, config.model, 0)
+    read = batch()
+    capture = module.objective.student_capture(step)
+    totals = {"single_sentence": torch.tensor(2.0), "rows": torch.tensor(3.0)}
+    loss, _, _ = module(Train(totals, {}, capture, step), read)
+    loss.backward()
+    with torch.no_grad():
+        states = module.model(
+            read.input_ids, read.segment_ids, read.lengths, output_hidden_states=True
+        ).hidden_states[1:]
+        pairs = zip(module.model.task_heads["single_sentence"], states, strict=True)
+        logits = [branch(one, read.lengths) for branch, one in pairs]
+    return loss.detach(), module, logits
+
+
+def with_gradient(module) -> set[str]:
+    return {
+        name
+        for name, one in module.named_parameters()
+        if one.grad is not None and one.grad.abs().sum() > 0
+    }
+
+
+def test_the_task_is_learnt_first_by_everything_but_the_branches() -> None:
+    loss, module, logits = said(learner(), FIRST - 1)
+    wanted = F.cross_entropy(logits[-1][:2], torch.tensor([0, 2]))
+    torch.testing.assert_close(loss, wanted)
+    trained = with_gradient(module)
+    assert not any(".branches." in name for name in trained)
+    assert {"model.embeddings.word.weight", "model.task_heads.single_sentence.last.dense.bias"} < (
+        trained
+    )
+
+
+def divergence(p: Tensor, q: Tensor) -> Tensor:
+    """KL(softmax(p) || softmax(q)) of the rows that were read, their mean."""
+    chances = [torch.distributions.Categorical(logits=one[:3]) for one in (p, q)]
+    return torch.distributions.kl_divergence(*chances).mean()
+
+
+@pytest.mark.parametrize("kind", ["forward", "reverse"])
+def test_branches_learn_what_the_last_one_says(kind) -> None:
+    loss, module, (*earlier, last) = said(learner(divergence=kind), FIRST)
+    pairs = [(last, one) if kind == "forward" else (one, last) for one in earlier]
+    torch.testing.assert_close(loss, torch.stack([divergence(*pair) for pair in pairs]).sum())
+    assert all(".branches." in name for name in with_gradient(module))
+
+
+def test_each_stage_has_its_groups_its_rate_and_its_trained_heads() -> None:
+    config = learner()
+    objective = config.build_objective(config.model, seed=1)
+    for name, is_branch in (
+        ("model.task_heads.single_sentence.branches.0.dense.weight", True),
+        ("model.task_heads.single_sentence.last.dense.weight", False),
+        ("model.embeddings.word.weight", False),
+    ):
+        group = objective.group(name)
+        assert [objective.factor(group, step) for step in (0, FIRST - 1, FIRST, 11)] == (
+            [0.0, 0.0, 1.0, 1.0] if is_branch else [1.0, 1.0, 0.0, 0.0]
+        )
+    assert [step for step in range(12) if objective.transfer.begins_phase(step)] == [FIRST]
+    assert [trained_heads(config, LearnerState(0), step) for step in (0, 1)] == [
+        set(), {"single_sentence"},
+    ]  # fmt: skip
+
+
+STAGES = {"small": 2, "cut": 3}
+BRANCHED = "objective: {single_sentence: {}, branches: {}}, task_first: {fraction: 0.5}"
+SIZE = (
+    "hidden_size: 16, layers: 3, heads: 2, ffn_size: 32, vocab_size: 600, max_positions: 12, "
+    "initializer_range: 0.1"
+)
+STUDENT = "{model: {SIZE}, zero_stage: %d, optimizer: {learning_rate: 3.0e-3}, BRANCHED}".replace(
+    "SIZE", SIZE
+).replace("BRANCHED", BRANCHED)
+WORDS = (
+    "students=null", "teacher.model.initializer_range=0.1",
+    *(f"students.{name}={STUDENT % stage}" for name, stage in STAGES.items()),
+    "teacher.objective.branches={}", "teacher.task_first={fraction: 0.5, learning_rate: 1.0e-3}",
+    "teacher.schedule.warmup_fraction=0.5", "steps=12", "checkpoint.every=3", "evaluation.every=3",
+)  # fmt: skip
+EVERYONE = ("teacher", "students/small", "students/cut")
+
+
+def job_of(job: Path, runs: Path) -> JobConfig:  # noqa: F811
+    return with_examples(configs.load(str(job), JobConfig, "job", [f"output_dir={runs}", *WORDS]))
+
+
+def in_parts(job: Path, runs: Path) -> tuple[list, dict]:  # noqa: F811
+    """The curve, and all weights after 1, 6 and 12 steps, at which it stops. Collective."""
+    weights = {}
+    for stop in (1, FIRST, None):
+        folder = jobs.run(job_of(job, runs), stop_after=stop)
+        saved = SavedLearners(folder)
+        weights[stop or 12] = {name: saved.weights(name) for name in EVERYONE}
+    return jobs.curve(folder), weights
+
+
+@pytest.fixture(scope="module")
+def of_two(job, tmp_path_factory) -> tuple[list, dict]:  # noqa: F811
+    return run_distributed(in_parts, 2, job, tmp_path_factory.mktemp("two"))[0]
+
+
+def test_what_is_frozen_in_a_stage_stays_to_the_last_bit(of_two) -> None:
+    for name in EVERYONE:
+        begun, half, done = (of_two[1][step][name] for step in (1, FIRST, 12))
+        for key in begun:
+            if ".branches." in key:
+                assert torch.equal(begun[key], half[key]), key
+                assert not torch.equal(half[key], done[key]) or key.endswith("key.bias"), key
+            else:
+                assert torch.equal(half[key], done[key]), key
+        assert not torch.equal(begun["embeddings.word.weight"], half["embeddings.word.weight"])
+
+
+def without_a_stop(job: Path, runs: Path) -> list:  # noqa: F811
+    return jobs.curve(jobs.run(job_of(job, runs)))
+
+
+def test_two_ranks_in_parts_train_as_one_does_at_once(of_two, job, tmp_path) -> None:  # noqa: F811
+    alone = run_distributed(without_a_stop, 1, job, tmp_path)[0]
+    ours = {(step, name): value for step, name, value in alone}
+    losses = 0
+    for step, name, value in of_two[0]:
+        if name.endswith(("/loss", "/single_sentence", "/branches")):
+            assert ours[step, name] == pytest.approx(value, rel=1e-4, abs=1e-7), (step, name)
+            losses += value > 1e-2
+    assert losses > 60
+
+
+def test_rates_of_both_stages_follow_the_schedule(of_two) -> None:
+    rates = [value for _, name, value in of_two[0] if name == "teacher/lr"]
+    shape = [1 / 3, 2 / 3, 1.0, 1.0, 2 / 3, 1 / 3]
+    assert rates == pytest.approx([*(1e-3 * x for x in shape), *(3e-3 * x for x in shape)])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["teacher.objective={branches: {}, single_sentence: null}"], "needs a term beside it"),
+        (
+            ["teacher.objective.branches={}", "teacher.objective.single_sentence.target=number"],
+            "teacher.objective.branches: is for tasks with classes, and single_sentence has",
+        ),
+        (
+            ["teacher.objective.branches={}", "teacher.objective.single_sentence.layers=[1]"],
+            "teacher.objective.branches: reads every layer; remove layers of single_sentence",
+        ),
+        (
+            ["teacher.objective.branches={}", "teacher.model.layers=1"],
+            "teacher.objective.branches: needs a model of two layers or more",
+        ),
+        (["students.lstm.objective.branches={}"], "bilstm has no layers after which examples"),
+        (["teacher.task_first.steps=3"], "task_first: objective must have a task, and branches"),
+        (["teacher.task_first={}"], "task_first.fraction: set either this or steps"),
+    ],
+)
+def test_what_cannot_have_branches_is_refused(job, words, message) -> None:  # noqa: F811
+    with pytest.raises(ConfigError, match=message):
+        configs.load(str(job), JobConfig, "job", words)
+
+
+@pytest.fixture(scope="module")
+def finetuned(corpus, tmp_path_factory) -> RunFolder:
+    """The shipped YAML, run by the command line on a file some of whose rows have no label."""
+    folder = tmp_path_factory.mktemp("fastbert")
+    rows = [
+        one if n % 2 else one.replace(f"\t{LABELS[0]}", "\t") for n, one in enumerate(lines(24, 0))
+    ]
+    (folder / "train.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    (folder / "dev.tsv").write_text("\n".join(["sentence\tlabel", *lines(9, 400)]) + "\n")
+    size = EncoderConfig(
+        vocab_size=600, hidden_size=16, layers=3, heads=2, ffn_size=32, max_positions=12
+    )
+    save_pretrained(build(size, seed=1), folder / "model", corpus / "tokenizer")
+    done = tandem(
+        "finetune", "fastbert_sst2", "--model", folder / "model", f"data.root={folder}",
+        "data.train=train.tsv", "data.validation=dev.tsv", "data.sequence_length=12",
+        "teacher.objective.single_sentence.unlabelled=true", f"output_dir={folder}", "name=run",
+        "epochs=8", "batch={size: 12, micro_batch: 12}", "log={every: 1, wandb: disabled}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return RunFolder(folder / "run")
+
+
+def test_fastbert_runs_as_shipped(finetuned) -> None:
+    rows = [row for row in metrics.read(finetuned.metrics) if "teacher/branches" in row]
+    assert [row["teacher/single_sentence"] > 0 for row in rows] == [True] * 6 + [False] * 10
+    assert [row["teacher/branches"] > 0 for row in rows] == [False] * 6 + [True] * 10
+    exported = finetuned.path / "exports" / "teacher"
+    assert (exported / "task.json").exists()
+
+
+def test_a_missing_label_must_be_expected(finetuned, tmp_path) -> None:
+    folder = finetuned.path.parent
+    done = tandem(
+        "finetune", "fastbert_sst2", "--model", folder / "model", f"data.root={folder}",
+        "data.train=train.tsv", "data.validation=dev.tsv", f"output_dir={tmp_path}",
+        "teacher.objective.single_sentence.labels=[bright, dull]",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "label: '' is not one of the labels: bright, dull" in done.stderr

@@ -1,0 +1,105 @@
+"""Self-distillation: the branches of a task's head learn from that of the last layer (FastBERT)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from torch import Tensor
+
+from configs.rules import Doc, OneOf
+from configs.section import Refusal
+from model import (
+    CLASSIFICATION,
+    Ability,
+    Capture,
+    ModelConfig,
+    ModelShape,
+    TaskHeadConfig,
+    with_task_head,
+)
+from trainer.denominators import ROWS
+from trainer.learner_names import OWN
+from trainer.losses.states import branch_divergence
+from trainer.objectives.term import LAST, LossInputs, Term, TermConfig, register
+from trainer.objectives.transfer import BRANCHES
+
+FORWARD, REVERSE = "forward", "reverse"
+
+
+@register("branches", order=LAST + 1)  # after the tasks, whose heads they are made of
+@dataclass
+class Branches(TermConfig):
+    """The task's head becomes a classifier after every layer; the last one teaches the others.
+
+    The sum over the other layers of the KL divergence between both predictions, of every example,
+    labelled or not (FastBERT, arXiv 2004.02178, section 3.2). Branches never train the layers.
+    """
+
+    divergence: Annotated[
+        str,
+        OneOf(FORWARD, REVERSE),
+        Doc(
+            "forward: KL(last || branch), as the original's code; reverse: KL(branch || last), as "
+            "its paper."
+        ),
+    ] = FORWARD
+    task: Annotated[
+        str, Doc("The task whose head has branches; empty: each of the job's tasks.")
+    ] = ""
+
+    needs = (Ability.TASK_HEAD, Ability.LEAVE_EARLY)
+    compares: ClassVar[str] = BRANCHES
+    source: ClassVar[str] = OWN
+    reads_states: ClassVar[bool] = False
+
+    def beside(self, name: str, tasks: Collection[str]) -> Mapping[str, TermConfig]:
+        if self.task or len(tasks) < 2:
+            return {name: dataclasses.replace(self, task=self.task or "".join(tasks))}
+        return {f"{name}_{task}": dataclasses.replace(self, task=task) for task in tasks}
+
+    @property
+    def head(self) -> str:
+        return self.task
+
+    def equip(self, model: ModelConfig) -> ModelConfig:
+        head = model.task_heads.get(self.task)
+        if head is None or self.unfit_for(head):
+            return model
+        branched = dataclasses.replace(head, branches=True, pooling="first", transform="none")
+        return with_task_head(model, self.task, branched)
+
+    def unfit_for(self, head: TaskHeadConfig) -> str:
+        """Why a task with this head cannot have branches; empty if it can."""
+        if head.kind != CLASSIFICATION:
+            return f"is for tasks with classes, and {self.task} has a head of kind {head.kind}"
+        return f"reads every layer; remove layers of {self.task}" if head.layers else ""
+
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        if student.layers < 2:
+            yield "", "needs a model of two layers or more"
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
+        return BranchesTerm(self)
+
+
+class BranchesTerm(Term):
+    denominator = ROWS
+
+    def __init__(self, config: Branches) -> None:
+        super().__init__(config)
+        self.head, self.is_reverse = config.task, config.divergence == REVERSE
+
+    def concerns(self, targets: Collection[str]) -> bool:
+        return self.head in targets
+
+    def student_capture(self, step: int) -> Capture:
+        return Capture(heads=(self.head,), branches=(self.head,))
+
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        (last,) = self.outputs(inputs).heads[self.head]
+        weights = inputs.batch.attention_mask[:, 0].float()
+        branches = inputs.features.branches[self.head]
+        return branch_divergence(branches, last, weights, reverse=self.is_reverse)
