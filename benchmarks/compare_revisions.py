@@ -10,12 +10,14 @@ exports. Differences are listed with their first step and both values, and the e
 Times, speeds and message sizes are not compared.
 
 A revision is used only through its command line and its files. Renamed config keys and metrics are
-listed in `renames.json`.
+listed in `renames.json`. Where a change is on purpose, what it changes can be turned off on both
+sides, and left out, to compare the rest: `--learners gradient_clipping=0 --except grad_norm`.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 import tempfile
@@ -50,11 +52,11 @@ def main(words: Sequence[str] | None = None) -> int:
             for side, revision in (("old", asked.old), ("new", asked.new))
         ]
         tokenizer = make_tokenizer(checkouts[0])
-        old, new = (Side(one, tokenizer, names, asked.steps) for one in checkouts)
+        old, new = (Side(one, tokenizer, names, asked.steps, asked.learners) for one in checkouts)
         print("\n".join(one.commit for one in checkouts), flush=True)
         jobs = chosen(asked.jobs, old, new)
         trials = [Trial(*one) for one in product(jobs, asked.world_size, asked.stages)]
-        differing = sum(not is_same for is_same in compared(old, new, trials))
+        differing = sum(not is_same for is_same in compared(old, new, trials, asked.without))
     print(f"{differing} of {len(trials) + 1} differ" if differing else "Nothing differs")
     return int(differing > 0)
 
@@ -68,6 +70,12 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--world-size", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--stages", nargs="+", type=int, default=[0, 1, 2, 3])
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument(
+        "--learners", nargs="+", metavar="KEY=VALUE", default=[], help="of every trained learner"
+    )
+    parser.add_argument(
+        "--except", dest="without", type=re.compile, metavar="PATTERN", help="results to leave out"
+    )
     parser.add_argument("--renames", type=Path, default=RENAMES, help="instead of renames.json")
     return parser.parse_args(words)
 
@@ -82,10 +90,13 @@ def chosen(asked: Sequence[str] | None, old: Side, new: Side) -> list[str]:
     return [name for name in shared if asked is None or name in asked]
 
 
-def compared(old: Side, new: Side, trials: Sequence[Trial]) -> Iterator[bool]:
+def compared(
+    old: Side, new: Side, trials: Sequence[Trial], without: re.Pattern[str] | None
+) -> Iterator[bool]:
     """Print what differs in the corpus and in each trial; whether nothing does.
 
-    The two sides work at the same time, one thread each.
+    Results with names in which `without` is found are left out. The two sides work at the
+    same time, one thread each.
     """
     with ThreadPoolExecutor(2) as pool:
 
@@ -93,7 +104,8 @@ def compared(old: Side, new: Side, trials: Sequence[Trial]) -> Iterator[bool]:
             found = [pool.submit(of, side) for side in (old, new)]
             wait(found)
             try:
-                return shown(what, *(future.result() for future in found))
+                results_of_both = (future.result() for future in found)
+                return shown(what, *(results.leave_out(one, without) for one in results_of_both))
             except CommandFailed as failure:
                 print(f"{what}: {failure}", flush=True)
                 return False

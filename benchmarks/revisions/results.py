@@ -70,6 +70,13 @@ def read(run: Path, batches: list[Path], steps: int, names: Names) -> Results:
     }
 
 
+def leave_out(found: Results, without: re.Pattern[str] | None) -> Results:
+    """The results but those in whose names a pattern is found."""
+    if without is None:
+        return found
+    return {place: one for place, one in found.items() if not without.search(place.name)}
+
+
 def read_files(folder: Path) -> Results:
     """The SHA-256 of the files of a folder."""
     return {

@@ -34,6 +34,7 @@ class Side:
     tokenizer: Path
     names: Names
     steps: int
+    learners: list[str]  # KEY=VALUE of every learner that is trained
 
     @cached_property
     def jobs(self) -> dict[str, Section]:
@@ -85,8 +86,15 @@ class Side:
         if tiny_jobs.is_frozen(job):
             tiny["teacher.zero_stage"] = trial.stage if trial.stage == 3 else 0  # it has no others
             tiny["teacher.init.pretrained"] = str(self._teacher(trial.job))
+        frozen = "teacher" if tiny_jobs.is_frozen(job) else None
+        more = [
+            f"{place}.{one}"
+            for place in tiny_jobs.learners(job)
+            for one in self.learners
+            if place != frozen
+        ]
         as_text = [tiny_jobs.as_override(key, value) for key, value in tiny.items()]
-        return [self._spoken(trial.job, override) for override in as_text]
+        return [self._spoken(trial.job, override) for override in (*as_text, *more)]
 
     def _spoken(self, job: str, override: str) -> str:
         return self.names.spoken(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,14 @@ def run_folder(
 
 def read(folder: Path) -> results.Results:
     return results.read(folder, [folder / "batches.npz"], 1, NAMES)
+
+
+def test_what_differs_on_purpose_can_be_left_out(tmp_path: Path) -> None:
+    sides = [read(run_folder(tmp_path / name, loss=loss)) for name, loss in (("a", 1), ("b", 2))]
+    assert [one.place.name for one in differences(*sides)] == ["students/a/soft_kl"]
+    rest = [results.leave_out(one, re.compile("soft|norm")) for one in sides]
+    assert differences(*rest) == []
+    assert len(sides[0]) > len(rest[0]) > 0
 
 
 def test_results_are_the_same_in_other_files_and_under_other_names(tmp_path: Path) -> None:
