@@ -151,7 +151,7 @@ def test_imports_point_one_way(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", KNOWN)
-def test_a_folder_knows_few_others(folder: str) -> None:
+def test_a_folder_imports_only_those_that_are_listed(folder: str) -> None:
     found = {_room(imported, "") for _, imported in _imports(ROOT, folder)}
     assert found.intersection(ROOMS["."].split()) <= {folder, *KNOWN[folder]}
 

@@ -78,7 +78,7 @@ def test_a_shipped_study_runs_and_has_its_rows(name, corpus, tmp_path, monkeypat
         assert min(one.flops.values()) > 0
 
 
-def test_it_names_the_studies(capsys):
+def test_without_arguments_the_studies_are_listed(capsys):
     study.main([], standalone_mode=False)
     assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == SHIPPED
 
@@ -90,7 +90,7 @@ def test_it_names_the_studies(capsys):
         (["online", "--arm", "nosuch"], "online has no arm 'nosuch'; there are: alone, online"),
     ],
 )
-def test_names_that_there_are_not(arguments, said):
+def test_unknown_names_are_refused(arguments, said):
     result = CliRunner().invoke(study.main, arguments)
     assert (result.exit_code > 0, said in result.output) == (True, True), result.output
 

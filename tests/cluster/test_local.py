@@ -74,7 +74,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_all_well(capfd):
+def test_ranks_that_succeed_end_with_code_0(capfd):
     script = """
         import os
         if os.environ["RANK"] == "0": print("from rank", os.environ["RANK"])

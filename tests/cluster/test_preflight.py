@@ -78,7 +78,7 @@ def test_ranks_that_meet(tmp_path, capfd, monkeypatch):
     assert capfd.readouterr().out == "ok n1\n"
 
 
-def test_another_one_stays_away(monkeypatch):
+def test_a_node_is_not_blamed_when_another_is_silent(monkeypatch):
     """The silent node is to blame then, not this one."""
     monkeypatch.setattr(preflight, "RENDEZVOUS_TIMEOUT", datetime.timedelta(seconds=0.5))
     assert preflight.rendezvous_fault(Ranks(0, 2, 0, 1, 0, "127.0.0.1", free_port()), 0) is None

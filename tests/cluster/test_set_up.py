@@ -37,7 +37,7 @@ def test_a_set_up_that_fails_starts_no_ranks(tmp_path, cluster, line):
     assert run.requeued == 0
 
 
-def test_a_line_may_be_told_that_it_may_fail(tmp_path):
+def test_a_set_up_line_may_allow_its_own_failure(tmp_path):
     run = Run(tmp_path, before=["no-such-command || true", "set -eu", "export WORD=it"])
     assert run.end('echo "$WORD reached the ranks"; finish')[0] == "done"
     assert "it reached the ranks" in run.output

@@ -79,7 +79,7 @@ def test_a_run_that_never_began_can_be_stopped(tmp_path, queue):
     assert stop(tmp_path)[0] == 0
 
 
-def test_of_an_array_what_waits(tmp_path, queue):
+def test_the_waiting_tasks_of_an_array_are_cancelled(tmp_path, queue):
     folder = chain(tmp_path, "sweep")
     (folder.path / "config.yaml").unlink()
     (folder.path / "submissions/001/seeds").write_text("1\n2\n")

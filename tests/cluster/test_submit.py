@@ -96,7 +96,7 @@ def test_chain(tmp_path):
     assert ["--dependency=afterany:41" in call for call in calls] == [False, True, True]
 
 
-def test_installed_nowhere(monkeypatch, tmp_path):
+def test_slurm_that_is_not_installed_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(LaunchError, match="sbatch is not installed here"):
         commands.submit("demo", Path("runs/demo"), "")
@@ -115,7 +115,7 @@ def test_installed_nowhere(monkeypatch, tmp_path):
         ({"options": ["--nodes=4-2"]}, "nodes: 4-2"),
     ],
 )
-def test_refusals(arguments, words):
+def test_a_submission_that_cannot_work_is_refused(arguments, words):
     with pytest.raises(LaunchError, match=words):
         commands.submit("demo", Path("runs/demo"), "", **arguments)
 
@@ -268,7 +268,7 @@ def test_what_a_job_reads_is_looked_for_at_submission(tmp_path):
         (["--account", "a", "--exclude-nodes", "n1"], "sbatch.exclude-nodes: "),
     ],
 )
-def test_options_that_are_none_are_refused(options, words):
+def test_invalid_sbatch_options_are_refused(options, words):
     with pytest.raises(LaunchError, match=words):
         commands.submit("demo", Path("runs/demo"), "", options=options, dry_run=True)
 

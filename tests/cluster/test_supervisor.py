@@ -133,7 +133,7 @@ def test_attempts_without_progress_end_the_job(tmp_path):
     assert run.requeued == 3
 
 
-def test_progress_forgives(tmp_path):
+def test_progress_resets_the_count_of_requeues(tmp_path):
     run = Run(tmp_path, max_requeues_without_progress=1)
     for restart in range(6):
         assert run.end(f"step {restart // 2 + 1}; kill -9 $$", restart)[0] == "requeue"

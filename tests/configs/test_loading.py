@@ -269,7 +269,7 @@ def test_a_mistake_is_one_line_that_names_the_key(override, ending):
     assert ending in message("demo", override)
 
 
-def test_the_file_is_named():
+def test_a_message_names_the_file():
     write("base: demo\nstepz: 3\n")
     assert message("mine.yaml") == "mine.yaml: stepz: unknown key; did you mean steps?"
 
@@ -343,7 +343,7 @@ def test_aliases_that_grow_are_refused():
     assert "more than 100,000 values" in message("mine.yaml")
 
 
-def test_a_merge_key_is_one():
+def test_a_yaml_merge_key_merges():
     write("base: demo\nnote: x\nstudents:\n  a: &a {layers: [1]}\n  b: {<<: *a, layers: [2]}\n")
     students = load("mine.yaml").students
     assert (students["a"].layers, students["b"].layers) == ([1], [2])

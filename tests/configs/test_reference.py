@@ -45,7 +45,7 @@ def test_what_is_made_from_the_declarations_is_current(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", SHIPPED)
-def test_a_schema_is_one(kind: str) -> None:
+def test_a_shipped_schema_is_valid_json_schema(kind: str) -> None:
     Draft202012Validator.check_schema(SHIPPED[kind])
 
 
@@ -142,7 +142,7 @@ def test_a_section_that_is_made_while_running_is_on_the_page() -> None:
         {"kind": "deep", "layers": ["thick", {"width": 3}], "by_name": {"a": None}},
     ],
 )
-def test_its_schema_takes_what_it_means(tree: dict[str, Any]) -> None:
+def test_a_list_of_tagged_sections_has_a_schema_that_accepts_it(tree: dict[str, Any]) -> None:
     assert complaints(NETS, tree) == []
 
 

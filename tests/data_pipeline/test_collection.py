@@ -71,7 +71,7 @@ def test_judgements_and_runs_by_number(collection: Collection, tmp_path: Path) -
         ("a 0 d2 0\n", "qrels: judges no document relevant"),
     ],
 )
-def test_judgements_that_do_not_fit(
+def test_judgements_that_do_not_fit_are_refused(
     collection: Collection, text: str, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError) as error:

@@ -50,7 +50,7 @@ def in_process(*arguments: object, code: int = 0) -> str:
 
 
 @pytest.mark.parametrize("task", ["", "1", "a/b", "1/" + "9" * 5000, "5/2"])
-def test_slices_that_are_none_are_refused(tmp_path: Path, tokenizer_dir: Path, task: str) -> None:
+def test_invalid_slices_are_refused(tmp_path: Path, tokenizer_dir: Path, task: str) -> None:
     (tmp_path / "in.txt").write_text("Text.")
     build = ("data", "build", tmp_path / "in.txt", "--tokenizer", tokenizer_dir)
     said = in_process(

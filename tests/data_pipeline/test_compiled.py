@@ -26,7 +26,7 @@ def test_what_cannot_be_kept_on_disk_is_compiled_all_the_same() -> None:
     assert compiled(module["double"])(21) == 42
 
 
-def test_the_cache_names_no_class_of_ours() -> None:
+def test_the_cache_pickles_no_class_of_this_project() -> None:
     """Otherwise reading it would fail once the class is renamed."""
     sentence_search.find_sentences(
         JoinedText.of([f"One sentence. Another of Mr. Smith {number}." for number in range(3)])

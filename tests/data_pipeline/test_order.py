@@ -127,7 +127,7 @@ def test_the_order_of_a_million_shards_takes_little_memory() -> None:
     assert kilobytes < 300_000
 
 
-def test_the_order_is_pinned() -> None:
+def test_the_order_never_changes_between_versions() -> None:
     """If any of these numbers changes, running jobs can no longer resume."""
     assert scalar_key(1, 2, 3) == 15020427595393229491
     assert permutation(42, 8).tolist() == [3, 2, 5, 1, 4, 0, 7, 6]

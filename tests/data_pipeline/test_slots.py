@@ -46,7 +46,7 @@ def test_any_step_can_be_had_at_any_time(plan, total, steps) -> None:
             np.testing.assert_array_equal(one, other)
 
 
-def test_lanes_go_on_in_stretches() -> None:
+def test_lanes_continue_with_long_runs_after_a_change() -> None:
     """After a change, each row reads long runs again, so blocks are opened about as rarely."""
     sizes = BatchSizes((0, 50), (8, 24))
     slots = Slots(sizes, 10_000)

@@ -88,7 +88,7 @@ def test_layouts_and_compressions_hold_the_same_rows(
     assert rows == [{"text": text, "label": label} for text, label in REVIEWS]
 
 
-def test_a_row_knows_where_it_stands(tmp_path: Path) -> None:
+def test_a_row_has_its_line_number(tmp_path: Path) -> None:
     for name, text, places in (
         ("a.tsv", "t\nx\n\ny\n", [":2", ":4"]),
         ("a.csv", 't\n"two\nlines"\ny\n', [":2", ":4"]),

@@ -20,7 +20,7 @@ def tandem_command(*arguments: str) -> Result:
     return CliRunner().invoke(tandem.main, list(arguments))
 
 
-def test_one_model() -> None:
+def test_tandem_model_describes_one_model() -> None:
     for name in ("bert_base", "configs/model/bert_base.yaml"):
         found = json.loads(tandem_command("model", name, "--json").stdout)
         assert found["parameters"] == 109_482_240

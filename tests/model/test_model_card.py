@@ -52,7 +52,7 @@ def test_a_fine_tuned_model_names_its_head() -> None:
     assert "masked" not in body.partition("## Held-out")[0]
 
 
-def test_every_saved_folder_has_one(tmp_path: Path) -> None:
+def test_every_saved_folder_has_a_model_card(tmp_path: Path) -> None:
     model.save_pretrained(model.build(SMALL, 0), tmp_path / "mine")
     text = (tmp_path / "mine" / "README.md").read_text()
     assert "# mine" in text

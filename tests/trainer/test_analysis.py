@@ -81,7 +81,7 @@ def refused(*words: object, code: int = 1) -> str:
     return ended.stderr
 
 
-def test_on_text(masked: Path, files: Path, tmp_path: Path) -> None:
+def test_an_analysis_on_text(masked: Path, files: Path, tmp_path: Path) -> None:
     options = ["--length", 16, "--examples", 5, "--out", tmp_path / "out", "--prune", 3]
     printed = run(masked, files / "prose.txt", *options, "--json")
     found = json.loads(printed)
@@ -107,7 +107,7 @@ def test_on_text(masked: Path, files: Path, tmp_path: Path) -> None:
     assert json.loads(again)["scores"] == pytest.approx(found["pruned"]["scores"])
 
 
-def test_on_a_task(classifier: Path, files: Path, tmp_path: Path) -> None:
+def test_an_analysis_on_a_task(classifier: Path, files: Path, tmp_path: Path) -> None:
     task = ["single_sentence", f"data.train={files / 'moods.tsv'}"]
     task += [f"data.validation={files / 'moods.tsv'}", "data.sequence_length=32"]
     task += [f"output_dir={tmp_path}"]

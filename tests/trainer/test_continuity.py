@@ -50,7 +50,7 @@ def test_a_harmless_change_is_accepted_and_told(override, line):
     assert accepted_changes(job(), job(override)) == [line]
 
 
-def test_nothing_to_tell():
+def test_an_unchanged_config_has_no_changes():
     assert accepted_changes(job(), job()) == []
 
 

@@ -34,7 +34,7 @@ def test_a_request_is_followed_once_however_long_its_save_takes(tmp_path, monkey
     assert box.look() == {CHECKPOINT}
 
 
-def test_half_a_request_is_in_nobody_s_way(tmp_path, monkeypatch):
+def test_a_partly_written_request_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setattr(requests, "LOOK_SECONDS", 0.0)
     (tmp_path / "checkpoint.json").write_text('{"id": "7a')
     box = RequestBox(tmp_path, reads=True)

@@ -146,7 +146,7 @@ def test_one_that_is_done_waits_as_it_is_for_a_checkpoint(launched):
         assert checkpoint.trainer_state["learners"]["students/brief"]["finished_at"] == 6
 
 
-def test_a_weight_may_leap(launched):
+def test_a_leap_of_a_scheduled_weight_is_no_spike(launched):
     rows = curve(RunFolder(launched[0] / "leap"), "teacher/")
     losses = {step: value for step, key, value in rows if key == "teacher/loss"}
     assert losses[7] > 5 * losses[6]

@@ -89,7 +89,7 @@ def test_the_lead_is_resumed(runs):
     assert curve(RunFolder(runs / "stopped")) == curve(RunFolder(runs / "whole"))
 
 
-def test_a_student_that_hears_nothing_is_alone(runs):
+def test_a_student_that_never_listens_trains_as_if_alone(runs):
     never, alone = (column(runs / name, "mlm") for name in ("never", "alone"))
     assert never == alone
 

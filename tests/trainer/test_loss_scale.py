@@ -18,7 +18,7 @@ def test_it_doubles_after_so_many_good_steps_and_halves_at_once():
     assert seen == [(8, 1), (8, 2), (16, 0), (8, 0), (8, 1), (8, 2), (16, 0)]
 
 
-def test_it_stays_within_what_float32_can_undo():
+def test_the_scale_stays_within_the_range_of_float32():
     assert LossScale(LARGEST).after_step(1) == LossScale(LARGEST)
     assert LossScale(2.0).can_shrink
     assert not LossScale(1.0).can_shrink

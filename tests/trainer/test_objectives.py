@@ -58,7 +58,7 @@ def test_settings_over_steps():
         *("{1: 1, 01: 2}", "-1", "0", "{0: 0, 5: 0}", "{0: 1, 5: -1}", "{0: true}"),
     ],
 )
-def test_settings_that_are_none(setting):
+def test_settings_that_are_no_schedules_are_refused(setting):
     with pytest.raises(configs.ConfigError, match=r"the file: weight(\.\d)?: "):
         configs.load_text(f"weight: {setting}", MaskedLanguageModelling, "job", [], "the file")
 
@@ -179,7 +179,7 @@ def test_what_neither_layer_attends_to_is_not_compared(
     torch.testing.assert_close(total, expected / divisor)
 
 
-def test_everything_is_a_term():
+def test_every_registered_term_has_a_case_here():
     """Tasks with their own data, and terms with another source, have their own tests."""
     names = [
         name

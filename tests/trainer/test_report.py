@@ -197,7 +197,7 @@ def test_what_the_script_reads_is_json(make):
     assert charts[0]["axes"]["tokens"]["end"] == 200 * 7000
 
 
-def test_a_run_that_goes_on(make):
+def test_a_run_in_progress_is_reported(make):
     words = Page(write_report(make(results=False, logged=list(rows(["half", "tiny"]))[:3]))).words
     assert "step 30 of 200" in words
     assert "finished" not in words

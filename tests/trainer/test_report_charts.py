@@ -62,7 +62,7 @@ shares = st.floats(0, 1)
 
 
 @given(st.lists(st.tuples(shares, shares), max_size=5))
-def test_names_of_dots_stand_on_nothing(places):
+def test_labels_of_dots_overlap_nothing(places):
     """There is always room for five names beside their dots."""
     named = [(x, y, "student 25.0%") for x, y in places]
     found = heights(named)

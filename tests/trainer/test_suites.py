@@ -88,7 +88,7 @@ def test_the_table_and_the_page_say_the_same(
         assert "".join(f"<{tag}>{cell}</{tag}>" for cell in row) in page
 
 
-def test_a_score_that_no_seed_defines() -> None:
+def test_a_score_undefined_for_every_seed_has_no_mean() -> None:
     undefined = task_score({1: evaluation(None, 10.0)})
     assert undefined.mean is undefined.deviation is None
     loss = Column("loss", "loss", NUMBER, higher_is_better=False)

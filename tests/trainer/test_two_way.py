@@ -87,7 +87,7 @@ def test_the_term_is_what_it_says_at_every_stage(results):
             assert ours[TEACHER] == pytest.approx(theirs[TEACHER], rel=1e-5, abs=1e-6), stages
 
 
-def test_another_student_changes_nothing(results):
+def test_another_student_leaves_the_teacher_unchanged(results):
     """Neither does the peer's dropout: its predictions are made without it."""
     by_stage, alone, _, _ = results
     for ours, both in zip(alone, by_stage[0], strict=True):

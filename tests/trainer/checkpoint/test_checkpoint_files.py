@@ -34,7 +34,7 @@ def test_safetensors_reads_what_is_written(tmp_path: Path) -> None:
     assert (stored.bytes, stored.sha256) == (len(content), hashlib.sha256(content).hexdigest())
 
 
-def test_a_file_of_nothing_is_valid(tmp_path: Path) -> None:
+def test_a_file_without_tensors_is_valid(tmp_path: Path) -> None:
     nothing = torch.empty(0, dtype=torch.uint8)
     write_durably(tmp_path, "empty", safetensors_chunks(safetensors_header({}), nothing))
     assert load_file(tmp_path / "empty") == {}

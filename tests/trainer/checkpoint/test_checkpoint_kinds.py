@@ -150,7 +150,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_distributed(round_trip, 2, tmp_path_factory.mktemp("kinds"))[0]
 
 
-def test_the_kinds_are_really_different(result: dict[str, Any]) -> None:
+def test_each_kind_of_optimizer_has_its_own_wrapper(result: dict[str, Any]) -> None:
     assert {name: result["wrappers"][name] for name in WRAPPERS} == WRAPPERS
 
 

@@ -40,7 +40,7 @@ def test_examples(retention: Retention, pinned: list[int], kept: list[int]) -> N
     st.none() | st.integers(1, 9),
     st.integers(0, 3),
 )
-def test_deciding_twice_deletes_nothing_more(
+def test_retention_is_idempotent(
     metrics: dict[int, float | None], last: int, every: int | None, best: int
 ) -> None:
     retention = Retention(last, every, best)
