@@ -70,7 +70,7 @@ def compare(
 
     With `untrained`, the first of them with random weights too. Everything goes to `out`: the runs,
     ``suite.json`` and ``report.html``. Raises ConfigError, ModelError and DataError before
-    anything is trained.
+    anything is trained, also where `out` has a run of another job by the same name.
     """
     import configs
     from configs.suites import SuiteConfig
@@ -87,6 +87,8 @@ def compare(
         for seed in seeds or suite.seeds
     ]
     jobs = {run: load_job(run.config, run.words) for run in runs}  # errors show before the first
+    for job in jobs.values():
+        _require_same(job)
     evaluations = {run: _evaluation_of(run, job, out) for run, job in jobs.items()}
     results = _results(suite, models, evaluations, words)
     (out / "suite.json").write_text(json.dumps(to_json(results), indent=2) + "\n")
@@ -128,6 +130,22 @@ def _assignments(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield from _assignments(value, f"{above}{key}.")
         else:
             yield f"{above}{key}={json.dumps(value)}"
+
+
+def _require_same(job: JobConfig) -> None:
+    """Raise ConfigError where the job's run was made by another, such as with another model."""
+    from configs import ConfigError
+    from trainer.lifecycle.continuity import changes
+    from trainer.run_folder.folder import RunFolder
+
+    folder = RunFolder.of(job)
+    if not folder.config.exists():
+        return
+    if found := [str(change) for change in changes(folder.load_config(), job)]:
+        raise ConfigError(
+            f"--out: {folder.path} is of another job ({'; '.join(found[:3])}); name another "
+            "folder, or delete that run"
+        )
 
 
 def _evaluation_of(run: _Run, job: JobConfig, out: Path) -> dict[str, Any]:

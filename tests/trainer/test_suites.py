@@ -144,6 +144,9 @@ def test_models_are_fine_tuned_and_compared_once(folder: Path) -> None:
     code, output, errors = evaluate(folder, *both, "--untrained")
     assert code == 0, errors
     assert metrics.stat().st_mtime_ns == before, "what is finished is not run again"
+    other = evaluate(folder, *both, "batch.size=8")
+    assert other[0] == 1
+    assert "moods-big-seed1 is of another job (steps: 2 -> 1; batch.size: 4 -> 8)" in other[2]
     (row,) = [line.split() for line in output.splitlines() if line.startswith("untrained ")]
     found = json.loads((folder / "out" / "suite.json").read_text())
     assert found["untrained"]["parameters"] == found["big"]["parameters"]
