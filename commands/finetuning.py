@@ -70,7 +70,7 @@ def _summary(jobs: dict[int, JobConfig]) -> str:
     lines = [f"{column.name} over {len(jobs)} seeds"]
     for learner in next(iter(found.values()))["learners"]:
         scores = {
-            seed: results["learners"][learner][column.name] for seed, results in found.items()
+            seed: results["learners"][learner].get(column.name) for seed, results in found.items()
         }
         scores = {seed: score for seed, score in scores.items() if score is not None}
         if not scores:

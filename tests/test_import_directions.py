@@ -95,11 +95,13 @@ ROOMS = {
     "trainer/report": (
         "document words labels scale colours chart curves results savings table page refreshing"
     ),
-    "trainer/scoring": "column metric scores task_scores task_metrics answer_spans span_metric "
-    "exact_search ranking_metric",
+    "trainer/scoring": (
+        "column metric scores task_mean task_scores task_metrics answer_spans span_metric "
+        "exact_search ranking_metric"
+    ),
     "trainer/footprint": "models_table footprint demands",
     "trainer/evaluation": (
-        "text_vectors pseudo_likelihood minimal_pairs trained_heads primary held_out setbacks "
+        "text_vectors pseudo_likelihood minimal_pairs trained_heads held_out setbacks "
         "evaluations finished agreement final_scores export"
     ),
     "trainer/prediction": (

@@ -28,7 +28,9 @@ from trainer.learner_names import TEACHER, student_key, teacher_key
 from trainer.measure.profiling import ProfileConfig
 from trainer.named_tasks import fill_in_tasks
 from trainer.roles import conflicts_about_metrics, conflicts_of_roles, conflicts_with_data
-from trainer.scoring.scores import Metrics
+from trainer.scoring.column import Column
+from trainer.scoring.scores import Metrics, columns_of
+from trainer.scoring.task_mean import TASK_MEAN, mean_column
 from trainer.tasks import load_plugins
 from trainer.tracking import tracking
 from trainer.watch.rollback import RollbackConfig, conflicts_in_order
@@ -64,7 +66,8 @@ class EvaluationConfig(Section):
         Doc(
             "The run's primary metric: a held-out score of the teacher (loss, accuracy, "
             "pair_accuracy, HEAD_accuracy). It decides when students start and which checkpoints "
-            "are kept, and learners are compared by it. null: the accuracy of the first head."
+            "are kept, and learners are compared by it. null: the accuracy, or other primary "
+            "score, of the first head; of several tasks, task_mean, the mean of theirs."
         ),
     ] = None
 
@@ -217,11 +220,25 @@ class JobConfig(Section):
         """The metrics of a learner of this job."""
         return learner.metrics_among(self.learners.values())
 
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The held-out scores of the teacher, by name; of several tasks, their mean first."""
+        metrics = self.metrics_of(self.teacher)
+        return {**mean_column(metrics, self.data.tasks), **columns_of(metrics)}
+
+    @property
+    def primary_column(self) -> Column:
+        """The run's primary metric: what admission, retention of checkpoints and report read."""
+        columns = self.columns
+        if self.evaluation.metric is not None:
+            return columns[self.evaluation.metric]
+        return columns.get(TASK_MEAN.name) or self.metrics_of(self.teacher)[0].primary
+
     def conflicts(self) -> Iterator[Refusal]:
         yield from self._conflicts_of_length()
         yield from conflicts_in_order(self.rollback)
         yield from conflicts_of_roles(self.teacher, self.teachers, self.students)
-        yield from conflicts_about_metrics(self.teacher, self.students, self.evaluation.metric)
+        yield from conflicts_about_metrics(self.columns, self.students, self.evaluation.metric)
         yield from conflicts_with_data(self.learners, self.data)
 
     def _conflicts_of_length(self) -> Iterator[Refusal]:

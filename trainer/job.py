@@ -18,7 +18,6 @@ from trainer.config import JobConfig
 from trainer.control.run_context import RunContext
 from trainer.evaluation.evaluations import Evaluations
 from trainer.evaluation.held_out import ValidationSet
-from trainer.evaluation.primary import primary_column
 from trainer.job_data.batch_plan import global_batches
 from trainer.job_data.feed import Feed
 from trainer.job_data.fit import require_fit, require_same_tokenizers
@@ -175,7 +174,7 @@ class Job:
 def _checkpoint_writer(
     config: JobConfig, context: RunContext, resumption: Resumption
 ) -> CheckpointWriter:
-    keep, better = config.checkpoint, primary_column(config).higher_is_better
+    keep, better = config.checkpoint, config.primary_column.higher_is_better
     return CheckpointWriter(
         RunFolder.of(config).checkpoints,
         Retention(keep.keep, keep.keep_every, keep.keep_best, better),

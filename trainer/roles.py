@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from configs.section import Refusal, within
 from data_pipeline import DEFAULT_VIEW, DataConfig
@@ -11,7 +11,7 @@ from model import ModelConfig
 from trainer.learner_config import BudgetConfig, LearnerConfig, StartConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher, section_of
 from trainer.objectives.task import TaskConfig
-from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM, columns_of
+from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM
 from trainer.tasks.soft_labels import SoftLabels
 
 Named = Mapping[str, LearnerConfig]
@@ -58,10 +58,10 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
 
 
 def conflicts_about_metrics(
-    teacher: LearnerConfig, students: Named, primary: str | None
+    columns: Iterable[str], students: Named, primary: str | None
 ) -> Iterator[Refusal]:
-    """Metrics that no head of the teacher reports."""
-    known = [*columns_of(teacher.metrics_among((teacher, *students.values())))]
+    """Metrics that are none of the teacher's `columns`."""
+    known = [*columns]
     if not known:
         yield "teacher", "has no head that could be scored; add a task, or mlm, to an objective"
     if primary is not None and primary not in known:

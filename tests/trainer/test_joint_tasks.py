@@ -74,7 +74,7 @@ students:
       {{hidden_size: 16, layers: 1, heads: 2, ffn_size: 32, vocab_size: 600, max_positions: 16}}
     optimizer: *optimizer
     zero_stage: 3
-evaluation: {{every: 11}}
+evaluation: {{every: 7}}
 checkpoint: {{every: 100}}
 log: {{every: 1, wandb: disabled}}
 """
@@ -177,12 +177,22 @@ def test_every_task_is_scored_by_its_own_metrics(of_two) -> None:
         assert scores["alike_pearson"] is not None
         assert scores["test_moods_accuracy"] == scores["moods_accuracy"]
         assert set(scores["corpora"]) == set(EXAMPLES)
-    assert results["metric"] == "moods_accuracy"
+    assert results["columns"][0]["name"] == results["metric"] == "task_mean"
+    primary = ("moods_accuracy", "names_entity_f1", "alike_pearson")
+    for scores in results["learners"].values():
+        assert scores["task_mean"] == pytest.approx(sum(scores[one] for one in primary) / 3)
+        assert "test_task_mean" not in scores  # only moods has a test file
+        teacher = results["learners"]["teacher"]["task_mean"]
+        assert scores["retention"] == pytest.approx(scores["task_mean"] / teacher)
+    saved = json.loads((SavedLearners(run).checkpoint.path / "trainer.json").read_text())
+    teacher = results["learners"]["teacher"]["task_mean"]
+    assert saved["metric"] == pytest.approx(teacher, rel=1e-3)  # by which checkpoints are kept
     assert not any(column["name"].startswith("test_names") for column in results["columns"])
     (last,) = [
         row for row in metrics.read(run.metrics) if "val/moods/teacher/moods_accuracy" in row
     ][-1:]
     assert "val/moods/teacher/names_entity_f1" not in last
+    assert last["val/tasks/teacher/task_mean"] == saved["metric"]
 
 
 def test_each_head_alone_is_a_model_of_transformers(of_two, tmp_path) -> None:

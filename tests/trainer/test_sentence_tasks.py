@@ -21,7 +21,6 @@ from tests.trainer import jobs
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.evaluation.finished import SavedLearners
-from trainer.evaluation.primary import primary_column
 from trainer.job_data.examples import with_examples
 from trainer.report import student_table, write_report
 from trainer.run_folder import metrics
@@ -311,7 +310,7 @@ def test_a_frozen_teacher_is_scored_by_the_task_of_its_students(job) -> None:
     number = "{single_sentence: {target: number, metrics: [spearman]}}"
     words = [f"students.{name}.objective={number}" for name in ("small", "lstm")]
     found = configs.load(str(job), JobConfig, "job", [*frozen, *words])
-    assert primary_column(found).name == "single_sentence_spearman"
+    assert found.primary_column.name == "single_sentence_spearman"
     (metric,) = found.metrics_of(found.teacher)
     assert isinstance(metric, NumberMetric)
     states = "{single_sentence: null, soft_labels: null, hidden_mse: {}}"

@@ -15,6 +15,7 @@ from trainer.errors import TrainingError
 from trainer.scoring import task_scores
 from trainer.scoring.metric import Tally
 from trainer.scoring.scores import ScoreInputs
+from trainer.scoring.task_mean import mean_column, task_mean
 from trainer.scoring.task_metrics import ClassMetric, MarginMetric, NumberMetric, TagMetric
 
 NAN = float("nan")
@@ -177,3 +178,30 @@ def test_the_first_ten_of_a_ranking() -> None:
     found = task_scores.ranking_scores(run, relevance, ["mrr", "mrr_10"])
     assert found["mrr"] == pytest.approx((1 / 10 + 1 / 11) / 2)
     assert found["mrr_10"] == pytest.approx(1 / 20)
+
+
+# BERT-base on GLUE's test sets, as table 1 of arXiv 1810.04805 has it with its average.
+GLUE = {"mnli": 84.6, "mnli_mm": 83.4, "qqp": 71.2, "qnli": 90.5, "sst2": 93.5}
+GLUE |= {"cola": 52.1, "stsb": 85.8, "mrpc": 88.9, "rte": 66.4}
+
+
+def one_of_each(tasks: dict[str, float]) -> list[ClassMetric]:
+    """A metric with two scores for each head; the first is the primary one."""
+    return [ClassMetric(name, ["accuracy", "macro_f1"]) for name in tasks]
+
+
+def test_the_mean_over_tasks_is_the_published_one() -> None:
+    scores = {f"{name}_accuracy": score for name, score in GLUE.items()}
+    scores |= {f"{name}_macro_f1": 0.0 for name in GLUE}
+    assert mean_column(one_of_each(GLUE), GLUE).keys() == {"task_mean"}
+    found = task_mean(scores, one_of_each(GLUE), GLUE)
+    assert found == {"task_mean": pytest.approx(79.6, abs=0.05)}
+
+
+def test_there_is_no_mean_without_the_scores_of_all_tasks() -> None:
+    metrics, tasks = one_of_each(GLUE), ("sst2", "rte")
+    scores = {"sst2_accuracy": 0.9, "rte_accuracy": None}
+    assert task_mean(scores, metrics, tasks) == {"task_mean": None}  # a head is untrained
+    assert task_mean({"sst2_accuracy": 0.9}, metrics, tasks) == {}  # a score is undefined
+    assert mean_column(metrics[:3], tasks) == {}
+    assert mean_column(metrics, ("sst2",)) == mean_column(metrics, ()) == {}

@@ -7,7 +7,6 @@ import torch.distributed as dist
 
 from trainer.config import JobConfig
 from trainer.evaluation.held_out import Scores, ValidationSet
-from trainer.evaluation.primary import primary_column
 from trainer.evaluation.setbacks import Setback, setbacks
 from trainer.evaluation.trained_heads import trained_heads
 from trainer.learner_names import TEACHER
@@ -43,7 +42,8 @@ class Evaluations:
             scores = self._validation.evaluate(
                 learner.evaluate, learner.metrics, self._config.batch.micro_batch, *where
             )
-            found[name] = scores.of_trained_heads(learner.metrics, trained)
+            tasks = self._config.data.tasks
+            found[name] = scores.of_trained_heads(learner.metrics, trained, tasks)
             if (loss := found[name].overall.get("loss")) is not None:
                 self.newest[name] = (state.step, loss)
                 own_steps = learner.counters.steps_made(state.step)
@@ -63,4 +63,4 @@ class Evaluations:
         """The teacher's primary metric, which ranks checkpoints, if it was just measured."""
         if self._teacher_at != state.step or not learners.teacher.is_trained:
             return None
-        return (state.teacher_held_out or {}).get(primary_column(self._config).name)
+        return (state.teacher_held_out or {}).get(self._config.primary_column.name)

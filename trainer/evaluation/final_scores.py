@@ -20,13 +20,14 @@ from trainer.device import own_device
 from trainer.evaluation.agreement import agreement
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import Scores, ValidationSet
-from trainer.evaluation.primary import primary_column
 from trainer.job_data.examples import scored_on_test, tasks_of
 from trainer.learner_names import TEACHER
 from trainer.learners.programs import score
 from trainer.measure.machine import describe as describe_machine
 from trainer.scoring.column import Column
+from trainer.scoring.metric import Metric
 from trainer.scoring.scores import Metrics, columns_of
+from trainer.scoring.task_mean import mean_column
 from trainer.watch.rank_zero import SendHeartbeat
 
 ON_TEST = "test_"  # prefix of a column: the score on a task's test file
@@ -52,7 +53,7 @@ def evaluate_run(
         "step": saved.checkpoint.step,
         "machine": describe_machine(),
         "corpus": _describe(saved.corpora),
-        "metric": primary_column(saved.job).name,
+        "metric": saved.job.primary_column.name,
         "columns": [dataclasses.asdict(column) for column in measurement.columns.values()],
         "unigram": measurement.validation.unigram(),
         "learners": {name: measurement.of(name) for name in names},
@@ -88,11 +89,10 @@ class _Measurement:
         self.device = own_device()
         self.teacher = saved.load(TEACHER).to(self.device)
         self.teacher_scores = self._score(TEACHER, self.teacher)
-        learners = map(saved.config, saved.names)
-        scored = [metric for one in learners for metric in saved.job.metrics_of(one)]
-        self.columns = columns_of(scored)
+        scored = [metric for one in saved.names for metric in self._metrics(one)]
+        self.columns = self._columns(scored)
         if self.test is not None:
-            tested = columns_of(one for one in scored if one.head in self.test.heads)
+            tested = self._columns([one for one in scored if one.head in self.test.heads])
             on_test = [_on_test(column) for column in tested.values()]
             self.columns |= {column.name: column for column in on_test}
 
@@ -102,9 +102,8 @@ class _Measurement:
         is_teacher = name == TEACHER
         model = self.teacher if is_teacher else self.saved.load(name).to(self.device)
         scores = self.teacher_scores if is_teacher else self._score(name, model)
-        metrics, trained = self._metrics(name), self.saved.trained_heads(name)
-        both_predict = MASKED in trained & self.saved.trained_heads(TEACHER)
-        told = scores.of_trained_heads(metrics, trained)
+        told = self._told(name, scores)
+        both_predict = all(MASKED in self.saved.trained_heads(one) for one in (name, TEACHER))
         size = describe(model.config, self.saved.job.data.longest)
         return {
             "parameters": size.parameters,
@@ -119,6 +118,10 @@ class _Measurement:
             "started_at": self.saved.state.learners[name].started_at,
             "finished_at": self.saved.state.learners[name].finished_at,
         }
+
+    def _columns(self, metrics: Sequence[Metric[Any]]) -> dict[str, Column]:
+        """What these metrics report, by name; of several tasks, their mean first."""
+        return {**mean_column(metrics, self.saved.job.data.tasks), **columns_of(metrics)}
 
     def _metrics(self, name: str) -> Metrics:
         return self.saved.job.metrics_of(self.saved.config(name))
@@ -142,14 +145,18 @@ class _Measurement:
         own = self.test.job.metrics_of(self.saved.config(name))
         metrics = tuple(metric.tuned_on(on_validation.overall) for metric in own)
         scores = self._scores(name, model, self.test.examples, metrics)
-        told = scores.of_trained_heads(metrics, self.saved.trained_heads(name))
-        return {f"{ON_TEST}{column}": one for column, one in told.overall.items()}
+        told = self._told(name, scores).overall
+        return {f"{ON_TEST}{column}": one for column, one in told.items()}
+
+    def _told(self, name: str, scores: Scores) -> Scores:
+        """A learner's scores, with None for untrained heads; of several tasks, their mean too."""
+        trained, tasks = self.saved.trained_heads(name), self.saved.job.data.tasks
+        return scores.of_trained_heads(self._metrics(name), trained, tasks)
 
     def _retention(self, scores: Scores) -> float | None:
         """The retention of the teacher's primary metric; None where either score is missing."""
-        primary, metrics = primary_column(self.saved.job).name, self._metrics(TEACHER)
-        trained = self.saved.trained_heads(TEACHER)
-        teacher = self.teacher_scores.of_trained_heads(metrics, trained)
+        primary = self.saved.job.primary_column.name
+        teacher = self._told(TEACHER, self.teacher_scores)
         ours, theirs = scores.overall.get(primary), teacher.overall.get(primary)
         if ours is None or theirs is None:
             return None

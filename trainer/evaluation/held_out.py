@@ -7,7 +7,7 @@ fixed: the same at every evaluation, for every learner and on any number of rank
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from trainer.config import JobConfig
 from trainer.job_data.examples import views_of
 from trainer.scoring.metric import Metric, Tally, joined, share_over_ranks
 from trainer.scoring.scores import shown
+from trainer.scoring.task_mean import task_mean
 from trainer.watch.rank_zero import SendHeartbeat
 
 # The masks of held-out text do not depend on the job's seed, so that jobs can be compared.
@@ -48,11 +49,17 @@ class Scores:
     overall: Mapping[str, float | None]
     by_corpus: Mapping[str, Mapping[str, float | None]]
 
-    def of_trained_heads(self, metrics: Sequence[Metric[Any]], trained: Iterable[str]) -> Scores:
-        """The same scores, with None for heads that are not in `trained`."""
+    def of_trained_heads(
+        self, metrics: Sequence[Metric[Any]], trained: Iterable[str], tasks: Collection[str]
+    ) -> Scores:
+        """The same scores, with None for heads that are not in `trained`.
+
+        Where the job has several `tasks`, the overall scores get their mean.
+        """
         heads = [*trained]
         by_corpus = {name: shown(one, metrics, heads) for name, one in self.by_corpus.items()}
-        return Scores(shown(self.overall, metrics, heads), by_corpus)
+        overall = shown(self.overall, metrics, heads)
+        return Scores({**task_mean(overall, metrics, tasks), **overall}, by_corpus)
 
 
 class ValidationSet:

@@ -25,7 +25,6 @@ from trainer.learners.first_weights import (
 from trainer.learners.learner import Learner, StepShape
 from trainer.learners.state import JobState, LearnerState
 from trainer.schedules.stacking import layers_of_the_moment
-from trainer.scoring.scores import primary_column
 
 
 class Learners:
@@ -143,8 +142,7 @@ class Learners:
     def admit(self, state: JobState, unigram: Mapping[str, float]) -> list[str]:
         """Start the students that are due; returns their names."""
         joined, steps = [], self.config.steps
-        metrics = self.config.metrics_of(self.config.teacher)
-        primary = primary_column(metrics, self.config.evaluation.metric).name
+        primary = self.config.primary_column.name
         for name, config in self.config.students.items():
             key = student_key(name)
             if key in self.waiting and is_due(

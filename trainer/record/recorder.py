@@ -16,7 +16,6 @@ from types import TracebackType
 from trainer.config import JobConfig
 from trainer.durable import atomic_write
 from trainer.evaluation.held_out import Scores
-from trainer.evaluation.primary import primary_column
 from trainer.evaluation.setbacks import Setback
 from trainer.footprint.models_table import models_table
 from trainer.learners.learner import Learner
@@ -28,6 +27,7 @@ from trainer.report.refreshing import LiveReport
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.metrics_log import MetricsLog, resume
+from trainer.scoring.task_mean import TASK_MEAN
 from trainer.step import StepResult
 from trainer.tracking import tracking
 
@@ -59,7 +59,7 @@ class Recorder:
         resumed = resume(folder.metrics, state.step, kept_rows, state.rows)
         self._log = self._stack.enter_context(MetricsLog(folder.metrics, resumed.rows))
         self._display = self._stack.enter_context(
-            Display(config.name, config.steps, state.step, config.hours, primary_column(config))
+            Display(config.name, config.steps, state.step, config.hours, config.primary_column)
         )
         self._report = LiveReport(folder.path)
         self._folder = folder
@@ -124,8 +124,10 @@ class Recorder:
                 for column, value in score.items():
                     if value is not None:
                         row[metrics.held_out_key(corpus, learner, column)] = value
+            if (mean := found.overall.get(TASK_MEAN.name)) is not None:
+                row[metrics.held_out_key(metrics.TASKS, learner, TASK_MEAN.name)] = mean
         self._append(row)
-        primary = primary_column(self._config).name
+        primary = self._config.primary_column.name
         untrained = [name for name, one in scores.items() if one.overall.get(primary, 0.0) is None]
         self._display.update(state.step, row, untrained=untrained)
         self._name(setbacks)

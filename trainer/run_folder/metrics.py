@@ -30,6 +30,7 @@ Keys, all optional but ``step``:
 ``restarts``                          how often the run has been restarted so far
 ``val/CORPUS/LEARNER/loss``,            on the held-out split of a corpus; also ``accuracy`` and,
                                       where there are pairs, ``pair_accuracy``
+``val/tasks/LEARNER/task_mean``       the mean of several tasks' primary scores
 ====================================  ==============================================================
 
 LEARNER is ``teacher``, ``teachers/NAME`` or ``students/NAME``. Rows may share a step
@@ -48,6 +49,7 @@ from configs.strict_json import is_torn, parse_json
 from trainer.errors import TrainingError
 
 Row = dict[str, float]
+TASKS = "tasks"  # stands for a corpus in the keys of scores over several tasks
 
 # Measurements, which differ between two equal runs.
 MEASURED = (

@@ -128,11 +128,6 @@ def columns_of(metrics: Iterable[Metric[Any]]) -> dict[str, Column]:
     return {column.name: column for metric in metrics for column in metric.columns}
 
 
-def primary_column(metrics: Metrics, name: str | None) -> Column:
-    """The teacher's column with this name; for None, the primary one of its first head."""
-    return metrics[0].primary if name is None else columns_of(metrics)[name]
-
-
 def capture_for(metrics: Iterable[Metric[Any]]) -> Capture:
     """What the metrics read from a model's features besides its predictions."""
     heads = {metric.head for metric in metrics}
