@@ -200,8 +200,7 @@ class Model(nn.Module, ABC):
             found.exits[layer] = self._exit(encoded.hidden_states[layer], masked_positions)
         self._run_task_heads(capture.heads, found, first, attention_mask)
         for name in capture.branches:
-            states = [encoded.hidden_states[i] for i in range(1, self.config.layers)]
-            found.branches[name] = self.task_heads[name].earlier(states, attention_mask)
+            found.branches[name] = self._earlier(name, encoded.hidden_states, attention_mask)
         return found
 
     def rows_read(
@@ -304,6 +303,15 @@ class Model(nn.Module, ABC):
             found.heads[name] = head(self._head_input(head.head, found, first, attention_mask))
             if head.crf is not None:
                 found.transitions[name] = head.crf()
+
+    def _earlier(
+        self, name: str, states: Mapping[int, Tensor], attention_mask: Tensor | None
+    ) -> Tensor:
+        """The logits of a head's branches below the last layer, [layers - 1, B, labels]."""
+        head = self.task_heads[name]
+        assert isinstance(head, BranchedHead)
+        below = [states[number] for number in range(1, self.config.layers)]
+        return head.earlier(below, attention_mask)
 
     def _head_input(
         self,
