@@ -209,6 +209,22 @@ def test_questions_without_an_answer_get_a_threshold(folder, corpus) -> None:
     assert not all(silent)
 
 
+def test_a_split_may_be_a_folder_as_race_has_it(folder, corpus) -> None:
+    asked = {"questions": ["which is it"], "options": [NAMES], "answers": ["B"]}
+    for part, files in {"race_train": 3, "race_dev": 2}.items():
+        for number in range(files):
+            path = folder / part / ("high", "middle")[number % 2] / f"{number}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({**asked, "article": " ".join(sentence(number))}))
+    parts = ("data.train=race_train", "data.validation=race_dev")
+    job = load(folder, corpus, "multiple_choice", 10, "{}", *parts)
+    splits = [ExampleSplit(Corpus.open(job.data.path), split).total for split in ("train", "val")]
+    assert splits == [3, 2]
+    path.write_text(path.read_text().replace('"B"', '"C"'))
+    again = load(folder, corpus, "multiple_choice", 10, "{}", *parts)
+    assert again.data.path != job.data.path, "other files are other examples"
+
+
 def test_a_best_span_ends_after_it_begins() -> None:
     def target(*labels: int) -> SimpleNamespace:
         return SimpleNamespace(labels=torch.tensor(labels), positions=torch.tensor([2, 3, 4, 0]))

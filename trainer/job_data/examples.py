@@ -324,8 +324,12 @@ def _tokenizer_of(job: JobConfig) -> Path:
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a file; DataError where it cannot be read."""
+    """The SHA-256 of a file, or of the names and contents in a folder; DataError if unreadable."""
     try:
-        return manifest.sha256(path)
+        if not path.is_dir():
+            return manifest.sha256(path)
+        files = sorted(one for one in path.rglob("*") if one.is_file())
+        found = [(str(one.relative_to(path)), manifest.sha256(one)) for one in files]
+        return hashlib.sha256(json.dumps(found).encode()).hexdigest()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
