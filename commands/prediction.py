@@ -27,6 +27,11 @@ from commands.options import PATH
     metavar="FIELD=COLUMN",
     help="Where a text stands in a table, by name or number; may be repeated.",
 )
+@click.option(
+    "--speed",
+    type=click.FloatRange(0, 1),
+    help="Of a model with branches: examples leave at a layer whose uncertainty is less.",
+)
 @click.option("--documents", type=PATH, help="Rank the documents in this file for each query.")
 @click.option("--candidates", type=PATH, help="The run that a cross-encoder is to re-rank.")
 @click.option(
@@ -40,6 +45,7 @@ def predict(
     out: str | None,
     head: str | None,
     columns: tuple[str, ...],
+    speed: float | None,
     documents: str | None,
     candidates: str | None,
     top: int | None,
@@ -49,7 +55,7 @@ def predict(
     INPUT has the form of the task's own files; labels are not read. A .txt file and - hold a text
     a line, or two with a tab between them, for tasks about texts; for questions, - holds SQuAD's
     JSON. For retrieval INPUT holds queries: each gives its vector, or, with --documents, a ranking.
-    Prints one JSON object per line.
+    Prints one JSON object per line. With --speed it names the layer at which the example left.
     """
     from trainer.device import own_device
     from trainer.prediction.predicting import predictions
@@ -60,12 +66,14 @@ def predict(
             raise click.UsageError(f"{option}: needs --documents, the file with their texts")
     if columns and documents:
         raise click.UsageError("--column: is for tables of texts, and INPUT holds queries")
+    if speed is not None and documents:
+        raise click.UsageError("--speed: is for classes, and --documents asks for rankings")
     chosen = dict(_assignment(word) for word in columns)
     with _written(out) as file:
         answers = (
             rankings(Path(folder), input_, documents, candidates, top or 100, own_device(), head)
             if documents
-            else predictions(Path(folder), input_, own_device(), chosen, head)
+            else predictions(Path(folder), input_, own_device(), chosen, head, speed)
         )
         for answer in answers:
             print(json.dumps(answer, ensure_ascii=False), file=file)

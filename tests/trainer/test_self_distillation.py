@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor
 from torch.nn import functional as F
 
 import configs
+import tandem as tandem_command
+from benchmarks import early_leaving
 from configs import ConfigError
-from model import EncoderConfig, build, save_pretrained
+from model import (
+    EncoderConfig,
+    TaskHeadConfig,
+    build,
+    from_pretrained,
+    save_pretrained,
+    with_task_head,
+)
 from tests.conftest import tandem
 from tests.distributed import run_distributed
 from tests.trainer import jobs
@@ -27,7 +40,10 @@ from trainer.learners.module import build_module
 from trainer.learners.programs import Train
 from trainer.learners.state import LearnerState
 from trainer.objectives import ObjectiveConfig
+from trainer.objectives.task import TaskFile
 from trainer.objectives.task_first import TaskFirstConfig
+from trainer.prediction import passes
+from trainer.prediction.fine_tuned import FineTuned
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.tasks.branches import Branches
@@ -228,8 +244,9 @@ def finetuned(corpus, tmp_path_factory) -> RunFolder:
     (folder / "train.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
     (folder / "dev.tsv").write_text("\n".join(["sentence\tlabel", *lines(9, 400)]) + "\n")
     size = EncoderConfig(
-        vocab_size=600, hidden_size=16, layers=3, heads=2, ffn_size=32, max_positions=12
-    )
+        vocab_size=600, hidden_size=16, layers=3, heads=2, ffn_size=32, max_positions=12,
+        initializer_range=0.3,
+    )  # fmt: skip
     save_pretrained(build(size, seed=1), folder / "model", corpus / "tokenizer")
     done = tandem(
         "finetune", "fastbert_sst2", "--model", folder / "model", f"data.root={folder}",
@@ -249,6 +266,26 @@ def test_fastbert_runs_as_shipped(finetuned) -> None:
     assert (exported / "task.json").exists()
 
 
+def test_branches_alone_learn_from_text_without_labels(finetuned, tmp_path) -> None:
+    folder, before = finetuned.path.parent, finetuned.path / "exports" / "teacher"
+    texts = [line.rpartition("\t")[0] for line in lines(24, 50)]
+    (tmp_path / "texts.tsv").write_text(
+        "\n".join(["sentence\tlabel", *(f"{one}\t" for one in texts)])
+    )
+    done = tandem(
+        "finetune", "fastbert_sst2", "--model", before, f"data.train={tmp_path}/texts.tsv",
+        f"data.validation={folder}/dev.tsv", "data.sequence_length=12", f"output_dir={tmp_path}",
+        "teacher.task_first={steps: 0, fraction: null}", "name=more", "epochs=2",
+        "teacher.objective.single_sentence={unlabelled: true, labels: [bright, dull]}",
+        "batch={size: 12, micro_batch: 12}", "log={every: 1, wandb: disabled}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    after = from_pretrained(tmp_path / "more" / "exports" / "teacher").state_dict()
+    for name, one in from_pretrained(before).state_dict().items():
+        if not name.endswith("key.bias"):  # whose gradient is rounding alone
+            assert torch.equal(one, after[name]) == (".branches." not in name), name
+
+
 def test_a_missing_label_must_be_expected(finetuned, tmp_path) -> None:
     folder = finetuned.path.parent
     done = tandem(
@@ -258,3 +295,55 @@ def test_a_missing_label_must_be_expected(finetuned, tmp_path) -> None:
     )  # fmt: skip
     assert done.returncode == 1
     assert "label: '' is not one of the labels: bright, dull" in done.stderr
+
+
+def predicted(*words: object) -> list[dict]:
+    ended = CliRunner().invoke(tandem_command.main, ["predict", *map(str, words)])
+    assert ended.exit_code == 0, ended.output
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def test_predictions_tell_the_layer_at_which_an_example_left(finetuned, monkeypatch) -> None:
+    exported, file = finetuned.path / "exports" / "teacher", finetuned.path.parent / "dev.tsv"
+    whole, slow = predicted(exported, file), predicted(exported, file, "--speed", "0")
+    assert [one["label"] for one in slow] == [one["label"] for one in whole]
+    assert {one.pop("layer") for one in slow} == {3}
+    assert slow == whole
+    at_once = predicted(exported, file, "--speed", "1")
+    assert {one["layer"] for one in at_once} == {1}
+    sure = sorted(map(entropy, at_once))
+    _, middle = max((b - a, (a + b) / 2) for a, b in pairwise(sure))  # in the widest gap
+    monkeypatch.setattr(passes, "tokens_per_pass", lambda device: 20)
+    some = predicted(exported, file, "--speed", middle)
+    assert [one["layer"] == 1 for one in some] == [entropy(one) < middle for one in at_once]
+    for one, early, late in zip(some, at_once, whole, strict=True):
+        if one["layer"] in (1, 3):
+            wanted = early if one["layer"] == 1 else late
+            assert one["probabilities"] == pytest.approx(wanted["probabilities"], rel=1e-5)
+
+
+def entropy(answer: dict) -> float:
+    return -sum(p * math.log2(p) for p in answer["probabilities"].values())
+
+
+def test_the_curve_of_accuracy_and_flops(finetuned) -> None:
+    tuned = FineTuned.open(finetuned.path / "exports" / "teacher", torch.device("cpu"))
+    file = TaskFile(finetuned.path.parent / "dev.tsv", {"text": "sentence"})
+    sequences, labels = early_leaving.encoded(tuned, file)
+    speeds = [None, 0.0, 1.0]
+    whole, slow, fast = points = early_leaving.curve(tuned, sequences, labels, speeds, rounds=2)
+    assert [one.layer for one in points] == [3, 3, 1]
+    assert whole.accuracy == slow.accuracy
+    assert fast.flops < whole.flops < slow.flops == pytest.approx(3 * fast.flops)
+    assert len([*early_leaving.table(points, len(labels))]) == 5
+
+
+def test_speed_is_for_models_with_branches(finetuned, corpus, tmp_path) -> None:
+    head = TaskHeadConfig(labels=["a", "b"])
+    model = build(with_task_head(encoder(vocab_size=600, mlm_head=False), "task", head), seed=4)
+    save_pretrained(model, tmp_path, corpus / "tokenizer")
+    file = finetuned.path.parent / "dev.tsv"
+    words = ["predict", tmp_path, file, "--column", "text=sentence", "--speed", "0.5"]
+    ended = CliRunner().invoke(tandem_command.main, [*map(str, words)])
+    assert ended.exit_code == 1
+    assert f"{tmp_path}: --speed: the model has no branches" in ended.stderr

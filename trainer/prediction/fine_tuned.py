@@ -12,7 +12,7 @@ from torch import Tensor
 from data_pipeline import TextEncoder
 from model import Model, ModelError, TaskHeadConfig, Transitions, from_pretrained
 from model.heads import TaskHead
-from trainer.prediction.passes import Segments, head_outputs
+from trainer.prediction.passes import Segments, early_outputs, head_outputs
 from trainer.task_facts import TaskFacts
 
 
@@ -48,12 +48,22 @@ class FineTuned:
         """As `head_outputs`."""
         return head_outputs(self.model, self.name, self.encoder.vocabulary, sequences)
 
+    def early_outputs(
+        self, sequences: Sequence[Segments], speed: float
+    ) -> list[tuple[Tensor, int]]:
+        """As `trainer.prediction.passes.early_outputs`. Raises ModelError without branches."""
+        if not self.head.branches:
+            why = "--speed: the model has no branches; `tandem finetune fastbert` trains them"
+            raise ModelError(f"{self.folder}: {why}")
+        return early_outputs(self.model, self.name, self.encoder.vocabulary, sequences, speed)
+
     @torch.inference_mode()
     def transitions(self) -> Transitions | None:
         """The weights of the head's CRF, on the CPU, where its answers are made."""
         head = self.model.task_heads[self.name]
-        assert isinstance(head, TaskHead)
-        return None if head.crf is None else Transitions(*(one.cpu() for one in head.crf()))
+        if not isinstance(head, TaskHead) or head.crf is None:
+            return None
+        return Transitions(*(one.cpu() for one in head.crf()))
 
 
 def _chosen(folder: Path, heads: list[str], wanted: str | None) -> str:

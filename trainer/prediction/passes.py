@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -33,12 +33,36 @@ def head_outputs(
     """
     outputs: list[Tensor] = [torch.empty(0)] * len(sequences)
     per_token = model.config.task_heads[head].per_token
-    lengths = [_length(segments) for segments in sequences]
-    for rows in rows_by_length(lengths, tokens_per_pass(next(model.parameters()).device)):
-        found = _of_pass(model, head, vocabulary, [sequences[row] for row in rows])
+    for rows in _passes(model, sequences):
+        inputs = _inputs(model, vocabulary, [sequences[row] for row in rows])
+        found = model.features(*inputs, capture=Capture(heads=(head,))).heads[head]
         for row, output in zip(rows, found.float().cpu(), strict=True):
-            outputs[row] = output[: lengths[row]] if per_token else output
+            outputs[row] = output[: length_of(sequences[row])] if per_token else output
     return outputs
+
+
+@torch.inference_mode()
+def early_outputs(
+    model: Model, head: str, vocabulary: Vocabulary, sequences: Sequence[Segments], speed: float
+) -> list[tuple[Tensor, int]]:
+    """The logits [labels] of each sequence, in the order given, and the layer that it left at.
+
+    See `Model.leave_early`. Logits are float32 on the CPU; layers count from 1.
+    """
+    outputs: list[tuple[Tensor, int]] = [(torch.empty(0), 0)] * len(sequences)
+    for rows in _passes(model, sequences):
+        inputs = _inputs(model, vocabulary, [sequences[row] for row in rows])
+        found = model.leave_early(head, speed, *inputs)
+        logits, layers = found.logits.float().cpu(), found.layers.tolist()
+        for row, one, layer in zip(rows, logits, layers, strict=True):
+            outputs[row] = one, layer
+    return outputs
+
+
+def _passes(model: Model, sequences: Sequence[Segments]) -> Iterator[list[int]]:
+    """The rows of each pass; the longest sequences come first."""
+    tokens = tokens_per_pass(next(model.parameters()).device)
+    return rows_by_length([length_of(segments) for segments in sequences], tokens)
 
 
 def tokens_per_pass(device: torch.device) -> int:
@@ -48,13 +72,16 @@ def tokens_per_pass(device: torch.device) -> int:
     return min(TOKENS_ON_GPU, TOKENS_PER_THREAD * torch.get_num_threads())
 
 
-def _length(segments: Segments) -> int:
+def length_of(segments: Segments) -> int:
     """The length in tokens, with [CLS] and with [SEP] after each segment."""
     return 1 + sum(len(segment) + 1 for segment in segments)
 
 
-def _of_pass(model: Model, head: str, vocabulary: Vocabulary, sequences: list[Segments]) -> Tensor:
-    lengths = np.array([_length(segments) for segments in sequences])
+def _inputs(
+    model: Model, vocabulary: Vocabulary, sequences: list[Segments]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Token ids [B, L], segment ids where they are read, and lengths [B] where they differ."""
+    lengths = np.array([length_of(segments) for segments in sequences])
     ids = np.full((len(sequences), lengths.max()), vocabulary.pad, np.int64)
     second = np.zeros_like(ids)  # 1 in the second segment
     for row, segments in enumerate(sequences):
@@ -63,10 +90,8 @@ def _of_pass(model: Model, head: str, vocabulary: Vocabulary, sequences: list[Se
         second[row, 2 + len(segments[0]) : lengths[row]] = 1
     device = next(model.parameters()).device
     tensors = [torch.from_numpy(array).to(device) for array in (ids, second, lengths)]
-    found = model.features(
+    return (
         tensors[0],
         tensors[1] if model.config.reads_segments else None,
         tensors[2] if lengths.min() < lengths.max() else None,
-        capture=Capture(heads=(head,)),
     )
-    return found.heads[head]

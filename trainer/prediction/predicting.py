@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ from data_pipeline.text.text_files import STDIN
 from model import CHOICE, CLASSIFICATION, REGRESSION, SPAN, TAGGING, VECTOR
 from trainer.prediction.choices import ChoicePredictor
 from trainer.prediction.fine_tuned import FineTuned
-from trainer.prediction.predictor import Predictor
+from trainer.prediction.predictor import Predictor, Query
 from trainer.prediction.spans import SpanPredictor
 from trainer.prediction.tags import TagPredictor
 from trainer.prediction.texts import TextPredictor
@@ -38,12 +38,14 @@ def predictions(
     device: torch.device,
     columns: Mapping[str, str] = MappingProxyType({}),
     wanted: str | None = None,
+    speed: float | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The predictions of the model in `folder` for each example of a file, in order.
 
     `columns` maps fields to the table's columns where they differ from those in training. `wanted`
-    is the head to use in a model with several. Raises ModelError for a model without a task head,
-    DataError for a file that cannot be read.
+    is the head to use in a model with several. With a `speed`, examples leave at the first layer
+    that is certain, which each prediction tells. Raises ModelError for a model without a task head,
+    or without branches for a `speed`; DataError for a file that cannot be read.
     """
     tuned = FineTuned.open(folder, device, wanted)
     facts = tuned.facts
@@ -53,6 +55,18 @@ def predictions(
     predictor = PREDICTORS[tuned.head.kind](tuned.head, facts, tuned.encoder, tuned.transitions())
     queries = predictor.queries(path)
     while some := list(islice(queries, AT_ONCE)):
-        outputs = iter(tuned.outputs([sequence for query in some for sequence in query.sequences]))
-        for query in some:
-            yield predictor.answer(query, list(islice(outputs, len(query.sequences))))
+        yield from _answers(tuned, predictor, some, speed)
+
+
+def _answers(
+    tuned: FineTuned, predictor: Predictor, queries: Sequence[Query], speed: float | None
+) -> Iterator[dict[str, Any]]:
+    sequences = [sequence for query in queries for sequence in query.sequences]
+    if speed is not None:  # a classifier: a query has one sequence
+        found = tuned.early_outputs(sequences, speed)
+        for query, (logits, layer) in zip(queries, found, strict=True):
+            yield {**predictor.answer(query, [logits]), "layer": layer}
+        return
+    outputs = iter(tuned.outputs(sequences))
+    for query in queries:
+        yield predictor.answer(query, list(islice(outputs, len(query.sequences))))
