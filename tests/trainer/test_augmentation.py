@@ -142,6 +142,14 @@ def test_an_interrupted_table_is_resumed_alike(folder, tmp_path, monkeypatch) ->
         augment(job(folder), settings(folder), again, CPU)
 
 
+def test_what_a_finished_table_left_is_not_part_of_the_next_one(folder, tmp_path) -> None:
+    out, left = tmp_path / "more.tsv", tmp_path / ".more.tsv.part"
+    left.mkdir()
+    (left / "000000.tsv").write_text("of other settings\n")
+    augment(job(folder), settings(folder), out, CPU)
+    assert "of other settings" not in out.read_text()
+
+
 def test_columns_by_number_stay_where_they_are(folder, tmp_path) -> None:
     numbered = tmp_path / "numbered.tsv"
     numbered.write_text("id\t1\tthe water\n")

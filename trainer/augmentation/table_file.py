@@ -35,7 +35,9 @@ class TableFile:
             raise DataError(f"--out {path}: is there already; delete it, or name another")
         text = json.dumps(identity, indent=2, sort_keys=True)
         told = self._parts / IDENTITY
-        if told.exists() and told.read_text(encoding="utf-8") != text:
+        if not told.exists():  # a table was finished, and its parts were not all removed
+            shutil.rmtree(self._parts, ignore_errors=True)
+        elif told.read_text(encoding="utf-8") != text:
             raise DataError(
                 f"--out {path}: was begun of other examples or settings; repeat the command with "
                 f"those, or delete {self._parts}"
