@@ -179,8 +179,16 @@ class TaskFilesConfig(Section):
     ] = 0.1
 
     def conflicts(self) -> Iterator[Refusal]:
-        for key in ("validation", "test", "columns", "files"):
-            if getattr(self, key) and not self.train:
+        usual = TaskFilesConfig.validation_fraction
+        of_examples = {
+            "validation": self.validation,
+            "test": self.test,
+            "columns": self.columns,
+            "files": self.files,
+            "validation_fraction": self.validation_fraction != usual,
+        }
+        for key, value in of_examples.items():
+            if value and not self.train:
                 yield key, "is for a task's examples; set train too, or remove it"
         if self.max_scored is not None and not self.validation:
             yield "max_scored", "is for a task's validation file; set validation too, or remove it"

@@ -275,6 +275,7 @@ def test_a_step_leaves_the_heads_of_other_tasks_as_they_are(job, tmp_path) -> No
         (["tasks.moods_two=sst2"], "begins with another task's name and _"),
         (["data.train=moods.tsv"], "data.tasks: have examples of their own"),
         (["data.tasks.moods.train=''"], "data.tasks.moods.validation: is for a task's examples"),
+        (["data.validation_fraction=0.2"], "data.validation_fraction: is for a task's examples"),
         (["teacher.objective.tasks.moods.tagging={}"], "tasks.moods: must have one of"),
         (["teacher.objective.mlm={}"], "objective.mlm: is about text, but the job reads the"),
         (["students.small.objective.single_sentence={}"], "objective.tasks: must be those of data"),
