@@ -25,7 +25,7 @@ from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner, StepShape
 from trainer.learners.module import build_module
-from trainer.losses.states import soft_label_loss
+from trainer.losses.states import logit_squared_error, soft_label_loss
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import HiddenMSE, SoftCrossEntropy, SoftKL
 from trainer.step import train_step
@@ -154,6 +154,19 @@ def test_the_mean_of_task_heads_is_that_of_their_probabilities_or_numbers():
     found, _ = soft_label_loss(numbers[0], numbers[1:], weights, TEMPERATURE)
     error = (numbers[0] - sum(numbers[1:]) / 3).square()[:, 0]
     torch.testing.assert_close(found, (error * weights).sum())
+
+
+def test_the_squared_error_of_logits_is_that_of_the_mean_of_several():
+    torch.manual_seed(0)
+    student, *teachers = torch.randn(4, 5, 3)
+    weights = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0])
+    there = weights.bool()
+    one, count = logit_squared_error(student, teachers[:1], weights, 1.0)
+    torch.testing.assert_close(one, F.mse_loss(student[there], teachers[0][there], reduction="sum"))
+    assert count == 4
+    several, _ = logit_squared_error(student, teachers, weights, 1.0)
+    mean = torch.stack(teachers).mean(0)
+    torch.testing.assert_close(several, F.mse_loss(student[there], mean[there], reduction="sum"))
 
 
 def in_a_job(corpus, runs, folder):

@@ -96,6 +96,19 @@ def branch_divergence(
     return (losses * weights).sum(), weights.sum()
 
 
+def logit_squared_error(
+    student: Tensor, teachers: Sequence[Tensor], weights: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """|s - t|^2 of the logits, or numbers, of student and teacher, or of the teachers' mean.
+
+    Tang et al., arXiv 1903.12136, eq. 3. Arguments and count as for `soft_label_loss`; the
+    temperature has no part in it.
+    """
+    mean = torch.stack([one.float() for one in teachers]).mean(dim=0)
+    losses = (student.float() - mean).square().sum(dim=1)
+    return (losses * weights).sum(), weights.sum()
+
+
 def cosine_distance(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """1 - cos(student, teacher) (DistilBERT, arXiv 1910.01108, section 3).
 

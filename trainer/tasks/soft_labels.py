@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from configs.rules import Doc, OneOf, positive
+from configs.section import Refusal
 from model import Ability, Capture, ModelShape
-from trainer.losses.states import soft_label_cross_entropy, soft_label_loss
+from trainer.losses.states import (
+    logit_squared_error,
+    soft_label_cross_entropy,
+    soft_label_loss,
+)
 from trainer.objectives.task import TaskConfig
 from trainer.objectives.term import LossInputs, TeacherTermConfig, Term, TermConfig, register
 
-KL, CROSS_ENTROPY = "kl", "cross_entropy"
-SOFT_LABEL_LOSSES = {KL: soft_label_loss, CROSS_ENTROPY: soft_label_cross_entropy}
+KL, CROSS_ENTROPY, MSE = "kl", "cross_entropy", "mse"
+SOFT_LABEL_LOSSES = {
+    KL: soft_label_loss,
+    CROSS_ENTROPY: soft_label_cross_entropy,
+    MSE: logit_squared_error,
+}
 
 
 @register("soft_labels")
@@ -31,17 +40,18 @@ class SoftLabels(TeacherTermConfig):
 
     loss: Annotated[
         str,
-        OneOf(KL, CROSS_ENTROPY),
+        OneOf(*SOFT_LABEL_LOSSES),
         Doc(
             "kl: T^2 * KL(teacher || student) (Hinton et al., arXiv 1503.02531; PKD). "
-            "cross_entropy: -softmax(t / T) . log softmax(s / T), without T^2 (TinyBERT)."
+            "cross_entropy: -softmax(t / T) . log softmax(s / T), without T^2 (TinyBERT). "
+            "mse: |t - s|^2 of the logits (Tang et al., arXiv 1903.12136)."
         ),
     ] = KL
     temperature: Annotated[
         float, positive(1e3), Doc("T, which divides the logits of teacher and student.")
     ] = 1.0
     mean_over_labels: Annotated[
-        bool, Doc("Divide by the number of labels too, as the code of PKD and TinyBERT does.")
+        bool, Doc("Divide by the number of labels too, as the originals' code does.")
     ] = False
     tasks: Annotated[
         list[str], Doc("The tasks whose heads learn; empty: each of the job's tasks.")
@@ -49,6 +59,11 @@ class SoftLabels(TeacherTermConfig):
 
     needs = (Ability.TASK_HEAD,)
     reads_states: ClassVar[bool] = False
+
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from super().conflicts()
+        if self.loss == MSE and self.temperature != 1.0:
+            yield "temperature", "has no part in mse; remove it"
 
     def beside(self, name: str, tasks: Collection[str]) -> Mapping[str, TermConfig]:
         chosen = self.tasks or [*tasks]
