@@ -11,8 +11,9 @@ from functools import cached_property
 
 from data_pipeline.errors import DataError
 from data_pipeline.hashing import scalar_key
-from data_pipeline.task_files.rankings import read_ranking
+from data_pipeline.task_files.rankings import RankedDocument, read_ranking
 from data_pipeline.task_files.retrieval import (
+    Judgement,
     RetrievalText,
     read_judgements,
     read_queries,
@@ -41,10 +42,7 @@ class Collection:
         """The judgements of a file. Raises DataError, with the line, for an unknown id."""
         found: dict[int, dict[int, int]] = {}
         for one in read_judgements(path):
-            query, document = (
-                self._query(one.where, one.query),
-                self._document(one.where, one.document),
-            )
+            query, document = self._pair(one)
             known = found.setdefault(query, {}).setdefault(document, one.relevance)
             if known != one.relevance:
                 why = f"judges document {one.document!r} for query {one.query!r} a second time"
@@ -57,10 +55,7 @@ class Collection:
         """The run in a file. Raises DataError, with the line, for an unknown id."""
         found: dict[int, dict[int, float]] = {}
         for one in read_ranking(path):
-            query, document = (
-                self._query(one.where, one.query),
-                self._document(one.where, one.document),
-            )
+            query, document = self._pair(one)
             found.setdefault(query, {})[document] = one.score
         return found
 
@@ -74,18 +69,15 @@ class Collection:
         documents = {one.id: number for number, one in enumerate(self.documents)}
         return documents, {one.id: number for number, one in enumerate(self.queries)}
 
-    def _document(self, where: str, name: str) -> int:
-        number = self._numbers[0].get(name)
-        if number is None:
-            raise DataError(f"{where}: {self.names[0]} has no document {name!r}")
-        return number
-
-    def _query(self, where: str, name: str) -> int:
-        number = self._numbers[1].get(name)
-        if number is None:
+    def _pair(self, one: Judgement | RankedDocument) -> tuple[int, int]:
+        """The numbers of the query and the document that a line is about."""
+        documents, queries = self._numbers
+        if one.query not in queries:
             hint = "where queries are counted 1, 2, 3, ... set numbered_by_order: true"
-            raise DataError(f"{where}: {self.names[1]} has no query {name!r}; {hint}")
-        return number
+            raise DataError(f"{one.where}: {self.names[1]} has no query {one.query!r}; {hint}")
+        if one.document not in documents:
+            raise DataError(f"{one.where}: {self.names[0]} has no document {one.document!r}")
+        return queries[one.query], documents[one.document]
 
 
 @dataclass(frozen=True)

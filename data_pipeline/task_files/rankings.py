@@ -57,10 +57,8 @@ def _json_lines(path: str) -> Iterator[RankedDocument]:
 
 def _of_record(where: str, record: Any) -> Iterator[RankedDocument]:
     try:
-        query, found = (
-            str(record["query"]),
-            [(one["id"], one["score"]) for one in record["documents"]],
-        )
+        query = str(record["query"])
+        found = [(one["id"], one["score"]) for one in record["documents"]]
     except (TypeError, KeyError):
         form = '{"query": ..., "documents": [{"id": ..., "score": ...}, ...]}'
         raise DataError(f"{where}: must be {form}") from None
