@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from commands.errors import FAILED
 from commands.job_configs import data_section, task_job
 from commands.options import PATH, POSITIVE, parse_pair
+
+if TYPE_CHECKING:
+    from trainer.augmentation.augmenting import Method
 
 
 @click.group()
@@ -184,8 +187,7 @@ def data_augment(
     from pathlib import Path
 
     from data_pipeline.augmentation.replacement import Replacement
-    from trainer.augmentation.augmenting import Augmentation, augment
-    from trainer.device import own_device
+    from trainer.augmentation.replacing import Augmentation
 
     how = Augmentation(
         Path(model),
@@ -194,7 +196,62 @@ def data_augment(
         None if vectors is None else Path(vectors),
         beside_original=not mask_alone,
     )
-    words = (f"teacher.init.pretrained={model}", *overrides)
+    _augmented(task, (f"teacher.init.pretrained={model}", *overrides), how, out)
+
+
+@data.command("perturb")
+@click.argument("task", type=PATH)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--out", type=PATH, required=True, help="The table to write, .tsv.")
+@click.option("--tagged", type=PATH, help="A file of CoNLL's columns: words with parts of speech.")
+@click.option(
+    "--tag-column", type=click.IntRange(2), help="The column of the parts of speech; default: last."
+)
+@click.option("--encoding", default="utf-8", show_default=True, help="Of the tagged file.")
+@click.option("--copies", type=click.IntRange(1, 1000), default=20, show_default=True)
+@click.option("--mask", type=click.FloatRange(0, 1), default=0.1, show_default=True)
+@click.option("--replace", type=click.FloatRange(0, 1), default=0.1, show_default=True)
+@click.option("--ngram", type=click.FloatRange(0, 1), default=0.25, show_default=True)
+@click.option("--longest", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--mask-token", default="[MASK]", show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
+def data_perturb(
+    task: str,
+    overrides: tuple[str, ...],
+    out: str,
+    tagged: str | None,
+    tag_column: int | None,
+    encoding: str,
+    **settings: Any,
+) -> None:
+    """Write the augmentation of Tang et al. of the training examples of TASK, for its data.train.
+
+    In each of the copies of a text, words are masked, and words are replaced by others of the same
+    part of speech, with these probabilities; with the probability of --ngram only 1 to --longest
+    words of it are kept. Repeating the command resumes an interrupted one.
+    """
+    from pathlib import Path
+
+    from data_pipeline.augmentation.perturbation import Perturbation
+    from trainer.augmentation.perturbing import Perturbing, TaggedFile
+
+    if settings["mask"] + settings["replace"] > 1:
+        raise click.UsageError("--mask and --replace: must not be more than 1 together")
+    if tagged is None and settings["replace"]:
+        raise click.UsageError("--tagged: must name a file of parts of speech, or set --replace 0")
+    if tagged is None and (tag_column or encoding != "utf-8"):
+        raise click.UsageError("--tag-column and --encoding: are for --tagged; remove them")
+    file = None if tagged is None else TaggedFile(Path(tagged), tag_column or -1, encoding)
+    given = ("teacher.init.pretrained=unread", *overrides)  # a task's YAML leaves it to its user
+    _augmented(task, given, Perturbing(Perturbation(**settings), file), out)
+
+
+def _augmented(task: str, words: tuple[str, ...], how: Method, out: str) -> None:
+    from pathlib import Path
+
+    from trainer.augmentation.augmenting import augment
+    from trainer.device import own_device
+
     rows, examples = augment(task_job(task, words), how, Path(out), own_device(), _show_progress)
     click.echo(f"{rows:,} examples, made of {examples:,}, are in {out}")
 

@@ -44,7 +44,7 @@ ROOMS = {
     "data_pipeline/examples": (
         "example text_encoder order storing reading stream joint dumping showing"
     ),
-    "data_pipeline/augmentation": "sentence replacement word_vectors",
+    "data_pipeline/augmentation": "sentence replacement word_vectors perturbation tagger",
     "data_pipeline/building": (
         "encoding parallel_encoding journal claims finishing build merging checking reporting"
     ),
@@ -107,7 +107,7 @@ ROOMS = {
     "trainer/prediction": (
         "passes fine_tuned predictor texts tags choices spans vectors predicting rankings"
     ),
-    "trainer/augmentation": "masked_words input_vectors table_file augmenting",
+    "trainer/augmentation": "masked_words input_vectors table_file augmenting replacing perturbing",
     "trainer/suites": "results comparison",
     "trainer/analysis": "patterns maps disabling examples analysis words table page",
     "trainer/record": "utilisation gauges display recorder syncing",

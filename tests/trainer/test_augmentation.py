@@ -20,8 +20,9 @@ from model import EncoderConfig, ModelError, build, save_pretrained
 from tests.conftest import tandem
 from tests.test_errors import one_line
 from trainer.augmentation import augmenting
-from trainer.augmentation.augmenting import Augmentation, augment
+from trainer.augmentation.augmenting import augment
 from trainer.augmentation.masked_words import MaskedWords
+from trainer.augmentation.replacing import Augmentation
 from trainer.config import JobConfig
 
 CPU = torch.device("cpu")

@@ -1,61 +1,44 @@
-"""More examples of a task in a table: those that there are, and copies with words replaced."""
+"""More examples of a task in a table: those that there are, each followed by its copies."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from data_pipeline import DataError
-from data_pipeline.augmentation.replacement import Replacement, replaceable
-from data_pipeline.augmentation.sentence import Sentence
-from data_pipeline.augmentation.word_vectors import WordVectors
 from data_pipeline.task_files.tables import read_table
-from data_pipeline.tokenization.tokenizer import load as load_tokenizer
-from model import ModelError, from_pretrained
-from trainer.augmentation.input_vectors import InputVectors
-from trainer.augmentation.masked_words import MaskedWords
 from trainer.augmentation.table_file import TableFile
 from trainer.config import JobConfig
 from trainer.job_data.examples import digest_of, tasks_of
 from trainer.objectives.task import LABEL, TaskFile
 
 PART = 64  # examples that are written at a time
+Row = Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """What decides the augmented examples: TinyBERT's settings, and where candidates come from.
+class Copies(Protocol):
+    """Makes the copies of examples."""
 
-    vectors: a file in GloVe's format; None: the input embeddings of the model in `folder`.
-    """
+    def of_examples(self, rows: Sequence[Row], first: int) -> Iterator[Row]:
+        """Each row, then its copies; `first` is the number of the first."""
 
-    folder: Path
-    replacement: Replacement
-    candidates: int = 15
-    vectors: Path | None = None
-    beside_original: bool = True
+
+class Method(Protocol):
+    """A way to make copies, with its settings."""
 
     def identity(self) -> dict[str, Any]:
         """Plain values that are equal for equal results; DataError for a file that is not there."""
-        files = {"model": self.folder / "model.safetensors"}
-        if self.vectors is not None:
-            files["vectors"] = self.vectors
-        return {
-            **dataclasses.asdict(self.replacement),
-            "candidates": self.candidates,
-            "beside_original": self.beside_original,
-            **{name: digest_of(path) for name, path in files.items()},
-        }
+
+    def over(self, rows: Sequence[Row], texts: Sequence[str], device: torch.device) -> Copies:
+        """What makes the copies of these examples, whose `texts` are these fields."""
 
 
 def augment(
     job: JobConfig,
-    settings: Augmentation,
+    method: Method,
     out: Path,
     device: torch.device,
     on_progress: Callable[[int, int], None] = lambda done, all_of: None,
@@ -69,7 +52,7 @@ def augment(
     (one,) = tasks_of(job)
     name, task = one.name, one.task
     if LABEL not in task.fields:
-        raise DataError(f"data augment: {name} does not read texts from tables, so has no copies")
+        raise DataError(f"{name} does not read texts from tables, so has no copies")
     if not job.data.validation:
         raise DataError(
             "data.validation: must be set: of augmented examples no part can be held out, as "
@@ -77,69 +60,14 @@ def augment(
         )
     file = TaskFile(job.data.task_files["train"], job.data.columns)
     columns = file.columns_of(*task.fields)
-    identity = {**settings.identity(), "examples": digest_of(file.path), "columns": columns}
+    identity = {**method.identity(), "examples": digest_of(file.path), "columns": columns}
     table = TableFile(out, columns, identity)
     rows = [row for _, row in read_table(str(file.path), columns)]
-    copies = _Copies(settings, device)
+    copies = method.over(rows, task.texts, device)
     parts = range(0, len(rows), PART)
     for part, first in enumerate(parts):
         if not table.has(part):
             some = rows[first : first + PART]
-            table.write(part, copies.of_examples(some, task.texts, first))
+            table.write(part, copies.of_examples(some, first))
         on_progress(min(first + PART, len(rows)), len(rows))
     return table.finish(len(parts)), len(rows)
-
-
-class _Copies:
-    """Makes copies of examples, with the words of one text at a time replaced."""
-
-    def __init__(self, settings: Augmentation, device: torch.device) -> None:
-        self._settings = settings
-        model = from_pretrained(settings.folder)
-        if model.head is None:
-            raise ModelError(f"{settings.folder}: has no masked-LM head; name a pre-trained model")
-        self._tokenizer, vocabulary = load_tokenizer(settings.folder)
-        self._vectors = WordVectors.read(settings.vectors) if settings.vectors else None
-        self._inputs = None if settings.vectors else InputVectors(model, self._tokenizer)
-        self._masked = MaskedWords(
-            model.to(device),
-            self._tokenizer,
-            vocabulary,
-            settings.candidates,
-            settings.beside_original,
-        )
-
-    def of_examples(
-        self, rows: Sequence[Mapping[str, str]], texts: Sequence[str], first: int
-    ) -> Iterator[Mapping[str, str]]:
-        """Each row, then its copies; `first` is the number of the first."""
-        sentences = [Sentence.read(row[field], self._tokenizer) for row in rows for field in texts]
-        candidates = self._candidates(sentences)
-        for number, row in enumerate(rows):
-            yield row
-            for place, field in enumerate(texts):
-                at = number * len(texts) + place
-                copies = self._settings.replacement.copies_of(
-                    sentences[at], candidates[at], first + number, place
-                )
-                yield from ({**row, field: text} for text in copies)
-
-    def _candidates(self, sentences: Sequence[Sentence]) -> list[dict[int, list[str]]]:
-        """Of each sentence, the candidates of its words that may be replaced, by their numbers."""
-        words = [replaceable(sentence) for sentence in sentences]
-        single = [
-            [word for word in own if len(sentence.words[word].pieces) == 1]
-            for sentence, own in zip(sentences, words, strict=True)
-        ]
-        found = self._masked.candidates(sentences, single)
-        for sentence, own, known, candidates in zip(sentences, words, single, found, strict=True):
-            for word in set(own) - set(known):
-                candidates[word] = self._nearest(sentence, word)
-        return [{word: said for word, said in one.items() if said} for one in found]
-
-    def _nearest(self, sentence: Sentence, number: int) -> list[str]:
-        word, count = sentence.words[number], self._settings.candidates
-        if self._vectors is not None:
-            return self._vectors.nearest(word.text, count)
-        assert self._inputs is not None
-        return self._inputs.nearest([sentence.ids[piece] for piece in word.pieces], count)

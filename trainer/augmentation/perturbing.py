@@ -1,0 +1,74 @@
+"""The augmentation of Tang et al.: copies of examples with words masked, replaced, and left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_pipeline.augmentation.perturbation import Lexicon, Perturbation, tagged, untagged
+from data_pipeline.augmentation.tagger import Tagger
+from data_pipeline.task_files.conll import LAST
+from data_pipeline.task_files.contents import UTF_8
+from trainer.augmentation.augmenting import Row
+from trainer.job_data.examples import digest_of
+
+
+@dataclass(frozen=True)
+class TaggedFile:
+    """A file of words with their parts of speech, in this column of CoNLL's; -1: the last."""
+
+    path: Path
+    column: int = LAST
+    encoding: str = UTF_8
+
+    def identity(self) -> dict[str, Any]:
+        """Plain values that are equal for equal tags; DataError for a file that is not there."""
+        return {"content": digest_of(self.path), "column": self.column, "encoding": self.encoding}
+
+
+@dataclass(frozen=True)
+class Perturbing:
+    """The settings, and the file from which parts of speech are learnt.
+
+    Without a file no word is replaced: `perturbation.replace` must be 0.
+    """
+
+    perturbation: Perturbation
+    tagged: TaggedFile | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """Plain values that are equal for equal results; DataError for a file that is not there."""
+        found = dataclasses.asdict(self.perturbation)
+        return found if self.tagged is None else {**found, "tagged": self.tagged.identity()}
+
+    def over(self, rows: Sequence[Row], texts: Sequence[str], device: torch.device) -> _Copies:
+        """What makes the copies; learns to tag words, and counts those of all examples by tag."""
+        file = self.tagged
+        tagger = file and Tagger.learn(file.path, file.column, file.encoding)
+        tags_of = untagged if tagger is None else tagger.tags
+        words = {field: [row[field] for row in rows] for field in texts}
+        tags = {field: tags_of(own) for field, own in words.items()}
+        counted = (pair for field in texts for pair in tagged(words[field], tags[field]))
+        by_example = list(zip(*tags.values(), strict=True))
+        return _Copies(self.perturbation, texts, by_example, Lexicon(counted))
+
+
+@dataclass(frozen=True)
+class _Copies:
+    perturbation: Perturbation
+    texts: Sequence[str]
+    tags: Sequence[Sequence[Sequence[str]]]  # of each example, and each of its texts
+    lexicon: Lexicon
+
+    def of_examples(self, rows: Sequence[Row], first: int) -> Iterator[Row]:
+        """Each row, then its copies; `first` is the number of the first."""
+        for number, row in enumerate(rows, first):
+            yield row
+            own = [row[field] for field in self.texts]
+            found = self.perturbation.copies_of(own, self.tags[number], self.lexicon, number)
+            yield from ({**row, **dict(zip(self.texts, copy, strict=True))} for copy in found)

@@ -1,0 +1,106 @@
+"""TinyBERT's augmentation: copies of examples in which words are replaced by their candidates."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_pipeline.augmentation.replacement import Replacement, replaceable
+from data_pipeline.augmentation.sentence import Sentence
+from data_pipeline.augmentation.word_vectors import WordVectors
+from data_pipeline.tokenization.tokenizer import load as load_tokenizer
+from model import ModelError, from_pretrained
+from trainer.augmentation.augmenting import Row
+from trainer.augmentation.input_vectors import InputVectors
+from trainer.augmentation.masked_words import MaskedWords
+from trainer.job_data.examples import digest_of
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """TinyBERT's augmentation: its settings, and where candidates come from.
+
+    vectors: a file in GloVe's format; None: the input embeddings of the model in `folder`.
+    """
+
+    folder: Path
+    replacement: Replacement
+    candidates: int = 15
+    vectors: Path | None = None
+    beside_original: bool = True
+
+    def identity(self) -> dict[str, Any]:
+        """Plain values that are equal for equal results; DataError for a file that is not there."""
+        files = {"model": self.folder / "model.safetensors"}
+        if self.vectors is not None:
+            files["vectors"] = self.vectors
+        return {
+            **dataclasses.asdict(self.replacement),
+            "candidates": self.candidates,
+            "beside_original": self.beside_original,
+            **{name: digest_of(path) for name, path in files.items()},
+        }
+
+    def over(self, rows: Sequence[Row], texts: Sequence[str], device: torch.device) -> _Copies:
+        """What makes the copies; loads the model. Raises ModelError where it predicts no words."""
+        return _Copies(self, texts, device)
+
+
+class _Copies:
+    """Makes copies of examples, with the words of one text at a time replaced."""
+
+    def __init__(self, settings: Augmentation, texts: Sequence[str], device: torch.device) -> None:
+        self._settings, self._texts = settings, texts
+        model = from_pretrained(settings.folder)
+        if model.head is None:
+            raise ModelError(f"{settings.folder}: has no masked-LM head; name a pre-trained model")
+        self._tokenizer, vocabulary = load_tokenizer(settings.folder)
+        self._vectors = WordVectors.read(settings.vectors) if settings.vectors else None
+        self._inputs = None if settings.vectors else InputVectors(model, self._tokenizer)
+        self._masked = MaskedWords(
+            model.to(device),
+            self._tokenizer,
+            vocabulary,
+            settings.candidates,
+            settings.beside_original,
+        )
+
+    def of_examples(self, rows: Sequence[Row], first: int) -> Iterator[Row]:
+        """Each row, then its copies; `first` is the number of the first."""
+        sentences = [
+            Sentence.read(row[field], self._tokenizer) for row in rows for field in self._texts
+        ]
+        candidates = self._candidates(sentences)
+        for number, row in enumerate(rows):
+            yield row
+            for place, field in enumerate(self._texts):
+                at = number * len(self._texts) + place
+                copies = self._settings.replacement.copies_of(
+                    sentences[at], candidates[at], first + number, place
+                )
+                yield from ({**row, field: text} for text in copies)
+
+    def _candidates(self, sentences: Sequence[Sentence]) -> list[dict[int, list[str]]]:
+        """Of each sentence, the candidates of its words that may be replaced, by their numbers."""
+        words = [replaceable(sentence) for sentence in sentences]
+        single = [
+            [word for word in own if len(sentence.words[word].pieces) == 1]
+            for sentence, own in zip(sentences, words, strict=True)
+        ]
+        found = self._masked.candidates(sentences, single)
+        for sentence, own, known, candidates in zip(sentences, words, single, found, strict=True):
+            for word in set(own) - set(known):
+                candidates[word] = self._nearest(sentence, word)
+        return [{word: said for word, said in one.items() if said} for one in found]
+
+    def _nearest(self, sentence: Sentence, number: int) -> list[str]:
+        word, count = sentence.words[number], self._settings.candidates
+        if self._vectors is not None:
+            return self._vectors.nearest(word.text, count)
+        assert self._inputs is not None
+        return self._inputs.nearest([sentence.ids[piece] for piece in word.pieces], count)
