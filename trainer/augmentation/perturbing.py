@@ -49,8 +49,9 @@ class Perturbing:
     def over(self, rows: Sequence[Row], texts: Sequence[str], device: torch.device) -> _Copies:
         """What makes the copies; learns to tag words, and counts those of all examples by tag."""
         file = self.tagged
-        tagger = file and Tagger.learn(file.path, file.column, file.encoding)
-        tags_of = untagged if tagger is None else tagger.tags
+        tags_of = (
+            untagged if file is None else Tagger.learn(file.path, file.column, file.encoding).tags
+        )
         words = {field: [row[field] for row in rows] for field in texts}
         tags = {field: tags_of(own) for field, own in words.items()}
         counted = (pair for field in texts for pair in tagged(words[field], tags[field]))
