@@ -108,7 +108,8 @@ def measured(
         flops = [float(flops_to_leave(config, head, *pair)) for pair in pairs]
     told = [head.labels[int(one.argmax())] for one in outputs]
     right = [a == b for a, b in zip(told, labels, strict=True)]
-    return Point(speed, *map(statistics.fmean, (right, layers, flops)), seconds)
+    mean = statistics.fmean
+    return Point(speed, mean(right), mean(layers), mean(flops), seconds)
 
 
 def timed(run: Callable[[], Result]) -> tuple[Result, float]:

@@ -357,9 +357,10 @@ class LearnerConfig(Section):
         """Tasks that cannot have the branches which a term trains."""
         heads = self.architecture.task_heads
         for name, section in self.objective.terms().items():
-            is_branched = isinstance(section, Branches) and section.task in heads
-            if is_branched and (why := section.unfit_for(heads[section.task])):
-                yield name, why
+            if isinstance(section, Branches) and section.task in heads:
+                why = section.unfit_for(heads[section.task])
+                if why:
+                    yield name, why
 
     def _conflicts_with_frozen(self) -> Iterator[Refusal]:
         """Conflicts of a frozen learner, which has only a model and a source of its weights."""
