@@ -18,6 +18,7 @@ from commands import (
     results,
     runs,
     schema,
+    storing,
     submission,
     training,
 )
@@ -33,6 +34,7 @@ for command in (
     data.tokenizer,
     data.data,
     training.train,
+    storing.store,
     finetuning.finetune,
     submission.submit,
     submission.status,

@@ -54,7 +54,14 @@ def make_plan(
 ) -> None:
     """Estimate the memory, time, cost and failures of the job CONFIG on a cluster."""
     import configs
-    from cluster.planning import JobFacts, LearnerFacts, Machine, describe, make_plan
+    from cluster.planning import (
+        JobFacts,
+        LearnerFacts,
+        Machine,
+        StoredFacts,
+        describe,
+        make_plan,
+    )
     from configs.devices import DeviceConfig
     from trainer.footprint.demands import demands, demands_apart
 
@@ -62,7 +69,12 @@ def make_plan(
     job = load_job(config, overrides)
     warn_about_unreached(job)
     facts, learners = demands(job)
-    planned = JobFacts(**facts, learners=tuple(LearnerFacts(**one) for one in learners))
+    stored = facts.pop("stored")
+    planned = JobFacts(
+        **facts,
+        learners=tuple(LearnerFacts(**one) for one in learners),
+        stored=None if stored is None else StoredFacts(**stored),
+    )
     apart = demands_apart(job, learners)
     plan = make_plan(planned, on, [LearnerFacts(**one) for one in apart])
     click.echo(plan.to_json() if as_json else describe(plan))

@@ -44,27 +44,39 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
 
 def run_ranks(config: str, overrides: tuple[str, ...], nproc: int | None) -> int:
     """Train a job as ranks on this machine; returns the launcher's exit code, and only there."""
+    from trainer.measure.startup import Startup
+
+    def train_as_fork(startup: Startup) -> int:
+        startup.mark("starting the ranks")
+        return _train_as_rank(lambda: load_job(config, overrides), startup)
+
+    return launch_ranks(["train", config, *overrides], partial(train_as_fork, Startup()), nproc)
+
+
+def launch_ranks(words: list[str], as_fork: Callable[[], int], nproc: int | None) -> int:
+    """Run ``tandem WORDS`` as ranks on this machine; returns the launcher's exit code, only there.
+
+    Without GPUs a rank is a fork of this process, which calls `as_fork`.
+    """
     from cluster.local import becoming, launch
 
     gpus = _gpus()
     if gpus:
-        rank = becoming([sys.executable, "-m", "tandem", "train", config, *overrides])
+        rank = becoming([sys.executable, "-m", "tandem", *words])
     else:
         import trainer.run  # noqa: F401  imported once: the ranks are forks of this process
-        from trainer.measure.startup import Startup
 
-        rank = partial(_train_as_fork, lambda: load_job(config, overrides), Startup())
+        rank = partial(_leave_as_fork, as_fork)
     return launch(rank, nproc or max(1, gpus))
 
 
-def _train_as_fork(load: Callable[[], JobConfig], startup: Startup) -> NoReturn:
+def _leave_as_fork(rank: Callable[[], int]) -> NoReturn:
     import torch
 
-    startup.mark("starting the ranks")
     threads = os.environ["OMP_NUM_THREADS"]  # read by torch's libraries before the launcher set it
     if threads.isdecimal():
         torch.set_num_threads(int(threads))
-    sys.exit(_train_as_rank(load, startup))
+    sys.exit(rank())
 
 
 def _train_as_rank(load: Callable[[], JobConfig], startup: Startup | None = None) -> int:

@@ -24,7 +24,7 @@ from data_pipeline.examples.stream import ExampleStream, all_batches
 from data_pipeline.examples.text_encoder import TextEncoder
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order.slots import BatchSizes
-from data_pipeline.reading.batches import DEFAULT_VIEW, MASKED, PAIRS, Batch, Target
+from data_pipeline.reading.batches import DEFAULT_VIEW, MASKED, PAIRS, Batch, StoredLogits, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.reading.padding import padding_fraction, rows_for_tokens
 from data_pipeline.reading.stream import BatchStream, contents, open_corpora, open_splits
@@ -54,6 +54,7 @@ __all__ = [
     "MaskingConfig",
     "PhaseConfig",
     "SourceConfig",
+    "StoredLogits",
     "Target",
     "TaskDataConfig",
     "TaskSchedule",

@@ -61,9 +61,10 @@ ROOMS = {
     "trainer": (
         "errors durable device process_group seeds learner_names measure tracking checkpoint "
         "optimizers watch batches denominators losses teacher_outputs scoring objectives tasks "
-        "schedules learner_config batch_config folder_models named_tasks roles config run_folder "
-        "control job_data report learners teacher_passes step footprint task_facts evaluation "
-        "record lifecycle job loop run prediction augmentation suites analysis"
+        "schedules stored_config learner_config batch_config folder_models named_tasks roles "
+        "config run_folder control stored_logits job_data report learners teacher_passes step "
+        "footprint task_facts evaluation record lifecycle job loop run storing prediction "
+        "augmentation suites analysis"
     ),
     "trainer/checkpoint": (
         "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "
@@ -111,7 +112,8 @@ ROOMS = {
     "trainer/suites": "results comparison",
     "trainer/analysis": "patterns maps disabling examples analysis words table page",
     "trainer/record": "utilisation gauges display recorder syncing",
-    "trainer/lifecycle": "unreached continuity start resumption saving skips forking finalize",
+    "trainer/stored_logits": "shard manifest reading",
+    "trainer/lifecycle": "unreached continuity stored_teacher start resumption saving skips forking finalize",
     "cluster": (
         "errors signals sbatch_options ranks scheduler run_files config limits script slurm "
         "shell_lines local preflight run_state status status_table planning commands"
@@ -119,7 +121,7 @@ ROOMS = {
     "cluster/planning": "facts duration failures memory choice recipes plan text",
     "commands": (
         "errors options output job_configs data submission runs models embedding training "
-        "finetuning suites results prediction analysis reference schema"
+        "storing finetuning suites results prediction analysis reference schema"
     ),
 }
 

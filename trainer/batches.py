@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import data_pipeline
 from data_pipeline import DEFAULT_VIEW, MASKED, NO_LABEL, Batch, Target
 from data_pipeline.masking.torch_masker import TorchMasker
 
@@ -30,6 +31,14 @@ class MicroTarget:
 
 
 @dataclass(frozen=True)
+class StoredLogits:
+    """A teacher's largest logits at P masked positions, as in `data_pipeline.StoredLogits`."""
+
+    values: Tensor  # float32 [P, k]
+    ids: Tensor | None  # int64 [P, k]; None where k is the vocabulary, in its order
+
+
+@dataclass(frozen=True)
 class MicroBatch:
     """The inputs of one forward pass, and its targets by name.
 
@@ -43,6 +52,7 @@ class MicroBatch:
     targets: Mapping[str, MicroTarget]
     views: Mapping[str, MicroBatch] = field(default_factory=dict)
     sequences: int = 1  # sequences per example, which are consecutive among the B
+    stored: Mapping[str, StoredLogits] = field(default_factory=dict)  # by the teacher's name
 
     @property
     def lengths(self) -> Tensor | None:
@@ -113,6 +123,7 @@ def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = N
         targets={**masked, **others},
         views={name: to_device(view, device, masker) for name, view in batch.views.items()},
         sequences=1 if batch.input_ids.ndim == 2 else batch.input_ids.shape[1],
+        stored={name: _to_stored(one, device) for name, one in batch.stored.items()},
     )
 
 
@@ -144,6 +155,12 @@ def _to_target(target: Target, length: int, device: torch.device) -> MicroTarget
     if target.positions is None:
         return MicroTarget(labels)
     return MicroTarget(labels.view(-1), _flat(_move(target.positions, device), length))
+
+
+def _to_stored(logits: data_pipeline.StoredLogits, device: torch.device) -> StoredLogits:
+    values = _move(logits.values, device, torch.float32).flatten(0, 1)
+    ids = None if logits.ids is None else _move(logits.ids, device).flatten(0, 1)
+    return StoredLogits(values, ids)
 
 
 def _flat(columns: Tensor, length: int) -> Tensor:

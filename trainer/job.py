@@ -28,6 +28,7 @@ from trainer.lifecycle.resumption import Resumption
 from trainer.lifecycle.saving import Saving
 from trainer.lifecycle.skips import SkipLimit
 from trainer.lifecycle.start import changes_since_checkpoint
+from trainer.lifecycle.stored_teacher import require_same_order, require_same_teacher
 from trainer.record.gauges import Gauges
 from trainer.record.recorder import Recorder
 from trainer.run_folder.folder import RunFolder
@@ -53,6 +54,7 @@ class Job:
         self.corpora = open_corpora(config.data)
         changes = on_rank_0(lambda: changes_since_checkpoint(config, self.corpora))
         require_fit(config, self.corpora)
+        on_rank_0(lambda: require_same_order(config, self.corpora))
         feed = Feed(config, self.corpora, context.attempt.number)
         self.masker = feed.masker
         validation = ValidationSet(config, self.corpora, context.hang_watch.heartbeat)
@@ -62,8 +64,9 @@ class Job:
         context.startup.mark("finding a checkpoint")
         require_same_tokenizers(config, self.corpora, resumption.learners)
         self.state = resumption.state(self.corpora)
-        shape = _step_shape(config, self.corpora)
+        shape = step_shape(config, self.corpora)
         self.learners = Learners(config, shape, self.state, resumption.checkpoint)
+        require_same_teacher(config, self.learners.teacher)
         context.startup.mark("building and loading the learners")
         self._began = time.monotonic() - self.state.seconds
         self._seconds = self.state.seconds  # the same on all ranks
@@ -185,7 +188,7 @@ def _checkpoint_writer(
     )
 
 
-def _step_shape(config: JobConfig, corpora: Mapping[str, Corpus]) -> StepShape:
+def step_shape(config: JobConfig, corpora: Mapping[str, Corpus]) -> StepShape:
     """The shape of a step: as few micro-batches, as large as the config allows."""
     rows = max(global_batches(config, corpora).sizes) // dist.get_world_size()
     micro_batch = min(config.batch.micro_batch, rows)

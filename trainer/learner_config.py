@@ -36,6 +36,7 @@ from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.schedules.learning_rate import ScheduleConfig
 from trainer.schedules.stacking import StackingConfig
 from trainer.scoring.scores import Metrics, metrics_of
+from trainer.stored_config import StoredConfig
 from trainer.tasks.branches import Branches
 from trainer.watch.guard import GuardConfig
 
@@ -225,6 +226,10 @@ class LearnerConfig(Section):
     frozen: Annotated[
         bool, Doc("Of a teacher: it is not trained, only read (offline distillation).")
     ] = False
+    stored: Annotated[
+        StoredConfig | None,
+        Doc("Of a frozen teacher: its predictions at masked positions are read, and it never runs."),
+    ] = None
     freeze_positions: Annotated[bool, Doc("Do not train the position embeddings (DistilBERT).")] = (
         False
     )
@@ -272,6 +277,7 @@ class LearnerConfig(Section):
         yield from self._conflicts_with_zero()
         if self.frozen:
             yield from self._conflicts_with_frozen()
+        yield from self._conflicts_with_stored()
         for key, ability in _ABILITIES.items():
             if getattr(self, key) and (why := self.model.cannot(ability)):
                 yield key, why
@@ -295,6 +301,10 @@ class LearnerConfig(Section):
             zero_stage=3 if self.zero_stage == 3 else 0,
             offload="parameters" if self.offload == "parameters" else "none",
         )
+
+    def at_rest(self) -> LearnerConfig:
+        """The config of a teacher that runs in no step: its weights wait in host memory."""
+        return dataclasses.replace(self, zero_stage=3, offload="parameters", compile=False)
 
     @property
     def architecture(self) -> ModelConfig:
@@ -375,6 +385,17 @@ class LearnerConfig(Section):
         for key in _FOR_TRAINING:
             if getattr(self, key) != getattr(LearnerConfig(), key):
                 yield key, "is for training; remove it (null), or frozen"
+
+    def _conflicts_with_stored(self) -> Iterator[Refusal]:
+        """Stored predictions of a teacher that changes, or that has no such predictions."""
+        if self.stored is None:
+            return
+        if not self.frozen:
+            yield "stored", "is for a frozen teacher; set frozen: true, or remove it"
+        if not self.model.mlm_head:
+            yield "stored", "the teacher has no masked-LM head"
+        refusals = self.stored.conflicts_with_vocabulary(self.model.vocab_size)
+        yield from within("stored", refusals)
 
     def _read_by(self) -> dict[str, frozenset[str]]:
         """Which tasks read a part of the model that not all of them read, by the part's name."""

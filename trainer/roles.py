@@ -52,9 +52,13 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
             if teacher.masked_only:
                 as_read = {name, MEAN}, learner == name
                 yield from within(key, objective.conflicts_with_masked_only(name, *as_read))
+            if teacher.stored is not None:
+                yield from within(key, objective.conflicts_with_stored(name))
         each_layer = config.progressive is not None
         yield from within(key, objective.misfits(config.model, models, each_layer))
     yield from _unread_teachers(everyone)
+    if everyone[TEACHER].stored is not None and data.has_examples:
+        yield "teacher.stored", f"is for text; the job reads the examples in {_examples_in(data)}"
 
 
 def conflicts_about_metrics(
@@ -200,6 +204,8 @@ def _conflicts_of_other(name: str, teacher: LearnerConfig) -> Iterator[Refusal]:
         yield "", "a term means something else by that name; choose another"
     if not teacher.frozen:
         yield "frozen", "must be true: only `teacher` is trained"
+    if teacher.stored is not None:
+        yield "stored", "only the predictions of `teacher` can be stored; remove it"
     yield from _conflicts_of_teacher(teacher)
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from data_pipeline import MASKED
 from model import QKV, Capture, Features
+from trainer.batches import StoredLogits
 from trainer.denominators import ATTENDED
-from trainer.losses.vocabulary_projection import Distribution, Projection
+from trainer.losses.vocabulary_projection import Distribution, Projection, TopLogits
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,12 @@ def _distributions(
     }
 
 
+def of_stored(stored: StoredLogits, vocabulary: int, logit_consumers: int = 1) -> TeacherOutputs:
+    """What students read of a teacher whose logits at masked positions were stored."""
+    top = TopLogits(stored.values, stored.ids, vocabulary)
+    return TeacherOutputs(None, {}, {}, {}, {MASKED: Distribution(top, keep=logit_consumers > 1)})
+
+
 def mean_of(teachers: Sequence[TeacherOutputs], logit_consumers: int) -> TeacherOutputs:
     """The mean of the predictions of `teachers`, for `logit_consumers` students.
 
@@ -91,7 +98,7 @@ def mean_of(teachers: Sequence[TeacherOutputs], logit_consumers: int) -> Teacher
     }
     distributions = {
         positions: Distribution(
-            *(part for one in teachers for part in one.distributions[positions].projections),
+            *(part for one in teachers for part in one.distributions[positions].teachers),
             keep=logit_consumers > 1,
         )
         for positions in first.distributions

@@ -10,7 +10,13 @@ from trainer.denominators import StepSums
 from trainer.learner_names import MEAN
 from trainer.learners.learner import Learner, MicroStep
 from trainer.objectives.demand import Demand
-from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, mean_of
+from trainer.teacher_outputs import (
+    OutputProjection,
+    TeacherOutputs,
+    detach,
+    mean_of,
+    of_stored,
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,8 @@ class TeacherPass:
         consumers = [(student.objective, student.own_step(step)) for student in students]
         heads = teacher.config.architecture.task_heads
         demand = Demand.of(teacher.name, heads, consumers, targets)
-        projection = teacher.output_projection() if demand.reads_logits else None
+        runs = teacher.config.stored is None
+        projection = teacher.output_projection() if runs and demand.reads_logits else None
         read = teacher.objective.sources
         peers = {one.name: (one, one.output_projection()) for one in students if one.name in read}
         return cls(teacher, demand, projection, peers)
@@ -46,7 +53,13 @@ class TeacherPass:
     def teach(
         self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
     ) -> TeacherOutputs:
-        """Run the teacher forward and backward once; returns the outputs that students read."""
+        """Run the teacher forward and backward once; returns the outputs that students read.
+
+        A teacher whose predictions are stored does not run.
+        """
+        if stored := micro_batch.stored.get(self.teacher.name):
+            vocabulary = self.teacher.config.model.vocab_size
+            return of_stored(stored, vocabulary, self.demand.own_logits)
         sources = {
             name: peer.predictions(micro_batch, projection)
             for name, (peer, projection) in self.peers.items()

@@ -84,7 +84,7 @@ def _learner_time(learner: LearnerFacts, machine: Machine, rows: float, passes: 
     flops = learner.forward_flops + learner.backward_flops
     rate = machine.device.flops(learner.precision) * machine.mfu
     computing = max(rows * flops / rate, passes * learner.kernels * machine.launch)
-    backward = computing * learner.backward_flops / flops
+    backward = computing * learner.backward_flops / flops if flops else 0.0  # stored predictions
     reduce, gather, reductions = _collectives(learner, machine, passes)
     beside = 0.0
     if machine.overlaps and learner.zero_stage and learner.trained:

@@ -47,6 +47,21 @@ class LearnerFacts:
 
 
 @dataclass(frozen=True)
+class StoredFacts:
+    """A frozen teacher's stored predictions, which a job reads instead of running the teacher.
+
+    Attributes:
+        top_k: logits of a masked position, each in this `precision`.
+        position_bytes: bytes of a masked position; bytes: of all that the job reads.
+    """
+
+    top_k: int
+    precision: str
+    position_bytes: int
+    bytes: float
+
+
+@dataclass(frozen=True)
 class JobFacts:
     """A job: `rows` sequences of `length` tokens (on average) per step.
 
@@ -63,6 +78,7 @@ class JobFacts:
     checkpoint_every: int
     learners: tuple[LearnerFacts, ...]
     assumed: tuple[str, ...] = ()
+    stored: StoredFacts | None = None
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class Plan:
     recommended: Choice | None
     scaling: list[Scaling]
     recipes: list[RecipeCost]  # this job and the usual recipe; empty without students
+    storing_gpu_hours: float | None  # of the teacher's pass whose predictions the job reads
 
     def to_json(self) -> str:
         """The plan as JSON; infinite values are null."""
@@ -93,7 +94,14 @@ def make_plan(job: JobFacts, machine: Machine, apart: Sequence[LearnerFacts] = (
         recommended=choose(job, machine),
         scaling=_scaling(job, machine),
         recipes=compare(job, apart, machine) if apart else [],
+        storing_gpu_hours=_storing(job, apart[0], machine) if job.stored else None,
     )
+
+
+def _storing(job: JobFacts, teacher: LearnerFacts, machine: Machine) -> float:
+    """GPU-hours of the forward passes of the `teacher`, as it is where it runs."""
+    one_step = step_time(replace(job, learners=(teacher,)), machine).seconds
+    return one_step * job.steps / HOUR * machine.ranks
 
 
 def _by_stage(job: JobFacts, machine: Machine, number: int) -> list[LearnerMemory]:

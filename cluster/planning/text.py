@@ -24,6 +24,7 @@ def describe(plan: Plan) -> str:
         _memory(plan),
         _recommendation(plan),
         _time(plan),
+        _stored(plan),
         _recipes(plan),
         _failures(plan),
         _scaling(plan),
@@ -118,6 +119,20 @@ def _time(plan: Plan) -> str:
         f"other ranks; {plan.time.tokens_per_second:,.0f} tokens/s.\n"
         f"Without failures the run takes {_duration(plan.days)}: "
         f"{plan.gpu_hours:,.0f} GPU-hours{cost}."
+    )
+
+
+def _stored(plan: Plan) -> str:
+    """What is read of a teacher that does not run; empty where it runs."""
+    stored = plan.job.stored
+    if stored is None or plan.storing_gpu_hours is None:
+        return ""
+    return (
+        f"The teacher does not run: a masked position has {stored.top_k:,} of its logits in "
+        f"{stored.precision}, {stored.position_bytes:,} bytes with their tokens, and the job "
+        f"{stored.bytes / 1e9:,.3g} GB.\n"
+        f"`tandem store` writes them once, in {plan.storing_gpu_hours:,.3g} GPU-hours of the "
+        "teacher's forward pass, which each job that reads them saves."
     )
 
 

@@ -59,6 +59,18 @@ class Target:
 
 
 @dataclass(frozen=True)
+class StoredLogits:
+    """A teacher's k largest logits in each of M slots for masked positions; 0 in unused slots."""
+
+    values: NDArray[np.float32]  # [R, M, k]
+    ids: NDArray[np.int64] | None  # [R, M, k] their tokens; None: of the whole vocabulary, in order
+
+    def take(self, rows: slice | NDArray[np.int64]) -> StoredLogits:
+        """The logits of the given rows."""
+        return StoredLogits(self.values[rows], None if self.ids is None else self.ids[rows])
+
+
+@dataclass(frozen=True)
 class Batch:
     """R examples with their targets by name: sequences of length L, or C such sequences each.
 
@@ -68,6 +80,8 @@ class Batch:
     views: the same examples in other forms, by name, such as [X; Y] beside X. Rows and labels are
     in the same order in every view; positions are specific to a view. Where an example is several
     sequences (the choices of a question), [R, L] is [R, C, L], and columns count through C * L.
+
+    stored: what was stored of teachers' predictions, by the teacher's name.
 
     is_trimmed: L is the length of the batch's longest sequence, and says nothing of other batches.
     """
@@ -82,6 +96,7 @@ class Batch:
     readable: NDArray[np.bool_] | None = None  # [R] False for unreadable sequences; None: all True
     views: Mapping[str, Batch] = field(default_factory=dict)
     is_trimmed: bool = False
+    stored: Mapping[str, StoredLogits] = field(default_factory=dict)
 
     @property
     def common_length(self) -> int:

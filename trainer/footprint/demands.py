@@ -35,6 +35,7 @@ def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[d
         "micro_batch": job.batch.micro_batch,
         "checkpoint_every": job.checkpoint.every,
         "assumed": tuple(line for holds, line in _simplified(job) if holds),
+        "stored": _stored(job),
     }
     return facts, learners
 
@@ -108,7 +109,7 @@ def _learner(
     return {
         "name": name.removeprefix("students/"),
         "teaches": is_teacher(name),
-        "zero_stage": config.zero_stage,
+        "zero_stage": config.zero_stage if config.stored is None else config.at_rest().zero_stage,
         "precision": config.precision,
         "parameters": largest.parameters,
         "trained": largest.trained,
@@ -138,6 +139,24 @@ def _budget_steps(config: LearnerConfig, job: JobConfig) -> float:
     return min([job.steps, *(budget for budget in budgets if budget)])
 
 
+def _stored(job: JobConfig) -> dict[str, Any] | None:
+    """What the job reads of a teacher that does not run; None where it runs.
+
+    Counts as many masked positions as there may be.
+    """
+    stored, vocabulary = job.teacher.stored, job.teacher.model.vocab_size
+    if stored is None:
+        return None
+    each, rate = stored.position_bytes(vocabulary), job.data.masking.highest_rate
+    masked = sum(share * round(rate * (length - 2)) for length, share in _lengths(job).items())
+    return {
+        "top_k": stored.size(vocabulary),
+        "precision": stored.precision,
+        "position_bytes": each,
+        "bytes": each * masked * usual_rows(job) * job.steps,
+    }
+
+
 def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     """Each simplification, and whether it makes a difference to this job."""
     students = job.students.values()
@@ -151,6 +170,7 @@ def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     is_part = any(one.view != DEFAULT_VIEW for one in job.learners.values())
     yield is_part, "every learner reads whole examples"
     yield any(one.progressive for one in students), "students learn all of their layers at once"
+    yield job.teacher.stored is not None, "the teacher's weights are in host memory"
     yield (
         any(one.intermediate for one in students),
         "students compare intermediate layers in all steps",

@@ -23,12 +23,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+import data_pipeline
 from data_pipeline import MASKED, PAIRS, Batch, Corpus, Target
 from data_pipeline.examples.example import TOKENS
 from data_pipeline.examples.reading import layout_of
 from model import Capture, Features, Model, ModelConfig, module_of
 from model.precision import kernels_of
-from trainer.batches import MicroBatch, MicroTarget, to_device
+from trainer.batches import MicroBatch, MicroTarget, StoredLogits, to_device
 from trainer.config import JobConfig
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher
@@ -37,7 +38,14 @@ from trainer.learners.programs import Train
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.demand import Demand
 from trainer.objectives.term import ExampleLosses
-from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, mean_of, union
+from trainer.teacher_outputs import (
+    OutputProjection,
+    TeacherOutputs,
+    detach,
+    mean_of,
+    of_stored,
+    union,
+)
 
 
 def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
@@ -109,7 +117,9 @@ def passes_apart(job: JobConfig, device: str, length: int) -> dict[str, Passes]:
     """
     rows = max(2 * job.batch.micro_batch, LEAST_ROWS)
     finished = {
-        name: dataclasses.replace(one, model=one.architecture, objective=ObjectiveConfig())
+        name: dataclasses.replace(
+            one, model=one.architecture, objective=ObjectiveConfig(), stored=None
+        )
         for name, one in job.learners.items()
         if is_teacher(name)
     }
@@ -170,6 +180,11 @@ def _measure(
         sources: dict[str, TeacherOutputs] = {}
         for name, demand in demands.items():
             module = modules[name]
+            if learners[name].stored is not None:
+                given, vocabulary = batch.stored[name], learners[name].model.vocab_size
+                sources[name] = of_stored(given, vocabulary, demand.own_logits)
+                found[name] = _Measured(0, 0, 0, 0.0, 0.0, 0, 0, _bytes(given))
+                continue
             run = _Run(module, demand.reads_logits)
             always = always_captured(name, learners[name])
             features = run(_train(module, {}, [demand.capture, always], batch), batch)
@@ -185,6 +200,10 @@ def _measure(
             run(_train(modules[name], sources, [], batch), batch)
             found[name] = run.result()
     return found
+
+
+def _bytes(stored: StoredLogits) -> int:
+    return sum(one.nbytes for one in (stored.values, stored.ids) if one is not None)
 
 
 def _train(
@@ -328,7 +347,19 @@ def _micro_batch(job: JobConfig, rows: int, length: int) -> MicroBatch:
     slots = np.zeros((rows, masked), np.int64)
     one = np.zeros(rows, np.int64)
     targets = {MASKED: Target(slots, slots), PAIRS: Target(one)}
-    return to_device(Batch(ids, ids, ids + 1, targets, one, one), torch.device("cpu"))
+    batch = Batch(ids, ids, ids + 1, targets, one, one, stored=_stored(job, slots))
+    return to_device(batch, torch.device("cpu"))
+
+
+def _stored(job: JobConfig, slots: np.ndarray) -> dict[str, data_pipeline.StoredLogits]:
+    """What the job reads of its teacher's predictions in these slots [R, M], if it does."""
+    vocabulary = job.teacher.model.vocab_size
+    if job.teacher.stored is None:
+        return {}
+    k = job.teacher.stored.size(vocabulary)
+    values = np.zeros((*slots.shape, k), np.float32)
+    ids = np.zeros(values.shape, np.int64) if k < vocabulary else None
+    return {TEACHER: data_pipeline.StoredLogits(values, ids)}
 
 
 def _examples(job: JobConfig, rows: int, length: int) -> Batch:
@@ -346,7 +377,7 @@ def _examples(job: JobConfig, rows: int, length: int) -> Batch:
 
 
 def _to_fake(mode: FakeTensorMode, batch: MicroBatch) -> MicroBatch:
-    def fakes(of: MicroBatch | MicroTarget) -> dict[str, Any]:
+    def fakes(of: MicroBatch | MicroTarget | StoredLogits) -> dict[str, Any]:
         return {
             field.name: mode.from_tensor(value)
             for field in dataclasses.fields(of)
@@ -354,4 +385,5 @@ def _to_fake(mode: FakeTensorMode, batch: MicroBatch) -> MicroBatch:
         }
 
     targets = {name: MicroTarget(**fakes(target)) for name, target in batch.targets.items()}
-    return dataclasses.replace(batch, targets=targets, **fakes(batch))
+    stored = {name: dataclasses.replace(one, **fakes(one)) for name, one in batch.stored.items()}
+    return dataclasses.replace(batch, targets=targets, stored=stored, **fakes(batch))

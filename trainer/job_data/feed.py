@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +25,8 @@ from trainer.job_data.batch_plan import global_batches
 from trainer.job_data.examples import views_of
 from trainer.job_data.prefetch import Prefetched
 from trainer.job_data.staging import folder_on_node, stager_of_node
+from trainer.learner_names import TEACHER
+from trainer.stored_logits.reading import StoredReader
 from trainer.watch.rollback import batch_number
 
 
@@ -34,7 +37,10 @@ class Feed:
     """
 
     def __init__(self, config: JobConfig, corpora: Mapping[str, Corpus], attempt: int) -> None:
-        """`attempt` is this attempt's number. Raises DataError for data that cannot be read."""
+        """`attempt` is this attempt's number.
+
+        Raises DataError for data that cannot be read, and TrainingError for stored predictions.
+        """
         self._config, self._corpora = config, corpora
         self._staged: Path | None = None
         self.masker: TorchMasker | None = None
@@ -43,6 +49,10 @@ class Feed:
             self._stream = _examples(config, corpora)
         else:
             self._open_text(attempt)
+        self._stored: StoredReader | None = None
+        if stored := config.teacher.stored:
+            share = dist.get_rank(), dist.get_world_size()
+            self._stored = StoredReader(Path(stored.path), *share)
         self._open = ExitStack()
 
     def _open_text(self, attempt: int) -> None:
@@ -78,7 +88,11 @@ class Feed:
             number = batch_number(at, rollbacks)
             if stager:
                 stager.reached(number)
-            return self._stream.batch(number)
+            batch = self._stream.batch(number)
+            if self._stored is None:
+                return batch
+            stored = {TEACHER: self._stored.read(number, batch)}
+            return dataclasses.replace(batch, stored=stored)
 
         batches = Prefetched(read, step)
         self._open.callback(batches.close)

@@ -232,6 +232,8 @@ class Learners:
         teacher = self.config.teacher
         if has_finished:
             teacher = teacher.finished()
+        if teacher.stored is not None:
+            teacher = teacher.at_rest()
         return self._build(TEACHER, teacher.with_layers(layers), 0, weights)
 
     def _build(

@@ -1,8 +1,9 @@
-"""The vocabulary projection, row by row, and teachers' distributions over the vocabulary."""
+"""Logits over the vocabulary, row by row, and teachers' distributions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,27 @@ CHUNK_ELEMENTS = 1 << 24
 BLOCK_ELEMENTS = 1 << 19
 # Elements that a distribution keeps at most for its next reader: 256 MiB in float32.
 KEPT_ELEMENTS = 1 << 26
+# In place of a logit that is not stored: its probability is exactly 0, and its product with its
+# logarithm is finite, at every temperature.
+ABSENT = -1e30
+
+
+class Logits(Protocol):
+    """Logits of P rows, which are computed a run of rows at a time."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """P and V."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are computed."""
+
+    def buffer(self, rows: slice) -> Tensor:
+        """Memory for the logits of these rows; reused, since allocating costs more than filling."""
+
+    def logits(self, rows: slice, out: Tensor) -> Tensor:
+        """Logits [C, V] of some rows, written to the first rows of `out`."""
 
 
 class Projection:
@@ -29,13 +51,19 @@ class Projection:
         if not is_native(kernel_device(x.device), dtype):
             self.x, self.weight = self.x.to(self.wide), self.weight.to(self.wide)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.x), len(self.weight)
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
     def buffer(self, rows: slice) -> Tensor:
-        """Memory for the logits of these rows; reused, since allocating costs more than filling."""
         shape = (rows.stop - rows.start, len(self.weight))
         return torch.empty(shape, dtype=self.wide, device=self.x.device)
 
     def logits(self, rows: slice, out: Tensor) -> Tensor:
-        """Logits [C, V] of some rows, written to the first rows of `out`."""
         out = out[: rows.stop - rows.start]
         x, weight = self.x[rows], self.weight.t()
         with torch.autocast(x.device.type, enabled=False):
@@ -47,20 +75,41 @@ class Projection:
             return torch.addmm(self.bias, x, weight, out=out)
 
 
+class TopLogits:
+    """The k largest logits of each row; every other token has the probability 0.
+
+    So a distribution is the softmax over these k alone, at whatever temperature it is read.
+    """
+
+    def __init__(self, values: Tensor, ids: Tensor | None, vocabulary: int) -> None:
+        """values: float32 [P, k]; ids: their tokens, int64 [P, k]; None where k is V, in order."""
+        self.values, self.ids = values, ids
+        self.shape, self.device = (len(values), vocabulary), values.device
+
+    def buffer(self, rows: slice) -> Tensor:
+        return self.values.new_empty(rows.stop - rows.start, self.shape[1])
+
+    def logits(self, rows: slice, out: Tensor) -> Tensor:
+        out = out[: rows.stop - rows.start]
+        if self.ids is None:
+            return out.copy_(self.values[rows])
+        return out.fill_(ABSENT).scatter_(1, self.ids[rows], self.values[rows])
+
+
 class Distribution:
-    """``softmax((x @ weight' + bias) / T)``, row by row, for any number of students.
+    """``softmax(logits / T)``, row by row, for any number of students.
 
     It is one teacher's distribution, or the mean of several. It is computed a chunk at a time, in
-    the dtype of each projection, so every reader gets the same values. With `keep`, chunks stay for
+    the dtype of each teacher's logits, so every reader gets the same values. With `keep`, chunks stay for
     the next reader, up to a bound; the values do not depend on that.
     """
 
-    def __init__(self, *projections: Projection, keep: bool = False) -> None:
-        """One projection of each teacher, with the same P and V. None of them gets a gradient."""
-        self.projections = projections
-        first = projections[0]
-        self._device, self._vocabulary = first.x.device, len(first.weight)
-        self._chunks = list(chunks(len(first.x), self._vocabulary))
+    def __init__(self, *teachers: Logits, keep: bool = False) -> None:
+        """The logits of each teacher, with the same P and V. None of them gets a gradient."""
+        self.teachers = teachers
+        first = teachers[0]
+        self._device, (rows, self._vocabulary) = first.device, first.shape
+        self._chunks = list(chunks(rows, self._vocabulary))
         self._room = KEPT_ELEMENTS if keep else 0
         self._held: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
         # For each temperature: one chunk, which the next one replaces, and its memory.
@@ -85,7 +134,7 @@ class Distribution:
     def _compute(self, chunk: slice, temperature: float) -> tuple[Tensor, Tensor]:
         if self._scratch is None:
             self._scratch = self._buffer(self._chunks[0])
-        first, *others = self.projections
+        first, *others = self.teachers
         logits = first.logits(chunk, self._scratch).div_(temperature)
         p = self._room_for(chunk, temperature)
         negative_entropy = torch.empty_like(logits[:, 0])
@@ -104,11 +153,11 @@ class Distribution:
         self,
         p: Tensor,
         negative_entropy: Tensor,
-        others: Sequence[Projection],
+        others: Sequence[Logits],
         chunk: slice,
         temperature: float,
     ) -> None:
-        """Turn p [C, V] of the first projection, with its negative entropy, into the mean's."""
+        """Turn p [C, V] of the first teacher, with its negative entropy, into the mean's."""
         assert self._scratch is not None
         for one in others:
             logits = one.logits(chunk, self._scratch).div_(temperature)
@@ -116,12 +165,12 @@ class Distribution:
                 some = subtract_largest(logits[block]).exp_()
                 p[block].add_(some.div_(some.sum(dim=-1, keepdim=True)))
         for block in blocks(slice(0, len(p)), p):
-            mean = p[block].div_(len(self.projections))
+            mean = p[block].div_(len(self.teachers))
             products = torch.special.xlogy(mean, mean, out=self._scratch[block])
             negative_entropy[block] = products.sum(dim=-1)
 
     def _buffer(self, rows: slice) -> Tensor:
-        return self.projections[0].buffer(rows)
+        return self.teachers[0].buffer(rows)
 
     def _room_for(self, chunk: slice, temperature: float) -> Tensor:
         size = (chunk.stop - chunk.start) * self._vocabulary

@@ -139,6 +139,15 @@ class ObjectiveConfig(Section):
                     f"{section_of(teacher)}.masked_only must be false",
                 )
 
+    def conflicts_with_stored(self, teacher: str) -> Iterator[Refusal]:
+        """The terms that read more of `teacher` than predictions at masked positions."""
+        key = f"{section_of(teacher)}.stored"
+        for name, section in self.terms().items():
+            if section.source == teacher and (section.reads_states or not section.reads_masked):
+                yield name, f"needs more than predictions at masked positions; remove it, or {key}"
+            elif section.source == MEAN:
+                yield name, f"the mean is of teachers that run; name one teacher, or remove {key}"
+
     def equip(self, model: ModelConfig) -> ModelConfig:
         """The model with the heads that the terms train.
 

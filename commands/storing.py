@@ -1,0 +1,47 @@
+"""The command that stores a frozen teacher's predictions."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from commands.job_configs import load_job
+from commands.options import PATH
+from commands.output import ignore_write_errors
+from commands.training import launch_ranks
+
+
+@click.command()
+@click.argument("config", type=PATH)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--nproc", type=click.IntRange(min=1), help="Processes on this machine.")
+def store(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
+    """Store the predictions of the frozen teacher of the job CONFIG, for jobs that read them.
+
+    The section teacher.stored says where, and how many logits. Repeating the command writes what
+    is missing. Also the entry point of each rank under srun and torchrun.
+    """
+    from cluster.ranks import is_launched
+
+    ignore_write_errors()
+    if is_launched():
+        if nproc is not None:
+            raise click.UsageError(
+                "--nproc: leave it out under srun or torchrun, which set the ranks"
+            )
+        sys.exit(_store_as_rank(config, overrides))
+    load_job(config, overrides)
+    words = ["store", config, *overrides]
+    sys.exit(launch_ranks(words, lambda: _store_as_rank(config, overrides), nproc))
+
+
+def _store_as_rank(config: str, overrides: tuple[str, ...]) -> int:
+    from cluster.ranks import derive, export
+    from cluster.signals import StopRequest
+
+    with StopRequest() as stop:
+        export(derive())
+        from trainer.storing import store
+
+        return store(lambda: load_job(config, overrides), lambda: stop.requested, click.echo).value

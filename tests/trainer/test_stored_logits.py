@@ -1,0 +1,310 @@
+"""Stored predictions of a frozen teacher: written once, read in place of the running teacher."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from configs.errors import ConfigError
+from data_pipeline import MASKED, Target, open_corpora
+from tests.conftest import TINY_JOB, tandem
+from tests.distributed import run_distributed
+from tests.test_errors import one_line
+from tests.trainer.jobs import curve, finish, run, tiny_job
+from trainer import storing
+from trainer.errors import TrainingError
+from trainer.footprint.demands import demands, demands_apart
+from trainer.lifecycle.stored_teacher import require_same_order
+from trainer.loop import Outcome
+from trainer.losses.rows import kl_divergence_rows
+from trainer.losses.vocabulary import project_and_sum
+from trainer.losses.vocabulary_projection import Distribution, TopLogits
+from trainer.run_folder.folder import RunFolder
+from trainer.stored_logits.manifest import Manifest
+from trainer.stored_logits.reading import StoredReader
+from trainer.stored_logits.shard import Shard, StepLogits
+
+STUDENTS = [
+    "students=null",
+    "students.one={model: {base: demo_tinybert, hidden_size: 16, ffn_size: 32, vocab_size: 600, "
+    "max_positions: 32}, objective: {soft_kl: {temperature: 2.0}, blended: {}, mlm: {}}}",
+]
+FROZEN = ["teacher.objective=null", "teacher.optimizer=null", "teacher.schedule=null",
+          "teacher.frozen=true", "teacher.zero_stage=0"]  # fmt: skip
+ALL = ["teacher.stored.top_k=null", "teacher.stored.precision=fp32"]
+STEPS, TOP_K = 4, 5
+SHARD = 4000  # bytes, so that a folder of the largest logits has several
+
+
+def words(finished, *overrides):
+    """Overrides that make the tiny job one of a frozen teacher and a student."""
+    pretrained = f"teacher.init.pretrained={finished / 'exports' / 'teacher'}"
+    return [*STUDENTS, *FROZEN, pretrained, f"steps={STEPS}", *overrides]
+
+
+def job(corpus, runs, finished, folder=None, *overrides):
+    stored = [] if folder is None else [f"teacher.stored.path={runs / folder}"]
+    return tiny_job(corpus, runs, *words(finished, *stored, *overrides))
+
+
+def largest(corpus, runs, finished, folder, *overrides):
+    return job(corpus, runs, finished, folder, f"teacher.stored.top_k={TOP_K}", *overrides)
+
+
+def stop_after(steps):
+    """What asks to stop in this step."""
+    asked = iter(range(1, steps + 1))
+    return lambda: next(asked) == steps
+
+
+def on_two_ranks(corpus, runs, finished):
+    storing.SHARD_BYTES = SHARD
+    every = job(corpus, runs, finished, "all", *ALL)
+    assert storing.store_job(every, lambda: False) is Outcome.FINISHED
+    some = largest(corpus, runs, finished, "largest")
+    assert storing.store_job(some, stop_after(3)) is Outcome.STOPPED
+    (runs / "largest" / "shard-000000009.safetensors.new").write_bytes(b"of a killed writer")
+    steps = Manifest.load(runs / "largest").steps
+    assert storing.store_job(some, lambda: False) is Outcome.FINISHED
+    run(job(corpus, runs, finished, None, "name=running"))
+    reads = job(corpus, runs, finished, "all", *ALL, "name=reads")
+    run(reads, stop_after=2)
+    ran = forward_passes()
+    finish(run(reads))
+    return steps, ran
+
+
+def forward_passes():
+    """A list that grows by the learner's name at each forward pass of a step from here on."""
+    from trainer.learners.learner import Learner
+
+    names, accumulate = [], Learner.accumulate
+
+    def noting(learner, *arguments):
+        names.append(learner.name)
+        return accumulate(learner, *arguments)
+
+    Learner.accumulate = noting
+    return names
+
+
+def on_one_rank(corpus, runs, finished):
+    storing.SHARD_BYTES = SHARD
+    storing.store_job(job(corpus, runs, finished, "all_alone", *ALL), lambda: False)
+    some = largest(corpus, runs, finished, "largest_alone")
+    storing.store_job(some, lambda: False)
+    run(job(corpus, runs, finished, "all", *ALL, "name=alone"))
+    run(dataclasses.replace(some, name="of_largest"))
+    wrong = largest(
+        corpus, runs, finished, "all", *ALL, "name=wrong", "teacher.init.random=true"
+    )
+    with pytest.raises(TrainingError, match=r"stored\.path: .* of other weights"):
+        run(wrong)
+    return None
+
+
+@pytest.fixture(scope="module")
+def finished_job(finished):
+    return finished[0]
+
+
+@pytest.fixture(scope="module")
+def folder(corpus, finished_job, tmp_path_factory):
+    return tmp_path_factory.mktemp("stored")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(corpus, folder, finished_job):
+    return run_distributed(on_two_ranks, 2, corpus, folder, finished_job)[0]
+
+
+@pytest.fixture(scope="module")
+def runs(corpus, folder, finished_job, two_ranks):
+    run_distributed(on_one_rank, 1, corpus, folder, finished_job)
+    return folder
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+
+
+def test_all_logits_in_fp32_teach_as_the_running_teacher_does_also_resumed(runs, two_ranks):
+    running, reads = (curve(RunFolder(runs / name)) for name in ("running", "reads"))
+    assert len(running) > 30
+    assert reads == running
+    assert set(two_ranks[1]) == {"students/one"}
+
+
+def test_a_single_rank_learns_what_two_do(runs):
+    two, one = (dict(((s, k), v) for s, k, v in curve(RunFolder(runs / name), "students/one"))
+                for name in ("reads", "alone"))  # fmt: skip
+    assert one == pytest.approx(two, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["all", "largest"])
+def test_any_number_of_ranks_writes_the_same_bytes_also_after_a_stop(runs, two_ranks, name):
+    together, alone = runs / name, runs / f"{name}_alone"
+    assert files(together) == files(alone)
+    assert Manifest.load(together).shards == Manifest.load(alone).shards
+    assert 0 < two_ranks[0] < STEPS == Manifest.load(runs / "largest").steps
+
+
+def everything(folder):
+    """Values and tokens of a folder, [N, k] each."""
+    steps = [
+        Shard(folder / one.file).step(number, 0, 1)
+        for one in Manifest.load(folder).shards
+        for number in range(one.steps)
+    ]
+    return StepLogits.joined(steps)
+
+
+def test_the_largest_logits_are_the_teachers_in_the_stated_size(runs):
+    every, largest = everything(runs / "all"), everything(runs / "largest")
+    values, ids = every.values.topk(TOP_K)
+    assert every.ids is None
+    assert largest.ids.dtype == torch.uint16
+    assert torch.equal(largest.ids.to(torch.int64), ids)
+    assert torch.equal(largest.values, values.to(torch.float16))
+    assert torch.equal(largest.counts, every.counts)
+    manifest = Manifest.load(runs / "largest")
+    assert sum(one.positions for one in manifest.shards) == len(values) > 100
+    assert max(one.bytes for one in manifest.shards) < 2 * SHARD
+
+
+def test_a_distribution_of_the_largest_logits_is_their_softmax():
+    torch.manual_seed(0)
+    values, ids = torch.randn(9, 50, dtype=torch.float64).float().topk(6)
+    x, weight = torch.randn(9, 8, requires_grad=True), torch.randn(50, 8)
+    weights, temperature = torch.ones(9), 3.0
+    teacher = Distribution(TopLogits(values, ids, 50))
+    loss, _ = project_and_sum(
+        x, (weight, None), [kl_divergence_rows(teacher, temperature, weights)]
+    )
+    loss.backward()
+    other = x.detach().clone().requires_grad_()
+    p = (values / temperature).softmax(-1)
+    target = torch.zeros(9, 50).scatter(1, ids, p)
+    ours = (other @ weight.t() / temperature).log_softmax(-1)
+    right = F.kl_div(ours, target, reduction="sum")
+    right.backward()
+    torch.testing.assert_close(loss, right, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(x.grad, other.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["seed=7"], "another job: seed: 0 -> 7"),
+        (["batch.size=4"], "another job: batch.size: 8 -> 4"),
+        (["data.masking.rate=0.2"], r"another job: data\.masking\.rate: 0\.15 -> 0\.2"),
+        (["teacher.precision=bf16"], "another job: teacher.precision: fp32 -> bf16"),
+        (["teacher.stored.precision=fp32"], "another job: teacher.stored.precision: fp16"),
+        (["teacher.stored.top_k=4"], "another job: teacher.stored.top_k: 5 -> 4"),
+        (["steps=9"], "has 4 of the 9 batches"),
+        (["rollback=[{checkpoint: 0, skip: [1, 2]}]"], "has 4 of the 5 batches"),
+        (["teacher.stored.path=nowhere"], "nowhere: no stored predictions there"),
+    ],
+)
+def test_a_folder_that_does_not_fit_is_refused_naming_what_differs(
+    corpus, runs, finished_job, overrides, said
+):
+    other = largest(corpus, runs, finished_job, "largest", *overrides)
+    with pytest.raises(TrainingError, match=rf"^teacher\.stored\.path: .*{said}"):
+        require_same_order(other, open_corpora(other.data))
+
+
+def test_a_corpus_that_has_moved_is_the_same(corpus, runs, finished_job, tmp_path):
+    shutil.copytree(corpus, tmp_path / "moved")
+    other = largest(tmp_path / "moved", runs, finished_job, "largest", "batch.micro_batch=1")
+    require_same_order(other, open_corpora(other.data))
+
+
+def batch_like(counts, slots=8):
+    """What a reader looks at of a batch with this many masked positions in its rows."""
+    labelled = np.arange(slots) < np.asarray(counts)[:, None]
+    target = Target(np.where(labelled, 7, -100), np.zeros(labelled.shape, np.int64))
+    return SimpleNamespace(targets={MASKED: target}, to_mask=None, readable=None)
+
+
+def test_damaged_shards_and_other_masks_are_told(runs, tmp_path):
+    shutil.copytree(runs / "largest", tmp_path / "folder")
+    counts = everything(tmp_path / "folder").counts[:8].tolist()
+    found = StoredReader(tmp_path / "folder", 0, 1).read(0, batch_like(counts))
+    assert found.values.shape == (8, 8, TOP_K)
+    lost = batch_like([0, *counts[1:]])
+    with pytest.raises(TrainingError, match="batch 0: has other masked positions"):
+        StoredReader(tmp_path / "folder", 0, 1).read(0, lost)
+    lost.readable = np.arange(8) > 0
+    without = StoredReader(tmp_path / "folder", 0, 1).read(0, lost)
+    assert not without.values[0].any()
+    assert np.array_equal(without.values[1:], found.values[1:])
+    shard = tmp_path / "folder" / "shard-000000000.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(TrainingError, match=r"shard-0+\.safetensors: is missing or damaged"):
+        StoredReader(tmp_path / "folder", 0, 1).read(0, batch_like(counts))
+    shard.unlink()
+    manifest = Manifest.load(tmp_path / "folder")
+    assert list(manifest.missing(tmp_path / "folder", STEPS)) == [range(manifest.shards[0].end)]
+    (tmp_path / "folder" / "manifest.json").write_text("{}")
+    with pytest.raises(TrainingError, match=r"manifest\.json: is damaged"):
+        Manifest.load(tmp_path / "folder")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["teacher.frozen=false"], "teacher.stored: is for a frozen teacher"),
+        (["teacher.stored.top_k=601"], "teacher.stored.top_k: the vocabulary has 600 tokens"),
+        (["students.one.objective.hidden_mse={}"], r"objective\.hidden_mse: needs more than pred"),
+        (["students.one.objective.soft_kl.positions=attended"], "soft_kl: needs more than predic"),
+        (["students.one.objective.soft_kl.teacher=mean"], "soft_kl: the mean is of teachers that"),
+        (["students.one.stored={path: x}"], "students.one.stored: is for a frozen teacher"),
+    ],
+)
+def test_configs_that_need_a_running_teacher_are_refused(corpus, tmp_path, overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        job(corpus, tmp_path, Path("x"), "folder", *overrides)
+
+
+def test_the_plan_states_the_size_and_the_saving(corpus, tmp_path):
+    reads = job(corpus, tmp_path, Path("x"), "folder")
+    facts, learners = demands(reads)
+    masked = round(0.15 * 30)
+    size = 8 * (2 + 2)
+    assert facts["stored"] == {
+        "top_k": 8, "precision": "fp16", "position_bytes": size,
+        "bytes": size * masked * 8 * STEPS,
+    }  # fmt: skip
+    running, theirs = demands(dataclasses.replace(
+        reads, teacher=dataclasses.replace(reads.teacher, stored=None)))  # fmt: skip
+    assert running["stored"] is None
+    assert learners[0]["forward_flops"] == 0 < theirs[0]["forward_flops"]
+    assert learners[1]["forward_flops"] == theirs[1]["forward_flops"]
+    assert demands_apart(reads, learners)[0]["forward_flops"] > 0
+
+
+def test_from_the_command_line(corpus, finished_job, tmp_path):
+    places = [f"data.path={corpus}", f"output_dir={tmp_path}", "steps=2"]
+    stored = f"teacher.stored.path={tmp_path / 'folder'}"
+    asked = words(finished_job, *places, stored)
+    failed = tandem("store", TINY_JOB, *words(finished_job, *places))
+    assert "teacher.stored: must be set" in one_line(failed.stderr)
+    done = tandem("store", TINY_JOB, *asked, "--nproc", 2)
+    assert done.returncode == 0, done.stderr
+    assert "batches 0 to 2" in done.stdout
+    assert "The 8 largest logits of 2 batches" in done.stdout
+    planned = tandem("plan", TINY_JOB, *asked, "--gpus-per-node", 1)
+    assert "8 of its logits in fp16, 32 bytes" in planned.stdout, planned.stderr
+    failed = tandem("train", TINY_JOB, *asked, "seed=3")
+    assert failed.returncode == 1
+    assert "was written for another job: seed: 0 -> 3; change it back" in one_line(failed.stderr)

@@ -1,0 +1,93 @@
+"""Whether stored predictions are those of a job's teacher, on the batches that the job reads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import configs
+from data_pipeline import Corpus, contents
+from trainer.checkpoint import full_state_dict
+from trainer.config import JobConfig
+from trainer.errors import TrainingError
+from trainer.learners.learner import Learner
+from trainer.lifecycle.continuity import ORDER, Change, changes
+from trainer.stored_logits.manifest import KEY, Manifest
+from trainer.watch.first_failure import on_rank_0
+from trainer.watch.rollback import batch_number
+
+# Besides what an order and a shape depend on: what decides which numbers are stored.
+_STORED_KEYS = ("teacher.precision", "teacher.stored.top_k", "teacher.stored.precision")
+
+
+def require_same_order(config: JobConfig, corpora: Mapping[str, Corpus]) -> None:
+    """Raise unless the stored predictions that the job reads, if any, cover its batches.
+
+    `corpora` are those of `config`. Raises TrainingError, naming what differs.
+    """
+    if config.teacher.stored is None:
+        return
+    folder = Path(config.teacher.stored.path)
+    manifest = Manifest.load(folder)
+    require_written_for(manifest, config, corpora)
+    needed = batch_number(config.steps - 1, config.rollback) + 1
+    if manifest.steps < needed:
+        raise TrainingError(
+            f"{KEY}: {folder}: has {manifest.steps:,} of the {needed:,} batches that the job "
+            "reads; `tandem store` with this config writes the others"
+        )
+
+
+def require_written_for(
+    manifest: Manifest, config: JobConfig, corpora: Mapping[str, Corpus]
+) -> None:
+    """Raise TrainingError where the predictions were written for another order, or otherwise."""
+    assert config.teacher.stored is not None
+    there = contents(config.data, corpora)
+    if found := next(_differences(manifest, config, there), None):
+        raise TrainingError(
+            f"{KEY}: {config.teacher.stored.path}: was written for another job: {found}; change it "
+            "back, or name another folder and run `tandem store`"
+        )
+
+
+def require_same_teacher(config: JobConfig, teacher: Learner) -> None:
+    """Raise TrainingError unless the stored predictions, if any, are this teacher's. Collective."""
+    if config.teacher.stored is None:
+        return
+    folder, own = config.teacher.stored.path, fingerprint(teacher)
+
+    def compare() -> None:
+        if Manifest.load(Path(folder)).teacher != own:
+            raise TrainingError(
+                f"{KEY}: {folder}: are the predictions of other weights than teacher.init."
+                "pretrained has; name the teacher that they are of, or another folder"
+            )
+
+    on_rank_0(compare)
+
+
+def fingerprint(learner: Learner) -> str:
+    """The SHA-256 of a learner's weights, names and shapes included. Collective."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(full_state_dict(learner.engine).items()):
+        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _differences(manifest: Manifest, now: JobConfig, there: Mapping[str, str]) -> Iterator[str]:
+    """What decides the stored numbers, and differs; `there` are the contents of the corpora."""
+    before = configs.load_text(manifest.job, JobConfig, "job", [], KEY)
+    read = manifest.corpora
+    same = {key for key, content in read.items() if there.get(key) == content}
+    yield from (str(one) for one in changes(before, now) if _matters(one) and one.key not in same)
+    if [*read] != [*there]:  # rows are assigned in this order
+        yield "data.mixture: its entries, or their order"
+    yield from (f"{key}: the corpus there has other content" for key in read.keys() - same)
+
+
+def _matters(change: Change) -> bool:
+    is_model = change.key.startswith("teacher.model.") and change.refusal is not None
+    return is_model or change.refusal == ORDER or change.key in _STORED_KEYS

@@ -1,0 +1,49 @@
+"""The `stored` section of a frozen teacher: its predictions, written once and read by many jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from configs.rules import COUNT, NOT_EMPTY, Doc, OneOf
+from configs.section import Refusal, Section
+
+VALUE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass
+class StoredConfig(Section):
+    """A folder with a teacher's largest logits at every masked position, in the order of the job.
+
+    `tandem store` writes it; a job with the same teacher and data reads it instead of running the
+    teacher. The target is the softmax over these logits alone at the term's temperature: with all
+    of them in fp32, exactly the teacher's.
+    """
+
+    path: Annotated[str, NOT_EMPTY, Doc("The folder.")]
+    top_k: Annotated[
+        int | None, COUNT, Doc("How many logits of a position are stored; null: all of them.")
+    ] = 8
+    precision: Annotated[
+        str, OneOf(*VALUE_BYTES), Doc("The precision in which the logits are stored.")
+    ] = "fp16"
+
+    def size(self, vocabulary: int) -> int:
+        """How many logits of a position are stored."""
+        return vocabulary if self.top_k is None else self.top_k
+
+    def position_bytes(self, vocabulary: int) -> int:
+        """The bytes of one masked position: its logits and, unless all are stored, their tokens."""
+        k = self.size(vocabulary)
+        return k * (VALUE_BYTES[self.precision] + (0 if k == vocabulary else id_bytes(vocabulary)))
+
+    def conflicts_with_vocabulary(self, vocabulary: int) -> Iterator[Refusal]:
+        """More logits than there are."""
+        if self.size(vocabulary) > vocabulary:
+            yield "top_k", f"the vocabulary has {vocabulary} tokens; null stores all of them"
+
+
+def id_bytes(vocabulary: int) -> int:
+    """The bytes of the narrowest integer that can name every token."""
+    return next(size for size in (1, 2, 4) if vocabulary <= 256**size)

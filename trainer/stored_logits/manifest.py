@@ -1,0 +1,114 @@
+"""The manifest of a folder of stored logits: what they belong to, and its complete shards."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.strict_json import parse_json
+from trainer.durable import atomic_write
+from trainer.errors import TrainingError
+
+NAME = "manifest.json"
+KEY = "teacher.stored.path"  # which begins every message about a folder
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """One shard: the batches that it holds, and its content."""
+
+    file: str
+    first: int  # the number of its first batch
+    steps: int
+    positions: int  # masked ones
+    bytes: int
+    sha256: str
+
+    @property
+    def end(self) -> int:
+        """The number after that of its last batch."""
+        return self.first + self.steps
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a folder holds.
+
+    job: the config of the job that wrote it, as YAML; corpora: as in `data_pipeline.contents`;
+    teacher: the checksum of its weights; vocabulary, top_k: how many logits it predicts, and how
+    many are stored. Shards are in the order of their batches, without gaps.
+    """
+
+    job: str
+    corpora: Mapping[str, str]
+    teacher: str
+    vocabulary: int
+    top_k: int
+    precision: str
+    shards: tuple[ShardRecord, ...] = ()
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Raises TrainingError where there is none, or it cannot be read."""
+        try:
+            tree = parse_json((folder / NAME).read_bytes())
+            shards = tuple(ShardRecord(**one) for one in tree.pop("shards"))
+            return cls(**tree, shards=shards)
+        except FileNotFoundError:
+            raise TrainingError(
+                f"{KEY}: {folder}: no stored predictions there; write them with `tandem store`"
+            ) from None
+        except OSError as error:
+            raise TrainingError(f"{KEY}: {folder / NAME}: {error.strerror}") from None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise TrainingError(
+                f"{KEY}: {folder / NAME}: is damaged; name another folder for `tandem store`"
+            ) from None
+
+    def save(self, folder: Path) -> None:
+        """Replace the manifest in the folder. Raises OSError."""
+        atomic_write(folder / NAME, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+    @property
+    def steps(self) -> int:
+        """How many batches it covers, from the first on."""
+        return self.shards[-1].end if self.shards else 0
+
+    def holding(self, number: int) -> ShardRecord:
+        """The shard that holds the batch of this number, which is covered."""
+        return next(one for one in self.shards if number < one.end)
+
+    def with_shard(self, shard: ShardRecord) -> Manifest:
+        """The same with one shard more, or in place of the one with its first batch."""
+        others = (one for one in self.shards if one.first != shard.first)
+        ordered = sorted((*others, shard), key=lambda one: one.first)
+        return dataclasses.replace(self, shards=tuple(ordered))
+
+    def missing(self, folder: Path, steps: int) -> Iterator[range]:
+        """The batches up to `steps` that are not in the folder, in runs.
+
+        Those of a shard whose file has gone, or has another size, are a run of their own.
+        """
+        for shard in self.shards:
+            if not _has_size(folder / shard.file, shard.bytes):
+                yield range(shard.first, shard.end)
+        if self.steps < steps:
+            yield range(self.steps, steps)
+
+
+def write_shard(folder: Path, first: int, steps: int, positions: int, data: bytes) -> ShardRecord:
+    """Write a shard of these batches atomically; returns its record. Raises OSError."""
+    file = f"shard-{first:09d}.safetensors"
+    atomic_write(folder / file, data)
+    return ShardRecord(file, first, steps, positions, len(data), hashlib.sha256(data).hexdigest())
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False

@@ -1,0 +1,88 @@
+"""Reading a rank's rows of stored logits, batch by batch."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from data_pipeline import MASKED, Batch, StoredLogits
+from data_pipeline.shards.manifest import sha256
+from trainer.errors import TrainingError
+from trainer.stored_logits.manifest import KEY, Manifest, ShardRecord
+from trainer.stored_logits.shard import Shard, StepLogits
+
+
+class StoredReader:
+    """One rank's rows of the batches in a folder, whose manifest fits the job."""
+
+    def __init__(self, folder: Path, rank: int, world_size: int) -> None:
+        """Raises TrainingError where the folder has no usable manifest."""
+        self._folder, self._share = folder, (rank, world_size)
+        self._manifest = Manifest.load(folder)
+        self._open: tuple[ShardRecord, Shard] | None = None
+
+    def read(self, number: int, batch: Batch) -> StoredLogits:
+        """The logits for the masked positions of `batch`, this rank's rows of the batch `number`.
+
+        Raises TrainingError where a shard is missing or damaged, or was written for other masks.
+        """
+        record, shard = self._shard(number)
+        stored = shard.step(number - record.first, *self._share)
+        return _in_slots(stored, _labelled(batch), batch.readable, self._place(number))
+
+    def _shard(self, number: int) -> tuple[ShardRecord, Shard]:
+        if self._open is None or not self._open[0].first <= number < self._open[0].end:
+            record = self._manifest.holding(number)
+            self._open = record, self._checked(record)
+        return self._open
+
+    def _checked(self, record: ShardRecord) -> Shard:
+        path = self._folder / record.file
+        with contextlib.suppress(OSError, SafetensorError):
+            if sha256(path) == record.sha256:
+                return Shard(path)
+        raise TrainingError(
+            f"{KEY}: {path}: is missing or damaged; remove it and run `tandem store` again, which "
+            "writes it anew"
+        )
+
+    def _place(self, number: int) -> str:
+        return f"{KEY}: {self._folder}: batch {number:,}"
+
+
+def _labelled(batch: Batch) -> NDArray[np.bool_]:
+    """Which slots [R, M] of the batch have a label, also where masks are yet to be chosen."""
+    target = batch.targets[MASKED]
+    if batch.to_mask is None:
+        return target.is_labelled
+    there: NDArray[np.bool_] = np.arange(target.labels.shape[1]) < batch.to_mask[:, None]
+    return there
+
+
+def _in_slots(
+    stored: StepLogits,
+    labelled: NDArray[np.bool_],
+    readable: NDArray[np.bool_] | None,
+    place: str,
+) -> StoredLogits:
+    """The stored logits in the slots of their positions; rows that cannot be read have none."""
+    counts = stored.counts.numpy()
+    there = np.ones(len(labelled), np.bool_) if readable is None else readable
+    if len(counts) != len(labelled) or (counts != labelled.sum(axis=1))[there].any():
+        raise TrainingError(f"{place}: has other masked positions than the job; store it again")
+    kept = torch.from_numpy(np.repeat(there, counts))
+    slots = labelled & there[:, None]
+
+    def placed(found: torch.Tensor) -> NDArray[Any]:
+        dense = torch.zeros((*labelled.shape, found.shape[1]), dtype=found.dtype)
+        dense[torch.from_numpy(slots)] = found[kept]
+        return dense.numpy()
+
+    ids = None if stored.ids is None else placed(stored.ids.to(torch.int64))
+    return StoredLogits(placed(stored.values.float()), ids)

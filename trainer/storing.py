@@ -1,0 +1,246 @@
+"""Writing a frozen teacher's predictions, as one of the ranks that share each batch.
+
+See `trainer.stored_logits`, which says what a folder holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import configs
+from data_pipeline import MASKED, Batch, Corpus, contents, open_corpora
+from trainer.batches import MicroBatch, to_micro_batches
+from trainer.config import JobConfig
+from trainer.errors import TrainingError
+from trainer.job import step_shape
+from trainer.job_data.feed import Feed
+from trainer.job_data.fit import require_fit, require_same_tokenizers
+from trainer.learners.engine import join_process_group
+from trainer.learners.learner import Learner, MicroStep
+from trainer.learners.learners import Learners
+from trainer.learners.state import JobState
+from trainer.learners.uncompiled import leave_compiler_out
+from trainer.lifecycle.stored_teacher import fingerprint, require_written_for
+from trainer.loop import Outcome
+from trainer.losses.vocabulary_projection import Projection, chunks
+from trainer.process_group import background_group, limit_waiting
+from trainer.stored_config import StoredConfig, id_bytes
+from trainer.stored_logits.manifest import KEY, NAME, Manifest, write_shard
+from trainer.stored_logits.shard import ID_DTYPES, VALUE_DTYPES, StepLogits, encode
+from trainer.teacher_outputs import OutputProjection
+from trainer.watch.first_failure import explained, on_rank_0
+
+SHARD_BYTES = 1 << 26  # a shard is written as soon as it has this much; it may be one step larger
+
+Say = Callable[[str], None]
+
+
+def store(
+    load: Callable[[], JobConfig], stop_requested: Callable[[], bool], say: Say = lambda line: None
+) -> Outcome:
+    """Write what is missing of the predictions that the job of `load` reads.
+
+    One of the ranks that the environment describes. `say` gets a line for each shard, on rank 0.
+    Raises TrainingError for a job without `teacher.stored`, or a folder with other predictions.
+    """
+    join_process_group()
+    try:
+        config = on_rank_0(lambda: _with_stored(load()))
+        limit_waiting(config.watch.hang_timeout_s)
+        if not config.teacher.compile:
+            leave_compiler_out()
+        outcome = store_job(config, stop_requested, say)
+    except (RuntimeError, OSError) as error:
+        raise explained(error) from error
+    dist.destroy_process_group()
+    return outcome
+
+
+def store_job(
+    config: JobConfig, stop_requested: Callable[[], bool], say: Say = lambda line: None
+) -> Outcome:
+    """As `store`, of a loaded job and in a process group that is there. Collective."""
+    assert config.teacher.stored is not None
+    corpora = open_corpora(config.data)
+    require_fit(config, corpora)
+    require_same_tokenizers(config, corpora, set())
+    running = dataclasses.replace(
+        config, teacher=dataclasses.replace(config.teacher, stored=None), rollback=[]
+    )
+    shape = step_shape(running, corpora)
+    teacher = Learners(running, shape, JobState(wandb_id=""), None).teacher
+    checksum, folder = fingerprint(teacher), Path(config.teacher.stored.path)
+    manifest = on_rank_0(lambda: _manifest(folder, config, corpora, checksum))
+    predictor = _Predictor(teacher, config.teacher.stored)
+    for numbers in on_rank_0(lambda: list(manifest.missing(folder, config.steps))):
+        writer = _ShardWriter(folder, manifest, numbers.start, say)
+        with Feed(running, corpora, 0) as feed:
+            batches = feed.start(numbers.start)
+            for number in numbers:
+                step = predictor.of_batch(batches.take(), feed)
+                parts = _gathered(step, stop_requested())
+                is_last = number == numbers[-1]
+                if on_rank_0(lambda: writer.add(parts, is_last)) and not is_last:  # noqa: B023
+                    return Outcome.STOPPED
+        manifest = on_rank_0(lambda: writer.manifest)  # noqa: B023
+    on_rank_0(lambda: say(_summary(manifest, folder)))
+    return Outcome.FINISHED
+
+
+def _with_stored(config: JobConfig) -> JobConfig:
+    if config.teacher.stored is None:
+        raise TrainingError("teacher.stored: must be set: a path, top_k and precision")
+    return config
+
+
+def _manifest(
+    folder: Path, config: JobConfig, corpora: Mapping[str, Corpus], checksum: str
+) -> Manifest:
+    """The folder's manifest, which must be of the same predictions; a new one where it is empty."""
+    stored, vocabulary = config.teacher.stored, config.teacher.model.vocab_size
+    assert stored is not None
+    if not (folder / NAME).exists():
+        _make(folder)
+        return Manifest(
+            job=configs.dump(config),
+            corpora=contents(config.data, corpora),
+            teacher=checksum,
+            vocabulary=vocabulary,
+            top_k=stored.size(vocabulary),
+            precision=stored.precision,
+        )
+    found = Manifest.load(folder)
+    require_written_for(found, config, corpora)
+    if found.teacher != checksum:
+        raise TrainingError(
+            f"{KEY}: {folder}: has the predictions of other weights than teacher."
+            "init.pretrained; name another folder"
+        )
+    return found
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"{KEY}: {folder}: {error.strerror}") from None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One rank's rows of a step, and whether it was asked to stop."""
+
+    step: StepLogits
+    stop: bool
+
+
+def _gathered(step: StepLogits, stop: bool) -> list[_Part]:
+    """The parts of all ranks, in their order, on rank 0; empty elsewhere. Collective."""
+    parts: list[_Part] = [_Part(step, stop)] * dist.get_world_size()
+    is_first = dist.get_rank() == 0
+    if dist.get_world_size() > 1:
+        dist.gather_object(parts[0], parts if is_first else None, group=background_group())
+    return parts if is_first else []
+
+
+@dataclass
+class _ShardWriter:
+    """Collects the steps of a shard on rank 0, and writes it once it is large enough."""
+
+    folder: Path
+    manifest: Manifest
+    first: int  # the number of the next shard's first batch
+    say: Say
+    _steps: list[StepLogits] = field(default_factory=list)
+    _size: int = 0
+
+    def add(self, parts: list[_Part], is_last: bool) -> bool:
+        """Add the next step; returns whether any rank was asked to stop.
+
+        Raises TrainingError where the shard cannot be written.
+        """
+        step = StepLogits.joined([part.step for part in parts])
+        self._steps.append(step)
+        self._size += step.size
+        if is_last or self._size >= SHARD_BYTES:
+            try:
+                self._write()
+            except OSError as error:
+                raise TrainingError(f"{error.filename}: {error.strerror}") from None
+        return any(part.stop for part in parts)
+
+    def _write(self) -> None:
+        positions = sum(len(step.values) for step in self._steps)
+        count = len(self._steps)
+        record = write_shard(self.folder, self.first, count, positions, encode(self._steps))
+        self.manifest = self.manifest.with_shard(record)
+        self.manifest.save(self.folder)
+        self.say(f"batches {record.first:,} to {record.end:,}: {record.bytes / 1e6:,.1f} MB")
+        self.first, self._steps, self._size = record.end, [], 0
+
+
+class _Predictor:
+    """The logits that a teacher hands to students at masked positions, in what is stored of them.
+
+    They are computed as in a step: by the same projection, for the same rows at a time.
+    """
+
+    def __init__(self, teacher: Learner, stored: StoredConfig) -> None:
+        """Collective: ZeRO 3 gathers the output projection."""
+        self.teacher = teacher
+        self.vocabulary = teacher.config.model.vocab_size
+        self.k = stored.size(self.vocabulary)
+        self.value_dtype = VALUE_DTYPES[stored.precision]
+        self.id_dtype = ID_DTYPES[id_bytes(self.vocabulary)]
+        self.projection: OutputProjection = teacher.output_projection()
+
+    def of_batch(self, rows: Batch, feed: Feed) -> StepLogits:
+        """Of this rank's rows of one batch. Collective at ZeRO 3.
+
+        Raises TrainingError where the corpus cannot be read.
+        """
+        if rows.readable is not None and not rows.readable.all():
+            raise TrainingError(
+                "data: some sequences cannot be read, and have no predictions; `tandem data check` "
+                "lists the damaged shards"
+            )
+        size, device = self.teacher.step_shape.micro_batch, self.teacher.device
+        micro_batches = to_micro_batches(rows, size, device, feed.masker)
+        last = math.ceil(len(rows.input_ids) / size) - 1
+        parts = [
+            self._of_micro_batch(one, MicroStep(0, number, number == last))
+            for number, one in enumerate(micro_batches)
+        ]
+        return StepLogits.joined(parts)
+
+    def _of_micro_batch(self, batch: MicroBatch, micro_step: MicroStep) -> StepLogits:
+        features = self.teacher.accumulate(batch, {}, micro_step)
+        assert features.vocabulary_input is not None
+        is_masked = batch.targets[MASKED].labels >= 0  # [P]
+        with self.teacher.autocast():
+            weight, bias = self.projection.weight, self.projection.bias
+            projection = Projection(features.vocabulary_input, weight, bias)
+        values, ids = [], []
+        for rows in chunks(*projection.shape):
+            logits = projection.logits(rows, projection.buffer(rows))[is_masked[rows]]
+            if self.k < self.vocabulary:
+                logits, tokens = logits.topk(self.k)
+                ids.append(tokens.to(self.id_dtype).cpu())
+            values.append(logits.to(self.value_dtype).cpu())
+        counts = is_masked.view(len(batch.input_ids), -1).sum(1, dtype=torch.int32).cpu()
+        return StepLogits(counts, torch.cat(values), torch.cat(ids) if ids else None)
+
+
+def _summary(manifest: Manifest, folder: Path) -> str:
+    size = sum(shard.bytes for shard in manifest.shards)
+    return (
+        f"The {manifest.top_k:,} largest logits of {manifest.steps:,} batches are in {folder}: "
+        f"{len(manifest.shards):,} shards, {size / 1e9:,.3g} GB"
+    )
