@@ -113,7 +113,9 @@ ROOMS = {
     "trainer/analysis": "patterns maps disabling examples analysis words table page",
     "trainer/record": "utilisation gauges display recorder syncing",
     "trainer/stored_logits": "shard manifest reading",
-    "trainer/lifecycle": "unreached continuity stored_teacher start resumption saving skips forking finalize",
+    "trainer/lifecycle": (
+        "unreached continuity stored_teacher start resumption saving skips forking finalize"
+    ),
     "cluster": (
         "errors signals sbatch_options ranks scheduler run_files config limits script slurm "
         "shell_lines local preflight run_state status status_table planning commands"

@@ -228,7 +228,9 @@ class LearnerConfig(Section):
     ] = False
     stored: Annotated[
         StoredConfig | None,
-        Doc("Of a frozen teacher: its predictions at masked positions are read, and it never runs."),
+        Doc(
+            "Of a frozen teacher: its predictions at masked positions are read, and it never runs."
+        ),
     ] = None
     freeze_positions: Annotated[bool, Doc("Do not train the position embeddings (DistilBERT).")] = (
         False
@@ -277,7 +279,9 @@ class LearnerConfig(Section):
         yield from self._conflicts_with_zero()
         if self.frozen:
             yield from self._conflicts_with_frozen()
-        yield from self._conflicts_with_stored()
+        if self.stored is not None:
+            refusals = self.stored.conflicts_with_teacher(self.model, self.frozen)
+            yield from within("stored", refusals)
         for key, ability in _ABILITIES.items():
             if getattr(self, key) and (why := self.model.cannot(ability)):
                 yield key, why
@@ -385,17 +389,6 @@ class LearnerConfig(Section):
         for key in _FOR_TRAINING:
             if getattr(self, key) != getattr(LearnerConfig(), key):
                 yield key, "is for training; remove it (null), or frozen"
-
-    def _conflicts_with_stored(self) -> Iterator[Refusal]:
-        """Stored predictions of a teacher that changes, or that has no such predictions."""
-        if self.stored is None:
-            return
-        if not self.frozen:
-            yield "stored", "is for a frozen teacher; set frozen: true, or remove it"
-        if not self.model.mlm_head:
-            yield "stored", "the teacher has no masked-LM head"
-        refusals = self.stored.conflicts_with_vocabulary(self.model.vocab_size)
-        yield from within("stored", refusals)
 
     def _read_by(self) -> dict[str, frozenset[str]]:
         """Which tasks read a part of the model that not all of them read, by the part's name."""

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from configs.rules import COUNT, NOT_EMPTY, Doc, OneOf
 from configs.section import Refusal, Section
+from model import ModelShape
 
 VALUE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -38,10 +39,14 @@ class StoredConfig(Section):
         k = self.size(vocabulary)
         return k * (VALUE_BYTES[self.precision] + (0 if k == vocabulary else id_bytes(vocabulary)))
 
-    def conflicts_with_vocabulary(self, vocabulary: int) -> Iterator[Refusal]:
-        """More logits than there are."""
-        if self.size(vocabulary) > vocabulary:
-            yield "top_k", f"the vocabulary has {vocabulary} tokens; null stores all of them"
+    def conflicts_with_teacher(self, teacher: ModelShape, frozen: bool) -> Iterator[Refusal]:
+        """A teacher that changes or has no such predictions, and more logits than it has."""
+        if not frozen:
+            yield "", "is for a frozen teacher; set frozen: true, or remove it"
+        if not teacher.mlm_head:
+            yield "", "the teacher has no masked-LM head"
+        if self.size(teacher.vocab_size) > teacher.vocab_size:
+            yield "top_k", f"the vocabulary has {teacher.vocab_size} tokens; null stores all"
 
 
 def id_bytes(vocabulary: int) -> int:

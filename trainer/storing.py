@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 import configs
 from data_pipeline import MASKED, Batch, Corpus, contents, open_corpora
+from data_pipeline.masking.torch_masker import TorchMasker
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
@@ -33,7 +35,7 @@ from trainer.losses.vocabulary_projection import Projection, chunks
 from trainer.process_group import background_group, limit_waiting
 from trainer.stored_config import StoredConfig, id_bytes
 from trainer.stored_logits.manifest import KEY, NAME, Manifest, write_shard
-from trainer.stored_logits.shard import ID_DTYPES, VALUE_DTYPES, StepLogits, encode
+from trainer.stored_logits.shard import ID_DTYPES, VALUE_DTYPES, StepLogits, decode, encode
 from trainer.teacher_outputs import OutputProjection
 from trainer.watch.first_failure import explained, on_rank_0
 
@@ -71,27 +73,38 @@ def store_job(
     corpora = open_corpora(config.data)
     require_fit(config, corpora)
     require_same_tokenizers(config, corpora, set())
-    running = dataclasses.replace(
-        config, teacher=dataclasses.replace(config.teacher, stored=None), rollback=[]
-    )
-    shape = step_shape(running, corpora)
-    teacher = Learners(running, shape, JobState(wandb_id=""), None).teacher
-    checksum, folder = fingerprint(teacher), Path(config.teacher.stored.path)
+    teacher = dataclasses.replace(config.teacher, stored=None)
+    running = dataclasses.replace(config, teacher=teacher, rollback=[])
+    learner = Learners(running, step_shape(running, corpora), JobState(wandb_id=""), None).teacher
+    checksum, folder = fingerprint(learner), Path(config.teacher.stored.path)
     manifest = on_rank_0(lambda: _manifest(folder, config, corpora, checksum))
-    predictor = _Predictor(teacher, config.teacher.stored)
-    for numbers in on_rank_0(lambda: list(manifest.missing(folder, config.steps))):
-        writer = _ShardWriter(folder, manifest, numbers.start, say)
+    missing = on_rank_0(lambda: list(manifest.missing(folder, config.steps)))
+    writer = _ShardWriter(folder, manifest, say)
+    predictor = _Predictor(learner, config.teacher.stored)
+    for numbers in missing:
         with Feed(running, corpora, 0) as feed:
-            batches = feed.start(numbers.start)
-            for number in numbers:
-                step = predictor.of_batch(batches.take(), feed)
-                parts = _gathered(step, stop_requested())
-                is_last = number == numbers[-1]
-                if on_rank_0(lambda: writer.add(parts, is_last)) and not is_last:  # noqa: B023
-                    return Outcome.STOPPED
-        manifest = on_rank_0(lambda: writer.manifest)  # noqa: B023
-    on_rank_0(lambda: say(_summary(manifest, folder)))
+            if _store_batches(numbers, feed, predictor, writer, stop_requested):
+                return Outcome.STOPPED
+    on_rank_0(lambda: say(_summary(writer.manifest, folder)))
     return Outcome.FINISHED
+
+
+def _store_batches(
+    numbers: range,
+    feed: Feed,
+    predictor: _Predictor,
+    writer: _ShardWriter,
+    stop_requested: Callable[[], bool],
+) -> bool:
+    """Store these batches; returns whether a rank was asked to stop before the last. Collective."""
+    batches = feed.start(numbers.start)
+    for number in numbers:
+        step = predictor.of_batch(batches.take(), feed.masker)
+        parts, is_last = _gathered(step, stop_requested()), number == numbers[-1]
+        stop = on_rank_0(partial(writer.add, number, parts, is_last))
+        if stop and not is_last:
+            return True
+    return False
 
 
 def _with_stored(config: JobConfig) -> JobConfig:
@@ -135,15 +148,15 @@ def _make(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Part:
-    """One rank's rows of a step, and whether it was asked to stop."""
+    """One rank's rows of a step, encoded, and whether it was asked to stop."""
 
-    step: StepLogits
+    content: bytes
     stop: bool
 
 
 def _gathered(step: StepLogits, stop: bool) -> list[_Part]:
     """The parts of all ranks, in their order, on rank 0; empty elsewhere. Collective."""
-    parts: list[_Part] = [_Part(step, stop)] * dist.get_world_size()
+    parts: list[_Part] = [_Part(encode([step]), stop)] * dist.get_world_size()
     is_first = dist.get_rank() == 0
     if dist.get_world_size() > 1:
         dist.gather_object(parts[0], parts if is_first else None, group=background_group())
@@ -152,38 +165,38 @@ def _gathered(step: StepLogits, stop: bool) -> list[_Part]:
 
 @dataclass
 class _ShardWriter:
-    """Collects the steps of a shard on rank 0, and writes it once it is large enough."""
+    """Collects the batches of a shard, and writes it once it is large enough; on rank 0."""
 
     folder: Path
     manifest: Manifest
-    first: int  # the number of the next shard's first batch
     say: Say
     _steps: list[StepLogits] = field(default_factory=list)
     _size: int = 0
 
-    def add(self, parts: list[_Part], is_last: bool) -> bool:
-        """Add the next step; returns whether any rank was asked to stop.
+    def add(self, number: int, parts: list[_Part], is_last: bool) -> bool:
+        """Add the batch of this number, perhaps the last one of its shard.
 
-        Raises TrainingError where the shard cannot be written.
+        Returns whether any rank was asked to stop. Raises TrainingError where the shard cannot be
+        written.
         """
-        step = StepLogits.joined([part.step for part in parts])
+        step = StepLogits.joined([decode(part.content) for part in parts])
         self._steps.append(step)
         self._size += step.size
         if is_last or self._size >= SHARD_BYTES:
             try:
-                self._write()
+                self._write(number + 1)
             except OSError as error:
                 raise TrainingError(f"{error.filename}: {error.strerror}") from None
         return any(part.stop for part in parts)
 
-    def _write(self) -> None:
+    def _write(self, end: int) -> None:
         positions = sum(len(step.values) for step in self._steps)
-        count = len(self._steps)
-        record = write_shard(self.folder, self.first, count, positions, encode(self._steps))
+        numbers = range(end - len(self._steps), end)
+        record = write_shard(self.folder, numbers, positions, encode(self._steps))
         self.manifest = self.manifest.with_shard(record)
         self.manifest.save(self.folder)
         self.say(f"batches {record.first:,} to {record.end:,}: {record.bytes / 1e6:,.1f} MB")
-        self.first, self._steps, self._size = record.end, [], 0
+        self._steps, self._size = [], 0
 
 
 class _Predictor:
@@ -201,7 +214,7 @@ class _Predictor:
         self.id_dtype = ID_DTYPES[id_bytes(self.vocabulary)]
         self.projection: OutputProjection = teacher.output_projection()
 
-    def of_batch(self, rows: Batch, feed: Feed) -> StepLogits:
+    def of_batch(self, rows: Batch, masker: TorchMasker | None) -> StepLogits:
         """Of this rank's rows of one batch. Collective at ZeRO 3.
 
         Raises TrainingError where the corpus cannot be read.
@@ -212,7 +225,7 @@ class _Predictor:
                 "lists the damaged shards"
             )
         size, device = self.teacher.step_shape.micro_batch, self.teacher.device
-        micro_batches = to_micro_batches(rows, size, device, feed.masker)
+        micro_batches = to_micro_batches(rows, size, device, masker)
         last = math.ceil(len(rows.input_ids) / size) - 1
         parts = [
             self._of_micro_batch(one, MicroStep(0, number, number == last))

@@ -40,7 +40,7 @@ FROZEN = ["teacher.objective=null", "teacher.optimizer=null", "teacher.schedule=
           "teacher.frozen=true", "teacher.zero_stage=0"]  # fmt: skip
 ALL = ["teacher.stored.top_k=null", "teacher.stored.precision=fp32"]
 STEPS, TOP_K = 4, 5
-SHARD = 4000  # bytes, so that a folder of the largest logits has several
+SHARD = 1200  # bytes, so that a folder of the largest logits has several
 
 
 def words(finished, *overrides):
@@ -70,8 +70,9 @@ def on_two_ranks(corpus, runs, finished):
     assert storing.store_job(every, lambda: False) is Outcome.FINISHED
     some = largest(corpus, runs, finished, "largest")
     assert storing.store_job(some, stop_after(3)) is Outcome.STOPPED
-    (runs / "largest" / "shard-000000009.safetensors.new").write_bytes(b"of a killed writer")
     steps = Manifest.load(runs / "largest").steps
+    for name in (f"shard-{steps:09d}.safetensors", "manifest.json.new"):  # of a killed writer
+        (runs / "largest" / name).write_bytes(b"torn")
     assert storing.store_job(some, lambda: False) is Outcome.FINISHED
     run(job(corpus, runs, finished, None, "name=running"))
     reads = job(corpus, runs, finished, "all", *ALL, "name=reads")
@@ -102,9 +103,7 @@ def on_one_rank(corpus, runs, finished):
     storing.store_job(some, lambda: False)
     run(job(corpus, runs, finished, "all", *ALL, "name=alone"))
     run(dataclasses.replace(some, name="of_largest"))
-    wrong = largest(
-        corpus, runs, finished, "all", *ALL, "name=wrong", "teacher.init.random=true"
-    )
+    wrong = largest(corpus, runs, finished, "all", *ALL, "name=wrong", "teacher.init.random=true")
     with pytest.raises(TrainingError, match=r"stored\.path: .* of other weights"):
         run(wrong)
     return None
@@ -143,8 +142,10 @@ def test_all_logits_in_fp32_teach_as_the_running_teacher_does_also_resumed(runs,
 
 
 def test_a_single_rank_learns_what_two_do(runs):
-    two, one = (dict(((s, k), v) for s, k, v in curve(RunFolder(runs / name), "students/one"))
-                for name in ("reads", "alone"))  # fmt: skip
+    two, one = (
+        {(step, key): value for step, key, value in curve(RunFolder(runs / name), "students/one")}
+        for name in ("reads", "alone")
+    )
     assert one == pytest.approx(two, rel=1e-4)
 
 
@@ -202,7 +203,7 @@ def test_a_distribution_of_the_largest_logits_is_their_softmax():
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["seed=7"], "another job: seed: 0 -> 7"),
+        (["seed=7"], "another job: seed: 1 -> 7"),
         (["batch.size=4"], "another job: batch.size: 8 -> 4"),
         (["data.masking.rate=0.2"], r"another job: data\.masking\.rate: 0\.15 -> 0\.2"),
         (["teacher.precision=bf16"], "another job: teacher.precision: fp32 -> bf16"),
@@ -289,7 +290,7 @@ def test_the_plan_states_the_size_and_the_saving(corpus, tmp_path):
         reads, teacher=dataclasses.replace(reads.teacher, stored=None)))  # fmt: skip
     assert running["stored"] is None
     assert learners[0]["forward_flops"] == 0 < theirs[0]["forward_flops"]
-    assert learners[1]["forward_flops"] == theirs[1]["forward_flops"]
+    assert learners[1]["forward_flops"] < theirs[1]["forward_flops"]  # without its logits
     assert demands_apart(reads, learners)[0]["forward_flops"] > 0
 
 
@@ -299,7 +300,7 @@ def test_from_the_command_line(corpus, finished_job, tmp_path):
     asked = words(finished_job, *places, stored)
     failed = tandem("store", TINY_JOB, *words(finished_job, *places))
     assert "teacher.stored: must be set" in one_line(failed.stderr)
-    done = tandem("store", TINY_JOB, *asked, "--nproc", 2)
+    done = tandem("store", TINY_JOB, *asked)
     assert done.returncode == 0, done.stderr
     assert "batches 0 to 2" in done.stdout
     assert "The 8 largest logits of 2 batches" in done.stdout
@@ -307,4 +308,4 @@ def test_from_the_command_line(corpus, finished_job, tmp_path):
     assert "8 of its logits in fp16, 32 bytes" in planned.stdout, planned.stderr
     failed = tandem("train", TINY_JOB, *asked, "seed=3")
     assert failed.returncode == 1
-    assert "was written for another job: seed: 0 -> 3; change it back" in one_line(failed.stderr)
+    assert "was written for another job: seed: 1 -> 3; change it back" in one_line(failed.stderr)

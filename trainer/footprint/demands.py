@@ -109,11 +109,11 @@ def _learner(
     return {
         "name": name.removeprefix("students/"),
         "teaches": is_teacher(name),
-        "zero_stage": config.zero_stage if config.stored is None else config.at_rest().zero_stage,
+        "zero_stage": config.zero_stage if config.stored is None else 0,
         "precision": config.precision,
         "parameters": largest.parameters,
         "trained": largest.trained,
-        "bucket": bucket_size(largest.parameters),
+        "bucket": max(1, bucket_size(largest.parameters)),
         **_mean_passes(sizes, _lengths(job)),
         "activations": largest.activations,
         "captured": largest.captured,

@@ -100,8 +100,8 @@ class Distribution:
     """``softmax(logits / T)``, row by row, for any number of students.
 
     It is one teacher's distribution, or the mean of several. It is computed a chunk at a time, in
-    the dtype of each teacher's logits, so every reader gets the same values. With `keep`, chunks stay for
-    the next reader, up to a bound; the values do not depend on that.
+    the dtype of each teacher's logits, so every reader gets the same values. With `keep`, chunks
+    stay for the next reader, up to a bound; the values do not depend on that.
     """
 
     def __init__(self, *teachers: Logits, keep: bool = False) -> None:

@@ -100,11 +100,11 @@ class Manifest:
             yield range(self.steps, steps)
 
 
-def write_shard(folder: Path, first: int, steps: int, positions: int, data: bytes) -> ShardRecord:
+def write_shard(folder: Path, numbers: range, positions: int, data: bytes) -> ShardRecord:
     """Write a shard of these batches atomically; returns its record. Raises OSError."""
-    file = f"shard-{first:09d}.safetensors"
+    file, digest = f"shard-{numbers.start:09d}.safetensors", hashlib.sha256(data).hexdigest()
     atomic_write(folder / file, data)
-    return ShardRecord(file, first, steps, positions, len(data), hashlib.sha256(data).hexdigest())
+    return ShardRecord(file, numbers.start, len(numbers), positions, len(data), digest)
 
 
 def _has_size(path: Path, size: int) -> bool:

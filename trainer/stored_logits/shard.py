@@ -55,6 +55,12 @@ def encode(steps: Sequence[StepLogits]) -> bytes:
     return safetensors.torch.save(tensors)
 
 
+def decode(content: bytes) -> StepLogits:
+    """All rows of a shard's content, as if of one batch."""
+    tensors = safetensors.torch.load(content)
+    return StepLogits(tensors[COUNTS], tensors[VALUES], tensors.get(IDS))
+
+
 class Shard:
     """Reads parts of a shard's batches; the file is mapped, not loaded."""
 
