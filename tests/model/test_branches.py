@@ -60,9 +60,13 @@ def in_plain_torch(branch: Branch, states: Tensor, lengths: Tensor) -> Tensor:
     return branch.linear(torch.tanh(branch.dense(mixed)[:, 0]))
 
 
+def built(config: EncoderConfig = SMALL) -> model.Model:
+    return model.build(branched(config), seed=1).eval()
+
+
 @pytest.fixture
 def ours() -> model.Model:
-    return model.build(branched(), seed=1).eval()
+    return built()
 
 
 @pytest.fixture
@@ -115,6 +119,19 @@ def test_leaving_early_is_running_all_layers_and_choosing_afterwards(
     assert found.layers.tolist() == (first + 1).tolist()
     torch.testing.assert_close(found.logits, every[first, torch.arange(ROWS)])
     assert {0.0: first.min() == LAYERS - 1, 1.1: first.max() == 0}.get(speed, len(set(first)) > 2)
+
+
+def test_examples_leave_a_model_with_local_windows_and_a_final_norm_too(texts) -> None:
+    words = (
+        "layers=4 heads=2 hidden_size=16 ffn_size=24 vocab_size=50 max_positions=16 local_window=4 "
+        "pad_token_id=0 mlm_head=false initializer_range=0.3"
+    )
+    ours = built(configs.load("modernbert_base", EncoderConfig, "model", words.split()))
+    every = all_logits(ours, *texts)
+    with torch.inference_mode():
+        found = ours.leave_early("task", 0.5, texts[0], None, texts[1])
+    assert len(set(found.layers.tolist())) > 2
+    torch.testing.assert_close(found.logits, every[found.layers - 1, torch.arange(ROWS)])
 
 
 def test_at_speed_0_everybody_gets_the_last_layers_logits_to_the_bit(ours, texts) -> None:
