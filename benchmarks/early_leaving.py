@@ -7,8 +7,9 @@ EXPORT is what `tandem finetune fastbert` has exported, and FILE a labelled file
 first row is the model without branches but the last, as `tandem predict` runs it without --speed.
 FLOPs are those of the matrix products of each example's own tokens, padding not counted, in the
 layers and branches that it has passed (`model.flops`). Examples per second are of the passes of
-`tandem predict` on encoded texts, with its batches: the best of several rounds, in which the
-thresholds take turns.
+`tandem predict` on encoded texts, with its batches, and so is the processor time of an example,
+which alone has a meaning on a busy machine: the best of several rounds, in which the thresholds
+take turns.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Point:
     layer: float  # mean over the examples
     flops: float  # mean over the examples
     seconds: float  # for all examples
+    worked: float  # processor seconds for all examples
 
 
 def main() -> None:
@@ -85,8 +87,9 @@ def curve(
             found = measured(tuned, sequences, labels, speed)
             if turn == 0:
                 points.append(found)
-            best = min(found.seconds, points[number].seconds)
-            points[number] = replace(found, seconds=best)
+            before = points[number]
+            best = min(found.seconds, before.seconds), min(found.worked, before.worked)
+            points[number] = replace(found, seconds=best[0], worked=best[1])
     return points
 
 
@@ -98,37 +101,38 @@ def measured(
     assert isinstance(config, EncoderConfig)
     lengths = [length_of(one) for one in sequences]
     if speed is None:
-        outputs, seconds = timed(lambda: tuned.outputs(sequences))
+        outputs, seconds, worked = timed(lambda: tuned.outputs(sequences))
         layers = [config.layers] * len(labels)
         flops = [length * flops_per_token(config, length, 0.0) for length in lengths]
     else:
-        early, seconds = timed(lambda: tuned.early_outputs(sequences, speed))
+        early, seconds, worked = timed(lambda: tuned.early_outputs(sequences, speed))
         outputs, layers = [one for one, _ in early], [layer for _, layer in early]
         pairs = zip(layers, lengths, strict=True)
         flops = [float(flops_to_leave(config, head, *pair)) for pair in pairs]
     told = [head.labels[int(one.argmax())] for one in outputs]
     right = [a == b for a, b in zip(told, labels, strict=True)]
     mean = statistics.fmean
-    return Point(speed, mean(right), mean(layers), mean(flops), seconds)
+    return Point(speed, mean(right), mean(layers), mean(flops), seconds, worked)
 
 
-def timed(run: Callable[[], Result]) -> tuple[Result, float]:
-    """What `run` returns, and how long it took."""
-    began = time.perf_counter()
-    return run(), time.perf_counter() - began
+def timed(run: Callable[[], Result]) -> tuple[Result, float, float]:
+    """What `run` returns, and how long it took, by the clock and of the processors."""
+    began, worked = time.perf_counter(), time.process_time()
+    found = run()
+    return found, time.perf_counter() - began, time.process_time() - worked
 
 
 def table(points: Sequence[Point], examples: int) -> Iterator[str]:
     """The curve in Markdown; the first point is what the others are compared with."""
-    yield "| speed | accuracy | mean layer | MFLOPs | times fewer | examples/s | times |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| speed | accuracy | mean layer | MFLOPs | times fewer | examples/s | CPU ms | times |"
+    yield "|---|---|---|---|---|---|---|---|"
     whole = points[0]
     for one in points:
         cells = (
             "none" if one.speed is None else f"{one.speed:.2f}",
             f"{one.accuracy:.4f}", f"{one.layer:.2f}", f"{one.flops / 1e6:.1f}",
             f"{whole.flops / one.flops:.2f}", f"{examples / one.seconds:.0f}",
-            f"{whole.seconds / one.seconds:.2f}",
+            f"{1000 * one.worked / examples:.2f}", f"{whole.worked / one.worked:.2f}",
         )  # fmt: skip
         yield f"| {' | '.join(cells)} |"
 
