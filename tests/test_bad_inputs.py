@@ -24,7 +24,7 @@ from trainer.config import JobConfig
 QUICK = 150  # of each schema's
 OF_JOBS, OF_OTHERS = 3800, 150
 THROUGH_THE_COMMAND_LINE = 4000
-PARTS = 10  # each of which ends within the time of one test
+PARTS = 20  # each of which ends within the time of one test
 SCHEMAS: dict[str, Any] = {"job": JobConfig, "cluster": ClusterConfig, "device": DeviceConfig}
 NAMES = {"job": str(TINY_JOB), "cluster": "cpu", "device": "h100"}
 
