@@ -100,7 +100,7 @@ ROOMS = {
         "column metric scores task_mean task_scores task_metrics answer_spans span_metric "
         "exact_search ranking_metric"
     ),
-    "trainer/footprint": "models_table footprint demands",
+    "trainer/footprint": "models_table fake_step footprint demands",
     "trainer/evaluation": (
         "text_vectors pseudo_likelihood minimal_pairs trained_heads held_out setbacks "
         "evaluations finished agreement final_scores export"

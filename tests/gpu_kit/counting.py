@@ -77,6 +77,18 @@ class _Operators(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+class CountedOperators(TorchDispatchMode):
+    """Counts PyTorch's operators, views included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
 @contextlib.contextmanager
 def host_syncs() -> Iterator[Counter[str]]:
     """The places in the block at which the host would wait for its GPU, by kind and line."""

@@ -18,8 +18,12 @@ waits: Counter[str] = Counter()  # what waits for the device: the kind, and the 
 def pretend_gpu() -> None:
     """From here on, DeepSpeed and `trainer.learners` believe that this process has one GPU."""
     real_accelerator.set_accelerator(PretendedGpu())
-    mock.patch.object(torch.Tensor, "record_stream").start()
+    mock.patch.object(torch.Tensor, "record_stream", _record_stream).start()
     mock.patch("trainer.learners.engine.on_gpu", return_value=True).start()
+
+
+def _record_stream(tensor: torch.Tensor, stream: Stream) -> None:
+    """A mock would take longer than what is measured, where DeepSpeed calls it for every rank."""
 
 
 class Stream:

@@ -6,10 +6,12 @@ assertions print name the lines.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
 
+from tests.gpu_kit.engine_step import engine_step
 from tests.gpu_kit.joint_step import SYNCS, count_step
 from tests.gpu_kit.ranks import run_as_rank_zero
 
@@ -20,9 +22,7 @@ BYTES = {0: 390_000, 1: 775_000, 2: 1_160_000, 3: 1_170_000}  # by ZeRO stage, o
 PER_STUDENT = {0: 1, 1: 2, 2: 3, 3: 3}
 
 
-@pytest.mark.parametrize(
-    ("stage", "ranks"), [(0, 2), (1, 2), (2, 2), (3, 2), (2, 512), (0, 4096), (1, 4096)]
-)
+@pytest.mark.parametrize(("stage", "ranks"), [(2, 512), *itertools.product(range(4), (2, 4096))])
 def test_a_step_keeps_to_its_budget(stage, ranks, record_property):
     found = run_as_rank_zero(count_step, ranks, stage, STUDENTS)
     record_property("cpu_seconds", found.seconds)
@@ -32,6 +32,13 @@ def test_a_step_keeps_to_its_budget(stage, ranks, record_property):
     added = len(found.sent) - len(found.sent_without_one)
     lines = Counter(one.line for one in found.sent)
     assert added <= PER_STUDENT[stage], lines.most_common()
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_nothing_in_a_step_is_done_for_every_rank(stage):
+    few, many = (run_as_rank_zero(engine_step, ranks, stage, 2) for ranks in (2, 4096))
+    assert len(many.sent) == len(few.sent)
+    assert many.operators < 1.1 * few.operators
 
 
 def test_nobody_waits_for_deepspeeds_timers_or_for_a_reduction_that_overlaps_nothing():

@@ -1,9 +1,7 @@
 """FLOPs and memory of a job's step, measured by running the real step on fake tensors.
 
-A fake tensor has a shape and no data (``torch._subclasses.FakeTensorMode``). The models' and
-losses' own code runs without computing anything, while every byte that it would allocate and every
-matrix product (``torch.utils.flop_counter``) is counted. A new architecture or objective needs no
-change here.
+Nothing is computed, while every byte that the step would allocate and every matrix product
+(``torch.utils.flop_counter``) is counted.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -23,29 +20,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-import data_pipeline
-from data_pipeline import MASKED, PAIRS, Batch, Corpus, Target
-from data_pipeline.examples.example import TOKENS
-from data_pipeline.examples.reading import layout_of
-from model import Capture, Features, Model, ModelConfig, module_of
+from model import Features
 from model.precision import kernels_of
-from trainer.batches import MicroBatch, MicroTarget, StoredLogits, to_device
+from trainer.batches import MicroBatch, StoredLogits
 from trainer.config import JobConfig
+from trainer.footprint.fake_step import fake_batch, fake_step
 from trainer.learner_config import LearnerConfig
-from trainer.learner_names import MEAN, TEACHER, is_teacher
-from trainer.learners.module import LearnerModule, always_captured, assemble
+from trainer.learner_names import is_teacher
+from trainer.learners.module import LearnerModule
 from trainer.learners.programs import Train
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.demand import Demand
-from trainer.objectives.term import ExampleLosses
-from trainer.teacher_outputs import (
-    OutputProjection,
-    TeacherOutputs,
-    detach,
-    mean_of,
-    of_stored,
-    union,
-)
 
 
 def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
@@ -62,8 +46,6 @@ KERNELS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }  # operations that torch's counter does not know
 LEAST_ROWS = 32  # with fewer, the losses' chunks are not full and memory does not grow linearly
-
-_SEEN = ExampleLosses(torch.ones(()), torch.ones(()))  # of a loss over the whole batch
 
 
 @dataclass(frozen=True)
@@ -167,71 +149,24 @@ def _measure(
 ) -> dict[str, _Measured]:
     """Measure forward and backward of `learners` on a micro-batch of `job`, the teachers first."""
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, kernels_of(device):
-        batch = _to_fake(fake, _micro_batch(job, rows, length))
-        modules = {name: _module(name, config, job) for name, config in learners.items()}
-        teachers = [name for name in modules if is_teacher(name)]
-        students = [name for name in modules if not is_teacher(name)]
-        readers = [(modules[name].objective, 0) for name in students]
-        demands = {
-            name: Demand.of(name, learners[name].architecture.task_heads, readers, batch.targets)
-            for name in teachers
-        }
-        found: dict[str, _Measured] = {}
-        sources: dict[str, TeacherOutputs] = {}
-        for name, demand in demands.items():
-            module = modules[name]
-            if learners[name].stored is not None:
-                given, vocabulary = batch.stored[name], learners[name].model.vocab_size
-                sources[name] = of_stored(given, vocabulary, demand.own_logits)
-                found[name] = _Measured(0, 0, 0, 0.0, 0.0, 0, 0, _bytes(given))
-                continue
-            run = _Run(module, demand.reads_logits)
-            always = always_captured(name, learners[name])
-            features = run(_train(module, {}, [demand.capture, always], batch), batch)
-            with run.live, module.autocast(torch.device("cpu")):
-                sources[name] = detach(features, run.projection, demand.own_logits)
-            del features
-            found[name] = run.result()
-        if any(objective.reads(0, MEAN, batch.targets) for objective, _ in readers):
-            read = [sources[name] for name, demand in demands.items() if demand.is_read]
-            sources[MEAN] = mean_of(read, demands[TEACHER].mean_logits)
-        for name in students:
-            run = _Run(modules[name])
-            run(_train(modules[name], sources, [], batch), batch)
-            found[name] = run.result()
-    return found
+        batch = fake_batch(fake, job, rows, length)
+        steps = fake_step(job, learners, batch, _Run)
+        found = {name: _only_stored(one) for name, one in batch.stored.items()}
+        return found | {name: run.result(projection) for name, run, projection in steps}
 
 
-def _bytes(stored: StoredLogits) -> int:
-    return sum(one.nbytes for one in (stored.values, stored.ids) if one is not None)
-
-
-def _train(
-    module: LearnerModule,
-    sources: Mapping[str, TeacherOutputs],
-    captures: Sequence[Capture],
-    batch: MicroBatch,
-) -> Train:
-    """The program of a step on `batch`, which captures what the module's own terms read too."""
-    objective = module.objective
-    totals = {name: torch.ones(()) for name in objective.denominators}
-    known = dict.fromkeys(objective.over_whole_batch(0), _SEEN)
-    capture = union([*captures, objective.student_capture(0, batch.targets)])
-    return Train(totals, sources, capture, whole_batch=known)
+def _only_stored(given: StoredLogits) -> _Measured:
+    """A teacher of which nothing runs: its stored predictions are read."""
+    size = sum(one.nbytes for one in (given.values, given.ids) if one is not None)
+    return _Measured(0, 0, 0, 0.0, 0.0, 0, 0, captured=size)
 
 
 class _Run:
     """Counts one module's forward and backward."""
 
-    def __init__(self, module: LearnerModule, reads_logits: bool = False) -> None:
-        """`reads_logits`: whether students read a teacher's vocabulary projection."""
+    def __init__(self, module: LearnerModule) -> None:
         self.module = module
-        self.projection: OutputProjection | None = None
-        if reads_logits:
-            weight, bias = module.model.output_projection()
-            whole = None if bias is None else bias.detach()
-            self.projection = OutputProjection(weight.detach(), whole)
-        self.live = LiveBytes()
+        self.mode = self.live = LiveBytes()
         kernels = {**KERNELS, **module.model.kernel_flops}
         self.flops = FlopCounterMode(display=False, custom_mapping=kernels)
         self.forward_flops = 0
@@ -252,13 +187,13 @@ class _Run:
             hook.remove()
         return features
 
-    def result(self) -> _Measured:
+    def result(self, projection: int) -> _Measured:
         """The measurements so far; tensors that are still alive count as captured."""
         parameters = list(self.module.parameters())
         return _Measured(
             parameters=sum(p.numel() for p in parameters),
             trained=sum(p.numel() for p in parameters if p.requires_grad),
-            projection=0 if self.projection is None else self.projection.weight.numel(),
+            projection=projection,
             forward_flops=self.forward_flops,
             backward_flops=self.flops.get_total_flops() - self.forward_flops,
             kernels=self.live.kernels,
@@ -321,69 +256,3 @@ def _is_tensor(value: Any) -> bool:
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
-    others = {name: one.model for name, one in job.other_teachers.items()}
-    own = config.in_steps(job.steps)
-    module = assemble(name, own, job.teacher.model, job.seed, _make, others)
-    is_trained = bool(config.objective.terms())
-    module.requires_grad_(is_trained)
-    return module.train(is_trained)
-
-
-def _make(config: ModelConfig) -> Model:
-    # Fused kernels save a generator's state instead of the mask, which the CPU version would save.
-    config = config.without_attention_dropout()
-    return module_of(config)(config)
-
-
-def _micro_batch(job: JobConfig, rows: int, length: int) -> MicroBatch:
-    """Sequences without padding, with as many masked positions as the job may have."""
-    if job.data.has_examples:
-        return to_device(_examples(job, rows, length), torch.device("cpu"))
-    masked = round(job.data.masking.highest_rate * (length - 2))
-    ids = np.zeros((rows, length), np.int64)
-    slots = np.zeros((rows, masked), np.int64)
-    one = np.zeros(rows, np.int64)
-    targets = {MASKED: Target(slots, slots), PAIRS: Target(one)}
-    batch = Batch(ids, ids, ids + 1, targets, one, one, stored=_stored(job, slots))
-    return to_device(batch, torch.device("cpu"))
-
-
-def _stored(job: JobConfig, slots: np.ndarray) -> dict[str, data_pipeline.StoredLogits]:
-    """What the job reads of its teacher's predictions in these slots [R, M], if it does."""
-    vocabulary = job.teacher.model.vocab_size
-    if job.teacher.stored is None:
-        return {}
-    k = job.teacher.stored.size(vocabulary)
-    values = np.zeros((*slots.shape, k), np.float32)
-    ids = np.zeros(values.shape, np.int64) if k < vocabulary else None
-    return {TEACHER: data_pipeline.StoredLogits(values, ids)}
-
-
-def _examples(job: JobConfig, rows: int, length: int) -> Batch:
-    """Examples without padding, of the task whose examples have the most sequences."""
-    layouts = [layout_of(Corpus.open(path), "train") for path in job.data.paths()]
-    layout = max(layouts, key=lambda one: len(one.segments))
-    choices = len(layout.segments)
-    ids = np.zeros((rows, length) if choices == 1 else (rows, choices, length), np.int64)
-    tokens, one = np.zeros((rows, choices * length), np.int64), np.zeros(rows, np.int64)
-    targets = {
-        name: Target(tokens, tokens) if kind == TOKENS else Target(one.astype(layout.dtype(name)))
-        for name, kind in layout.targets.items()
-    }
-    return Batch(ids, ids, ids + 1, targets, one, one)
-
-
-def _to_fake(mode: FakeTensorMode, batch: MicroBatch) -> MicroBatch:
-    def fakes(of: MicroBatch | MicroTarget | StoredLogits) -> dict[str, Any]:
-        return {
-            field.name: mode.from_tensor(value)
-            for field in dataclasses.fields(of)
-            if isinstance(value := getattr(of, field.name), Tensor)
-        }
-
-    targets = {name: MicroTarget(**fakes(target)) for name, target in batch.targets.items()}
-    stored = {name: dataclasses.replace(one, **fakes(one)) for name, one in batch.stored.items()}
-    return dataclasses.replace(batch, targets=targets, stored=stored, **fakes(batch))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from trainer.device import own_device
 from trainer.learner_config import LearnerConfig
-from trainer.learners.zero import streamline
+from trainer.learners.zero import gather_flat, streamline
 from trainer.measure.timing import watch_collectives
 from trainer.optimizers import GatedOptimizer, Lamb, Shards
 from trainer.process_group import allow_open_files
@@ -59,6 +59,8 @@ def start_engine(
         optimizer.inner.shards = Shards.of(engine)
     if optimizer is not None and config.zero_stage:
         streamline(engine)
+    if config.zero_stage == 3 and dist.get_world_size() > 1:
+        gather_flat(engine.module)
     if config.zero_stage == 0 and dist.get_world_size() == 1:
         # One rank has nothing to reduce; this saves copying all gradients to a bucket and back.
         engine.enable_backward_allreduce = False

@@ -6,7 +6,7 @@ are left out of its step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero import stage3, stage_1_and_2
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.measure.timing import clock
@@ -37,6 +37,15 @@ def streamline(engine: DeepSpeedEngine) -> None:
         first.all_gather = partial(_gather_at_once, first)
     if wrapper.reduce_and_partition_stream is not None:
         _let_the_device_wait(wrapper.reduce_and_partition_stream)
+
+
+def gather_flat(module: nn.Module) -> None:
+    """Have a module at stage 3 gather the parameters of its next layers as one flat tensor.
+
+    DeepSpeed cuts such a tensor in a loop over ranks, twice, and for each of its parameters.
+    """
+    for parameter in module.parameters():
+        parameter.all_gather_coalesced = _Gathering
 
 
 def gather_groups(
@@ -113,6 +122,31 @@ def _gather_at_once(own: Any, param_list: Sequence[Any] | None = None) -> None:
         parameter.ds_status = ZeroParamStatus.AVAILABLE
 
 
+class _Gathering:
+    """Partitioned parameters on their way to being whole; DeepSpeed waits before it uses them."""
+
+    def __init__(self, parameters: Iterable[Any], quantize: bool = False) -> None:
+        assert not quantize
+        self._parameters = list(parameters)
+        self._by_rank, self._work = _gather(self._parameters)
+        self._is_complete = False
+        for parameter in self._parameters:
+            parameter.ds_status = ZeroParamStatus.INFLIGHT
+
+    @torch.no_grad()
+    def wait(self, handle_dependency: bool = True) -> None:
+        """Let the current stream wait for the parameters. It is called once for each of them."""
+        if self._is_complete:
+            return
+        self._work.wait()
+        whole_ones = _cut(self._by_rank, self._parameters)
+        for parameter, whole in zip(self._parameters, whole_ones, strict=True):
+            parameter.data = whole
+            parameter.ds_status = ZeroParamStatus.AVAILABLE
+        self._is_complete = True
+        del self._by_rank
+
+
 @torch.no_grad()
 def whole_copies(parameters: Sequence[Any]) -> list[Tensor]:
     """Copies of a stage-3 engine's parameters, whole on every rank. Collective."""
@@ -128,13 +162,23 @@ def _gathered(parameters: Sequence[Any]) -> list[Tensor]:
     """Copies of parameters that are partitioned over all ranks, in one collective."""
     if not parameters:
         return []
+    by_rank, work = _gather(parameters)
+    work.wait()
+    return _cut(by_rank, parameters)
+
+
+@torch.no_grad()
+def _gather(parameters: Sequence[Any]) -> tuple[Tensor, Any]:
+    """(what the ranks hold of the parameters, [ranks, n], and the collective that fills it)."""
     device = get_accelerator().current_device_name()
-    parts = [p.ds_tensor.data.view(-1).to(device) for p in parameters]
-    mine = torch.cat(parts)
-    everyone = mine.new_empty(comm.get_world_size() * len(mine))
-    comm.all_gather_into_tensor(everyone, mine)
-    by_rank = everyone.view(-1, len(mine))
-    by_parameter = by_rank.split([len(part) for part in parts], dim=1)
+    mine = torch.cat([p.ds_tensor.data.view(-1).to(device) for p in parameters])
+    by_rank = mine.new_empty(comm.get_world_size(), len(mine))
+    return by_rank, comm.all_gather_into_tensor(by_rank.view(-1), mine, async_op=True)
+
+
+def _cut(by_rank: Tensor, parameters: Sequence[Any]) -> list[Tensor]:
+    """The parameters whole, from their parts [ranks, n]."""
+    by_parameter = by_rank.split([p.ds_tensor.ds_numel for p in parameters], dim=1)
     return [
         whole.reshape(-1)[: p.ds_numel].view(p.ds_shape)
         for p, whole in zip(parameters, by_parameter, strict=True)

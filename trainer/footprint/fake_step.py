@@ -1,0 +1,209 @@
+"""One micro-batch of a job on fake tensors, which have a shape and no data.
+
+The code of models and losses is that of a real step (``torch._subclasses.FakeTensorMode``), so a
+new architecture or objective needs no change here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import data_pipeline
+from data_pipeline import MASKED, PAIRS, Batch, Corpus, Target
+from data_pipeline.examples.example import TOKENS
+from data_pipeline.examples.reading import layout_of
+from model import Capture, Features, Model, ModelConfig, module_of
+from trainer.batches import MicroBatch, MicroTarget, StoredLogits, to_device
+from trainer.config import JobConfig
+from trainer.learner_config import LearnerConfig
+from trainer.learner_names import MEAN, TEACHER, is_teacher
+from trainer.learners.module import LearnerModule, always_captured, assemble
+from trainer.learners.programs import Train
+from trainer.objectives.demand import Demand
+from trainer.objectives.term import ExampleLosses
+from trainer.teacher_outputs import (
+    OutputProjection,
+    TeacherOutputs,
+    detach,
+    mean_of,
+    of_stored,
+    union,
+)
+
+CPU = torch.device("cpu")
+
+
+class Meter(Protocol):
+    """Measures one learner's part of a step; `mode` sees all of its operations."""
+
+    mode: TorchDispatchMode
+
+    def __call__(self, program: Train, batch: MicroBatch) -> Features:
+        """Run the learner forward and backward; returns its features."""
+
+
+M = TypeVar("M", bound=Meter)
+
+
+def fake_step(
+    job: JobConfig,
+    learners: Mapping[str, LearnerConfig],
+    batch: MicroBatch,
+    meter: Callable[[LearnerModule], M],
+) -> Iterator[tuple[str, M, int]]:
+    """Run `learners` on `batch`, the teachers first, each in a meter of its own.
+
+    Yields, while what later learners read is still alive: name, meter, and the elements of a
+    teacher's vocabulary projection (0 when no student reads it). Teachers of which only stored
+    predictions are read do not run.
+    """
+    device = batch.input_ids.device
+    modules = {name: _module(name, one, job) for name, one in learners.items()}
+    for module in modules.values():
+        _move(module, device)
+    teachers = [name for name in modules if is_teacher(name)]
+    students = [name for name in modules if not is_teacher(name)]
+    readers = [(modules[name].objective, 0) for name in students]
+    demands = {
+        name: Demand.of(name, learners[name].architecture.task_heads, readers, batch.targets)
+        for name in teachers
+    }
+    sources: dict[str, TeacherOutputs] = {}
+    for name, demand in demands.items():
+        module = modules[name]
+        if learners[name].stored is not None:
+            vocabulary = learners[name].model.vocab_size
+            sources[name] = of_stored(batch.stored[name], vocabulary, demand.own_logits)
+            continue
+        projection = _projection(module) if demand.reads_logits else None
+        run = meter(module)
+        always = always_captured(name, learners[name])
+        features = run(_train(module, {}, [demand.capture, always], batch), batch)
+        with run.mode, module.autocast(device):
+            sources[name] = detach(features, projection, demand.own_logits)
+        del features
+        yield name, run, 0 if projection is None else projection.weight.numel()
+    if any(objective.reads(0, MEAN, batch.targets) for objective, _ in readers):
+        read = [sources[name] for name, demand in demands.items() if demand.is_read]
+        sources[MEAN] = mean_of(read, demands[TEACHER].mean_logits)
+    for name in students:
+        run = meter(modules[name])
+        run(_train(modules[name], sources, [], batch), batch)
+        yield name, run, 0
+
+
+def fake_batch(
+    mode: FakeTensorMode,
+    job: JobConfig,
+    rows: int,
+    length: int,
+    device: torch.device = CPU,
+    is_padded: bool = False,
+) -> MicroBatch:
+    """A micro-batch of `job` with as many masked positions as it may have."""
+    whole = _rows(job, rows, length)
+    if is_padded:
+        whole.attention_mask[..., -1] = 0
+    return _to_fake(mode, to_device(whole, CPU), device)
+
+
+def _projection(module: LearnerModule) -> OutputProjection:
+    weight, bias = module.model.output_projection()
+    return OutputProjection(weight.detach(), None if bias is None else bias.detach())
+
+
+def _train(
+    module: LearnerModule,
+    sources: Mapping[str, TeacherOutputs],
+    captures: Sequence[Capture],
+    batch: MicroBatch,
+) -> Train:
+    """The program of a step on `batch`, which captures what the module's own terms read too."""
+    objective, one = module.objective, torch.ones((), device=batch.input_ids.device)
+    totals = dict.fromkeys(objective.denominators, one)
+    known = dict.fromkeys(objective.over_whole_batch(0), ExampleLosses(one, one))
+    capture = union([*captures, objective.student_capture(0, batch.targets)])
+    return Train(totals, sources, capture, whole_batch=known)
+
+
+def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
+    others = {name: one.model for name, one in job.other_teachers.items()}
+    own = config.in_steps(job.steps)
+    module = assemble(name, own, job.teacher.model, job.seed, _make, others)
+    is_trained = bool(config.objective.terms())
+    module.requires_grad_(is_trained)
+    return module.train(is_trained)
+
+
+def _move(module: nn.Module, device: torch.device) -> None:
+    """What `module.to` does; that cannot move fake tensors."""
+    for part in module.modules() if device != CPU else ():
+        for name, parameter in part.named_parameters(recurse=False):
+            moved = nn.Parameter(parameter.detach().to(device), parameter.requires_grad)
+            part.register_parameter(name, moved)
+        for name, buffer in part.named_buffers(recurse=False):
+            part.register_buffer(name, buffer.to(device))
+
+
+def _make(config: ModelConfig) -> Model:
+    # Fused kernels save a generator's state instead of the mask, which the CPU version would save.
+    config = config.without_attention_dropout()
+    return module_of(config)(config)
+
+
+def _rows(job: JobConfig, rows: int, length: int) -> Batch:
+    """Sequences without padding, with as many masked positions as the job may have."""
+    if job.data.has_examples:
+        return _examples(job, rows, length)
+    masked = round(job.data.masking.highest_rate * (length - 2))
+    ids = np.zeros((rows, length), np.int64)
+    slots = np.zeros((rows, masked), np.int64)
+    one = np.zeros(rows, np.int64)
+    targets = {MASKED: Target(slots, slots), PAIRS: Target(one)}
+    return Batch(ids, ids, ids + 1, targets, one, one, stored=_stored(job, slots))
+
+
+def _stored(job: JobConfig, slots: np.ndarray) -> dict[str, data_pipeline.StoredLogits]:
+    """What the job reads of its teacher's predictions in these slots [R, M], if it does."""
+    vocabulary = job.teacher.model.vocab_size
+    if job.teacher.stored is None:
+        return {}
+    k = job.teacher.stored.size(vocabulary)
+    values = np.zeros((*slots.shape, k), np.float32)
+    ids = np.zeros(values.shape, np.int64) if k < vocabulary else None
+    return {TEACHER: data_pipeline.StoredLogits(values, ids)}
+
+
+def _examples(job: JobConfig, rows: int, length: int) -> Batch:
+    """Examples without padding, of the task whose examples have the most sequences."""
+    layouts = [layout_of(Corpus.open(path), "train") for path in job.data.paths()]
+    layout = max(layouts, key=lambda one: len(one.segments))
+    choices = len(layout.segments)
+    ids = np.zeros((rows, length) if choices == 1 else (rows, choices, length), np.int64)
+    tokens, one = np.zeros((rows, choices * length), np.int64), np.zeros(rows, np.int64)
+    targets = {
+        name: Target(tokens, tokens) if kind == TOKENS else Target(one.astype(layout.dtype(name)))
+        for name, kind in layout.targets.items()
+    }
+    return Batch(ids, ids, ids + 1, targets, one, one)
+
+
+def _to_fake(mode: FakeTensorMode, batch: MicroBatch, device: torch.device) -> MicroBatch:
+    def fakes(of: MicroBatch | MicroTarget | StoredLogits) -> dict[str, Any]:
+        return {
+            field.name: mode.from_tensor(value).to(device)
+            for field in dataclasses.fields(of)
+            if isinstance(value := getattr(of, field.name), Tensor)
+        }
+
+    targets = {name: MicroTarget(**fakes(target)) for name, target in batch.targets.items()}
+    stored = {name: dataclasses.replace(one, **fakes(one)) for name, one in batch.stored.items()}
+    return dataclasses.replace(batch, targets=targets, stored=stored, **fakes(batch))
