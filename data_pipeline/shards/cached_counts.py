@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.shards.arrays import map_array
 from data_pipeline.shards.manifest import CHUNK
 
 _log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ def cached_array(path: Path, origin: str, size: int, compute: Callable[[], NDArr
     """
     if path.exists():
         if is_intact(path, origin):
-            found: NDArray = np.load(path, mmap_mode="r", allow_pickle=False)
+            found = map_array(path)
             if found.shape == (size,):
                 return found
         _log.warning("%s: damaged; computed again", path)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import transformers
@@ -11,7 +13,7 @@ import webdataset
 
 from data_pipeline import Corpus
 from data_pipeline.shards.blocks import token_dtype
-from data_pipeline.shards.index import shard_name
+from data_pipeline.shards.index import INDEX_FILES, Index, shard_name
 from data_pipeline.shards.writing import SplitWriter
 from data_pipeline.text.documents import read_documents
 
@@ -91,3 +93,11 @@ def test_tokenizer_folder_loads_with_transformers(corpus: Corpus) -> None:
     assert ids["token_type_ids"] == sorted(ids["token_type_ids"])
     assert (tokenizer.pad_token_id, tokenizer.mask_token_id) == (vocabulary.pad, vocabulary.mask)
     assert len(tokenizer) == corpus.vocab_size
+
+
+def test_a_rank_opens_each_file_of_an_index_once(corpus: Corpus) -> None:
+    with mock.patch("builtins.open", wraps=open) as opened:
+        index = Index.open(corpus.folder / "train")
+    names = Counter(Path(call.args[0]).name for call in opened.call_args_list)
+    assert names == dict.fromkeys(INDEX_FILES, 1)
+    np.testing.assert_array_equal(index.blocks, np.load(corpus.folder / "train/blocks.npy"))

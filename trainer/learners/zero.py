@@ -127,7 +127,8 @@ class _Gathering:
 
     def __init__(self, parameters: Iterable[Any], quantize: bool = False) -> None:
         assert not quantize
-        self._parameters = list(parameters)
+        # DeepSpeed passes a set, whose order differs between ranks.
+        self._parameters = sorted(parameters, key=lambda parameter: int(parameter.ds_id))
         self._by_rank, self._work = _gather(self._parameters)
         self._is_complete = False
         for parameter in self._parameters:
