@@ -3,6 +3,7 @@
 #   make test      lint and the quick tests (with SLURM's where it may be installed)
 #   make test-all  the slow tests too
 #   make lint      ruff, mypy and shellcheck;  make format;  make bench;  make setup
+#   make roofline  shipped jobs on fake CUDA tensors: faults, kernels, the MFU that they allow
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -13,7 +14,7 @@ DEMO := runs/demo
 export DS_BUILD_OPS := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-all lint format bench slurm
+.PHONY: setup demo test test-all lint format bench roofline slurm
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -88,3 +89,17 @@ bench: $(DEMO)-data/corpus.json
 	    "faults.py configs/job/demo.yaml checkpoint.every=5" model_attention.py model_speed.py \
 	    model_vocabulary_loss.py objective_speed.py "pair_cues.py $(DEMO)-data"; do \
 	    echo "benchmarks/$$command"; $(BIN)/python benchmarks/$$command || exit 1; done
+
+# Needs no GPU, but a C++ compiler and PyTorch's CUDA build, which pip's ordinary one is: 4.6 GB, in
+# an environment of its own. The rest comes from .venv.
+CUDA := .venv-cuda
+roofline: $(CUDA)/.ready
+	@$(CUDA)/bin/python benchmarks/roofline.py
+
+$(CUDA)/.ready: $(READY)
+	@$(BIN)/python -m venv $(CUDA)
+	@echo "Installing PyTorch's CUDA build into $(CUDA) ..."
+	@$(CUDA)/bin/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	@packages='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	    $(BIN)/python -c "$$packages" > "$$($(CUDA)/bin/python -c "$$packages")/rest.pth"
+	@touch $@

@@ -1,0 +1,28 @@
+"""Shipped jobs run on CUDA: on fake tensors, where PyTorch's CUDA build is installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.conftest import REPOSITORY, command_environment
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs PyTorch's CUDA build")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_a_job_has_no_fault_on_cuda():
+    done = subprocess.run(
+        [sys.executable, "benchmarks/roofline.py", "everything"],
+        cwd=REPOSITORY,
+        env=command_environment(CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        text=True,
+        timeout=540,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "joint step" in done.stdout
