@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from configs.section import Refusal, within
 from data_pipeline import DEFAULT_VIEW, DataConfig
 from model import ModelConfig
-from trainer.learner_config import BudgetConfig, LearnerConfig, StartConfig
+from trainer.admission_config import BudgetConfig, StartConfig
+from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher, section_of
 from trainer.objectives.task import TaskConfig
 from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM

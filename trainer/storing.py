@@ -80,7 +80,7 @@ def store_job(
     manifest = on_rank_0(lambda: _manifest(folder, config, corpora, checksum))
     missing = on_rank_0(lambda: list(manifest.missing(folder, config.steps)))
     writer = _ShardWriter(folder, manifest, say)
-    predictor = _Predictor(learner, config.teacher.stored)
+    predictor = Predictor(learner, config.teacher.stored)
     for numbers in missing:
         with Feed(running, corpora, 0) as feed:
             if _store_batches(numbers, feed, predictor, writer, stop_requested):
@@ -92,7 +92,7 @@ def store_job(
 def _store_batches(
     numbers: range,
     feed: Feed,
-    predictor: _Predictor,
+    predictor: Predictor,
     writer: _ShardWriter,
     stop_requested: Callable[[], bool],
 ) -> bool:
@@ -199,7 +199,7 @@ class _ShardWriter:
         self._steps, self._size = [], 0
 
 
-class _Predictor:
+class Predictor:
     """The logits that a teacher hands to students at masked positions, in what is stored of them.
 
     They are computed as in a step: by the same projection, for the same rows at a time.

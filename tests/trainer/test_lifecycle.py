@@ -12,9 +12,10 @@ import torch
 from model import from_pretrained, select_layers
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job, with_students
+from trainer.admission_config import BudgetConfig, StartConfig, ThresholdConfig
 from trainer.checkpoint import Checkpoint, full_state_dict, published
 from trainer.errors import TrainingError
-from trainer.learner_config import BudgetConfig, InitConfig, StartConfig, ThresholdConfig
+from trainer.learner_config import InitConfig
 from trainer.learners.admission import is_over, schedule_steps
 from trainer.learners.first_weights import model_state
 from trainer.learners.learners import Learners

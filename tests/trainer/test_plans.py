@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from trainer.learner_config import BudgetConfig, StartConfig, ThresholdConfig
+from trainer.admission_config import BudgetConfig, StartConfig, ThresholdConfig
 from trainer.learners.admission import is_due, is_over, time_used
 from trainer.learners.state import JobState, LearnerState
 from trainer.schedules.learning_rate import ScheduleConfig, factor

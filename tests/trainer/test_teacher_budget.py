@@ -11,9 +11,9 @@ import configs
 from model import from_pretrained
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
+from trainer.admission_config import BudgetConfig
 from trainer.errors import TrainingError
 from trainer.footprint.demands import demands
-from trainer.learner_config import BudgetConfig
 from trainer.run_folder.folder import RunFolder
 
 STUDENTS = ("students/distilbert", "students/tinybert")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from trainer.learner_config import BudgetConfig, StartConfig
+from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.learners.state import JobState, LearnerState
 from trainer.scoring.scores import with_leads
 
