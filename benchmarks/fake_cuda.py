@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 from benchmarks.cuda_answers import pretend_devices
@@ -27,7 +28,7 @@ def fake_cuda() -> Iterator[FakeTensorMode]:
     """Fake tensors may be on `CUDA`, with its autocast and its kernels of attention."""
     torch._C._ensureCUDADeviceGuardSet()  # one that does nothing, since there is no device yet
     pretend_devices(MOST)
-    answers = {
+    answers: dict[str, Any] = {
         "torch.cuda.get_device_capability": lambda *_: CAPABILITY,
         "torch.cuda.is_bf16_supported": lambda *_: True,
         "torch.cuda.amp.common.amp_definitely_not_available": lambda: False,

@@ -42,9 +42,11 @@ CPU = torch.device("cpu")
 
 
 class Meter(Protocol):
-    """Measures one learner's part of a step; `mode` sees all of its operations."""
+    """Measures one learner's part of a step."""
 
-    mode: TorchDispatchMode
+    @property
+    def mode(self) -> TorchDispatchMode:
+        """What sees all of its operations."""
 
     def __call__(self, program: Train, batch: MicroBatch) -> Features:
         """Run the learner forward and backward; returns its features."""

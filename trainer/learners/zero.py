@@ -44,7 +44,8 @@ def gather_flat(module: nn.Module) -> None:
 
     DeepSpeed cuts such a tensor in a loop over ranks, twice, and for each of its parameters.
     """
-    for parameter in module.parameters():
+    parameters: Iterable[Any] = module.parameters()
+    for parameter in parameters:
         parameter.all_gather_coalesced = _Gathering
 
 
