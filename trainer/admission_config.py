@@ -52,7 +52,7 @@ class StartConfig(Section):
             yield "fraction", "set either this or step"
 
     def in_steps(self, steps: int) -> StartConfig:
-        """The same, without a fraction, in a job of so many steps."""
+        """The same, without a fraction, in a job of this many steps."""
         if self.fraction is None:
             return self
         return dataclasses.replace(self, step=round(self.fraction * steps), fraction=None)
@@ -86,7 +86,7 @@ class BudgetConfig(Section):
             yield "fraction", "set either this or steps"
 
     def in_steps(self, steps: int) -> BudgetConfig:
-        """The same, without a fraction, in a job of so many steps."""
+        """The same, without a fraction, in a job of this many steps."""
         if self.fraction is None:
             return self
         own = max(1, round(self.fraction * steps))

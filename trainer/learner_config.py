@@ -241,7 +241,7 @@ class LearnerConfig(Section):
         return metrics_of(self.architecture, tasks)
 
     def in_steps(self, steps: int) -> LearnerConfig:
-        """The same with a `transfer` that is told in steps, in a job of so many."""
+        """The same with a `transfer` that is told in steps, in a job of `steps`."""
         return dataclasses.replace(
             self,
             intermediate=self.intermediate and self.intermediate.in_steps(steps),

@@ -27,7 +27,7 @@ class FirstStageConfig(Section):
             yield "fraction", "set either this or steps"
 
     def in_steps(self, steps: int) -> Self:
-        """The same, without a fraction, in a job of so many steps."""
+        """The same, without a fraction, in a job of this many steps."""
         if self.fraction is None:
             return self
         return replace(self, steps=max(1, round(self.fraction * steps)), fraction=None)
