@@ -85,6 +85,7 @@ def test_a_tagger_learns_a_file(tmp_path: Path) -> None:
         Tagger.learn(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_parts_of_speech_of_real_text_are_mostly_right() -> None:
     folder = REPOSITORY.parent / "shared" / "data" / "ner"
     if not folder.exists():
