@@ -17,7 +17,7 @@ from commands.job_configs import load_job
 from commands.training import run_ranks
 
 if TYPE_CHECKING:
-    from configs.suites import SuiteConfig
+    from configs.suites import SuiteConfig, SuiteTaskConfig
     from trainer.config import JobConfig
     from trainer.suites.results import ModelResults, TaskScore
 
@@ -79,9 +79,14 @@ def compare(
 
     suite = configs.load(name, SuiteConfig, "suite")
     models = _models(folders, untrained)
-    words = [*_assignments(suite.job), *overrides]
+    shared = tuple(_assignments(suite.job))
+
+    def words(task: SuiteTaskConfig, model: _Model, seed: int) -> tuple[str, ...]:
+        own = (*model.words, f"output_dir={out / 'runs'}", f"seed={seed}")
+        return (*own, *shared, *_assignments(task.job), *overrides)  # the last one wins
+
     runs = [
-        _Run(task, model, seed, one.task or task, _words(one.job, words, one_model, out, seed))
+        _Run(task, model, seed, one.task or task, words(one, one_model, seed))
         for task, one in suite.tasks.items()
         for model, one_model in models.items()
         for seed in seeds or suite.seeds
@@ -90,7 +95,7 @@ def compare(
     for job in jobs.values():
         _require_same(job)
     evaluations = {run: _evaluation_of(run, job, out) for run, job in jobs.items()}
-    results = _results(suite, models, evaluations, words)
+    results = _results(suite, models, evaluations, (*shared, *overrides))
     (out / "suite.json").write_text(json.dumps(to_json(results), indent=2) + "\n")
     write_comparison(out / "report.html", Path(name).stem, suite.about, results)
     click.echo(f"{suite.about}\n\n{comparison_table(results)}\n\nReport: {out / 'report.html'}")
@@ -114,13 +119,6 @@ def _models(folders: Sequence[str], untrained: bool) -> dict[str, _Model]:
             raise ModelError(f"{models[UNTRAINED].folder}: rename it, or leave out --untrained")
         models[UNTRAINED] = _Model(paths[0], untrained=True)
     return models
-
-
-def _words(
-    job: Mapping[str, Any], shared: Sequence[str], model: _Model, out: Path, seed: int
-) -> tuple[str, ...]:
-    own = [*model.words, f"output_dir={out / 'runs'}", f"seed={seed}"]
-    return (*own, *_assignments(job), *shared)
 
 
 def _assignments(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:

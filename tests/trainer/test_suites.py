@@ -21,9 +21,9 @@ from trainer.suites.results import ModelResults, pair_score, task_score, to_json
 SUITE = """
 about: One small task, and pairs.
 tasks:
-  moods: {task: single_sentence, job: {data: {train: moods.tsv, validation: moods.tsv}}}
+  moods: {task: single_sentence, job: {epochs: 1, data: {train: moods.tsv, validation: moods.tsv}}}
 minimal_pairs: {pairs: pairs.jsonl}
-job: {batch: {size: 4, micro_batch: 4}, epochs: 1, data: {sequence_length: 16}}
+job: {batch: {size: 4, micro_batch: 4}, epochs: 5, data: {sequence_length: 16}}
 """
 
 
@@ -146,7 +146,8 @@ def test_models_are_fine_tuned_and_compared_once(folder: Path) -> None:
     assert metrics.stat().st_mtime_ns == before, "what is finished is not run again"
     other = evaluate(folder, *both, "batch.size=8")
     assert other[0] == 1
-    assert "moods-big-seed1 is of another job (steps: 2 -> 1; batch.size: 4 -> 8)" in other[2]
+    changed = "moods-big-seed1 is of another job (steps: 2 -> 1; batch.size: 4 -> 8)"
+    assert changed in other[2], "the task's own epochs go before the suite's"
     (row,) = [line.split() for line in output.splitlines() if line.startswith("untrained ")]
     found = json.loads((folder / "out" / "suite.json").read_text())
     assert found["untrained"]["parameters"] == found["big"]["parameters"]
