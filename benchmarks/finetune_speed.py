@@ -13,8 +13,9 @@ by length). Each pads to the longest text of a batch, and has the same batch, pr
 optimizer (fused AdamW), clipping and dropout.
 The first steps are not timed. Prediction runs on the validation file, already encoded. Results are
 medians over the rounds, in wall-clock and CPU time; on a busy machine only CPU time with
-`--threads 1` is meaningful. With `--epochs`, each arm trains on the whole file instead,
-with another seed in each round, so that the accuracies can be compared.
+`--threads 1` is meaningful. With `--epochs`, each arm trains on the whole file instead, with a new
+seed in each round, and all of it is timed, so that accuracies can be compared, and speeds over
+batches of every length: the few steps of a short run may have read long texts or short ones only.
 """
 
 from __future__ import annotations
@@ -104,14 +105,19 @@ class Marks:
         """A step begins."""
         self.at.append((time.perf_counter(), time.process_time()))
 
-    def rates(self, batch: int) -> dict[str, float]:
+    def rates(self, batch: int, warm_up: int) -> dict[str, float]:
         """Examples per second of the clock, and processor milliseconds per example."""
-        (began, worked), (ended, worked_in_all) = self.at[WARM_UP], self.at[-1]
-        examples = batch * (len(self.at) - 1 - WARM_UP)
+        (began, worked), (ended, worked_in_all) = self.at[warm_up], self.at[-1]
+        examples = batch * (len(self.at) - 1 - warm_up)
         return {
             "train": examples / (ended - began),
             "train_cpu_ms": 1000 * (worked_in_all - worked) / examples,
         }
+
+
+def warm_up(arguments: argparse.Namespace) -> int:
+    """Steps that are not timed: none of whole epochs, so that batches of every length count."""
+    return 0 if arguments.epochs else WARM_UP
 
 
 @contextmanager
@@ -159,7 +165,7 @@ def tandem_arm(arguments: argparse.Namespace) -> dict[str, float]:
         outputs = head_outputs(model, "single_sentence", encoder.vocabulary, encoded)
         told = [names[int(logits.argmax())] for logits in outputs]
     accuracy = statistics.mean(a == b for a, b in zip(told, labels, strict=True))
-    return {**marks.rates(arguments.batch), **speed, "accuracy": accuracy}
+    return {**marks.rates(arguments.batch, warm_up(arguments)), **speed, "accuracy": accuracy}
 
 
 def tandem_words(arguments: argparse.Namespace) -> Iterator[str]:
@@ -220,7 +226,7 @@ def trainer_arm(arguments: argparse.Namespace) -> dict[str, float]:
         logits = fine_tuned.predict(encoded).predictions  # type: ignore[arg-type]  # any sequence will do
         told = [names[number] for number in np.argmax(logits, axis=1)]
     accuracy = statistics.mean(a == b for a, b in zip(told, labels, strict=True))
-    return {**marks.rates(arguments.batch), **speed, "accuracy": accuracy}
+    return {**marks.rates(arguments.batch, warm_up(arguments)), **speed, "accuracy": accuracy}
 
 
 def training_arguments(arguments: argparse.Namespace) -> Any:
