@@ -124,6 +124,11 @@ class ModelConfig(Section, ABC):
         return False
 
     @property
+    def needs_pairs(self) -> bool:
+        """Whether it reads nothing but pairs of texts."""
+        return False
+
+    @property
     def word_size(self) -> int:
         """Width of the word vectors, and of the vocabulary projection's tied weight."""
         return self.hidden_size

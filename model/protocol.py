@@ -184,7 +184,7 @@ class Model(nn.Module, ABC):
             all_positions = self._transform(states) if capture.all_positions else None
             if masked_positions is not None:
                 states = states.index_select(0, masked_positions)
-        pooled = self.pool(first, last, attention_mask)
+        pooled = self.pool(first, last, segment_ids, attention_mask)
         found = Features(
             vocabulary_input=self._transform(states),
             hidden_states=encoded.hidden_states,
@@ -217,7 +217,11 @@ class Model(nn.Module, ABC):
         return torch.arange(0, input_ids.numel(), input_ids.shape[1], device=input_ids.device)
 
     def pool(
-        self, first: Tensor | None, last: Tensor | None, attention_mask: Tensor | None
+        self,
+        first: Tensor | None,
+        last: Tensor | None,
+        segment_ids: Tensor | None,
+        attention_mask: Tensor | None,
     ) -> Tensor | None:
         """The pooled state [B, W] of the first tokens' states [B, H], or of all: [B, L, H]."""
         if self.pooler is None or first is None:

@@ -50,9 +50,9 @@ ROOMS = {
     ),
     "model": (
         "errors precision task_head_config crf outputs model_config config parts heads "
-        "attention_kernel branches protocol attention feed_forward encoder embedding pooler flops "
-        "early_leaving initial_values masked_language_model attention_heads kinds skeleton "
-        "initialisation layer_selection accounting model_card hugging_face onnx_export"
+        "attention_kernel branches protocol segment_pairs attention feed_forward encoder embedding "
+        "pooler flops early_leaving initial_values masked_language_model attention_heads kinds "
+        "skeleton initialisation layer_selection accounting model_card hugging_face onnx_export"
     ),
     "model/hugging_face": (
         "task_heads family bert albert distilbert mobilebert modernbert weights tensors folder "

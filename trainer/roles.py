@@ -46,6 +46,7 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
     models = {name: config.model for name, config in teachers.items()}
     yield from _conflicts_with_examples(everyone, data)
     yield from _conflicts_of_views(everyone)
+    yield from _conflicts_of_single_texts(everyone)
     for learner, config in everyone.items():
         objective, key = config.objective, f"{section_of(learner)}.objective"
         yield from within(key, objective.conflicts_with_data(packings, masked))
@@ -140,6 +141,17 @@ def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
             if term.reads_states and views - {config.view}:
                 why = "compares states, so that its teacher must have the same view"
                 yield f"{section_of(learner)}.objective.{name}", why
+
+
+def _conflicts_of_single_texts(learners: Named) -> Iterator[Refusal]:
+    """Models that compare two texts, in learners that do not read two."""
+    for learner, config in learners.items():
+        terms = config.objective.terms().values()
+        tasks = [term for term in terms if isinstance(term, TaskConfig)]
+        reads_two = bool(tasks) and all(len(one.texts_of(config.view)) == 2 for one in tasks)
+        if config.model.needs_pairs and terms and not reads_two:
+            why = "compares two texts; give its objective a task on whole pairs, as sentence_pair"
+            yield f"{section_of(learner)}.model", why
 
 
 def _conflicts_of_student(

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from configs.rules import PROBABILITY, Doc, OneOf, Range, Unit, positive
 from configs.section import Refusal
 from model.crf import ConditionalRandomField
+from model.errors import ModelError
 from model.flops import head_flops
 from model.model_config import Ability, ModelConfig
 from model.outputs import NOTHING, Capture, Encoded
 from model.precision import Dense
 from model.protocol import Model, register
+from model.segment_pairs import SegmentPairs
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
@@ -31,6 +33,7 @@ class BiLSTMConfig(ModelConfig):
 
     The pooled state is a dense layer with ReLU on the concatenated last states of both directions.
     A masked-LM head, tied to the word vectors, predicts tokens. Sequences may have any length.
+    With `siamese` it encodes the texts of a pair apart.
     """
 
     abilities: ClassVar[frozenset[Ability]] = frozenset(
@@ -50,6 +53,13 @@ class BiLSTMConfig(ModelConfig):
     pooled_size: Annotated[
         int, _WIDTH, Doc("Width of the hidden layer between the last states and the labels.")
     ] = 200
+    siamese: Annotated[
+        bool,
+        Doc(
+            "Both texts of a pair are read apart, by the same weights; with h1 and h2 their last "
+            "states, the hidden layer reads [h1, h2, h1 * h2, |h1 - h2|]."
+        ),
+    ] = False
     pad_token_id: Annotated[
         int,
         Range(-1, 2**24),
@@ -76,10 +86,20 @@ class BiLSTMConfig(ModelConfig):
         return self.dropout
 
     @property
+    def reads_segments(self) -> bool:
+        """Whether the segment ids tell two texts apart."""
+        return self.siamese
+
+    @property
+    def needs_pairs(self) -> bool:
+        """Whether it compares two texts."""
+        return self.siamese
+
+    @property
     def description(self) -> str:
         """The sizes in words."""
         return (
-            f"a bidirectional LSTM of {self.layers} layer{'s' * (self.layers > 1)}, "
+            f"{'a siamese' if self.siamese else 'a'} bidirectional LSTM of {self.layers} layer{'s' * (self.layers > 1)}, "
             f"hidden size {self.hidden_size}, {self.vocab_size:,} tokens in the vocabulary"
         )
 
@@ -142,17 +162,27 @@ class Layers(nn.Module):
 
 
 class LastStates(nn.Module):
-    """A dense layer with ReLU on the last states of both directions."""
+    """A dense layer with ReLU on the last states of both directions, of a text or of a pair's."""
 
     def __init__(self, config: BiLSTMConfig) -> None:
         super().__init__()
-        self.dense = Dense(config.hidden_size, config.pooled_size)
+        read = 4 * config.hidden_size if config.siamese else config.hidden_size
+        self.dense = Dense(read, config.pooled_size)
 
-    def forward(self, states: Tensor, last: Tensor) -> Tensor:
-        """Map states [B, L, H] to [B, pooled_size]; `last` int64 [B] is each row's last token."""
-        rows, half = torch.arange(len(states), device=states.device), states.shape[2] // 2
-        ends = torch.cat([states[rows, last, :half], states[:, 0, half:]], dim=1)
-        return torch.relu(self.dense(ends))
+    def forward(self, states: Tensor, tokens: Tensor, pairs: SegmentPairs | None) -> Tensor:
+        """Map states [B, L, H] to [B, pooled_size]; `tokens` int64 [B] are those of each row."""
+        if pairs is None:
+            return torch.relu(self.dense(_ends(states, torch.zeros_like(tokens), tokens - 1)))
+        first = _ends(states, torch.ones_like(tokens), pairs.split - 1)
+        second = _ends(states, pairs.split, tokens - 1)
+        compared = [first, second, first * second, (first - second).abs()]
+        return torch.relu(self.dense(torch.cat(compared, dim=1)))
+
+
+def _ends(states: Tensor, first: Tensor, last: Tensor) -> Tensor:
+    """Both directions' last states [B, H] of texts in [B, L, H] from `first` [B] to `last` [B]."""
+    rows, half = torch.arange(len(states), device=states.device), states.shape[2] // 2
+    return torch.cat([states[rows, last, :half], states[rows, first, half:]], dim=1)
 
 
 def _lstm_flops(
@@ -193,11 +223,19 @@ class BiLSTM(Model):
         capture: Capture = NOTHING,
         rows: Tensor | None = None,
     ) -> Encoded:
-        """As in `Model.encode`. Padding must follow the tokens; its states are meaningless."""
-        tokens = _tokens(input_ids, attention_mask)[:, None]
-        places = torch.arange(input_ids.shape[1], device=input_ids.device)
-        reverse = torch.where(places < tokens, tokens - 1 - places, places)
-        found = self.encoder(self.embeddings(input_ids), reverse, capture)
+        """As in `Model.encode`. Padding must follow the tokens; its states are meaningless.
+
+        So are those of a siamese model at [CLS]. It raises ModelError without segment ids.
+        """
+        tokens = _tokens(input_ids, attention_mask)
+        pairs = self._pairs(segment_ids, tokens)
+        x = self.embeddings(input_ids)
+        if pairs is None:
+            found = self.encoder(x, _reversed(tokens, x), capture)
+        else:
+            found = self.encoder(pairs.apart(x), _reversed(pairs.sizes, x), capture)
+            states = {number: pairs.joined(one) for number, one in found.hidden_states.items()}
+            found = Encoded(pairs.joined(found.last_hidden_state), states, {})
         if rows is None:
             return found
         last = found.last_hidden_state.flatten(0, 1).index_select(0, rows)
@@ -210,11 +248,16 @@ class BiLSTM(Model):
         return None if whole else masked_positions
 
     def pool(
-        self, first: Tensor | None, last: Tensor | None, attention_mask: Tensor | None
+        self,
+        first: Tensor | None,
+        last: Tensor | None,
+        segment_ids: Tensor | None,
+        attention_mask: Tensor | None,
     ) -> Tensor | None:
         if last is None:
             return None
-        found: Tensor = self.pooler(last, _tokens(last[..., 0], attention_mask) - 1)
+        tokens = _tokens(last[..., 0], attention_mask)
+        found: Tensor = self.pooler(last, tokens, self._pairs(segment_ids, tokens))
         return found
 
     def output_projection(self) -> tuple[Tensor, Tensor | None]:
@@ -242,10 +285,25 @@ class BiLSTM(Model):
         """The four gates of each direction, from inputs and states, plus the heads."""
         config, hidden = self.config, self.config.hidden_size
         half = hidden // 2
-        layer = 2 * 2 * 4 * half * (hidden + half)
+        layer = 2 * 2 * 4 * half * (hidden + half) * (1 + config.siamese)
         head = (2 * hidden * hidden + 2 * hidden * config.vocab_size) * config.mlm_head
-        pooled = 2 * config.pooled_size * hidden + head_flops(config, length)
+        read = 4 * hidden if config.siamese else hidden
+        pooled = 2 * config.pooled_size * read + head_flops(config, length)
         return config.layers * layer + masked_fraction * head + pooled / length
+
+    def _pairs(self, segment_ids: Tensor | None, tokens: Tensor) -> SegmentPairs | None:
+        """The texts of each pair, where they are read apart."""
+        if not self.config.siamese:
+            return None
+        if segment_ids is None:
+            raise ModelError("segment_ids: a siamese model needs them, 0 and 1 in a pair's texts")
+        return SegmentPairs.of(segment_ids, tokens)
+
+
+def _reversed(tokens: Tensor, x: Tensor) -> Tensor:
+    """Places int64 [T, L] that reverse the first `tokens` [T] of the L places of x, in each row."""
+    places, sizes = torch.arange(x.shape[1], device=x.device), tokens[:, None]
+    return torch.where(places < sizes, sizes - 1 - places, places)
 
 
 def _tokens(of: Tensor, attention_mask: Tensor | None) -> Tensor:

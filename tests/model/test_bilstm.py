@@ -75,6 +75,74 @@ def test_states_and_pooled_state_are_those_of_torchs_lstm_over_packed_sequences(
     torch.testing.assert_close(found.heads["mood"], ours.task_heads["mood"](pooled))
 
 
+SPLITS, PAIR_LENGTHS = [6, 2, 5], torch.tensor([9, 7, 6])  # one text has a token, one is short
+
+
+def segments() -> Tensor:
+    return (torch.arange(9) >= torch.tensor(SPLITS)[:, None]).long()
+
+
+def test_a_siamese_model_reads_each_text_of_a_pair_as_torchs_lstm_does() -> None:
+    """States, and the hidden layer on [h1, h2, h1 * h2, |h1 - h2|] of arXiv 1903.12136."""
+    ours, ids = bilstm(siamese=True), some_ids()
+    capture = model.Capture((1,), last_hidden_state=True)
+    with torch.no_grad():
+        found = ours.features(ids, segments(), PAIR_LENGTHS, capture=capture)
+        vectors, theirs, pooled = ours.embeddings.word(ids), reference(ours), []
+        for row, (split, size) in enumerate(zip(SPLITS, PAIR_LENGTHS.tolist(), strict=True)):
+            ends = []
+            for first, last in ((1, split), (split, size)):
+                output, (state, _) = theirs(vectors[row : row + 1, first:last])
+                torch.testing.assert_close(found.last_hidden_state[row, first:last], output[0])
+                ends.append(torch.cat([state[-2, 0], state[-1, 0]]))
+            one, other = ends
+            read = torch.cat([one, other, one * other, (one - other).abs()])
+            pooled.append(torch.relu(ours.pooler.dense(read)))
+    torch.testing.assert_close(found.pooled, torch.stack(pooled))
+    assert found.hidden_states[1].shape == found.last_hidden_state.shape == (3, 9, 24)
+
+
+def test_a_siamese_model_takes_equal_texts_for_equal_in_either_order() -> None:
+    ours = bilstm(siamese=True)
+    one, other = torch.tensor([7, 8, 9, 3]), torch.tensor([5, 6, 3])
+    both = [torch.cat([torch.tensor([2]), one, one])[None]]
+    both += [torch.cat([torch.tensor([2]), *pair])[None] for pair in ((one, other), (other, one))]
+    firsts = [5, 5, 4]
+    found = []
+    ours.pooler.dense = nn.Identity()  # type: ignore[assignment]
+    for ids, split in zip(both, firsts, strict=True):
+        told = (torch.arange(ids.shape[1]) >= split).long()[None]
+        found.append(ours.features(ids, told, capture=model.Capture(last_hidden_state=True)).pooled)
+    same, ahead, back = [one[0].unflatten(0, (4, 24)) for one in found]  # through the ReLU
+    assert torch.equal(same[0], same[1])
+    assert not same[3].any()
+    assert torch.equal(ahead[[1, 0, 2, 3]], back)
+
+
+def test_a_siamese_model_learns_from_both_texts_and_is_read_back(tmp_path: Path) -> None:
+    ours = bilstm(siamese=True, layers=1)
+    found = ours.features(
+        some_ids(), segments(), PAIR_LENGTHS, capture=model.Capture(last_hidden_state=True)
+    )
+    assert found.pooled is not None
+    found.pooled.sum().backward()
+    gradient = ours.embeddings.word.weight.grad
+    assert gradient is not None
+    is_read = (torch.arange(9) < PAIR_LENGTHS[:, None]) & (torch.arange(9) > 0)
+    learnt = {int(token) for token in gradient.abs().sum(dim=1).nonzero()}
+    assert learnt <= set(some_ids()[is_read].tolist())
+    assert {int(some_ids()[0, 1]), int(some_ids()[0, 8])} <= learnt
+    model.save_pretrained(ours, tmp_path)
+    again = model.from_pretrained(tmp_path)
+    assert torch.equal(
+        again(some_ids(), segments(), PAIR_LENGTHS).pooled,
+        ours(some_ids(), segments(), PAIR_LENGTHS).pooled,
+    )
+    assert "a siamese bidirectional LSTM of 1 layer" in (tmp_path / "README.md").read_text()
+    with pytest.raises(model.ModelError, match="segment_ids: a siamese model needs them"):
+        again(some_ids())
+
+
 def test_a_mask_says_as_much_as_lengths_and_padding_changes_nothing() -> None:
     ours, ids = bilstm(), some_ids()
     mask = (torch.arange(9) < LENGTHS[:, None]).long()
@@ -91,6 +159,8 @@ def test_its_size_is_that_of_its_tensors_and_of_the_published_model() -> None:
     size = model.describe(config)
     lstm = nn.LSTM(300, 150, bidirectional=True)
     assert size.parameters == 300 * 1000 + sum(p.numel() for p in lstm.parameters()) + 301 * 200
+    siamese = model.describe(BiLSTMConfig(vocab_size=1000, siamese=True))
+    assert siamese.parameters - size.parameters == 3 * 300 * 200  # of a hidden layer 1200 -> 200
     assert size.head_parameters == 301 * 300 + 2 * 300 + 1000
     assert size.sequence_length == 512
 

@@ -1,4 +1,4 @@
-"""A student that reads a part of what its teacher reads, by `view`."""
+"""Students that read a part of what their teacher reads, or its two texts apart."""
 
 from __future__ import annotations
 
@@ -40,6 +40,9 @@ students:
     view: first
     objective: {{sentence_pair: {{}}, soft_labels: {{temperature: 2.0}}}}
   whole: {{model: *model, objective: {{sentence_pair: {{}}, soft_labels: {{}}}}}}
+  siamese:
+    model: {{kind: bilstm, siamese: true, hidden_size: 16, pooled_size: 8, vocab_size: 600}}
+    objective: {{sentence_pair: {{weight: 0.0}}, soft_labels: {{loss: mse}}}}
 evaluation: {{every: 3}}
 checkpoint: {{every: 3}}
 log: {{every: 1, wandb: disabled}}
@@ -112,7 +115,8 @@ def test_two_ranks_train_and_score_as_one_does(curve, folder, corpus, tmp_path) 
     (alone,) = run_distributed(train, 1, folder, corpus, f"output_dir={tmp_path}")
     both = {(step, key): value for step, key, value in curve}
     compared = [one for one in alone if one[1].endswith(("/loss", "/soft_labels", "_accuracy"))]
-    assert {key for _, key, _ in compared} >= {"students/part/soft_labels", "teacher/loss"}
+    terms = {f"students/{name}/soft_labels" for name in ("part", "siamese")}
+    assert {key for _, key, _ in compared} >= {*terms, "teacher/loss"}
     for step, key, value in compared:
         assert both[step, key] == pytest.approx(value, rel=1e-5), (step, key)
 
@@ -149,11 +153,30 @@ def test_its_export_predicts_from_the_first_text(curve, folder, corpus, tmp_path
     assert learners["students/part"]["sentence_pair_accuracy"] == pytest.approx(accuracy)
 
 
+def test_a_siamese_export_predicts_from_both_texts(curve, folder, tmp_path) -> None:
+    export = RunFolder(folder / "runs" / "pairs").exports / "siamese"
+    table = tmp_path / "pairs.tsv"
+    table.write_text("\n".join(rows(13, 100)) + "\n")
+    done = tandem("predict", export, table)
+    assert done.returncode == 0, done.stderr
+    texts = [line.split("\t")[:2] for line in rows(13, 100)[1:]]
+    read = AutoTokenizer.from_pretrained(export)(*zip(*texts, strict=True), padding=True)
+    inputs = [torch.tensor(read[key]) for key in ("input_ids", "token_type_ids", "attention_mask")]
+    with torch.no_grad():
+        likely = from_pretrained(export)(*inputs).heads["sentence_pair"].softmax(-1)
+    told = [json.loads(line)["scores"]["1"] for line in done.stdout.splitlines()]
+    assert told == pytest.approx(likely[:, 1].tolist(), abs=1e-5)
+    refused = tandem("embed", export, table)
+    assert refused.returncode == 1
+    assert "segment_ids: a siamese model needs them" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
         ("students.part.view=third", "students.part.view: the data have no view 'third'; there ar"),
         ("students.part.objective.hidden_mse={}", "hidden_mse: compares states, so that its teac"),
+        ("students.siamese.view=first", "students.siamese.model: compares two texts; give its obj"),
     ],
 )
 def test_what_does_not_fit_is_refused(folder, corpus, override, reason) -> None:
@@ -162,6 +185,9 @@ def test_what_does_not_fit_is_refused(folder, corpus, override, reason) -> None:
     assert reason in str(failed.value)
 
 
-def test_text_has_no_views(corpus, tmp_path) -> None:
+def test_text_has_no_views_and_is_no_pair(corpus, tmp_path) -> None:
     with pytest.raises(configs.ConfigError, match=r"no view 'first'; there are: default"):
         tiny_job(corpus, tmp_path, "students.tinybert.view=first")
+    siamese = "students.two={model: {kind: bilstm, siamese: true}, objective: {mlm: {}}}"
+    with pytest.raises(configs.ConfigError, match=r"students.two.model: compares two texts"):
+        tiny_job(corpus, tmp_path, siamese)
