@@ -98,8 +98,9 @@ class BiLSTMConfig(ModelConfig):
     @property
     def description(self) -> str:
         """The sizes in words."""
+        form = "a siamese" if self.siamese else "a"
         return (
-            f"{'a siamese' if self.siamese else 'a'} bidirectional LSTM of {self.layers} layer{'s' * (self.layers > 1)}, "
+            f"{form} bidirectional LSTM of {self.layers} layer{'s' * (self.layers > 1)}, "
             f"hidden size {self.hidden_size}, {self.vocab_size:,} tokens in the vocabulary"
         )
 

@@ -164,7 +164,7 @@ def test_a_siamese_export_predicts_from_both_texts(curve, folder, tmp_path) -> N
     inputs = [torch.tensor(read[key]) for key in ("input_ids", "token_type_ids", "attention_mask")]
     with torch.no_grad():
         likely = from_pretrained(export)(*inputs).heads["sentence_pair"].softmax(-1)
-    told = [json.loads(line)["scores"]["1"] for line in done.stdout.splitlines()]
+    told = [json.loads(line)["probabilities"]["1"] for line in done.stdout.splitlines()]
     assert told == pytest.approx(likely[:, 1].tolist(), abs=1e-5)
     refused = tandem("embed", export, table)
     assert refused.returncode == 1
