@@ -54,7 +54,7 @@ def main() -> None:
     for name, masked_only in (("tandem", True), ("tandem, whole last layer", False)):
         if masked_only or arguments.whole:
             steps[name] = _ours(sizes, batch, arguments.precision, masked_only)
-    medians = _take_turns(steps, arguments.steps, _clock(arguments.threads, device))
+    medians = take_turns(steps, arguments.steps, _clock(arguments.threads, device))
     for name, median in medians.items():
         speed = batch.input_ids.size / median
         print(f"{name}: {speed:.0f} tokens/s, {medians['transformers'] / median:.2f}")
@@ -90,7 +90,7 @@ def _clock(threads: int, device: torch.device) -> Callable[[], float]:
     return time.process_time if threads == 1 and device.type == "cpu" else wall
 
 
-def _take_turns(steps: dict[str, Step], turns: int, clock: Callable[[], float]) -> dict[str, float]:
+def take_turns(steps: dict[str, Step], turns: int, clock: Callable[[], float]) -> dict[str, float]:
     """The median seconds of each; the first turn, which allocates and initialises, is left out."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(turns + 1):
