@@ -12,6 +12,9 @@ One seed of every arm comes first, in the order of the command line and of the f
 seed. What a finished run came to is appended to ``docs/studies/results/STUDY.jsonl``, and a job
 whose result is there is not run again; an interrupted run is resumed. So the command can be stopped
 at any time and given again. ``key=value`` overrides change every job, and so their results.
+
+Where a study names ``minimal_pairs``, a file in the folder of the corpus, the models of its table
+are scored by these too. A picture of the first score is written beside the results.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from pathlib import Path
 import click
 
 import configs
-from benchmarks.studies import results, tables
+from benchmarks.studies import pictures, results, tables
 from benchmarks.studies.jobs import StudyJob, in_order
 from configs.studies import StudyConfig
 from trainer.config import JobConfig
@@ -73,10 +76,11 @@ def main(
         for jobs in by_study:
             click.echo(costs([job for job in jobs if job.seed == jobs[0].seed], data, timed_steps))
         return
-    failed = [] if only_table else run_missing(in_order(by_study), data, Path(kept))
+    failed = [] if only_table else run_missing(in_order(by_study), Path(corpus), Path(kept))
     for name, study in studies.items():
         found = results.read(Path(kept, f"{name}.jsonl"))
         click.echo(f"{study.question}\n\n{tables.of_scores(study, found, overrides)}\n")
+        pictures.write(Path(kept, f"{name}.svg"), study, found, overrides)
     if failed:
         raise click.ClickException(f"failed: {', '.join(failed)}")
 
@@ -108,22 +112,37 @@ def jobs_of(
     ]
 
 
-def run_missing(jobs: Iterable[StudyJob], data: str, kept: Path) -> list[str]:
+def run_missing(jobs: Iterable[StudyJob], corpus: Path, kept: Path) -> list[str]:
     """Run the jobs that have no result yet, and record theirs; returns the runs that failed.
 
     Runs that a job begins with come before it where they are not there.
     """
     failed: list[str] = []
+    data = f"data.path={corpus.absolute()}"
     for job in jobs:
         file = kept / f"{job.name}.jsonl"
         if any(results.is_of(one, job) for one in results.read(file)):
             continue
+        pairs = minimal_pairs(job, corpus)
         started = [one for one in (*job.needed(), job) if not one.has_finished]
         if all(train(one.write(), [data, *one.overrides]) for one in started):
-            results.append(file, results.of_run(job))
+            results.append(file, results.of_run(job, pairs))
         else:
             failed.append(str(job.run))
     return failed
+
+
+def minimal_pairs(job: StudyJob, corpus: Path) -> Path | None:
+    """The file of minimal pairs that the job's study names; a click error where it is missing."""
+    if job.study.minimal_pairs is None:
+        return None
+    path = corpus / job.study.minimal_pairs
+    if not path.exists():
+        raise click.ClickException(
+            f"{job.name}: minimal_pairs: {path} does not exist; "
+            "python -m data_pipeline.task_files.prose_tasks makes pairs from prose"
+        )
+    return path
 
 
 def train(job: Path, overrides: Sequence[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from configs.rules import Doc
+from configs.rules import NOT_EMPTY, Doc
 from configs.section import Section
 
 KIND = "study"
@@ -36,3 +36,11 @@ class StudyConfig(Section):
         list[str],
         Doc("Columns of the table, named as in `evaluation.json`; differences use the first."),
     ] = field(default_factory=lambda: ["accuracy", "loss"])
+    minimal_pairs: Annotated[
+        str | None,
+        NOT_EMPTY,
+        Doc(
+            "A file of minimal pairs in the corpus's folder, by which the models in the table are "
+            "scored too: the score `minimal_pairs`."
+        ),
+    ] = None

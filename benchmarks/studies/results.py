@@ -15,13 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
 
 import configs
 from benchmarks.studies.jobs import StudyJob
+from data_pipeline import DataError
+from model import ModelError
 from trainer.config import JobConfig
+from trainer.evaluation.minimal_pairs import score_minimal_pairs
 from trainer.footprint.demands import demands
 
 TEACHER = "teacher"
+MINIMAL_PAIRS = "minimal_pairs"
 
 
 @dataclass(frozen=True)
@@ -63,12 +68,19 @@ def is_of(result: Result, job: StudyJob) -> bool:
     return (result.arm, result.seed, result.digest) == (job.arm, job.seed, job.digest)
 
 
-def of_run(job: StudyJob) -> Result:
-    """The result of a job whose run has finished."""
+def of_run(job: StudyJob, pairs: Path | None = None) -> Result:
+    """The result of a job whose run has finished; scored by minimal `pairs` too, if there are."""
     facts = json.loads((job.run / "evaluation.json").read_text(encoding="utf-8"))
     first_line, _, _ = (job.run / "config.yaml").read_text(encoding="utf-8").partition("\n")
     config = configs.load(str(job.run / "config.yaml"), JobConfig, "job")
     columns = [column["name"] for column in facts["columns"]]
+    scores = {
+        name.removeprefix("students/"): _known(one, columns)
+        for name, one in facts["learners"].items()
+    }
+    if pairs is not None:
+        for name in job.study.arms[job.arm].learners:
+            scores[name][MINIMAL_PAIRS] = _minimal_pairs(job.run / "exports" / name, pairs)
     return Result(
         arm=job.arm,
         seed=job.seed,
@@ -77,10 +89,7 @@ def of_run(job: StudyJob) -> Result:
         seconds=round(_rows(job.run)[-1]["seconds"], 1),
         flops=flops(config),
         held_out_tokens=facts["corpus"]["validation_tokens"],
-        scores={
-            name.removeprefix("students/"): _known(one, columns)
-            for name, one in facts["learners"].items()
-        },
+        scores=scores,
     )
 
 
@@ -118,6 +127,14 @@ def _rows(run: Path) -> list[dict[str, Any]]:
     text = (run / "metrics.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines()]
     return [row for row in rows if "seconds" in row]
+
+
+def _minimal_pairs(export: Path, pairs: Path) -> float:
+    """The fraction of pairs whose good sentence the exported model finds more probable."""
+    try:
+        return score_minimal_pairs(export, str(pairs), torch.device("cpu")).accuracy
+    except (DataError, ModelError) as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _known(scores: Mapping[str, Any], columns: list[str]) -> dict[str, float]:

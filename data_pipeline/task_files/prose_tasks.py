@@ -87,12 +87,14 @@ def capital_examples(texts: Sequence[Document], draw: random.Random) -> Iterator
         yield "\n".join(lines) + "\n"
 
 
-def minimal_pairs(texts: Sequence[Document], draw: random.Random) -> Iterator[str]:
-    """Minimal pairs as BLiMP's JSON lines: up to `PAIRS` of each phenomenon."""
+def minimal_pairs(
+    texts: Sequence[Document], draw: random.Random, most: int = PAIRS
+) -> Iterator[str]:
+    """Minimal pairs as BLiMP's JSON lines: at most `most` of each phenomenon."""
     makers = {"word order": swapped, "agreement": disagreeing}
     for phenomenon, make in makers.items():
         made = ((one, make(one, draw)) for one in _shuffled(texts, draw))
-        for good, bad in islice(((good, bad) for good, bad in made if bad), PAIRS):
+        for good, bad in islice(((good, bad) for good, bad in made if bad), most):
             names = {"UID": phenomenon.replace(" ", "_"), "linguistics_term": phenomenon}
             yield json.dumps({"sentence_good": good, "sentence_bad": bad, **names})
 
@@ -124,8 +126,11 @@ def disagreeing(sentence: str, draw: random.Random) -> str:
     return " ".join([*words[:at], OTHER_NUMBER[words[at]], *words[at + 1 :]])
 
 
-def write_tasks(text: str, out: Path) -> dict[str, int]:
-    """Write the files of all tasks; returns how many examples each file has."""
+def write_tasks(text: str, out: Path, pairs: int = PAIRS) -> dict[str, int]:
+    """Write the files of all tasks; returns how many examples each file has.
+
+    There are at most `pairs` minimal pairs of each phenomenon.
+    """
     out.mkdir(parents=True, exist_ok=True)
     whole = list(documents(text))
     parts = {
@@ -137,7 +142,7 @@ def write_tasks(text: str, out: Path) -> dict[str, int]:
         for name, make, header in _TASKS:
             lines = islice(make(texts, random.Random(0)), EXAMPLES[split] + header)
             written[name.format(split)] = _write(out / name.format(split), lines) - header
-    held_out = minimal_pairs(parts[VALIDATION], random.Random(0))
+    held_out = minimal_pairs(parts[VALIDATION], random.Random(0), pairs)
     written["pairs.jsonl"] = _write(out / "pairs.jsonl", held_out)
     return written
 
@@ -176,8 +181,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("text", help="the text, as `tandem data build` reads it")
     parser.add_argument("--out", required=True, type=Path, help="the folder to write")
+    parser.add_argument(
+        "--pairs", type=int, default=PAIRS, help=f"of each phenomenon, at most ({PAIRS})"
+    )
     given = parser.parse_args(arguments)
-    for name, examples in write_tasks(given.text, given.out).items():
+    for name, examples in write_tasks(given.text, given.out, given.pairs).items():
         print(f"{given.out / name}: {examples:,} examples")
 
 

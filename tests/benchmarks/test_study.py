@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import configs
 from benchmarks import study
-from benchmarks.studies import results, tables
+from benchmarks.studies import pictures, results, tables
 from benchmarks.studies.jobs import StudyJob, digest, in_order
 from benchmarks.studies.results import Result
 from configs.studies import ArmConfig, StudyConfig
@@ -23,6 +25,8 @@ TINY = [
     "steps=2", "batch.size=2", "batch.micro_batch=2", "data.sequence_length=32",
     "evaluation.sequences=4", "log.every=1",
 ]  # fmt: skip
+SVG = "{http://www.w3.org/2000/svg}"
+PAIR = {"sentence_good": "this is a text", "sentence_bad": "text a is this"}
 
 
 def run_study(*arguments: object) -> None:
@@ -55,7 +59,7 @@ def test_every_job_of_a_shipped_study_is_one_that_can_run(name, tmp_path):
 
 # One whose second job begins with what the first left runs always, the others where time allows.
 @pytest.mark.parametrize(
-    "name", [name if name == "mapping" else pytest.param(name, marks=pytest.mark.slow)
+    "name", [name if name == "pkd" else pytest.param(name, marks=pytest.mark.slow)
              for name in SHIPPED]
 )  # fmt: skip
 def test_a_shipped_study_runs_and_has_its_rows(name, corpus, tmp_path, monkeypatch, capsys):
@@ -67,8 +71,10 @@ def test_a_shipped_study_runs_and_has_its_rows(name, corpus, tmp_path, monkeypat
     for job, (code, output) in run_jobs(told, tmp_path).items():
         assert code == 0, (job, output)
     monkeypatch.setattr(study, "train", lambda job, overrides: pytest.fail("it has finished"))
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(PAIR) + "\n", encoding="utf-8")
+    places = ["--corpus", tmp_path, "--runs", tmp_path, "--results", tmp_path / "kept"]
     for _ in range(2):
-        run_study(name, "--runs", tmp_path, "--seed", 1, "--results", tmp_path / "kept")
+        run_study(name, "--seed", 1, *places)
         rows = [row.split(" | ") for row in capsys.readouterr().out.splitlines() if "| 1 |" in row]
         assert len(rows) == sum(len(arm.learners) for arm in study.load(name).arms.values())
     found = results.read(tmp_path / "kept" / f"{name}.jsonl")
@@ -76,6 +82,10 @@ def test_a_shipped_study_runs_and_has_its_rows(name, corpus, tmp_path, monkeypat
     for one in found:
         assert one.flops.keys() == one.scores.keys()
         assert min(one.flops.values()) > 0
+        scored = [name for name, scores in one.scores.items() if "minimal_pairs" in scores]
+        shown = study.load(name).arms[one.arm].learners
+        assert sorted(scored) == sorted(shown if study.load(name).minimal_pairs else [])
+    ElementTree.parse(tmp_path / "kept" / f"{name}.svg")
 
 
 def test_without_arguments_the_studies_are_listed(capsys):
@@ -127,6 +137,35 @@ def test_the_table_gives_mean_spread_and_paired_difference():
     ]
 
 
+def test_the_picture_has_a_row_for_each_learner_and_a_dot_for_each_run():
+    config, before = two_arms(), two_arms(steps=9)
+    config.arms["first"].learners.append("pupil")
+    found = [
+        result(config, "first", 1, teacher=0.1, pupil=0.3),
+        result(config, "first", 2, teacher=0.2),
+        result(config, "second", 1, pupil=0.12),
+        result(before, "second", 3, pupil=0.9),
+    ]
+    rows = [(row.learner, row.arm, row.values) for row in pictures.rows_of(config, found)]
+    assert rows == [
+        *[("teacher", "first", (0.1, 0.2)), ("pupil", "first", (0.3,))],
+        ("pupil", "second", (0.12,)),
+    ]
+    drawn = ElementTree.fromstring(pictures.drawn(pictures.rows_of(config, found), "Why?", "loss"))
+    places = [float(one.get("cx")) for one in drawn.iterfind(f"{SVG}circle")]
+    assert np.allclose(np.diff(places) / (places[1] - places[0]), [1, 1, -1.8], atol=0.01)
+    words = [one.text for one in drawn.iterfind(f"{SVG}text")]
+    assert words[-4:] == ["teacher, first", "pupil, first", "pupil, second", "loss"]
+
+
+def test_missing_minimal_pairs_are_named_before_anything_runs(tmp_path):
+    config = two_arms()
+    config.minimal_pairs = "pairs.jsonl"
+    jobs = study.jobs_of("why", config, tmp_path)
+    with pytest.raises(click.ClickException, match=r"why: minimal_pairs: corpus/pairs.jsonl does"):
+        study.run_missing(jobs, Path("corpus"), tmp_path)
+
+
 def test_an_arm_is_another_when_it_or_one_that_it_begins_with_changes():
     now, changed = two_arms(), two_arms()
     assert digest(now, "second") == digest(changed, "second")
@@ -161,10 +200,10 @@ def test_what_is_recorded_is_not_run_and_what_it_needs_is(tmp_path, monkeypatch)
         return file.stem != "second-1"
 
     monkeypatch.setattr(study, "train", train)
-    monkeypatch.setattr(results, "of_run", lambda job: result(config, job.arm, job.seed))
+    monkeypatch.setattr(results, "of_run", lambda job, _: result(config, job.arm, job.seed))
     for seed in (1, 2):
         results.append(tmp_path / "why.jsonl", result(config, "first", seed))
-    failed = study.run_missing(jobs, "data.path=corpus", tmp_path)
+    failed = study.run_missing(jobs, Path("corpus"), tmp_path)
     assert failed == [f"{tmp_path}/why/second-1"]
     assert asked == ["first-1", "second-1", "first-2", "second-2"]
     assert f"init: {tmp_path}/why/first-2\n" in (tmp_path / "why/second-2.yaml").read_text()

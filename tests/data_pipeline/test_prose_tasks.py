@@ -86,3 +86,9 @@ def test_train_and_validation_share_no_document(made: Path) -> None:
     )
     assert train.isdisjoint(validation)
     assert validation
+
+
+def test_pairs_are_as_many_as_asked_for(text: Path, tmp_path: Path) -> None:
+    main([str(text), "--out", str(tmp_path), "--pairs", "7"])
+    pairs = read_minimal_pairs(str(tmp_path / "pairs.jsonl"))
+    assert Counter(pair.phenomenon for pair in pairs) == {"agreement": 7, "word order": 7}

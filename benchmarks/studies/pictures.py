@@ -1,0 +1,96 @@
+"""The picture of a study, as SVG: a row for each learner of each arm, and a dot for each seed.
+
+The score is the study's first. A stroke marks the mean of a row, and the broken line that of the
+first. Rows of one learner stand together.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.studies.results import Result
+from benchmarks.studies.tables import current
+from configs.studies import StudyConfig
+from trainer.report.scale import Scale, nice_ticks, padded
+
+WIDTH, ROW, MARGIN, LETTER = 760, 20, 16, 6.8  # in SVG's units; LETTER: the mean width of one
+STYLE = (
+    "text{font:12px sans-serif;fill:#333}.tick{stroke:#ddd}.first{stroke:#999;stroke-dasharray:4 3}"
+    ".dot{fill:#2a6fb0;fill-opacity:.55}.mean{stroke:#12395e;stroke-width:2.5}"
+    "@media(prefers-color-scheme:dark){text{fill:#ccc}.tick{stroke:#444}.first{stroke:#888}"
+    ".dot{fill:#6fb1ee}.mean{stroke:#cfe6fb}}"
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One learner of one arm: its score with each seed, at least one."""
+
+    learner: str
+    arm: str
+    values: tuple[float, ...]
+
+
+def write(
+    path: Path, study: StudyConfig, results: Sequence[Result], overrides: Sequence[str] = ()
+) -> None:
+    """Draw the results of a study into a file; without results there is no file."""
+    if rows := rows_of(study, results, overrides):
+        path.write_text(drawn(rows, study.question, study.scores[0]), encoding="utf-8")
+
+
+def rows_of(
+    study: StudyConfig, results: Sequence[Result], overrides: Sequence[str] = ()
+) -> list[Row]:
+    """The rows that have results, those of one learner together, otherwise as in the study."""
+    score, rows = study.scores[0], list[Row]()
+    for name, arm in study.arms.items():
+        found = current(study, name, results, overrides)
+        for learner in arm.learners:
+            scores = [one.scores.get(learner, {}).get(score) for one in found]
+            if values := tuple(one for one in scores if one is not None):
+                rows.append(Row(learner, name, values))
+    order = [*dict.fromkeys(row.learner for row in rows)]
+    return sorted(rows, key=lambda row: order.index(row.learner))
+
+
+def drawn(rows: Sequence[Row], title: str, score: str) -> str:
+    """The SVG of at least one row."""
+    alone = len({row.learner for row in rows}) == 1
+    names = [row.arm if alone else f"{row.learner}, {row.arm}" for row in rows]
+    left = MARGIN + LETTER * max(map(len, names))
+    low, high = padded(np.array([value for row in rows for value in row.values]))
+    scale, bottom = Scale(low, high), ROW * (len(rows) + 1)
+
+    def x(value: float) -> float:
+        return round(left + (WIDTH - MARGIN - left) * scale(value), 1)
+
+    parts = [f'<path class="tick" d="M{x(tick)} {ROW}V{bottom}"/>'
+             f'<text x="{x(tick)}" y="{bottom + ROW}" text-anchor="middle">{tick:g}</text>'
+             for tick in nice_ticks(low, high)]  # fmt: skip
+    first = x(statistics.mean(rows[0].values))
+    parts.append(f'<path class="first" d="M{first} {ROW}V{bottom}"/>')
+    for number, (row, name) in enumerate(zip(rows, names, strict=True), start=1):
+        y = ROW * number + ROW // 2
+        parts.append(
+            f'<text x="{left - 8:.0f}" y="{y + 4}" text-anchor="end">{escape(name)}</text>'
+        )
+        parts += _marks([x(value) for value in row.values], x(statistics.mean(row.values)), y)
+    parts.append(f'<text x="{left:.0f}" y="14">{escape(score)}</text>')
+    height = bottom + 2 * ROW
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style>\n" + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+def _marks(dots: Sequence[float], mean: float, y: int) -> Iterator[str]:
+    """A row's dots and its mean."""
+    yield from (f'<circle class="dot" cx="{one}" cy="{y}" r="4.5"/>' for one in dots)
+    yield f'<path class="mean" d="M{mean} {y - 7}v14"/>'
