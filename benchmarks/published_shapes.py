@@ -44,8 +44,10 @@ def main() -> None:
     shapes = {name: configs.load(name, EncoderConfig, "model") for name in arguments.models}
     work: Work = train if arguments.train else infer
     size = arguments.rows, arguments.length
-    arms = {name: partial(work, build(one, seed=1).eval(), ids(one, *size))
-            for name, one in shapes.items()}  # fmt: skip
+    arms: dict[str, Callable[[], object]] = {
+        name: partial(work, build(one, seed=1).eval(), ids(one, *size))
+        for name, one in shapes.items()
+    }
     seconds = take_turns(arms, arguments.turns, process_time)
     per_example = {name: one / arguments.rows for name, one in seconds.items()}
     print(f"{arguments.rows} x {arguments.length} tokens, median of {arguments.turns} turns\n")
