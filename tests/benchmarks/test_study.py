@@ -59,7 +59,7 @@ def test_every_job_of_a_shipped_study_is_one_that_can_run(name, tmp_path):
 
 # One whose second job begins with what the first left runs always, the others where time allows.
 @pytest.mark.parametrize(
-    "name", [name if name == "pkd" else pytest.param(name, marks=pytest.mark.slow)
+    "name", [name if name == "pkd_general" else pytest.param(name, marks=pytest.mark.slow)
              for name in SHIPPED]
 )  # fmt: skip
 def test_a_shipped_study_runs_and_has_its_rows(name, corpus, tmp_path, monkeypatch, capsys):
