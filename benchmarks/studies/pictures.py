@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ from benchmarks.studies.tables import current
 from configs.studies import StudyConfig
 from trainer.report.scale import Scale, nice_ticks, padded
 
-WIDTH, ROW, MARGIN, LETTER = 760, 20, 16, 6.8  # in SVG's units; LETTER: the mean width of one
+# In SVG's units; GAP: between the rows of two learners, LETTER: the mean width of one.
+WIDTH, ROW, GAP, MARGIN, LETTER = 760, 20, 8, 16, 6.8
 STYLE = (
     "text{font:12px sans-serif;fill:#333}.tick{stroke:#ddd}.first{stroke:#999;stroke-dasharray:4 3}"
     ".dot{fill:#2a6fb0;fill-opacity:.55}.mean{stroke:#12395e;stroke-width:2.5}"
@@ -66,7 +68,8 @@ def drawn(rows: Sequence[Row], title: str, score: str) -> str:
     names = [row.arm if alone else f"{row.learner}, {row.arm}" for row in rows]
     left = MARGIN + LETTER * max(map(len, names))
     low, high = padded(np.array([value for row in rows for value in row.values]))
-    scale, bottom = Scale(low, high), ROW * (len(rows) + 1)
+    scale, heights = Scale(low, high), _heights(rows)
+    bottom = heights[-1] + ROW // 2
 
     def x(value: float) -> float:
         return round(left + (WIDTH - MARGIN - left) * scale(value), 1)
@@ -76,8 +79,7 @@ def drawn(rows: Sequence[Row], title: str, score: str) -> str:
              for tick in nice_ticks(low, high)]  # fmt: skip
     first = x(statistics.mean(rows[0].values))
     parts.append(f'<path class="first" d="M{first} {ROW}V{bottom}"/>')
-    for number, (row, name) in enumerate(zip(rows, names, strict=True), start=1):
-        y = ROW * number + ROW // 2
+    for row, name, y in zip(rows, names, heights, strict=True):
         parts.append(
             f'<text x="{left - 8:.0f}" y="{y + 4}" text-anchor="end">{escape(name)}</text>'
         )
@@ -88,6 +90,13 @@ def drawn(rows: Sequence[Row], title: str, score: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">'
         f"<title>{escape(title)}</title><style>{STYLE}</style>\n" + "\n".join(parts) + "\n</svg>\n"
     )
+
+
+def _heights(rows: Sequence[Row]) -> list[int]:
+    """Where the middle of each row is."""
+    changes = [0, *(int(one.learner != other.learner) for one, other in pairwise(rows))]
+    moved = accumulate(changes)
+    return [ROW * number + ROW // 2 + GAP * gaps for number, gaps in enumerate(moved, start=1)]
 
 
 def _marks(dots: Sequence[float], mean: float, y: int) -> Iterator[str]:
