@@ -12,10 +12,20 @@ import yaml
 
 from configs.errors import ConfigError
 from configs.kinds import chosen
-from configs.typed import build, convert, hints_of, inside, nearest, options_of, shown
+from configs.typed import (
+    SectionField,
+    build,
+    convert,
+    hints_of,
+    inside,
+    nearest,
+    sections_of,
+    shown,
+)
 from configs.yaml_text import MAX_DEPTH, parse
 
 SHIPPED = Path(__file__).parent
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML has it
 
 T = TypeVar("T")
 
@@ -84,7 +94,8 @@ def plain(text: str, source: str) -> dict[str, Any]:
 
 def dump(config: Any) -> str:
     """A config as YAML text, which `load` reads back into an equal dataclass."""
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    tree = dataclasses.asdict(config)
+    return yaml.dump(tree, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,13 +141,13 @@ def _expand(
             raise ConfigError(f"{path}: base: must not lead back to this file")
         below = _expand(_read(path), schema, kind, key, _Origin(str(path), (*origin.above, path)))
         tree = merge(below, tree)
-    for name, section in _sections(chosen(schema, tree)).items():
+    for name, section in sections_of(chosen(schema, tree)).items():
         if name in tree:
             tree[name] = _expand_section(tree[name], section, name, inside(key, name), origin)
     return tree
 
 
-def _expand_section(value: Any, section: _Section, kind: str, key: str, origin: _Origin) -> Any:
+def _expand_section(value: Any, section: SectionField, kind: str, key: str, origin: _Origin) -> Any:
     one = dataclasses.replace(section, container=None)
     if section.container is dict and isinstance(value, dict):
         return {
@@ -218,22 +229,3 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # a name that is too long
         return False
-
-
-@dataclasses.dataclass(frozen=True)
-class _Section:
-    """A field that holds a dataclass, or several in a `container` (dict by name, or list)."""
-
-    schema: Any
-    container: type[dict[Any, Any]] | type[list[Any]] | None
-
-
-def _sections(schema: Any) -> dict[str, _Section]:
-    found = {}
-    for name, hint in hints_of(schema).items():
-        for option in options_of(hint):
-            container = typing.get_origin(option)
-            inner = typing.get_args(option)[-1] if container in (dict, list) else option
-            if dataclasses.is_dataclass(inner):
-                found[name] = _Section(inner, container)
-    return found

@@ -6,13 +6,15 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any
 
 from configs.rules import Rule
-from configs.typed import has_form, hints_of, inside, options_of
+from configs.typed import has_form, hints_of, inside, options_of, sections_of
 
 Refusal = tuple[str, str]  # the key, relative to this section, and why its value is refused
+_CONTAINERS = (list, tuple, Mapping)
 
 
 class Section:
@@ -35,8 +37,10 @@ class Section:
 def declare_fields(schema: type[Section], kinds: Mapping[str, Any]) -> None:
     """Give a dataclass exactly these fields, each None by default, as if its body declared them.
 
-    For a section whose keys are only known at run time.
+    For a section whose keys are only known at run time. Nothing changes if it has these fields.
     """
+    if list(vars(schema).get("__annotations__", {}).items()) == list(kinds.items()):
+        return
     for made in ("__init__", "__repr__", "__eq__", "__match_args__"):
         if made in vars(schema):
             delattr(schema, made)
@@ -44,8 +48,8 @@ def declare_fields(schema: type[Section], kinds: Mapping[str, Any]) -> None:
     for name in kinds:
         setattr(schema, name, None)
     dataclasses.dataclass(schema)
-    annotated_hints.cache_clear()
-    hints_of.cache_clear()
+    for cached in (annotated_hints, hints_of, sections_of, _declared):
+        cached.cache_clear()
 
 
 def within(section: str, refusals: Iterator[Refusal]) -> Iterator[Refusal]:
@@ -73,42 +77,80 @@ def rules_in(notes: tuple[Any, ...], whole: bool) -> tuple[Rule, ...]:
     return tuple(note for note in notes if isinstance(note, Rule) and note.whole == whole)
 
 
+@dataclass(frozen=True)
+class _Form:
+    """A type that a value may have, with the rules that are declared beside it."""
+
+    kind: Any
+    each: tuple[Rule, ...]  # for a scalar, or for each value in a container
+    whole: tuple[Rule, ...]  # for the container itself
+
+    @functools.cached_property
+    def keys(self) -> tuple[tuple[_Form, ...], ...]:
+        """The forms of a mapping's keys; empty for other containers."""
+        return tuple(map(_forms, typing.get_args(self.kind)[:-1]))
+
+    @functools.cached_property
+    def inner(self) -> tuple[_Form, ...]:
+        """The forms of the values in a container."""
+        return _forms((typing.get_args(self.kind) or (Any,))[-1])
+
+
+def _forms(hint: Any) -> tuple[_Form, ...]:
+    """The forms of a type, or of each member of a union but None."""
+    kind, notes = split(hint)
+    found = []
+    for option in options_of(kind):
+        if option is not type(None):
+            own, more = split(option)
+            rules = [rules_in((*notes, *more), whole=whole) for whole in (False, True)]
+            found.append(_Form(own, *rules))
+    return tuple(found)
+
+
+@functools.cache
+def _declared(schema: Any) -> dict[str, tuple[_Form, ...]]:
+    """The forms of each field. A job makes thousands of sections, of few dataclasses."""
+    hints = annotated_hints(schema)
+    return {name: _forms(hints[name]) for name in schema.__dataclass_fields__}
+
+
 def _broken_rules(section: Section) -> Iterator[Refusal]:
-    hints = annotated_hints(typing.cast(Any, type(section)))
-    for name in section.__dataclass_fields__:  # type: ignore[attr-defined]
-        yield from _broken(getattr(section, name), hints[name], (), name)
+    for name, forms in _declared(typing.cast(Any, type(section))).items():
+        yield from _broken(getattr(section, name), forms, (), name)
 
 
-def _broken(value: Any, hint: Any, each: tuple[Rule, ...], key: str) -> Iterator[Refusal]:
+def _broken(
+    value: Any, forms: tuple[_Form, ...], each: tuple[Rule, ...], key: str
+) -> Iterator[Refusal]:
     """The rules that a value or its contents break; `each` are inherited from its container."""
     if value is None or dataclasses.is_dataclass(value):
         return
-    kind, notes = split(hint)
-    kind, more = split(_option(value, kind))
-    each = (*each, *rules_in((*notes, *more), whole=False))
-    is_whole = isinstance(value, list | tuple | Mapping)
-    for rule in rules_in((*notes, *more), whole=True) if is_whole else each:
+    form = _form_of(value, forms)
+    each = (*each, *form.each)
+    is_whole = isinstance(value, _CONTAINERS)
+    for rule in form.whole if is_whole else each:
         if not rule.allows(value):
             yield key, rule.refusal(value)
     if is_whole:
-        yield from _broken_inside(value, kind, each, key)
+        yield from _broken_inside(value, form, each, key)
 
 
 def _broken_inside(
-    value: Sequence[Any] | Mapping[Any, Any], kind: Any, each: tuple[Rule, ...], key: str
+    value: Sequence[Any] | Mapping[Any, Any], form: _Form, each: tuple[Rule, ...], key: str
 ) -> Iterator[Refusal]:
-    *of_keys, inner = typing.get_args(kind) or (Any,)
     if not isinstance(value, Mapping):
         for number, one in enumerate(value):
-            yield from _broken(one, inner, each, f"{key}[{number}]")
+            yield from _broken(one, form.inner, each, f"{key}[{number}]")
         return
     for name, one in value.items():
-        for hint in of_keys:
-            yield from ((key, f"a key {why}") for _, why in _broken(name, hint, (), key))
-        yield from _broken(one, inner, each, inside(key, name))
+        for forms in form.keys:
+            yield from ((key, f"a key {why}") for _, why in _broken(name, forms, (), key))
+        yield from _broken(one, form.inner, each, inside(key, name))
 
 
-def _option(value: Any, kind: Any) -> Any:
-    """The member of a union that has the value's form (mapping, list or scalar)."""
-    options = [one for one in options_of(kind) if one is not type(None)]
-    return next((one for one in options if has_form(value, split(one)[0])), options[0])
+def _form_of(value: Any, forms: tuple[_Form, ...]) -> _Form:
+    """The one that the value has (mapping, list or scalar)."""
+    if len(forms) == 1:
+        return forms[0]
+    return next((one for one in forms if has_form(value, one.kind)), forms[0])

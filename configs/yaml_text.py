@@ -6,6 +6,7 @@ A scalar without quotes stays as it was written (`Plain`). The schema decides wh
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from configs.errors import ConfigError
 
 MAX_DEPTH = 40  # levels of brackets and indentation
 MAX_VALUES = 100_000  # an alias counts each time it is used
+_REMEMBERED = 128  # texts: a job reads most shipped files several times
 
 
 class Plain(str):
@@ -84,11 +86,23 @@ def parse(text: str, source: str) -> Any:
     that it would exhaust the memory or the stack.
     """
     try:
-        tree = yaml.load(text, _Loader)
-        _require_small(tree)
+        return _copied(_parsed(text))
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+
+
+@functools.lru_cache(_REMEMBERED)
+def _parsed(text: str) -> Any:
+    tree = yaml.load(text, _Loader)
+    _require_small(tree)
     return tree
+
+
+def _copied(tree: Any) -> Any:
+    """The same lists and mappings, which the caller may change."""
+    if isinstance(tree, dict):
+        return {key: _copied(value) for key, value in tree.items()}
+    return [_copied(one) for one in tree] if isinstance(tree, list) else tree
 
 
 def _require_small(tree: Any) -> None:
