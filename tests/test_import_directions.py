@@ -72,7 +72,7 @@ ROOMS = {
     ),
     "trainer/objectives": (
         "layer_maps step_schedule transfer progressive first_stage intermediate task_first term "
-        "whole_batch task terms objective_config objective demand"
+        "whole_batch head_term task terms objective_config objective demand"
     ),
     "trainer/objectives/terms": "states attention pairs vocabulary two_way exits",
     "trainer/learners": (

@@ -34,7 +34,6 @@ from trainer.schedules.learning_rate import ScheduleConfig
 from trainer.schedules.stacking import StackingConfig
 from trainer.scoring.scores import Metrics, metrics_of
 from trainer.stored_config import StoredConfig
-from trainer.tasks.branches import Branches
 from trainer.watch.guard import GuardConfig
 
 FROZEN_STAGES = (0, 3)
@@ -205,7 +204,6 @@ class LearnerConfig(Section):
         if self.stacking.steps and self.init.pretrained:
             yield "stacking", "begins with random weights; remove it, or init.pretrained"
         yield from within("objective", self.objective.unequippable(self.model))
-        yield from within("objective", self._conflicts_with_branches())
 
     def finished(self) -> LearnerConfig:
         """The config of a teacher whose budget is used up: a frozen one with its weights."""
@@ -281,15 +279,6 @@ class LearnerConfig(Section):
                 yield key, f"objective must have {kind.needs}"
         if self.task_first is not None and len(self.objective.tasks or ()) > 1:
             yield "task_first", "is for one task; objective.tasks has several"
-
-    def _conflicts_with_branches(self) -> Iterator[Refusal]:
-        """Tasks that cannot have the branches which a term trains."""
-        heads = self.architecture.task_heads
-        for name, section in self.objective.terms().items():
-            if isinstance(section, Branches) and section.task in heads:
-                why = section.unfit_for(heads[section.task])
-                if why:
-                    yield name, why
 
     def _conflicts_with_frozen(self) -> Iterator[Refusal]:
         """Conflicts of a frozen learner, which has only a model and a source of its weights."""

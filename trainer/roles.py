@@ -180,11 +180,8 @@ def _conflicts_of_lead(student: LearnerConfig, teacher: LearnerConfig) -> Iterat
         yield "", "is for a teacher that still learns; remove it"
     elif not student.objective.hears_teacher():
         yield "", "nothing in its objective is about the teacher; remove it"
-    elif (
-        student.progressive
-        or student.intermediate
-        or student.task_first
-        or not (student.objective.label_terms() & teacher.objective.label_terms())
+    elif student.transfer is not None or student.objective.label_terms().isdisjoint(
+        teacher.objective.label_terms()
     ):
         yield "", "compares losses, so that student and teacher need one in common (mlm)"
 

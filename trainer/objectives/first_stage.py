@@ -1,4 +1,4 @@
-"""How long the first of two stages of a learner's steps takes."""
+"""The first of two stages of a learner's steps."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from configs.rules import COUNT, Doc, Range, Unit
+from configs.rules import COUNT, Doc, Range, Unit, positive
 from configs.section import Refusal, Section
+from trainer.objectives.transfer import Transfer
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class FirstStageConfig(Section):
-    """A first stage: its length, in steps or as a fraction of the job's."""
+    """A first stage: its length, in steps or as a fraction of the job's, and its rate."""
 
     steps: Annotated[int | None, COUNT, Unit("steps"), Doc("How long it takes.")] = None
     fraction: Annotated[
         float | None, Range(1e-6, 0.999999), Doc("Or as a fraction of the job's steps.")
+    ] = None
+    learning_rate: Annotated[
+        float | None, positive(1e2), Doc("Its peak learning rate; null: that of the optimizer.")
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -37,3 +41,20 @@ class FirstStageConfig(Section):
         """Its length in steps; a fraction has been resolved by `in_steps`."""
         assert self.steps is not None
         return self.steps
+
+
+@dataclass(frozen=True)
+class FirstStage(Transfer):
+    """The first of two stages; the optimizer begins the second with fresh moments."""
+
+    config: FirstStageConfig
+
+    @property
+    def steps(self) -> int:
+        return self.config.length
+
+    def begins_phase(self, step: int) -> bool:
+        return step == self.steps
+
+    def rate(self, peak: float) -> float:
+        return self.config.learning_rate or peak

@@ -7,12 +7,11 @@ states, and another, from its weights, for predictions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from configs.rules import Doc, positive
 from model import READ_OUT
-from trainer.objectives.first_stage import FirstStageConfig
-from trainer.objectives.transfer import LAYERS, STATES, Transfer
+from trainer.objectives.first_stage import FirstStage, FirstStageConfig
+from trainer.objectives.transfer import LAYERS, STATES
 
 
 @dataclass
@@ -24,34 +23,19 @@ class IntermediateConfig(FirstStageConfig):
     other terms are on, the optimizer has fresh moments, and the schedule begins.
     """
 
-    learning_rate: Annotated[
-        float | None, positive(1e2), Doc("Its constant rate; null: the peak of the optimizer.")
-    ] = None
-
 
 @dataclass(frozen=True)
-class AllLayersFirst(Transfer):
-    """The first of the two stages."""
+class AllLayersFirst(FirstStage):
+    """All layers learn from the teacher's."""
 
-    config: IntermediateConfig
     first: ClassVar[tuple[str, ...]] = (STATES, LAYERS)
     needs: ClassVar[str] = "terms about states or attention, and others for afterwards"
-
-    @property
-    def steps(self) -> int:
-        return self.config.length
-
-    def begins_phase(self, step: int) -> bool:
-        return step == self.steps
 
     def group(self, parameter: str) -> str:
         return "read out" if parameter.startswith(_READ_OUT) else "all"
 
     def factor(self, group: str, step: int) -> float:
         return 0.0 if group == "read out" and self.lasts(step) else 1.0
-
-    def rate(self, peak: float) -> float:
-        return self.config.learning_rate or peak
 
 
 _READ_OUT = tuple(f"model.{name}" for name in READ_OUT)

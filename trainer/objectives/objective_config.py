@@ -101,11 +101,6 @@ class ObjectiveConfig(Section):
                 yield f"tasks.{name}", "begins with another task's name and _; choose another"
 
     @property
-    def has_task(self) -> bool:
-        """Whether a term is a task on labelled examples."""
-        return any(isinstance(section, TaskConfig) for section in self.terms().values())
-
-    @property
     def sources(self) -> set[str]:
         """The names of those whose outputs any term reads."""
         return {one.source for one in self.terms().values() if one.source is not None}
@@ -163,7 +158,10 @@ class ObjectiveConfig(Section):
     def unequippable(self, model: ModelConfig) -> Iterator[Refusal]:
         """The terms that train a head which this model cannot have."""
         for name, section in self.terms().items():
-            yield from ((name, why) for need in section.needs if (why := model.cannot(need)))
+            reasons = list(section.unequippable(model))
+            yield from ((name, why) for why in reasons)
+            if not reasons:
+                model = section.equip(model)
 
     def conflicts_with_data(self, packings: Collection[str], masked: bool) -> Iterator[Refusal]:
         """The terms that need something which the sequences do not have.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,9 +21,10 @@ from configs.rules import Doc, Matches, Range
 from configs.section import Refusal
 from data_pipeline import DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.tables import Columns
-from model import Ability, Capture, ModelConfig, TaskHeadConfig, with_task_head
+from model import Ability, ModelConfig, TaskHeadConfig, with_task_head
 from trainer.batches import MicroBatch
-from trainer.objectives.term import Term, TermConfig
+from trainer.objectives.head_term import HeadTerm
+from trainer.objectives.term import TermConfig
 from trainer.scoring.metric import Metric
 
 Record = TypeVar("Record")
@@ -179,15 +180,9 @@ class TaskConfig(TermConfig):
         """The metrics of its head, the primary one first."""
 
 
-class TaskTerm(Term):
+class TaskTerm(HeadTerm):
     """The loss of a task's head over the labels of its target, which has the head's name."""
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)
-        self.head = self.denominator = config.head
-
-    def concerns(self, targets: Collection[str]) -> bool:
-        return self.head in targets
-
-    def student_capture(self, step: int) -> Capture:
-        return Capture(heads=(self.head,))
+        self.denominator = self.head

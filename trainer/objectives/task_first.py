@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from configs.rules import INDEX, Doc, Unit, positive
-from trainer.objectives.first_stage import FirstStageConfig
-from trainer.objectives.transfer import LAYERS, PREDICTIONS, STATES, Transfer
+from configs.rules import INDEX, Doc, Unit
+from trainer.objectives.first_stage import FirstStage, FirstStageConfig
+from trainer.objectives.transfer import LAYERS, PREDICTIONS, STATES
 
 
 @dataclass
@@ -27,26 +27,15 @@ class TaskFirstConfig(FirstStageConfig):
         Unit("steps"),
         Doc("How long it takes; 0: the initial weights have learnt the task."),
     ] = None
-    learning_rate: Annotated[
-        float | None, positive(1e2), Doc("Its peak; null: that of the optimizer.")
-    ] = None
 
 
 @dataclass(frozen=True)
-class TaskFirst(Transfer):
-    """The first of the two stages."""
+class TaskFirst(FirstStage):
+    """The task is learnt by everything but the branches."""
 
-    config: TaskFirstConfig
     first: ClassVar[tuple[str, ...]] = (PREDICTIONS, STATES, LAYERS)
     needs: ClassVar[str] = "a task, and branches for afterwards"
     is_scheduled: ClassVar[bool] = True
-
-    @property
-    def steps(self) -> int:
-        return self.config.length
-
-    def begins_phase(self, step: int) -> bool:
-        return step == self.steps
 
     def group(self, parameter: str) -> str:
         is_branch = parameter.startswith("model.task_heads.") and ".branches." in parameter
@@ -54,6 +43,3 @@ class TaskFirst(Transfer):
 
     def factor(self, group: str, step: int) -> float:
         return 1.0 if (group == "branches") != self.lasts(step) else 0.0
-
-    def rate(self, peak: float) -> float:
-        return self.config.learning_rate or peak

@@ -124,8 +124,12 @@ class TermConfig(Section, ABC):
         """The terms that the section `name` stands for beside tasks with these heads, by name."""
         return {name: self}
 
+    def unequippable(self, model: ModelConfig) -> Iterator[str]:
+        """Why the model, which has the heads of the terms before, cannot have the term's."""
+        yield from (why for need in self.needs if (why := model.cannot(need)))
+
     def equip(self, model: ModelConfig) -> ModelConfig:
-        """The model with the head that the term trains. The model has what the term `needs`."""
+        """The model with the head that the term trains. The model is not `unequippable`."""
         return model
 
     def refusals(self, packings: Collection[str], masked: bool) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -17,13 +17,13 @@ from model import (
     Capture,
     ModelConfig,
     ModelShape,
-    TaskHeadConfig,
     with_task_head,
 )
 from trainer.denominators import ROWS
 from trainer.learner_names import OWN
 from trainer.losses.states import branch_divergence
-from trainer.objectives.term import LAST, LossInputs, Term, TermConfig, register
+from trainer.objectives.head_term import HeadTerm, HeadTermConfig
+from trainer.objectives.term import LAST, LossInputs, Term, register
 from trainer.objectives.transfer import BRANCHES
 
 FORWARD, REVERSE = "forward", "reverse"
@@ -31,7 +31,7 @@ FORWARD, REVERSE = "forward", "reverse"
 
 @register("branches", order=LAST + 1)  # after the tasks, whose heads they are made of
 @dataclass
-class Branches(TermConfig):
+class Branches(HeadTermConfig):
     """The task's head becomes a classifier after every layer; the last one teaches the others.
 
     The sum over the other layers of the KL divergence between both predictions, of every example,
@@ -46,36 +46,26 @@ class Branches(TermConfig):
             "its paper."
         ),
     ] = FORWARD
-    task: Annotated[
-        str, Doc("The task whose head has branches; empty: each of the job's tasks.")
-    ] = ""
 
-    needs = (Ability.TASK_HEAD, Ability.LEAVE_EARLY)
+    needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD, Ability.LEAVE_EARLY)
     compares: ClassVar[str] = BRANCHES
     source: ClassVar[str] = OWN
     reads_states: ClassVar[bool] = False
 
-    def beside(self, name: str, tasks: Collection[str]) -> Mapping[str, TermConfig]:
-        if self.task or len(tasks) < 2:
-            return {name: dataclasses.replace(self, task=self.task or "".join(tasks))}
-        return {f"{name}_{task}": dataclasses.replace(self, task=task) for task in tasks}
-
-    @property
-    def head(self) -> str:
-        return self.task
+    def unequippable(self, model: ModelConfig) -> Iterator[str]:
+        yield from super().unequippable(model)
+        head = model.task_heads.get(self.head)
+        if head is not None and head.kind != CLASSIFICATION:
+            yield f"is for tasks with classes, and {self.head} has a head of kind {head.kind}"
+        if head is not None and head.layers:
+            yield f"reads every layer; remove layers of {self.head}"
 
     def equip(self, model: ModelConfig) -> ModelConfig:
-        head = model.task_heads.get(self.task)
-        if head is None or self.unfit_for(head):
+        head = model.task_heads.get(self.head)
+        if head is None:
             return model
         branched = dataclasses.replace(head, branches=True, pooling="first", transform="none")
-        return with_task_head(model, self.task, branched)
-
-    def unfit_for(self, head: TaskHeadConfig) -> str:
-        """Why a task with this head cannot have branches; empty if it can."""
-        if head.kind != CLASSIFICATION:
-            return f"is for tasks with classes, and {self.task} has a head of kind {head.kind}"
-        return f"reads every layer; remove layers of {self.task}" if head.layers else ""
+        return with_task_head(model, self.head, branched)
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
         if student.layers < 2:
@@ -85,15 +75,12 @@ class Branches(TermConfig):
         return BranchesTerm(self)
 
 
-class BranchesTerm(Term):
+class BranchesTerm(HeadTerm):
     denominator = ROWS
 
     def __init__(self, config: Branches) -> None:
         super().__init__(config)
-        self.head, self.is_reverse = config.task, config.divergence == REVERSE
-
-    def concerns(self, targets: Collection[str]) -> bool:
-        return self.head in targets
+        self.is_reverse = config.divergence == REVERSE
 
     def student_capture(self, step: int) -> Capture:
         return Capture(heads=(self.head,), branches=(self.head,))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from configs.rules import Doc, OneOf, positive
 from configs.section import Refusal
-from model import Ability, Capture, ModelShape
+from model import Capture, ModelShape
 from trainer.losses.states import (
     logit_squared_error,
     soft_label_cross_entropy,
     soft_label_loss,
 )
+from trainer.objectives.head_term import HeadTerm, HeadTermConfig
 from trainer.objectives.task import TaskConfig
 from trainer.objectives.term import LossInputs, TeacherTermConfig, Term, TermConfig, register
 
@@ -30,7 +30,7 @@ SOFT_LABEL_LOSSES = {
 
 @register("soft_labels")
 @dataclass
-class SoftLabels(TeacherTermConfig):
+class SoftLabels(HeadTermConfig, TeacherTermConfig):
     """A loss between the predictions of a task's head and the teacher's: soft labels.
 
     Of a number, the squared difference. The mean over the labelled examples, or words. The
@@ -53,11 +53,7 @@ class SoftLabels(TeacherTermConfig):
     mean_over_labels: Annotated[
         bool, Doc("Divide by the number of labels too, as the originals' code does.")
     ] = False
-    tasks: Annotated[
-        list[str], Doc("The tasks whose heads learn; empty: each of the job's tasks.")
-    ] = field(default_factory=list)
 
-    needs = (Ability.TASK_HEAD,)
     reads_states: ClassVar[bool] = False
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -65,37 +61,20 @@ class SoftLabels(TeacherTermConfig):
         if self.loss == MSE and self.temperature != 1.0:
             yield "temperature", "has no part in mse; remove it"
 
-    def beside(self, name: str, tasks: Collection[str]) -> Mapping[str, TermConfig]:
-        chosen = self.tasks or [*tasks]
-        if len(tasks) < 2 and len(chosen) < 2:
-            return {name: dataclasses.replace(self, tasks=chosen)}
-        return {f"{name}_{task}": dataclasses.replace(self, tasks=[task]) for task in chosen}
-
-    @property
-    def head(self) -> str | None:
-        return next(iter(self.tasks), None)
-
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return SoftLabelsTerm(self)
 
 
-class SoftLabelsTerm(Term):
+class SoftLabelsTerm(HeadTerm):
     def __init__(self, config: SoftLabels) -> None:
         super().__init__(config)
-        (head,) = config.tasks
-        self.head = self.denominator = head
+        self.denominator = self.head
         self.loss = SOFT_LABEL_LOSSES[config.loss]
         self.temperature, self.mean_over_labels = config.temperature, config.mean_over_labels
 
     def stand_beside(self, terms: Mapping[str, TermConfig]) -> None:
         tasks = (term for term in terms.values() if isinstance(term, TaskConfig))
         self.task = next(task for task in tasks if task.head == self.head)
-
-    def concerns(self, targets: Collection[str]) -> bool:
-        return self.head in targets
-
-    def student_capture(self, step: int) -> Capture:
-        return Capture(heads=(self.head,))
 
     def source_capture(self, step: int) -> Capture:
         return Capture(heads=(self.head,))
