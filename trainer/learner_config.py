@@ -152,7 +152,10 @@ class LearnerConfig(Section):
     encoder: Annotated[
         str,
         OneOf("trained", "frozen"),
-        Doc("frozen: train only the heads; embeddings and layers keep their initial weights."),
+        Doc(
+            "frozen: train only the heads; embeddings and layers keep their initial weights, and "
+            "have no dropout."
+        ),
     ] = "trained"
     zero_stage: Annotated[
         int,

@@ -137,6 +137,19 @@ def test_a_learner_apart_costs_what_it_costs_in_a_job_with_a_frozen_teacher():
     assert students[1]["forward_flops"] > joint[2]["forward_flops"]  # it was not the first to ask
 
 
+def test_a_frozen_encoder_has_no_backward_pass():
+    config = job()
+    frozen = dataclasses.replace(config.teacher, encoder="frozen")
+    (whole, *_), (heads, *_) = (
+        demands(dataclasses.replace(config, teacher=one, students={}))[1]
+        for one in (config.teacher, frozen)
+    )
+    size = describe(config.teacher.architecture)
+    assert heads["trained"] == size.head_parameters + 192 * 192 + 192  # and the pooler
+    assert heads["forward_flops"] == whole["forward_flops"]
+    assert heads["backward_flops"] < heads["forward_flops"] < whole["backward_flops"]
+
+
 def _narrow_flops(length: int) -> float:
     config = dataclasses.replace(job(), data=DataConfig(path="x", sequence_length=length))
     return demands(config)[1][2]["forward_flops"]

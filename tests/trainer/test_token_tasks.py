@@ -18,15 +18,22 @@ from transformers import (
 
 import configs
 from data_pipeline import Corpus, DataError, ExampleSplit
+from model import Capture
 from tests.distributed import run_distributed
 from tests.trainer import jobs
+from tests.trainer.tiny import encoder
 from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
 from trainer.job_data.examples import with_examples
+from trainer.learner_config import LearnerConfig
+from trainer.learner_names import TEACHER
+from trainer.learners.module import build_module
+from trainer.objectives import ObjectiveConfig
 from trainer.prediction.predicting import predictions
 from trainer.run_folder.folder import RunFolder
 from trainer.scoring.span_metric import best_spans, best_threshold
 from trainer.task_facts import TaskFacts
+from trainer.tasks.sentences import SingleSentence
 
 JOB = """
 name: {task}
@@ -293,6 +300,19 @@ def test_only_the_head_of_a_frozen_encoder_learns(folder, corpus) -> None:
     assert changed
     assert all(name.startswith("task_heads.tagging.") for name in changed)
     assert found["task_heads.tagging.linear.weight"].shape == (2, 64)
+
+
+def test_a_frozen_encoder_gives_the_features_of_evaluation() -> None:
+    objective = ObjectiveConfig(single_sentence=SingleSentence(labels=["a", "b"]))
+    config = LearnerConfig(encoder(), objective, encoder="frozen", dropout=0.5)
+    module = build_module(TEACHER, config, config.model, 0)
+    ids = torch.arange(5, 19).view(2, 7)
+    capture = Capture(last_hidden_state=True, heads=("single_sentence",))
+    trained, scored = (module.train(mode).model.features(ids, capture=capture) for mode in (1, 0))
+    assert torch.equal(trained.last_hidden_state, scored.last_hidden_state)
+    assert not torch.equal(trained.heads["single_sentence"], scored.heads["single_sentence"])
+    with_gradient = {name for name, one in module.model.named_parameters() if one.requires_grad}
+    assert {name.partition(".")[0] for name in with_gradient} == {"pooler", "task_heads"}
 
 
 @pytest.mark.parametrize(

@@ -140,9 +140,7 @@ def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
     others = {name: one.model for name, one in job.other_teachers.items()}
     own = config.in_steps(job.steps)
     module = assemble(name, own, job.teacher.model, job.seed, _make, others)
-    is_trained = bool(config.objective.terms())
-    module.requires_grad_(is_trained)
-    return module.train(is_trained)
+    return module.train(not config.frozen)
 
 
 def _move(module: nn.Module, device: torch.device) -> None:

@@ -29,7 +29,6 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import is_teacher
 from trainer.learners.module import LearnerModule
 from trainer.learners.programs import Train
-from trainer.objectives import ObjectiveConfig
 
 
 def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
@@ -99,9 +98,7 @@ def passes_apart(job: JobConfig, device: str, length: int) -> dict[str, Passes]:
     """
     rows = max(2 * job.batch.micro_batch, LEAST_ROWS)
     finished = {
-        name: dataclasses.replace(
-            one, model=one.architecture, objective=ObjectiveConfig(), stored=None
-        )
+        name: dataclasses.replace(one.finished(), stored=None)
         for name, one in job.learners.items()
         if is_teacher(name)
     }

@@ -35,7 +35,6 @@ from trainer.learners.module import (
     LearnerModule,
     always_captured,
     build_module,
-    freeze_encoder,
 )
 from trainer.learners.programs import NOTHING, Predict, Program, Score, Train
 from trainer.learners.state import LearnerState
@@ -123,11 +122,6 @@ class Learner:
         self._whole_batch: list[dict[str, ExampleLosses]] = []  # of each micro-batch of a step
 
     def _start_engine(self, module: LearnerModule) -> DeepSpeedEngine:
-        module.requires_grad_(self.is_trained)
-        if self.config.freeze_positions:
-            module.model.freeze_positions()
-        if self.config.encoder == "frozen":
-            freeze_encoder(module.model)
         self._optimizer: GatedOptimizer | None = None
         if self.is_trained:
             self._optimizer = build_optimizer(module, self.config.optimizer, self.objective)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,9 @@ from trainer.learner_names import is_teacher, section_of
 from trainer.learners.programs import Program, Result
 from trainer.objectives import Objective
 from trainer.seeds import derive
+
+if TYPE_CHECKING:
+    from typing import Self  # of Python 3.11 on
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -31,6 +35,24 @@ class LearnerModule(nn.Module):
         self.model = model
         self.objective = objective
         self.precision = precision
+        self._frozen: list[nn.Module] = []
+
+    def freeze_encoder(self) -> None:
+        """Train only the heads and the pooler; what they read is that of evaluation.
+
+        The features of BERT's feature-based approach are fixed: they have no dropout (arXiv
+        1810.04805, section 5.3).
+        """
+        children = self.model.named_children()
+        self._frozen = [part for name, part in children if f"{name}." not in READ_OUT]
+        for part in self._frozen:
+            part.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for part in self._frozen:
+            part.eval()
+        return self
 
     def forward(self, program: Program[Result], batch: MicroBatch) -> Result:
         """Run `program` on a micro-batch in this learner's precision; returns its result."""
@@ -84,7 +106,12 @@ def assemble(
     model = make(config.architecture.with_dropout(config.dropout))
     if config.checkpoint_activations:
         model.checkpoint_activations()
-    return LearnerModule(model, objective, config.precision)
+    module = LearnerModule(model, objective, config.precision).requires_grad_(not config.frozen)
+    if config.freeze_positions:
+        model.freeze_positions()
+    if config.encoder == "frozen":
+        module.freeze_encoder()
+    return module
 
 
 def _load(model: Model, weights: Mapping[str, Tensor], section: str, *, whole: bool) -> None:
@@ -101,10 +128,3 @@ def _load(model: Model, weights: Mapping[str, Tensor], section: str, *, whole: b
     missing = [name for name in found if not name.startswith(READ_OUT)]
     if missing and whole:
         raise TrainingError(f"{section}.init: there are no weights for {', '.join(missing[:3])}")
-
-
-def freeze_encoder(model: Model) -> None:
-    """Freeze everything except the heads and the pooler."""
-    for name, parameter in model.named_parameters():
-        if not name.startswith(READ_OUT):
-            parameter.requires_grad_(False)
