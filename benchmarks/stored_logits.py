@@ -85,7 +85,7 @@ def stored_reader(
     folder.mkdir()
     step = Predictor(teacher, stored).of_batch(batch, None)
     shard = write_shard(folder, range(1), len(step.values), encode([step]))
-    Manifest("", {}, "", V, stored.size(V), stored.precision, (shard,)).save(folder)
+    Manifest("", {}, "", (shard,)).save(folder)
     return StoredReader(folder, 0, 1)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch.distributed as dist
 import configs
 from data_pipeline import MASKED, Batch, Corpus, contents, open_corpora
 from data_pipeline.masking.torch_masker import TorchMasker
+from data_pipeline.shards.locking import exclusive
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
@@ -29,7 +31,7 @@ from trainer.learners.learner import Learner, MicroStep
 from trainer.learners.learners import Learners
 from trainer.learners.state import JobState
 from trainer.learners.uncompiled import leave_compiler_out
-from trainer.lifecycle.stored_teacher import fingerprint, require_written_for
+from trainer.lifecycle.stored_teacher import fingerprint, require_written_by, require_written_for
 from trainer.loop import Outcome
 from trainer.losses.vocabulary_projection import Projection, chunks
 from trainer.process_group import background_group, limit_waiting
@@ -50,7 +52,8 @@ def store(
     """Write what is missing of the predictions that the job of `load` reads.
 
     One of the ranks that the environment describes. `say` gets a line for each shard, on rank 0.
-    Raises TrainingError for a job without `teacher.stored`, or a folder with other predictions.
+    Raises TrainingError for a job without `teacher.stored`, or a folder with other predictions, and
+    DataError for one to which another process writes.
     """
     join_process_group()
     try:
@@ -70,13 +73,28 @@ def store_job(
 ) -> Outcome:
     """As `store`, of a loaded job and in a process group that is there. Collective."""
     assert config.teacher.stored is not None
+    folder = Path(config.teacher.stored.path)
+    with ExitStack() as held:
+        on_rank_0(lambda: held.enter_context(_alone_in(folder)))
+        return _store_missing(config, folder, stop_requested, say)
+
+
+def _alone_in(folder: Path) -> AbstractContextManager[None]:
+    refusal = "another `tandem store` is writing there; wait until it ends, or name another folder"
+    return exclusive(folder, f"{KEY}: {folder}: {refusal}")
+
+
+def _store_missing(
+    config: JobConfig, folder: Path, stop_requested: Callable[[], bool], say: Say
+) -> Outcome:
+    assert config.teacher.stored is not None
     corpora = open_corpora(config.data)
     require_fit(config, corpora)
     require_same_tokenizers(config, corpora, set())
     teacher = dataclasses.replace(config.teacher, stored=None)
     running = dataclasses.replace(config, teacher=teacher, rollback=[])
     learner = Learners(running, step_shape(running, corpora), JobState(wandb_id=""), None).teacher
-    checksum, folder = fingerprint(learner), Path(config.teacher.stored.path)
+    checksum = fingerprint(learner)
     manifest = on_rank_0(lambda: _manifest(folder, config, corpora, checksum))
     missing = on_rank_0(lambda: list(manifest.missing(folder, config.steps)))
     writer = _ShardWriter(folder, manifest, say)
@@ -85,7 +103,7 @@ def store_job(
         with Feed(running, corpora, 0) as feed:
             if _store_batches(numbers, feed, predictor, writer, stop_requested):
                 return Outcome.STOPPED
-    on_rank_0(lambda: say(_summary(writer.manifest, folder)))
+    on_rank_0(lambda: say(_summary(writer.manifest, predictor.k, folder)))
     return Outcome.FINISHED
 
 
@@ -117,33 +135,16 @@ def _manifest(
     folder: Path, config: JobConfig, corpora: Mapping[str, Corpus], checksum: str
 ) -> Manifest:
     """The folder's manifest, which must be of the same predictions; a new one where it is empty."""
-    stored, vocabulary = config.teacher.stored, config.teacher.model.vocab_size
-    assert stored is not None
     if not (folder / NAME).exists():
-        _make(folder)
         return Manifest(
             job=configs.dump(config),
             corpora=contents(config.data, corpora),
             teacher=checksum,
-            vocabulary=vocabulary,
-            top_k=stored.size(vocabulary),
-            precision=stored.precision,
         )
     found = Manifest.load(folder)
     require_written_for(found, config, corpora)
-    if found.teacher != checksum:
-        raise TrainingError(
-            f"{KEY}: {folder}: has the predictions of other weights than teacher."
-            "init.pretrained; name another folder"
-        )
+    require_written_by(found, checksum, folder)
     return found
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainingError(f"{KEY}: {folder}: {error.strerror}") from None
 
 
 @dataclass(frozen=True)
@@ -251,9 +252,9 @@ class Predictor:
         return StepLogits(counts, torch.cat(values), torch.cat(ids) if ids else None)
 
 
-def _summary(manifest: Manifest, folder: Path) -> str:
+def _summary(manifest: Manifest, k: int, folder: Path) -> str:
     size = sum(shard.bytes for shard in manifest.shards)
     return (
-        f"The {manifest.top_k:,} largest logits of {manifest.steps:,} batches are in {folder}: "
+        f"The {k:,} largest logits of {manifest.steps:,} batches are in {folder}: "
         f"{len(manifest.shards):,} shards, {size / 1e9:,.3g} GB"
     )

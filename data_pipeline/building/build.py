@@ -33,7 +33,7 @@ import numpy as np
 from data_pipeline.building.claims import JOURNAL, Claims
 from data_pipeline.building.encoding import EncodedChunk, held_out
 from data_pipeline.building.finishing import finish_folder
-from data_pipeline.building.journal import Journal, exclusive
+from data_pipeline.building.journal import Journal, alone_in
 from data_pipeline.building.parallel_encoding import encode_all
 from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS
@@ -180,7 +180,7 @@ class _Build:
         finished = self._finished()
         if finished is None:
             Claims(self.folder).refuse_foreign_files()
-            with exclusive(self.folder / JOURNAL):
+            with alone_in(self.folder / JOURNAL):
                 finished = self._finished()  # another process may have completed it meanwhile
                 finished = finished or self._build(workers, on_progress)
         Claims(self.folder).remove_journal()

@@ -8,13 +8,11 @@ document; the state says how many of its bytes are valid. The building process h
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ import numpy as np
 from data_pipeline.building.encoding import DIGEST_BYTES
 from data_pipeline.errors import DataError
 from data_pipeline.shards.append_only import CommittedPrefix
+from data_pipeline.shards.locking import exclusive
 from data_pipeline.shards.writing import State, disk_errors, fsync
 
 STATE, PART, DIGESTS = "state.npz", "state.part", "digests.bin"
@@ -38,26 +37,10 @@ class Saved:
     states: dict[str, State]
 
 
-@contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Create `folder` and lock it against other builds; the lock is freed if the process dies.
-
-    Raises DataError if another build holds the lock.
-    """
-    with disk_errors(folder / "lock"):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)  # not inherited
-    with open(lock, "r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(
-                f"{folder.parent}: another build is running there; wait until it ends, or choose "
-                "another --out"
-            ) from None
-        except OSError:
-            pass  # the file system does not support locks
-        yield
+def alone_in(journal: Path) -> AbstractContextManager[None]:
+    """Create the folder of a journal and lock it; DataError if another build holds the lock."""
+    refusal = "another build is running there; wait until it ends, or choose another --out"
+    return exclusive(journal, f"{journal.parent}: {refusal}")
 
 
 class Journal:

@@ -27,7 +27,7 @@ from data_pipeline.building.claims import (
 )
 from data_pipeline.building.encoding import DIGEST_BYTES, held_out
 from data_pipeline.building.finishing import finish_folder
-from data_pipeline.building.journal import exclusive
+from data_pipeline.building.journal import alone_in
 from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS, Corpus, CorpusSplit
 from data_pipeline.shards import manifest
@@ -62,7 +62,7 @@ def merge(folder: str) -> dict:
                 f"{out}: holds no {PARTS}; build them with `tandem data build --task I/N`"
             )
         Claims(out).refuse_foreign_files()
-        with exclusive(out / JOURNAL):
+        with alone_in(out / JOURNAL):
             tree = _merge(out)
     _remove_parts(out / PARTS)
     Claims(out).remove_journal()

@@ -13,7 +13,8 @@ import torch
 from torch.nn import functional as F
 
 from configs.errors import ConfigError
-from data_pipeline import MASKED, Target, open_corpora
+from data_pipeline import MASKED, DataError, Target, open_corpora
+from data_pipeline.shards.locking import exclusive
 from tests.conftest import TINY_JOB, tandem
 from tests.distributed import run_distributed
 from tests.test_errors import one_line
@@ -100,13 +101,14 @@ def on_one_rank(corpus, runs, finished):
     storing.SHARD_BYTES = SHARD
     storing.store_job(job(corpus, runs, finished, "all_alone", *ALL), lambda: False)
     some = largest(corpus, runs, finished, "largest_alone")
+    with exclusive(runs / "largest_alone", ""), pytest.raises(DataError, match="is writing there"):
+        storing.store_job(some, lambda: False)
     storing.store_job(some, lambda: False)
     run(job(corpus, runs, finished, "all", *ALL, "name=alone"))
     run(dataclasses.replace(some, name="of_largest"))
     wrong = largest(corpus, runs, finished, "all", *ALL, "name=wrong", "teacher.init.random=true")
     with pytest.raises(TrainingError, match=r"stored\.path: .* of other weights"):
         run(wrong)
-    return None
 
 
 @pytest.fixture(scope="module")

@@ -56,16 +56,17 @@ def require_same_teacher(config: JobConfig, teacher: Learner) -> None:
     """Raise TrainingError unless the stored predictions, if any, are this teacher's. Collective."""
     if config.teacher.stored is None:
         return
-    folder, own = config.teacher.stored.path, fingerprint(teacher)
+    folder, own = Path(config.teacher.stored.path), fingerprint(teacher)
+    on_rank_0(lambda: require_written_by(Manifest.load(folder), own, folder))
 
-    def compare() -> None:
-        if Manifest.load(Path(folder)).teacher != own:
-            raise TrainingError(
-                f"{KEY}: {folder}: are the predictions of other weights than teacher.init."
-                "pretrained has; name the teacher that they are of, or another folder"
-            )
 
-    on_rank_0(compare)
+def require_written_by(manifest: Manifest, teacher: str, folder: Path) -> None:
+    """Raise TrainingError unless they are of the teacher whose weights have this `fingerprint`."""
+    if manifest.teacher != teacher:
+        raise TrainingError(
+            f"{KEY}: {folder}: are the predictions of other weights than teacher.init.pretrained "
+            "has; name the teacher that they are of, or another folder"
+        )
 
 
 def fingerprint(learner: Learner) -> str:

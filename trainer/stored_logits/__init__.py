@@ -14,9 +14,9 @@ running the teacher.
 - A row holds as many positions as it has labels, so that nothing of the masks is stored but their
   number. A reader compares it with the row's.
 - A shard is complete steps, up to `SHARD_BYTES`, as safetensors. Shards and manifest are written
-  atomically, and their content is a pure function of the job, so a writer that was killed goes on
-  after its last complete shard. The number of ranks makes no difference as long as micro-batches
-  hold the same rows, which decides how a kernel rounds.
+  atomically, and their content is a pure function of the job, so a writer that was killed resumes
+  after its last complete shard. Only one writes a folder at a time. The number of ranks makes no
+  difference as long as micro-batches hold the same rows, which decides how a kernel rounds.
 - The teacher's weights are still in a job that reads its predictions: for scores, exports and
   students that begin with its layers. They wait in host memory (`LearnerConfig.at_rest`).
 - The mean of several teachers is not stored; nor is anything that only states could give.

@@ -39,16 +39,12 @@ class Manifest:
     """What a folder holds.
 
     job: the config of the job that wrote it, as YAML; corpora: as in `data_pipeline.contents`;
-    teacher: the checksum of its weights; vocabulary, top_k: how many logits it predicts, and how
-    many are stored. Shards are in the order of their batches, without gaps.
+    teacher: the checksum of its weights. Shards are in the order of their batches, without gaps.
     """
 
     job: str
     corpora: Mapping[str, str]
     teacher: str
-    vocabulary: int
-    top_k: int
-    precision: str
     shards: tuple[ShardRecord, ...] = ()
 
     @classmethod
