@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ROOT_KEY = "data.root"
 UNTRAINED = "untrained"
+MODELS = "models.json"  # in the folder of a suite: a checksum of each model's folder
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def compare(
 
     With `untrained`, the first of them with random weights too. Everything goes to `out`: the runs,
     ``suite.json`` and ``report.html``. Raises ConfigError, ModelError and DataError before
-    anything is trained, also where `out` has a run of another job by the same name.
+    anything is trained, also where `out` has a run of another job by the same name, or of a model
+    that has been overwritten since.
     """
     import configs
     from configs.suites import SuiteConfig
@@ -94,6 +96,7 @@ def compare(
     jobs = {run: load_job(run.config, run.words) for run in runs}  # errors show before the first
     for job in jobs.values():
         _require_same(job)
+    _require_unchanged(models, out)
     evaluations = {run: _evaluation_of(run, job, out) for run, job in jobs.items()}
     results = _results(suite, models, evaluations, (*shared, *overrides))
     (out / "suite.json").write_text(json.dumps(to_json(results), indent=2) + "\n")
@@ -144,6 +147,25 @@ def _require_same(job: JobConfig) -> None:
             f"--out: {folder.path} is of another job ({'; '.join(found[:3])}); name another "
             "folder, or delete that run"
         )
+
+
+def _require_unchanged(models: Mapping[str, _Model], out: Path) -> None:
+    """Raise ConfigError where the folder of a model has changed since `out` has runs of it."""
+    from configs import ConfigError
+    from trainer.durable import atomic_write
+    from trainer.job_data.examples import digest_of
+
+    record = out / MODELS
+    known = json.loads(record.read_text()) if record.exists() else {}
+    found = {str(one.folder): digest_of(one.folder) for one in models.values()}
+    for folder, digest in found.items():
+        if known.get(folder, digest) != digest:
+            raise ConfigError(
+                f"--out: {out} has runs of {folder} as it was before; name another folder, or "
+                "delete that one"
+            )
+    out.mkdir(parents=True, exist_ok=True)
+    atomic_write(record, json.dumps({**known, **found}, indent=2) + "\n")
 
 
 def _evaluation_of(run: _Run, job: JobConfig, out: Path) -> dict[str, Any]:

@@ -148,6 +148,11 @@ def test_models_are_fine_tuned_and_compared_once(folder: Path) -> None:
     assert other[0] == 1
     changed = "moods-big-seed1 is of another job (steps: 2 -> 1; batch.size: 4 -> 8)"
     assert changed in other[2], "the task's own epochs go before the suite's"
+    weights = folder / "big" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert f"has runs of {folder / 'big'} as it was before" in evaluate(folder, *both)[2]
+    weights.write_bytes(content)
     (row,) = [line.split() for line in output.splitlines() if line.startswith("untrained ")]
     found = json.loads((folder / "out" / "suite.json").read_text())
     assert found["untrained"]["parameters"] == found["big"]["parameters"]
