@@ -23,18 +23,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch  # noqa: E402
+import torch
 
-from data_pipeline.task_files.tables import read_table  # noqa: E402
-from model import EncoderConfig  # noqa: E402
-from model.flops import flops_per_token, flops_to_leave  # noqa: E402
-from trainer.device import own_device  # noqa: E402
-from trainer.objectives.task import LABEL, TaskFile  # noqa: E402
-from trainer.prediction.fine_tuned import FineTuned  # noqa: E402
-from trainer.prediction.passes import Segments, length_of  # noqa: E402
+from data_pipeline.task_files.tables import read_table
+from model import EncoderConfig
+from model.flops import flops_per_token, flops_to_leave
+from trainer.device import own_device
+from trainer.objectives.task import LABEL, TaskFile
+from trainer.prediction.fine_tuned import FineTuned
+from trainer.prediction.passes import Segments, length_of
 
 Result = TypeVar("Result")
 SPEEDS = ",".join(str(tenths / 10) for tenths in range(11))

@@ -129,8 +129,10 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
 
     section, seed, sizes = data_section(config, overrides)
     console = Console()
-    texts = show_examples(section, seed, sizes, samples) if section.has_examples else None
-    for text in texts or show(section, seed, samples):
+    examples = section.has_examples
+    for text in (
+        show_examples(section, seed, sizes, samples) if examples else show(section, seed, samples)
+    ):
         console.print(text)
 
 
@@ -187,9 +189,9 @@ def data_augment(
     from pathlib import Path
 
     from data_pipeline.augmentation.replacement import Replacement
-    from trainer.augmentation.replacing import Augmentation
+    from trainer.augmentation.replacing import Replacing
 
-    how = Augmentation(
+    how = Replacing(
         Path(model),
         Replacement(**settings),
         candidates,

@@ -63,7 +63,7 @@ def predict(
 
     for option, value in (("--candidates", candidates), ("--top", top)):
         if value and not documents:
-            raise click.UsageError(f"{option}: needs --documents, the file with their texts")
+            raise click.UsageError(f"{option}: needs --documents, the file of what is ranked")
     if columns and documents:
         raise click.UsageError("--column: is for tables of texts, and INPUT holds queries")
     if speed is not None and documents:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import click
 
 from commands.job_configs import load_job
 from commands.options import PATH
 from commands.output import ignore_write_errors
-from commands.training import launch_ranks
+from commands.training import launch_ranks, run_if_launched
 
 
 @click.command()
@@ -22,18 +23,11 @@ def store(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     The section teacher.stored says where, and how many logits. Repeating the command writes what
     is missing. Also the entry point of each rank under srun and torchrun.
     """
-    from cluster.ranks import is_launched
-
     ignore_write_errors()
-    if is_launched():
-        if nproc is not None:
-            raise click.UsageError(
-                "--nproc: leave it out under srun or torchrun, which set the ranks"
-            )
-        sys.exit(_store_as_rank(config, overrides))
-    load_job(config, overrides)
-    words = ["store", config, *overrides]
-    sys.exit(launch_ranks(words, lambda: _store_as_rank(config, overrides), nproc))
+    as_rank = partial(_store_as_rank, config, overrides)
+    run_if_launched(as_rank, nproc)
+    load_job(config, overrides)  # errors show before ranks start
+    sys.exit(launch_ranks(["store", config, *overrides], as_rank, nproc))
 
 
 def _store_as_rank(config: str, overrides: tuple[str, ...]) -> int:

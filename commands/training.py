@@ -29,17 +29,22 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
 
     Also the entry point of each rank under srun and torchrun.
     """
+    ignore_write_errors()
+    run_if_launched(lambda: _train_as_rank(lambda: load_job(config, overrides)), nproc)
+    if not announce_if_finished(load_job(config, overrides)):
+        sys.exit(run_ranks(config, overrides, nproc))
+
+
+def run_if_launched(as_rank: Callable[[], int], nproc: int | None) -> None:
+    """Where srun or torchrun has started this process as a rank, call `as_rank` and exit."""
     from cluster.ranks import is_launched
 
-    ignore_write_errors()
     if is_launched():
         if nproc is not None:
             raise click.UsageError(
                 "--nproc: leave it out under srun or torchrun, which set the ranks"
             )
-        sys.exit(_train_as_rank(lambda: load_job(config, overrides)))
-    if not announce_if_finished(load_job(config, overrides)):
-        sys.exit(run_ranks(config, overrides, nproc))
+        sys.exit(as_rank())
 
 
 def run_ranks(config: str, overrides: tuple[str, ...], nproc: int | None) -> int:

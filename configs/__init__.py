@@ -18,9 +18,9 @@ from configs.loading import (
     find,
     load,
     load_text,
+    load_tree,
     merge,
     plain,
-    tree,
     validate,
 )
 
@@ -31,8 +31,8 @@ __all__ = [
     "find",
     "load",
     "load_text",
+    "load_tree",
     "merge",
     "plain",
-    "tree",
     "validate",
 ]

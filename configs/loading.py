@@ -70,7 +70,7 @@ def load_text(text: str, schema: type[T], kind: str, overrides: Sequence[str], s
     return _overridden(_tree(text, source), schema, kind, overrides, _Origin(source))
 
 
-def tree(name: str, schema: Any, kind: str) -> dict[str, Any]:
+def load_tree(name: str, schema: Any, kind: str) -> dict[str, Any]:
     """The keys and values of the config `name` (see `find`), not checked, without any `base`."""
     path = find(name, kind)
     return _expand(_read(path), schema, kind, "", _Origin(str(path), (path,)))

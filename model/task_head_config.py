@@ -111,8 +111,8 @@ class TaskHeadConfig(Section):
     @property
     def reads_first_token(self) -> bool:
         """Whether it reads nothing but the last layer's state of the first token."""
-        is_first = not self.per_token and self.pooling != "mean"
-        return is_first and not self.layers and not self.branches
+        reads_more = self.per_token or self.pooling == "mean" or self.layers or self.branches
+        return not reads_more
 
     @property
     def outputs(self) -> int:

@@ -29,7 +29,7 @@ def fill_in_tasks(tree: dict[str, Any], schema: Any) -> None:
         if not isinstance(source, str):
             raise ConfigError(f"{key}: must be a name of configs/task, or a file")
         try:
-            task = configs.tree(source, schema, "task")
+            task = configs.load_tree(source, schema, "task")
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from error
         data = _section(task, "data")

@@ -1,4 +1,4 @@
-"""The data augmentation of Tang et al. (arXiv 1903.12136, section 3.3): texts that need no sense.
+"""The data augmentation of Tang et al. (arXiv 1903.12136, section 3.3): texts without sense.
 
 In each copy a word is masked with one probability, and with another it is replaced by a word with
 its part of speech, drawn by frequency. Then, with a third probability, only an n-gram of one to

@@ -19,10 +19,8 @@ from trainer.objectives import ObjectiveConfig
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 
-LAYERS, WIDTH = (
-    24,
-    128,
-)  # an eighth of BERT-large's width: matrices are still partitioned at stage 3
+# BERT-large's layers, an eighth as wide: matrices are still partitioned at stage 3.
+LAYERS, WIDTH = 24, 128
 BUCKETS = 7  # that BERT-large's gradients fill
 PARTS = ("forward", "backward", "step")  # methods of an engine
 WARM_UP, TIMED = 3, 5  # steps

@@ -22,7 +22,7 @@ from tests.test_errors import one_line
 from trainer.augmentation import augmenting
 from trainer.augmentation.augmenting import augment
 from trainer.augmentation.masked_words import MaskedWords
-from trainer.augmentation.replacing import Augmentation
+from trainer.augmentation.replacing import Replacing
 from trainer.config import JobConfig
 
 CPU = torch.device("cpu")
@@ -92,8 +92,8 @@ def folder(corpus, tmp_path_factory) -> Path:
     return made
 
 
-def settings(folder: Path, **changes) -> Augmentation:
-    return Augmentation(folder / "model", Replacement(**{"copies": 4, **changes}))
+def settings(folder: Path, **changes) -> Replacing:
+    return Replacing(folder / "model", Replacement(**{"copies": 4, **changes}))
 
 
 def job(folder: Path, *words: str) -> JobConfig:
@@ -170,7 +170,7 @@ def test_columns_by_number_stay_where_they_are(folder, tmp_path) -> None:
 def test_word_vectors_give_candidates_of_words_of_several_pieces(folder, tmp_path) -> None:
     glove = tmp_path / "glove.txt"
     glove.write_text("themmmm 1 0\nstone 1 0.1\nriver 0 1\n")
-    how = Augmentation(folder / "model", Replacement(copies=30), 1, glove)
+    how = Replacing(folder / "model", Replacement(copies=30), 1, glove)
     augment(job(folder), how, tmp_path / "more.tsv", CPU)
     assert "stone" in (tmp_path / "more.tsv").read_text()
 

@@ -144,12 +144,13 @@ SIZE = (
     "hidden_size: 16, layers: 3, heads: 2, ffn_size: 32, vocab_size: 600, max_positions: 12, "
     "initializer_range: 0.1"
 )
-STUDENT = "{model: {SIZE}, zero_stage: %d, optimizer: {learning_rate: 3.0e-3}, BRANCHED}".replace(
-    "SIZE", SIZE
-).replace("BRANCHED", BRANCHED)
 WORDS = (
     "students=null", "teacher.model.initializer_range=0.1",
-    *(f"students.{name}={STUDENT % stage}" for name, stage in STAGES.items()),
+    *(
+        f"students.{name}={{model: {{{SIZE}}}, zero_stage: {stage}, {BRANCHED}, "
+        "optimizer: {learning_rate: 3.0e-3}}"
+        for name, stage in STAGES.items()
+    ),
     "teacher.objective.branches={}", "teacher.task_first={fraction: 0.5, learning_rate: 1.0e-3}",
     "teacher.schedule.warmup_fraction=0.5", "steps=12", "checkpoint.every=3", "evaluation.every=3",
 )  # fmt: skip

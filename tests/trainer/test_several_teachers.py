@@ -28,6 +28,7 @@ from trainer.learners.module import build_module
 from trainer.losses.states import logit_squared_error, soft_label_loss
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import HiddenMSE, SoftCrossEntropy, SoftKL
+from trainer.run_folder.folder import RunFolder
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 
@@ -206,8 +207,6 @@ def jobs_run(corpus, finished, tmp_path_factory):
 
 
 def test_a_job_with_two_teachers_resumes_to_the_last_bit(jobs_run):
-    from trainer.run_folder.folder import RunFolder
-
     whole, again, late = (curve(RunFolder(jobs_run / n)) for n in ("whole", "again", "late"))
     assert whole == again
     assert any("teachers/second" in key for _, key, _ in whole)

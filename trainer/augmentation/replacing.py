@@ -22,7 +22,7 @@ from trainer.job_data.examples import digest_of
 
 
 @dataclass(frozen=True)
-class Augmentation:
+class Replacing:
     """TinyBERT's augmentation: its settings, and where candidates come from.
 
     vectors: a file in GloVe's format; None: the input embeddings of the model in `folder`.
@@ -54,7 +54,7 @@ class Augmentation:
 class _Copies:
     """Makes copies of examples, with the words of one text at a time replaced."""
 
-    def __init__(self, settings: Augmentation, texts: Sequence[str], device: torch.device) -> None:
+    def __init__(self, settings: Replacing, texts: Sequence[str], device: torch.device) -> None:
         self._settings, self._texts = settings, texts
         model = from_pretrained(settings.folder)
         if model.head is None:

@@ -69,10 +69,11 @@ def with_validation(job: JobConfig) -> JobConfig:
     tasks = tasks_of(job)
     if not all("validation" in one.data.task_files for one in tasks):
         return with_examples(job)
+    tokenizer = _tokenizer_of(job)
     for one in tasks:
         ready = _with_labels(job, one)
         files = {"val": ready.file("validation").path}
-        folder = _encoded(job, ready, _tokenizer_of(job), files)
+        folder = _encoded(job, ready, tokenizer, files)
         job = _with(job, dataclasses.replace(ready, data=_at(ready.data, folder)))
     return job
 
@@ -283,7 +284,7 @@ def _identity(one: TaskOfJob, files: Mapping[str, Path]) -> dict[str, Any]:
     """All but the tokenizer that decides what the encoded examples are."""
     data, task, settings = one.data, one.task, dataclasses.asdict(one.task)
     return {
-        "settings": {key: one for key, one in settings.items() if key not in task.not_encoded},
+        "settings": {key: settings[key] for key in settings if key not in task.not_encoded},
         "code": digest_of(Path(inspect.getfile(type(task)))),
         "files": {SPLITS[split]: digest_of(path) for split, path in files.items()},
         "others": {other: digest_of(path) for other, path in data.other_files.items()},

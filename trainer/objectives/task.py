@@ -17,9 +17,9 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from configs.rules import Doc, Matches, Range
+from configs.rules import Doc, Range
 from configs.section import Refusal
-from data_pipeline import DataError, EncodedExample, TextEncoder
+from data_pipeline import TASK_NAME, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.tables import Columns
 from model import Ability, ModelConfig, TaskHeadConfig, with_task_head
 from trainer.batches import MicroBatch
@@ -103,10 +103,10 @@ class TaskConfig(TermConfig):
         ),
     ] = field(default_factory=list)
     head_name: Annotated[
-        str,
-        Matches(r"|(?!\d)[\w-]+", "made of letters, digits, - and _, and begin with no digit"),
-        Doc("The name of its head, with which its scores begin; empty: that of this section."),
-    ] = ""
+        str | None,
+        TASK_NAME,
+        Doc("The name of its head, with which its scores begin; null: that of this section."),
+    ] = None
 
     name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]] = ()

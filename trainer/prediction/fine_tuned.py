@@ -27,13 +27,13 @@ class FineTuned:
     encoder: TextEncoder
 
     @classmethod
-    def open(cls, folder: Path, device: torch.device, wanted: str | None = None) -> FineTuned:
-        """`wanted` is the head to use in a model with several.
+    def open(cls, folder: Path, device: torch.device, head: str | None = None) -> FineTuned:
+        """`head` names the one to use of several.
 
         Raises ModelError for a model without that head, DataError without a tokenizer.
         """
         model = from_pretrained(folder).to(device)
-        name = _chosen(folder, list(model.config.task_heads), wanted)
+        name = _chosen(folder, list(model.config.task_heads), head)
         facts = TaskFacts.read(folder, name)
         longest = model.config.longest_sequence or facts.sequence_length
         encoder = TextEncoder(folder, min(facts.sequence_length, longest))
@@ -66,11 +66,11 @@ class FineTuned:
         return Transitions(*(one.cpu() for one in head.crf()))
 
 
-def _chosen(folder: Path, heads: list[str], wanted: str | None) -> str:
+def _chosen(folder: Path, heads: list[str], head: str | None) -> str:
     if not heads:
         raise ModelError(f"{folder}: has no head of a task; fine-tune it with `tandem finetune`")
-    if wanted is None and len(heads) > 1:
+    if head is None and len(heads) > 1:
         raise ModelError(f"{folder}: has several heads; choose one with --head: {', '.join(heads)}")
-    if wanted is not None and wanted not in heads:
-        raise ModelError(f"{folder}: has no head {wanted}; there are: {', '.join(heads)}")
-    return wanted or heads[0]
+    if head is not None and head not in heads:
+        raise ModelError(f"{folder}: has no head {head}; there are: {', '.join(heads)}")
+    return head or heads[0]

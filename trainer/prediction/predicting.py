@@ -37,17 +37,17 @@ def predictions(
     path: str,
     device: torch.device,
     columns: Mapping[str, str] = MappingProxyType({}),
-    wanted: str | None = None,
+    head: str | None = None,
     speed: float | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The predictions of the model in `folder` for each example of a file, in order.
 
-    `columns` maps fields to the table's columns where they differ from those in training. `wanted`
-    is the head to use in a model with several. With a `speed`, examples leave at the first layer
+    `columns` maps fields to the table's columns where they differ from those in training. `head`
+    names the one to use of several. With a `speed`, examples leave at the first layer
     that is certain, which each prediction tells. Raises ModelError for a model without a task head,
     or without branches for a `speed`; DataError for a file that cannot be read.
     """
-    tuned = FineTuned.open(folder, device, wanted)
+    tuned = FineTuned.open(folder, device, head)
     facts = tuned.facts
     if path == STDIN:  # it has no header, even if the training file had one
         facts = replace(facts, columns={})

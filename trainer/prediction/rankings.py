@@ -31,16 +31,16 @@ def rankings(
     candidates: str | None,
     count: int,
     device: torch.device,
-    wanted: str | None = None,
+    head: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """For each query ``{"query": ..., "documents": [{"id": ..., "score": ...}, ...]}``.
 
     A dual encoder finds the `count` best among all documents. A cross-encoder puts the first
-    `count` of a run of `candidates` in a new order; the others stay below them. `wanted` is the
-    head to use in a model with several. Raises ModelError for other models, DataError for what
+    `count` of a run of `candidates` in a new order; the others stay below them. `head` names
+    the one to use of several. Raises ModelError for other models, DataError for what
     cannot be read.
     """
-    tuned = FineTuned.open(folder, device, wanted)
+    tuned = FineTuned.open(folder, device, head)
     if tuned.head.kind == VECTOR:
         if candidates is not None:
             raise DataError("--candidates: are for a cross-encoder; a dual encoder finds its own")

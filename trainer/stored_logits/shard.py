@@ -66,6 +66,7 @@ class Shard:
 
     def __init__(self, path: Path) -> None:
         self._file = safe_open(path, "pt")
+        self._names = list(self._file.keys())
         self._rows = self._file.get_tensor(ROWS).cumsum(0).tolist()
         self._counts = self._file.get_tensor(COUNTS)
         self._positions = [0, *self._counts.cumsum(0).tolist()]  # before each row
@@ -76,9 +77,8 @@ class Shard:
         share = (end - begin) // world_size
         rows = slice(begin + rank * share, begin + (rank + 1) * share)
         at = slice(self._positions[rows.start], self._positions[rows.stop])
-        has_ids = IDS in self._file.keys()  # noqa: SIM118 - it is no mapping
         return StepLogits(
             self._counts[rows],
             self._file.get_slice(VALUES)[at],
-            self._file.get_slice(IDS)[at] if has_ids else None,
+            self._file.get_slice(IDS)[at] if IDS in self._names else None,
         )
