@@ -25,8 +25,9 @@ HEAD = TaskHeadConfig(labels=["a", "b", "c"], pooling="first", transform="none",
 LAYERS, ROWS, LENGTH = 4, 12, 9
 SMALL = EncoderConfig(
     vocab_size=50, hidden_size=16, layers=LAYERS, heads=2, ffn_size=24, max_positions=16,
-    mlm_head=False, initializer_range=0.3,
+    mlm_head=False, initializer_range=0.2,
 )  # fmt: skip
+SOME = 0.26  # a speed at which examples leave at three different layers
 
 
 def branched(config: EncoderConfig = SMALL) -> EncoderConfig:
@@ -103,7 +104,7 @@ def test_branches_do_not_train_the_layers(ours, texts) -> None:
     assert all(name.startswith("task_heads.task.branches.") for name in trained)
 
 
-@pytest.mark.parametrize("speed", [0.0, 0.5, 0.8, 1.1])
+@pytest.mark.parametrize("speed", [0.0, SOME, 1.1])
 @pytest.mark.parametrize("is_padded", [False, True])
 def test_leaving_early_is_running_all_layers_and_choosing_afterwards(
     ours, texts, speed, is_padded
@@ -118,7 +119,8 @@ def test_leaving_early_is_running_all_layers_and_choosing_afterwards(
     first = certain.int().argmax(dim=0)
     assert found.layers.tolist() == (first + 1).tolist()
     torch.testing.assert_close(found.logits, every[first, torch.arange(ROWS)])
-    assert {0.0: first.min() == LAYERS - 1, 1.1: first.max() == 0}.get(speed, len(set(first)) > 2)
+    layers = set(found.layers.tolist())
+    assert len(layers) > 2 if speed == SOME else layers == {LAYERS if speed == 0.0 else 1}
 
 
 def test_examples_leave_a_model_with_local_windows_and_a_final_norm_too(texts) -> None:

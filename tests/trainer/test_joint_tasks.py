@@ -96,8 +96,8 @@ def pairs(count: int, shift: int) -> str:
     return "\n".join(rows) + "\n"
 
 
-@pytest.fixture(scope="module")
-def job(corpus, tmp_path_factory) -> Path:
+@pytest.fixture(scope="module", name="job")
+def job_of_several(corpus, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("several")
     write(folder / "moods.tsv", lines(EXAMPLES["moods"], 0))
     write(folder / "moods_dev.tsv", lines(12, 400))
@@ -128,8 +128,8 @@ def stopped_and_resumed(job: Path) -> list:
     return jobs.curve(jobs.run(load(job, "name=again")))
 
 
-@pytest.fixture(scope="module")
-def of_two(job) -> RunFolder:
+@pytest.fixture(scope="module", name="of_two")
+def several_of_two(job) -> RunFolder:
     return RunFolder(Path(run_distributed(trained, 2, job)[0]))
 
 

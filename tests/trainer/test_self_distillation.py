@@ -28,7 +28,7 @@ from model import (
 from tests.conftest import tandem
 from tests.distributed import run_distributed
 from tests.trainer import jobs
-from tests.trainer.test_sentence_tasks import LABELS, job, lines  # noqa: F401 - a fixture
+from tests.trainer.test_sentence_tasks import LABELS, job_of_moods, lines  # noqa: F401 - a fixture
 from tests.trainer.tiny import encoder
 from trainer.batches import MicroBatch, MicroTarget
 from trainer.config import JobConfig
@@ -157,11 +157,11 @@ WORDS = (
 EVERYONE = ("teacher", "students/small", "students/cut")
 
 
-def job_of(job: Path, runs: Path) -> JobConfig:  # noqa: F811
+def job_of(job: Path, runs: Path) -> JobConfig:
     return with_examples(configs.load(str(job), JobConfig, "job", [f"output_dir={runs}", *WORDS]))
 
 
-def in_parts(job: Path, runs: Path) -> tuple[list, dict]:  # noqa: F811
+def in_parts(job: Path, runs: Path) -> tuple[list, dict]:
     """The curve, and all weights after 1, 6 and 12 steps, at which it stops. Collective."""
     weights = {}
     for stop in (1, FIRST, None):
@@ -172,7 +172,7 @@ def in_parts(job: Path, runs: Path) -> tuple[list, dict]:  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def of_two(job, tmp_path_factory) -> tuple[list, dict]:  # noqa: F811
+def of_two(job, tmp_path_factory) -> tuple[list, dict]:
     return run_distributed(in_parts, 2, job, tmp_path_factory.mktemp("two"))[0]
 
 
@@ -188,11 +188,11 @@ def test_what_is_frozen_in_a_stage_stays_to_the_last_bit(of_two) -> None:
         assert not torch.equal(begun["embeddings.word.weight"], half["embeddings.word.weight"])
 
 
-def without_a_stop(job: Path, runs: Path) -> list:  # noqa: F811
+def without_a_stop(job: Path, runs: Path) -> list:
     return jobs.curve(jobs.run(job_of(job, runs)))
 
 
-def test_two_ranks_in_parts_train_as_one_does_at_once(of_two, job, tmp_path) -> None:  # noqa: F811
+def test_two_ranks_in_parts_train_as_one_does_at_once(of_two, job, tmp_path) -> None:
     alone = run_distributed(without_a_stop, 1, job, tmp_path)[0]
     ours = {(step, name): value for step, name, value in alone}
     losses = 0
@@ -230,7 +230,7 @@ def test_rates_of_both_stages_follow_the_schedule(of_two) -> None:
         (["teacher.task_first={}"], "task_first.fraction: set either this or steps"),
     ],
 )
-def test_what_cannot_have_branches_is_refused(job, words, message) -> None:  # noqa: F811
+def test_what_cannot_have_branches_is_refused(job, words, message) -> None:
     with pytest.raises(ConfigError, match=message):
         configs.load(str(job), JobConfig, "job", words)
 

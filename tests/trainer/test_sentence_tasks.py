@@ -81,8 +81,8 @@ def write(path: Path, rows: list[str]) -> None:
     path.write_text("\n".join(["text\tlabel", *rows]) + "\n")
 
 
-@pytest.fixture(scope="module")
-def job(corpus, tmp_path_factory) -> Path:
+@pytest.fixture(scope="module", name="job")
+def job_of_moods(corpus, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("moods")
     write(folder / "train.tsv", lines(80, 0))
     write(folder / "held_out.tsv", lines(21, 400))

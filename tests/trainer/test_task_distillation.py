@@ -15,7 +15,7 @@ from model import EncoderConfig, build, save_pretrained
 from tests.conftest import tandem
 from tests.distributed import run_distributed
 from tests.trainer import jobs
-from tests.trainer.test_sentence_tasks import job  # noqa: F401 - a fixture
+from tests.trainer.test_sentence_tasks import job_of_moods  # noqa: F401 - a fixture
 from trainer.batches import MicroBatch, MicroTarget
 from trainer.config import JobConfig
 from trainer.evaluation.trained_heads import trained_heads
@@ -218,7 +218,7 @@ STUDENT = (
 )
 
 
-def staged(job: Path, runs: Path) -> tuple[list, list, str]:  # noqa: F811
+def staged(job: Path, runs: Path) -> tuple[list, list, str]:
     """A run whose teacher learns beside a student in two stages, whole and resumed. Collective."""
     words = [f"output_dir={runs}", "students=null", STUDENT, "steps=12", "checkpoint.every=4",
              "evaluation.every=6"]  # fmt: skip
@@ -233,7 +233,7 @@ def staged(job: Path, runs: Path) -> tuple[list, list, str]:  # noqa: F811
     return jobs.curve(whole), jobs.curve(again), str(whole.path)
 
 
-def test_the_two_stages_are_one_job_that_resumes(job, tmp_path) -> None:  # noqa: F811
+def test_the_two_stages_are_one_job_that_resumes(job, tmp_path) -> None:
     whole, again, folder = run_distributed(staged, 2, job, tmp_path)[0]
     assert whole == again
     rows = metrics.read(Path(folder) / "metrics.jsonl")

@@ -14,7 +14,12 @@ from model import from_pretrained
 from tests.conftest import tandem
 from tests.distributed import run_distributed
 from tests.trainer import jobs
-from tests.trainer.test_joint_tasks import EXAMPLES, job, load, of_two  # noqa: F401 - fixtures
+from tests.trainer.test_joint_tasks import (  # noqa: F401 - fixtures
+    EXAMPLES,
+    job_of_several,
+    load,
+    several_of_two,
+)
 from trainer.batches import to_device
 from trainer.checkpoint import Owner
 from trainer.control.run_context import RunContext
@@ -32,7 +37,7 @@ HARD = "{moods: {single_sentence: {weight: 0.5}}, alike: {sentence_pair: {weight
 
 
 @pytest.fixture(scope="module")
-def words(of_two, tmp_path_factory) -> list[str]:  # noqa: F811
+def words(of_two, tmp_path_factory) -> list[str]:
     """A teacher of `moods`, one that is as large of `moods` and `alike`, and their student."""
     folder = tmp_path_factory.mktemp("teachers")
     for name in ("moods", "alike"):
@@ -105,7 +110,7 @@ def task_of(terms: dict[str, float]) -> str:
 
 
 @pytest.fixture(scope="module")
-def alone(job, words):  # noqa: F811
+def alone(job, words):
     return run_distributed(steps, 1, job, words)[0]
 
 
@@ -129,7 +134,7 @@ def test_a_teacher_runs_only_in_the_steps_of_its_tasks(alone) -> None:
         assert ran == ([] if task == "names" else ["teacher", f"teachers/of_{task}"])
 
 
-def test_two_ranks_take_the_same_steps(job, words, alone) -> None:  # noqa: F811
+def test_two_ranks_take_the_same_steps(job, words, alone) -> None:
     for (ours, *_), (theirs, *_) in zip(
         alone, run_distributed(steps, 2, job, words)[0], strict=True
     ):
@@ -143,7 +148,7 @@ def whole(path: Path, overrides: list[str]) -> str:
     return str(run.evaluation)
 
 
-def test_the_job_resumes_ends_and_is_planned(job, words) -> None:  # noqa: F811
+def test_the_job_resumes_ends_and_is_planned(job, words) -> None:
     assert Path(run_distributed(whole, 1, job, words)[0]).is_file()
     _, learners = demands(load(job, *words))
     assert len(learners) == 5
@@ -156,7 +161,7 @@ def test_the_job_resumes_ends_and_is_planned(job, words) -> None:  # noqa: F811
         (["soft_labels.tasks=[]", "main"], "names: no teacher has a head for it; fine-tune one"),
     ],
 )
-def test_a_teacher_that_cannot_teach_is_named(job, words, changed, message) -> None:  # noqa: F811
+def test_a_teacher_that_cannot_teach_is_named(job, words, changed, message) -> None:
     of_moods = words[3].removeprefix("teachers.of_moods={frozen: true, init: {pretrained: ")
     main = f"teacher.init.pretrained={of_moods.removesuffix('}}')}"
     more = [main if one == "main" else f"students.small.objective.{one}" for one in changed]
