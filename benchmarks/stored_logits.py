@@ -43,7 +43,7 @@ from trainer.stored_config import StoredConfig
 from trainer.stored_logits.manifest import Manifest, write_shard
 from trainer.stored_logits.reading import StoredReader
 from trainer.stored_logits.shard import encode
-from trainer.storing import Predictor
+from trainer.storing import TeacherLogits
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 
 RUNNING = "running teacher"
@@ -83,7 +83,7 @@ def stored_reader(
 ) -> StoredReader:
     """A reader of a folder with the teacher's predictions for this batch."""
     folder.mkdir()
-    step = Predictor(teacher, stored).of_batch(batch, None)
+    step = TeacherLogits(teacher, stored).of_batch(batch, None)
     shard = write_shard(folder, range(1), len(step.values), encode([step]))
     Manifest("", {}, "", (shard,)).save(folder)
     return StoredReader(folder, 0, 1)

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import data_pipeline
-from data_pipeline import DEFAULT_VIEW, MASKED, NO_LABEL, Batch, Target
+from data_pipeline import DEFAULT_VIEW, MASKED, NO_LABEL, Batch, StoredLogits, Target
 from data_pipeline.masking.torch_masker import TorchMasker
 
 
@@ -31,8 +30,8 @@ class MicroTarget:
 
 
 @dataclass(frozen=True)
-class StoredLogits:
-    """A teacher's largest logits at P masked positions, as in `data_pipeline.StoredLogits`."""
+class MicroLogits:
+    """A teacher's stored logits at P masked positions (`data_pipeline.StoredLogits`)."""
 
     values: Tensor  # float32 [P, k]
     ids: Tensor | None  # int64 [P, k]; None where k is the vocabulary, in its order
@@ -52,7 +51,7 @@ class MicroBatch:
     targets: Mapping[str, MicroTarget]
     views: Mapping[str, MicroBatch] = field(default_factory=dict)
     sequences: int = 1  # sequences per example, which are consecutive among the B
-    stored: Mapping[str, StoredLogits] = field(default_factory=dict)  # by the teacher's name
+    stored: Mapping[str, MicroLogits] = field(default_factory=dict)  # by the teacher's name
 
     @property
     def lengths(self) -> Tensor | None:
@@ -157,10 +156,10 @@ def _to_target(target: Target, length: int, device: torch.device) -> MicroTarget
     return MicroTarget(labels.view(-1), _flat(_move(target.positions, device), length))
 
 
-def _to_stored(logits: data_pipeline.StoredLogits, device: torch.device) -> StoredLogits:
+def _to_stored(logits: StoredLogits, device: torch.device) -> MicroLogits:
     values = _move(logits.values, device, torch.float32).flatten(0, 1)
     ids = None if logits.ids is None else _move(logits.ids, device).flatten(0, 1)
-    return StoredLogits(values, ids)
+    return MicroLogits(values, ids)
 
 
 def _flat(columns: Tensor, length: int) -> Tensor:

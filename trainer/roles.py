@@ -11,9 +11,9 @@ from model import ModelConfig
 from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher, section_of
+from trainer.objectives.head_term import HeadTermConfig
 from trainer.objectives.task import TaskConfig
 from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM
-from trainer.tasks.soft_labels import SoftLabels
 
 Named = Mapping[str, LearnerConfig]
 _FOR_TEACHERS = ("frozen", "masked_only", "stacking")
@@ -92,8 +92,8 @@ def _conflicts_with_examples(learners: Named, data: DataConfig) -> Iterator[Refu
                 first, other = tasks.setdefault(name, (key, term))
                 if dataclasses.replace(term, weight=other.weight) != other:
                     yield key, f"must have the settings of {first}, except its weight"
-            elif isinstance(term, SoftLabels) and term.head not in heads:
-                section = f"{section_of(learner)}.objective.soft_labels"
+            elif isinstance(term, HeadTermConfig) and term.head not in heads:
+                section = key.removesuffix(f"_{term.head}")
                 yield section, "needs the task beside it, whose weight may be 0"
             elif term.head in heads:
                 continue  # about the head of a task that stands beside it

@@ -98,26 +98,26 @@ def _store_missing(
     manifest = on_rank_0(lambda: _manifest(folder, config, corpora, checksum))
     missing = on_rank_0(lambda: list(manifest.missing(folder, config.steps)))
     writer = _ShardWriter(folder, manifest, say)
-    predictor = Predictor(learner, config.teacher.stored)
+    teacher_logits = TeacherLogits(learner, config.teacher.stored)
     for numbers in missing:
         with Feed(running, corpora, 0) as feed:
-            if _store_batches(numbers, feed, predictor, writer, stop_requested):
+            if _store_batches(numbers, feed, teacher_logits, writer, stop_requested):
                 return Outcome.STOPPED
-    on_rank_0(lambda: say(_summary(writer.manifest, predictor.k, folder)))
+    on_rank_0(lambda: say(_summary(writer.manifest, teacher_logits.k, folder)))
     return Outcome.FINISHED
 
 
 def _store_batches(
     numbers: range,
     feed: Feed,
-    predictor: Predictor,
+    teacher_logits: TeacherLogits,
     writer: _ShardWriter,
     stop_requested: Callable[[], bool],
 ) -> bool:
     """Store these batches; returns whether a rank was asked to stop before the last. Collective."""
     batches = feed.start(numbers.start)
     for number in numbers:
-        step = predictor.of_batch(batches.take(), feed.masker)
+        step = teacher_logits.of_batch(batches.take(), feed.masker)
         parts, is_last = _gathered(step, stop_requested()), number == numbers[-1]
         stop = on_rank_0(partial(writer.add, number, parts, is_last))
         if stop and not is_last:
@@ -200,7 +200,7 @@ class _ShardWriter:
         self._steps, self._size = [], 0
 
 
-class Predictor:
+class TeacherLogits:
     """The logits that a teacher hands to students at masked positions, in what is stored of them.
 
     They are computed as in a step: by the same projection, for the same rows at a time.

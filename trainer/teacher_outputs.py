@@ -13,7 +13,7 @@ from torch import Tensor
 
 from data_pipeline import MASKED
 from model import QKV, Capture, Features
-from trainer.batches import StoredLogits
+from trainer.batches import MicroLogits
 from trainer.denominators import ATTENDED
 from trainer.losses.vocabulary_projection import Distribution, Projection, TopLogits
 
@@ -79,7 +79,7 @@ def _distributions(
     }
 
 
-def of_stored(stored: StoredLogits, vocabulary: int, logit_consumers: int = 1) -> TeacherOutputs:
+def of_stored(stored: MicroLogits, vocabulary: int, logit_consumers: int = 1) -> TeacherOutputs:
     """What students read of a teacher whose logits at masked positions were stored."""
     top = TopLogits(stored.values, stored.ids, vocabulary)
     return TeacherOutputs(None, {}, {}, {}, {MASKED: Distribution(top, keep=logit_consumers > 1)})

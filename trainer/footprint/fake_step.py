@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import data_pipeline
-from data_pipeline import MASKED, PAIRS, Batch, Corpus, Target
+from data_pipeline import MASKED, PAIRS, Batch, Corpus, StoredLogits, Target
 from data_pipeline.examples.example import TOKENS
 from data_pipeline.examples.reading import layout_of
 from model import Capture, Features, Model, ModelConfig, module_of
-from trainer.batches import MicroBatch, MicroTarget, StoredLogits, to_device
+from trainer.batches import MicroBatch, MicroLogits, MicroTarget, to_device
 from trainer.config import JobConfig
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher
@@ -171,7 +170,7 @@ def _rows(job: JobConfig, rows: int, length: int) -> Batch:
     return Batch(ids, ids, ids + 1, targets, one, one, stored=_stored(job, slots))
 
 
-def _stored(job: JobConfig, slots: np.ndarray) -> dict[str, data_pipeline.StoredLogits]:
+def _stored(job: JobConfig, slots: np.ndarray) -> dict[str, StoredLogits]:
     """What the job reads of its teacher's predictions in these slots [R, M], if it does."""
     vocabulary = job.teacher.model.vocab_size
     if job.teacher.stored is None:
@@ -179,7 +178,7 @@ def _stored(job: JobConfig, slots: np.ndarray) -> dict[str, data_pipeline.Stored
     k = job.teacher.stored.size(vocabulary)
     values = np.zeros((*slots.shape, k), np.float32)
     ids = np.zeros(values.shape, np.int64) if k < vocabulary else None
-    return {TEACHER: data_pipeline.StoredLogits(values, ids)}
+    return {TEACHER: StoredLogits(values, ids)}
 
 
 def _examples(job: JobConfig, rows: int, length: int) -> Batch:
@@ -197,7 +196,7 @@ def _examples(job: JobConfig, rows: int, length: int) -> Batch:
 
 
 def _to_fake(mode: FakeTensorMode, batch: MicroBatch, device: torch.device) -> MicroBatch:
-    def fakes(of: MicroBatch | MicroTarget | StoredLogits) -> dict[str, Any]:
+    def fakes(of: MicroBatch | MicroTarget | MicroLogits) -> dict[str, Any]:
         return {
             field.name: mode.from_tensor(value).to(device)
             for field in dataclasses.fields(of)

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from model import Features
 from model.precision import kernels_of
-from trainer.batches import MicroBatch, StoredLogits
+from trainer.batches import MicroBatch, MicroLogits
 from trainer.config import JobConfig
 from trainer.footprint.fake_step import fake_batch, fake_step
 from trainer.learner_config import LearnerConfig
@@ -152,7 +152,7 @@ def _measure(
         return found | {name: run.result(projection) for name, run, projection in steps}
 
 
-def _only_stored(given: StoredLogits) -> _Measured:
+def _only_stored(given: MicroLogits) -> _Measured:
     """A teacher of which nothing runs: its stored predictions are read."""
     size = sum(one.nbytes for one in (given.values, given.ids) if one is not None)
     return _Measured(0, 0, 0, 0.0, 0.0, 0, 0, captured=size)

@@ -36,8 +36,8 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, section_of
+from trainer.objectives.head_term import HeadTermConfig
 from trainer.objectives.task import Part, TaskConfig, TaskFile
-from trainer.tasks.soft_labels import SoftLabels
 
 FORMAT = 2  # version of the encoding
 FOLDER = "examples"
@@ -229,7 +229,7 @@ def _readers_of(job: JobConfig, head: str) -> set[str | None]:
         term.source
         for student in job.students.values()
         for term in student.objective.terms().values()
-        if isinstance(term, SoftLabels) and term.head == head
+        if isinstance(term, HeadTermConfig) and term.head == head
     }
 
 
