@@ -146,8 +146,8 @@ def test_a_frozen_encoder_has_no_backward_pass():
     )
     size = describe(config.teacher.architecture)
     assert heads["trained"] == size.head_parameters + 192 * 192 + 192  # and the pooler
-    assert heads["forward_flops"] == whole["forward_flops"]
-    assert heads["backward_flops"] < heads["forward_flops"] < whole["backward_flops"]
+    assert heads["forward_flops"] == pytest.approx(whole["forward_flops"], rel=0.05)
+    assert heads["backward_flops"] < 0.01 * whole["backward_flops"]
 
 
 def _narrow_flops(length: int) -> float:

@@ -308,7 +308,9 @@ def test_a_frozen_encoder_gives_the_features_of_evaluation() -> None:
     module = build_module(TEACHER, config, config.model, 0)
     ids = torch.arange(5, 19).view(2, 7)
     capture = Capture(last_hidden_state=True, heads=("single_sentence",))
-    trained, scored = (module.train(mode).model.features(ids, capture=capture) for mode in (1, 0))
+    trained, scored = (
+        module.train(mode).model.features(ids, capture=capture) for mode in (True, False)
+    )
     assert torch.equal(trained.last_hidden_state, scored.last_hidden_state)
     assert not torch.equal(trained.heads["single_sentence"], scored.heads["single_sentence"])
     with_gradient = {name for name, one in module.model.named_parameters() if one.requires_grad}
