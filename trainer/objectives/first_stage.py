@@ -23,7 +23,9 @@ class FirstStageConfig(Section):
         float | None, Range(1e-6, 0.999999), Doc("Or as a fraction of the job's steps.")
     ] = None
     learning_rate: Annotated[
-        float | None, positive(1e2), Doc("Its peak learning rate; null: that of the optimizer.")
+        float | None,
+        positive(1e2),
+        Doc("Its learning rate, or the peak of it; null: that of the optimizer."),
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
