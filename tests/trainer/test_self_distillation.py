@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from itertools import pairwise
@@ -40,6 +41,7 @@ from trainer.learners.module import build_module
 from trainer.learners.programs import Train
 from trainer.learners.state import LearnerState
 from trainer.objectives import ObjectiveConfig
+from trainer.objectives.objective_config import KindOfTask
 from trainer.objectives.task import TaskFile
 from trainer.objectives.task_first import TaskFirstConfig
 from trainer.prediction import passes
@@ -118,6 +120,27 @@ def test_branches_learn_what_the_last_one_says(kind) -> None:
     pairs = [(last, one) if kind == "forward" else (one, last) for one in earlier]
     torch.testing.assert_close(loss, torch.stack([divergence(*pair) for pair in pairs]).sum())
     assert all(".branches." in name for name in with_gradient(module))
+
+
+def test_each_of_several_tasks_has_branches() -> None:
+    tasks = {name: KindOfTask(single_sentence=TASK) for name in ("one", "other")}
+    config = LearnerConfig(encoder(), ObjectiveConfig(tasks=tasks, branches=Branches()))
+    module = build_module("teacher", config, config.model, 0)
+    read = dataclasses.replace(batch(), targets={"one": batch().targets["single_sentence"]})
+    totals = {"one": torch.tensor(2.0), "rows": torch.tensor(3.0)}
+    capture = module.objective.student_capture(0, read.targets)
+    module(Train(totals, {}, capture), read)[0].backward()
+    heads = {
+        name.partition("task_heads.")[2].rpartition(".branches.")[0]
+        for name in with_gradient(module)
+    }
+    assert heads == {"", "one"}
+    number = KindOfTask(single_sentence=SingleSentence(target="number"))
+    numbers = ObjectiveConfig(tasks={**tasks, "other": number}, branches=Branches())
+    with pytest.raises(
+        ValueError, match="branches_other: is for tasks with classes, and other has"
+    ):
+        LearnerConfig(encoder(), numbers)
 
 
 def test_each_stage_has_its_groups_its_rate_and_its_trained_heads() -> None:

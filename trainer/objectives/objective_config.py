@@ -56,14 +56,14 @@ class ObjectiveConfig(Section):
         def __getattr__(self, name: str) -> Any: ...
 
     def terms(self) -> dict[str, TermConfig]:
-        """The sections that are on, by name: each of the `tasks` by its own."""
+        """The sections that are on, by name: each of the `tasks` by its own, before the others."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         several: dict[str, KindOfTask] = fields.pop(TASKS) or {}
         sections: dict[str, TermConfig] = {
-            name: section for name, section in fields.items() if section is not None
+            name: dataclasses.replace(kind.sections()[0], head_name=name)
+            for name, kind in several.items()
         }
-        for name, kind in several.items():
-            sections[name] = dataclasses.replace(kind.sections()[0], head_name=name)
+        sections |= {name: section for name, section in fields.items() if section is not None}
         tasks = [one.head for one in sections.values() if isinstance(one, TaskConfig)]
         return {
             term: one
