@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from tests.fork_server import REPOSITORY, run_command
+from tests.shared import SharedFolders
 
 pytest_plugins = ["tests.order", "tests.timeouts"]
 
@@ -38,33 +39,49 @@ def command_environment(**changes: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def text(tmp_path_factory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> SharedFolders:
+    """``shared(name, make)``: a folder that is made once for all workers."""
+    return SharedFolders.of(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def text(shared: SharedFolders) -> Path:
     """Python's own reference text, as documents made of paragraphs."""
-    from pydoc_data.topics import topics
 
-    path = tmp_path_factory.mktemp("text") / "topics.txt"
-    documents = [topics[name] for name in sorted(topics)][:60]
-    path.write_text("\n\n".join("\n".join(d.split("\n\n")) for d in documents))
-    return path
+    def make(folder: Path) -> None:
+        from pydoc_data.topics import topics
+
+        documents = [topics[name] for name in sorted(topics)][:60]
+        whole = "\n\n".join("\n".join(d.split("\n\n")) for d in documents)
+        (folder / "topics.txt").write_text(whole)
+
+    return shared("text", make) / "topics.txt"
 
 
 @pytest.fixture(scope="session")
-def corpus(text, tmp_path_factory) -> Path:
+def corpus(text: Path, shared: SharedFolders) -> Path:
     """A corpus of `text` with a vocabulary of 600 tokens."""
-    folder = tmp_path_factory.mktemp("corpus")
-    sizes = ["--kind", "wordpiece", "--vocab-size", 600]
-    assert tandem("tokenizer", "train", text, *sizes, "--out", folder / "tokenizer").returncode == 0
-    options = ["--tokenizer", folder / "tokenizer", "--val-fraction", 0.1]
-    built = tandem("data", "build", text, *options, "--out", folder / "data")
-    assert built.returncode == 0, built.stderr
-    return folder / "data"
+
+    def make(folder: Path) -> None:
+        sizes = ["--kind", "wordpiece", "--vocab-size", 600, "--out", folder / "tokenizer"]
+        trained = tandem("tokenizer", "train", text, *sizes)
+        assert trained.returncode == 0, trained.stderr
+        options = ["--tokenizer", folder / "tokenizer", "--val-fraction", 0.1]
+        built = tandem("data", "build", text, *options, "--out", folder / "data")
+        assert built.returncode == 0, built.stderr
+
+    return shared("corpus", make) / "data"
 
 
 @pytest.fixture(scope="session")
-def finished(corpus, tmp_path_factory) -> tuple[Path, str]:
+def finished(corpus: Path, shared: SharedFolders) -> tuple[Path, str]:
     """The tiny job on two ranks, run to its end: its folder, and what it printed."""
-    runs = tmp_path_factory.mktemp("finished")
-    job = ["train", TINY_JOB, f"data.path={corpus}", f"output_dir={runs}", "--nproc", 2]
-    done = tandem(*job, "profile.steps=5:7")
-    assert done.returncode == 0, done.stderr
-    return runs / "tiny", done.stdout
+
+    def make(folder: Path) -> None:
+        job = ["train", TINY_JOB, f"data.path={corpus}", f"output_dir={folder}", "--nproc", 2]
+        done = tandem(*job, "profile.steps=5:7")
+        assert done.returncode == 0, done.stderr
+        (folder / "printed").write_text(done.stdout)
+
+    folder = shared("finished", make)
+    return folder / "tiny", (folder / "printed").read_text()

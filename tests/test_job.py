@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -12,6 +13,12 @@ from tests.wandb_files import history
 from trainer.run_folder import metrics
 
 LEARNERS = ("teacher", "students/distilbert", "students/tinybert")
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """The finished run, where a test may change it."""
+    return shutil.copytree(finished[0], tmp_path / "tiny")
 
 
 def test_every_learner_is_logged_scored_and_reported(finished):
@@ -77,9 +84,9 @@ def test_time_and_bytes_are_logged_and_a_trace_is_written(finished):
         assert any(event.get("name") == "aten::addmm" for event in trace["traceEvents"])
 
 
-def test_sync_makes_one_complete_offline_run_of_it(finished):
+def test_sync_makes_one_complete_offline_run_of_it(copied):
     """Weights & Biases' own records, read back: every logged step once, in order."""
-    run, _ = finished
+    run = copied
     for _ in range(2):
         done = tandem("sync", run)
         assert done.returncode == 0, done.stderr
@@ -89,8 +96,8 @@ def test_sync_makes_one_complete_offline_run_of_it(finished):
     assert history(run)[8]["val/data/teacher/loss"] > 0
 
 
-def test_a_finished_run_says_so(finished, corpus):
-    run, _ = finished
+def test_a_finished_run_says_so(copied, corpus):
+    run = copied
     again = tandem(
         "train", TINY_JOB, f"data.path={corpus}", f"output_dir={run.parent}", "--nproc", 2
     )

@@ -98,7 +98,11 @@ def pairs(count: int, shift: int) -> str:
 
 @pytest.fixture(scope="module", name="job")
 def job_of_several(corpus, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("several")
+    return write_job(tmp_path_factory.mktemp("several"), corpus)
+
+
+def write_job(folder: Path, corpus: Path) -> Path:
+    """The job and its examples."""
     write(folder / "moods.tsv", lines(EXAMPLES["moods"], 0))
     write(folder / "moods_dev.tsv", lines(12, 400))
     (folder / "names").write_text(conll(EXAMPLES["names"], 0))
@@ -115,11 +119,9 @@ def load(job: Path, *overrides: str) -> JobConfig:
     return with_examples(configs.load(str(job), JobConfig, "job", overrides))
 
 
-def trained(job: Path) -> str:
-    """The folder of the finished run. Collective."""
-    folder = jobs.run(load(job))
-    jobs.finish(folder)
-    return str(folder.path)
+def trained(job: Path) -> None:
+    """Run the job to its end. Collective."""
+    jobs.finish(jobs.run(load(job)))
 
 
 def stopped_and_resumed(job: Path) -> list:
@@ -129,8 +131,12 @@ def stopped_and_resumed(job: Path) -> list:
 
 
 @pytest.fixture(scope="module", name="of_two")
-def several_of_two(job) -> RunFolder:
-    return RunFolder(Path(run_distributed(trained, 2, job)[0]))
+def several_of_two(corpus, shared) -> RunFolder:
+    """The finished run of two ranks."""
+    folder = shared(
+        "several", lambda folder: run_distributed(trained, 2, write_job(folder, corpus))
+    )
+    return RunFolder(folder / "runs" / "several")
 
 
 def test_a_stopped_run_resumes_to_the_last_bit(of_two, job) -> None:
