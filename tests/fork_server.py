@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import os
 import pickle
@@ -262,6 +263,7 @@ def main() -> None:
     if sys.argv[2]:
         module, _, name = sys.argv[2].partition(":")
         getattr(importlib.import_module(module), name)()
+    gc.freeze()  # no collection in a fork looks at what was imported, whose pages it would copy
     call = serve(requests)
     if call is not None:
         os.environ.clear()
