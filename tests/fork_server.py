@@ -211,9 +211,9 @@ def serve(requests: socket.socket) -> _Call | None:
         _collect_guardians()
         if not head:
             return None
-        data = b""
-        while len(data) < struct.unpack("Q", head)[0]:
-            data += requests.recv(1 << 20)
+        data, size = b"", struct.unpack("Q", head)[0]
+        while len(data) < size:  # and not a byte more: the next request may wait behind it
+            data += requests.recv(size - len(data))
         if os.fork() == 0:
             requests.close()
             _end_with_parent()
