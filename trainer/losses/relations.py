@@ -21,10 +21,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model.attention_kernel import visible_keys
-from model.precision import is_native
+from model.precision import is_native, kernel_device
 
-# Elements in the scores of one block, float32. A loss holds about six such arrays.
+# Bytes of the scores of one block, float32, of which a loss holds about six such arrays. A CPU's
+# stay near its cache. A GPU's hold 32 rows of 16 heads at L = 512 in one block: in more blocks, a
+# kernel would take no longer than its launch.
 SCORE_BYTES = 16 * 2**20
+GPU_SCORE_BYTES = 512 * 2**20
 # TinyBERT's code treats scores from here down as masked and sets them to 0.
 LOWEST_SCORE = -1e2
 HIDDEN = -1e9
@@ -51,7 +54,7 @@ def attention_mse(
     weights = attended / _pairs_within(window, lengths).clamp(min=1)
 
     def loss(ours: Tensor, theirs: Tensor, pairs: Tensor, rows: slice) -> Tensor:
-        ours, theirs = (scores.where(scores > LOWEST_SCORE, 0.0) for scores in (ours, theirs))
+        ours, theirs = (F.threshold(scores, LOWEST_SCORE, 0.0) for scores in (ours, theirs))
         squares = (ours - theirs).square().mean(dim=1)
         return (squares * (pairs * weights[rows, None, None])).sum()
 
@@ -107,8 +110,7 @@ def attention_blocks(
     `pairs` are True where a token attends to a token; the weights of padding mean nothing.
     """
     near = visible_keys(None, mask.shape[1], window, mask.device)
-    rows, heads, length, _ = queries.shape
-    for block in _blocks(rows, heads, length):
+    for block in _blocks(queries):
         pairs = _pairs(mask, near, block)
         scores = scaled_scores(queries[block[0], :, block[1]], keys[block[0]])
         yield *block, _log_softmax(scores, pairs).exp(), pairs
@@ -148,13 +150,15 @@ def _pairs(mask: Tensor, near: Tensor | None, block: Block) -> Tensor:
     return pairs if near is None else pairs & near[0, :, span]
 
 
-def _blocks(rows: int, heads: int, length: int) -> Iterator[Block]:
+def _blocks(queries: Tensor) -> Iterator[Block]:
     """Blocks of whole rows or, where one row has too many scores, of its queries."""
-    queries = max(1, SCORE_BYTES // (4 * heads * length))
-    height = max(1, queries // length)
+    rows, heads, length, _ = queries.shape
+    on_cpu = kernel_device(queries.device) == "cpu"
+    width = max(1, (SCORE_BYTES if on_cpu else GPU_SCORE_BYTES) // (4 * heads * length))
+    height = max(1, width // length)
     for first in range(0, rows, height):
-        for begin in range(0, length, queries):
-            yield slice(first, first + height), slice(begin, begin + queries)
+        for begin in range(0, length, width):
+            yield slice(first, first + height), slice(begin, begin + width)
 
 
 class _SumOverBlocks(torch.autograd.Function):
@@ -168,8 +172,7 @@ class _SumOverBlocks(torch.autograd.Function):
         ctx.gradients = [torch.zeros_like(x, dtype=torch.float32) for x in (queries, keys)]
         ctx.dtype = queries.dtype
         total = queries.new_zeros((), dtype=torch.float32)
-        rows, heads, length, _ = queries.shape
-        for block in _blocks(rows, heads, length):
+        for block in _blocks(queries):
             with torch.set_grad_enabled(wanted):
                 parts = (
                     queries[block[0], :, block[1]].detach().requires_grad_(wanted),
