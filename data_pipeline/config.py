@@ -22,7 +22,7 @@ from configs.rules import (
     positive,
 )
 from configs.section import Refusal, Section
-from data_pipeline.shards.sources import is_url
+from data_pipeline.shards.sources import is_url, is_web
 from data_pipeline.text.text_files import COMPRESSED
 
 PACKINGS = (
@@ -280,7 +280,10 @@ class DataConfig(TaskFilesConfig):
     cache_dir: Annotated[
         str | None,
         NOT_EMPTY,
-        Doc("Where shards of URLs are kept, shared by the ranks of a node."),
+        Doc(
+            "Where shards of URLs are kept, shared by the ranks of a node. Of a web server that "
+            "sends parts of files, only the index is kept."
+        ),
     ] = None
     cache_gb: Annotated[
         float,
@@ -307,8 +310,8 @@ class DataConfig(TaskFilesConfig):
             yield "tasks", "have examples of their own; remove them, or train and path"
         if self.path and self.mixture:
             yield "mixture", "set either path or mixture"
-        if self.stage is not None and all(map(is_url, self.paths())):
-            yield "stage", "is for corpora in folders; what is read of a URL is kept in cache_dir"
+        if self.stage is not None and all(is_url(one) and not is_web(one) for one in self.paths()):
+            yield "stage", "is for folders and web servers; other URLs have cache_dir"
         packings = [packing for _, packing in self.lengths_and_packings()]
         if self.short_sequence_probability and "contiguous" in packings:
             yield "short_sequence_probability", "does not go with packing: contiguous"

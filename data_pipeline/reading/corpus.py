@@ -27,6 +27,7 @@ from data_pipeline.shards.blocks import Block, decode_block
 from data_pipeline.shards.cached_counts import cached_array
 from data_pipeline.shards.index import INDEX_FILES, Index, shard_name
 from data_pipeline.shards.manifest import MANIFEST, FileRecord
+from data_pipeline.shards.ranges import Ranged, serves_ranges
 from data_pipeline.shards.sources import Folder, Remote, is_url, join
 from data_pipeline.shards.staged import Staged
 from data_pipeline.tokenization.tokenizer import Vocabulary
@@ -42,16 +43,16 @@ class CorpusSplit:
     name: str
     index: Index
     vocabulary: Vocabulary
-    shards: Folder | Remote | Staged
+    shards: Folder | Ranged | Remote | Staged
     folder: Path  # of the index
     index_digest: str  # identifies the contents of the index
 
     def staged_in(self, folder: Path) -> CorpusSplit:
         """This split, reading copies of its blocks in `folder` where they exist.
 
-        A split behind a URL is returned unchanged: it has its own cache.
+        A split whose shards are fetched whole is returned unchanged: it has its own cache.
         """
-        if not isinstance(self.shards, Folder):
+        if not isinstance(self.shards, Folder | Ranged):
             return self
         return dataclasses.replace(self, shards=Staged(self.shards, folder))
 
@@ -150,16 +151,16 @@ class Corpus:
             raise DataError(
                 f"{self.name}/{name}: has no documents; build again with another --val-fraction"
             )
-        shards: Folder | Remote = Folder(folder)
-        if self.cache_bytes:
-            url = (
-                self.name.replace("{}", f"{name}/{{}}")
-                if "{}" in self.name
-                else f"{self.name.rstrip('/')}/{name}"
-            )
-            shards = Remote(url, folder, self.cache_bytes, index.shards)
+        shards = self._shards(name, index) if self.cache_bytes else Folder(folder)
         digest = index_digest(self.files, name)
         return CorpusSplit(f"{self.name}/{name}", index, self.vocabulary, shards, folder, digest)
+
+    def _shards(self, split: str, index: Index) -> Ranged | Remote:
+        """The shards of a split behind a URL: in parts if the server sends them, else whole."""
+        url = join(self.name, f"{split}/{{}}")
+        if serves_ranges(join(url, shard_name(0))):
+            return Ranged(url)
+        return Remote(url, self.folder / split, self.cache_bytes, index.shards)
 
     @property
     def vocab_size(self) -> int:

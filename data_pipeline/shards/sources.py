@@ -1,4 +1,4 @@
-"""The sources of a corpus's files: a folder, or a URL with a bounded local cache.
+"""The sources of a corpus's files: a folder, or a URL with a bounded local cache of whole shards.
 
 A URL is anything that ``webdataset.gopen`` opens: ``https://host/corpus``, ``pipe:ssh host cat
 /corpus/{}``, ``file:/corpus``. A file name is appended to it, or replaces ``{}``. The ranks of a
@@ -39,6 +39,11 @@ NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 def is_url(path: str) -> bool:
     """Whether a corpus path is a URL rather than a folder."""
     return re.match(r"[a-z][a-z0-9+.-]+:", path) is not None
+
+
+def is_web(path: str) -> bool:
+    """Whether a corpus path is a URL of a web server."""
+    return path.startswith(("http://", "https://"))
 
 
 @dataclass(frozen=True)

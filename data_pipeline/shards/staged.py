@@ -7,6 +7,7 @@ import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from data_pipeline.shards.ranges import Ranged
 from data_pipeline.shards.sources import Folder
 
 CHECKSUM_BYTES = 4
@@ -18,7 +19,7 @@ _log = logging.getLogger(__name__)
 class Staged:
     """The shards of `source`; blocks with a copy in `folder` are read from there."""
 
-    source: Folder
+    source: Folder | Ranged
     folder: Path
     _warned: set[str] = field(default_factory=set, compare=False)
 

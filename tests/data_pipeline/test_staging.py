@@ -305,5 +305,5 @@ def test_where_the_disk_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             _locked_folder(tmp_path / "stage"),
         ):
             pass
-    with pytest.raises(ValueError, match="stage: is for corpora in folders"):
-        DataConfig(path="https://host/corpus", stage="/local")
+    with pytest.raises(ValueError, match="stage: is for folders and web servers"):
+        DataConfig(path="pipe:cat {}", stage="/local")
