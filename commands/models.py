@@ -55,6 +55,7 @@ def make_plan(
     """Estimate the memory, time, cost and failures of the job CONFIG on a cluster."""
     import configs
     from cluster.planning import (
+        CacheFacts,
         JobFacts,
         LearnerFacts,
         Machine,
@@ -69,11 +70,12 @@ def make_plan(
     job = load_job(config, overrides)
     warn_about_unreached(job)
     facts, learners = demands(job)
-    stored = facts.pop("stored")
+    stored, cache = facts.pop("stored"), facts.pop("cache")
     planned = JobFacts(
         **facts,
         learners=tuple(LearnerFacts(**one) for one in learners),
         stored=None if stored is None else StoredFacts(**stored),
+        cache=None if cache is None else CacheFacts(**cache),
     )
     apart = demands_apart(job, learners)
     plan = make_plan(planned, on, [LearnerFacts(**one) for one in apart])

@@ -4,8 +4,17 @@ The job's own numbers (parameters, FLOPs, activations) come from the trainer, th
 line: neither package imports the other.
 """
 
-from cluster.planning.facts import JobFacts, LearnerFacts, Machine, StoredFacts
+from cluster.planning.facts import CacheFacts, JobFacts, LearnerFacts, Machine, StoredFacts
 from cluster.planning.plan import Plan, make_plan
 from cluster.planning.text import describe
 
-__all__ = ["JobFacts", "LearnerFacts", "Machine", "Plan", "StoredFacts", "describe", "make_plan"]
+__all__ = [
+    "CacheFacts",
+    "JobFacts",
+    "LearnerFacts",
+    "Machine",
+    "Plan",
+    "StoredFacts",
+    "describe",
+    "make_plan",
+]

@@ -62,6 +62,18 @@ class StoredFacts:
 
 
 @dataclass(frozen=True)
+class CacheFacts:
+    """Corpora behind URLs, of which a node caches whole shards.
+
+    Attributes:
+        shard_bytes: bytes of a shard; limit_gb: what the job lets a node cache.
+    """
+
+    shard_bytes: float
+    limit_gb: float
+
+
+@dataclass(frozen=True)
 class JobFacts:
     """A job: `rows` sequences of `length` tokens (on average) per step.
 
@@ -79,6 +91,7 @@ class JobFacts:
     learners: tuple[LearnerFacts, ...]
     assumed: tuple[str, ...] = ()
     stored: StoredFacts | None = None
+    cache: CacheFacts | None = None  # None where all corpora are folders
 
 
 @dataclass(frozen=True)

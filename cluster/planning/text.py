@@ -236,6 +236,14 @@ def assumptions(job: JobFacts, machine: Machine) -> Iterator[str]:
     if teacher.training < 1:
         yield f"the teacher trains in {teacher.training:.0%} of the steps, and then only teaches"
     yield from job.assumed
+    if job.cache is not None:
+        rows = -(-job.rows // machine.nodes)
+        needed = rows * job.cache.shard_bytes / 1e9
+        yield (
+            f"URLs: a node caches a shard for each of its {rows:,} sequences of a step, "
+            f"{needed:.3g} GB (data.cache_gb: {job.cache.limit_gb:g})"
+        )
+        yield "a smaller corpus is cached whole; of a web server that sends parts of files, nothing"
     yield "data loading never delays a step; held-out evaluation is not counted"
 
 

@@ -38,7 +38,7 @@ from data_pipeline.building.parallel_encoding import encode_all
 from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS
 from data_pipeline.shards import manifest
-from data_pipeline.shards.blocks import BLOCK_BYTES, token_dtype
+from data_pipeline.shards.blocks import BLOCK_BYTES, SHARD_MB, token_dtype
 from data_pipeline.shards.manifest import DIGESTS, MANIFEST
 from data_pipeline.shards.writing import SplitWriter
 from data_pipeline.text.documents import (
@@ -66,7 +66,7 @@ class BuildOptions:
     inputs: list[str]
     tokenizer_dir: str
     reading: ReadOptions = field(default_factory=ReadOptions)
-    shard_mb: float = 64.0
+    shard_mb: float = SHARD_MB
     block_bytes: int = BLOCK_BYTES
     val_fraction: float = 0.01
     drop_duplicates: bool = True
@@ -118,7 +118,7 @@ def build(
     tokenizer_dir: str,
     out: str,
     *,
-    shard_mb: float = 64.0,
+    shard_mb: float = SHARD_MB,
     workers: int = 1,
     val_fraction: float = 0.01,
     task: tuple[int, int] | None = None,

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_BYTES = 1 << 20
+SHARD_MB = 64.0  # MiB of a shard, unless a build is told otherwise
 MEMBERS = ("tokens", "sentences", "documents")
 RECORD = tarfile.BLOCKSIZE
 END_OF_TAR = bytes(2 * RECORD)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import configs
 from cluster import LaunchError
-from cluster.planning import JobFacts, LearnerFacts, Machine, describe, make_plan
+from cluster.planning import CacheFacts, JobFacts, LearnerFacts, Machine, describe, make_plan
 from cluster.planning.choice import choose
 from cluster.planning.duration import collective, step_time
 from cluster.planning.failures import best_interval, expect, simulate
@@ -151,7 +151,8 @@ def test_the_smallest_stages_that_leave_room_are_recommended():
 
 
 def test_a_plan_scales_to_thousands_of_gpus():
-    job = dataclasses.replace(JOB, rows=8192, steps=10**8)
+    cache = CacheFacts(shard_bytes=2**26, limit_gb=50)
+    job = dataclasses.replace(JOB, rows=8192, steps=10**8, cache=cache)
     plan = make_plan(job, Machine(H100, nodes=2, price=2.0))
     assert plan.scaling[-1].gpus == 4096
     assert plan.cost == pytest.approx(2 * plan.gpu_hours)
@@ -161,6 +162,7 @@ def test_a_plan_scales_to_thousands_of_gpus():
         make_plan(job, Machine(H100, nodes=3))
     text = describe(plan)
     assert "zero_stage 0" in text
+    assert "each of its 4,096 sequences of a step, 275 GB (data.cache_gb: 50)" in text
     assert all(len(line) <= 130 for line in text.splitlines())
 
 
@@ -172,6 +174,7 @@ def test_a_device_is_known_by_the_name_torch_gives_it():
 def test_the_command_plans_a_job_and_names_what_is_wrong():
     keys = ["batch.size=64", "steps=1000", "batch.growth=[{step: 900, size: 128}]"]
     budgets = ["students.tinybert.budget.steps=100", "students.distilbert.start.step=850"]
+    keys += ["data.path=pipe:ssh host cat {}", "data.cache_gb=2"]
     done = tandem("plan", "demo", "--nodes", 2, *keys, *budgets, "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
@@ -183,6 +186,7 @@ def test_the_command_plans_a_job_and_names_what_is_wrong():
         "no student waits for the teacher's quality",
         "the global batch is that of most steps",
     ]
+    assert plan["job"]["cache"] == {"shard_bytes": 2**26, "limit_gb": 2}
     wrong = tandem("plan", "demo", "--device", "h101")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
     assert "did you mean h100" in wrong.stderr or "h100" in wrong.stderr

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from data_pipeline import DEFAULT_VIEW
+from data_pipeline.shards.blocks import SHARD_MB
+from data_pipeline.shards.sources import is_url
 from trainer.config import JobConfig
 from trainer.footprint.footprint import Footprint, Passes, footprints, passes_apart
 from trainer.job_data.batch_plan import usual_rows
@@ -36,6 +38,7 @@ def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[d
         "checkpoint_every": job.checkpoint.every,
         "assumed": tuple(line for holds, line in _simplified(job) if holds),
         "stored": _stored(job),
+        "cache": _cache(job),
     }
     return facts, learners
 
@@ -155,6 +158,17 @@ def _stored(job: JobConfig) -> dict[str, Any] | None:
         "position_bytes": each,
         "bytes": each * masked * usual_rows(job) * job.steps,
     }
+
+
+def _cache(job: JobConfig) -> dict[str, Any] | None:
+    """What a node caches of corpora behind URLs; None where all corpora are folders.
+
+    Each sequence of a batch is read from a shard of its own. Shards have the size that `tandem data
+    build` gives them.
+    """
+    if not any(map(is_url, job.data.paths())):
+        return None
+    return {"shard_bytes": SHARD_MB * 2**20, "limit_gb": job.data.cache_gb}
 
 
 def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
