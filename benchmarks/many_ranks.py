@@ -1,22 +1,26 @@
-"""What a step costs besides arithmetic on many ranks, counted in one process without a GPU.
+"""What steps and checkpoints cost on many ranks, counted in one process without a GPU.
 
     python benchmarks/many_ranks.py [--ranks 2 512 4096] [--stages 0 1 2 3]
 
 This process is rank 0 of that many: torch's fake process group sends nothing, and a pretended GPU
 has DeepSpeed take the paths of one. Host syncs, collectives and bytes (of a gather the result, of a
 scatter what is scattered) are those of a job. CPU seconds are this machine's, those of the model's
-own small products included; the row of one rank at stage 0 has nothing else.
+own small products included; the row of one rank at stage 0 has nothing else. The checkpoint is that
+of `bert_large_cluster`, a teacher and four students; its seconds are rank 0's, without those of
+writing its own share.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests.gpu_kit.checkpoint_of_many import Committed, commit
 from tests.gpu_kit.counting import Collective
 from tests.gpu_kit.engine_step import PARTS, EngineStep, engine_step
 from tests.gpu_kit.joint_step import Counted, count_step
@@ -43,6 +47,11 @@ def main() -> None:
     for stage in given.stages:
         for ranks in given.ranks:
             print(engine_row(stage, ranks, run_as_rank_zero(engine_step, ranks, stage)), flush=True)
+    print("\n| checkpoint, ranks | sent to rank 0 | unpickled | committed | manifest | files |")
+    print("|---|---|---|---|---|---|")
+    for ranks in given.ranks:
+        with tempfile.TemporaryDirectory() as folder:
+            print(checkpoint_row(ranks, commit(ranks, Path(folder))), flush=True)
 
 
 def joint_row(stage: int, ranks: int, found: Counted) -> str:
@@ -58,6 +67,13 @@ def engine_row(stage: int, ranks: int, found: EngineStep) -> str:
     seconds = [found.start, *found.parts.values(), found.seconds]
     times = [f"{1e3 * each:,.0f} ms" for each in seconds]
     return row(stage, ranks, len(found.sent), total(found.sent), *times)
+
+
+def checkpoint_row(ranks: int, found: Committed) -> str:
+    """Of the largest shipped job."""
+    seconds = [f"{each:.2f} s" for each in (found.unpickling, found.committing)]
+    sizes = [f"{each / 1e6:.1f} MB" for each in (found.gathered, found.manifest)]
+    return row(ranks, sizes[0], *seconds, sizes[1], found.files)
 
 
 def row(*cells: int | str) -> str:

@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from model import attention_kernel
@@ -19,6 +20,8 @@ from model.attention_kernel import (
 )
 from model.precision import kernels_of
 from tests.distributed import run_distributed
+from trainer.footprint.footprint import LiveBytes
+from trainer.losses import relations
 
 CPU = torch.device("cpu")
 LENGTHS, LENGTH = torch.tensor([16, 3, 9, 1, 15]), 16
@@ -89,3 +92,20 @@ def test_heads_that_no_fused_kernel_takes_are_padded():
             on_gpu = attend(q, k, v, pattern, 0.0)
     assert sizes == [26] * 3 + [32] * 3
     torch.testing.assert_close(on_cpu, on_gpu)
+
+
+@pytest.mark.parametrize("loss", [relations.attention_mse, relations.relation_kl])
+def test_attention_losses_launch_few_kernels_on_a_gpu(loss):
+    """Scores of 12 heads at 32 x 512 are one block there, and 32 on a CPU."""
+    counted = {}
+    for device in ("cpu", "cuda"):
+        with FakeTensorMode(), kernels_of(device):
+            student, teacher = (
+                tuple(torch.empty(32, 12, 512, size).requires_grad_() for _ in range(2))
+                for size in (26, 64)
+            )
+            mask = torch.ones(32, 512, dtype=torch.bool)
+            with LiveBytes() as live:
+                loss(student, teacher, mask)[0].backward()
+            counted[device] = live.kernels
+    assert counted["cuda"] < 60 < 600 < counted["cpu"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.checkpoint.folder import MANIFEST, TRAINER, read_trainer_file, step_name
 from trainer.checkpoint.manifest import LearnerRecord, Manifest, read_manifest
-from trainer.checkpoint.storage import StoredFile, copy_durably, write_json
+from trainer.checkpoint.storage import StoredFile, copy_durably, write_durably, write_json
 from trainer.durable import sync_folder
 
 
@@ -42,7 +42,7 @@ def branch(
     records = {name: _renumbered(record, moved) for name, record in kept.items()}
     health = {name: one for name, one in manifest.health.items() if name in kept}
     written = Manifest(step, manifest.world_size, files, records, health, manifest.suspect)
-    write_json(new, MANIFEST, written.encode())
+    write_durably(new, MANIFEST, [written.encode()])
     for folder, _, _ in os.walk(target):
         sync_folder(Path(folder))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,11 @@ class Manifest:
     health: dict[str, Health] = field(default_factory=dict)  # by learner; empty in old manifests
     suspect: str = ""  # why no run should roll back to it; empty if it is sound
 
-    def encode(self) -> dict[str, Any]:
+    def encode(self) -> bytes:
         """The manifest as JSON, with its own checksum."""
-        content = {"format": FORMAT, **asdict(self)}
-        return {"content": content, "sha256": _digest(content)}
+        content = _canonical({"format": FORMAT, **vars(self)})
+        checksum = hashlib.sha256(content).hexdigest()
+        return b'{"content": %b, "sha256": "%b"}' % (content, checksum.encode())
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -168,4 +169,9 @@ def _decode(content: Mapping[str, Any]) -> Manifest:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(_canonical(content)).hexdigest()
+
+
+def _canonical(content: Mapping[str, Any]) -> bytes:
+    """JSON, the same for equal content; a dataclass is an object of its fields."""
+    return json.dumps(content, sort_keys=True, default=vars).encode()

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -176,7 +177,7 @@ def _commit(save: Save, store: Store, staging: Path, parts: list[dict[str, _Part
     files += save.carried.files
     healths, suspect = _judge(save, store, parts)
     manifest = Manifest(save.step, len(parts), files, learners, healths, suspect)
-    write_json(staging, MANIFEST, manifest.encode())
+    write_durably(staging, MANIFEST, [manifest.encode()])
     for folder, _, _ in os.walk(staging):
         sync_folder(Path(folder))
     store.check_attempt()
@@ -239,6 +240,19 @@ def _superseded(store: Store, newest: int) -> list[int]:
 
 def _is_suspect(checkpoint: Path) -> bool:
     """Whether no run should roll back to a checkpoint; a damaged one counts as suspect."""
+    try:
+        status = os.stat(checkpoint / MANIFEST)
+    except OSError:
+        return True
+    return _was_suspect(checkpoint, (status.st_ino, status.st_mtime_ns, status.st_size))
+
+
+@lru_cache(maxsize=4096)
+def _was_suspect(checkpoint: Path, state: tuple[int, ...]) -> bool:
+    """`_is_suspect`, remembered for as long as the manifest is the same file.
+
+    At thousands of ranks it takes long to read, and every save asks about all that are kept.
+    """
     try:
         return bool(read_manifest(checkpoint).suspect)
     except CheckpointError:
