@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.adamw import adamw
 
 from trainer.optimizers.moments import advance
@@ -40,20 +41,38 @@ class BertAdam(torch.optim.Optimizer):
             if not pairs:
                 continue
             states = [advance(self.state[parameter], parameter) for parameter, _ in pairs]
-            steps = torch.full((len(pairs),), LATE, device=pairs[0][0].device)
-            adamw(
-                [parameter for parameter, _ in pairs],
-                [gradient for _, gradient in pairs],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
-                list(steps.unbind()),
-                fused=True,
-                amsgrad=False,
-                maximize=False,
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                lr=group["lr"],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
+            parameters, gradients = ([pair[n] for pair in pairs] for n in range(2))
+            step_uncorrected(
+                parameters, gradients, states, group, group["lr"], group["weight_decay"]
             )
+
+
+def step_uncorrected(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    states: Sequence[Mapping[str, Tensor]],
+    settings: Mapping[str, Any],
+    lr: float,
+    weight_decay: float,
+) -> None:
+    """One pass of torch's fused AdamW over the `parameters` and their moments, in place.
+
+    `states` have the moments as in `advance`; `settings` have "betas" and "eps".
+    """
+    steps = torch.full((len(parameters),), LATE, device=parameters[0].device)
+    adamw(
+        list(parameters),
+        list(gradients),
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [],
+        list(steps.unbind()),
+        fused=True,
+        amsgrad=False,
+        maximize=False,
+        beta1=settings["betas"][0],
+        beta2=settings["betas"][1],
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=settings["eps"],
+    )

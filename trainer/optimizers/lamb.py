@@ -8,17 +8,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trainer.optimizers.bert_adam import step_uncorrected
 from trainer.optimizers.moments import advance
 from trainer.optimizers.norms import squared_norms
 from trainer.optimizers.shards import Shards
 
 
 class _Trained(NamedTuple):
-    """The parameters of a group that have gradients. The updates overwrite the gradients."""
+    """The parameters of a group that have gradients, and the updates to subtract, negated."""
 
     settings: dict[str, Any]
     parameters: list[Tensor]
-    gradients: list[Tensor]
+    updates: list[Tensor]
 
 
 class Lamb(torch.optim.Optimizer):
@@ -27,8 +28,7 @@ class Lamb(torch.optim.Optimizer):
     ``u = m / (sqrt(v) + eps) + decay * w`` and ``w -= lr * |w| / |u| * u``, where m and v are not
     corrected for bias. The trust ratio |w| / |u| is 1 where either norm is 0 and in groups that are
     not `adaptive`. The norms are those of whole parameters: without `shards` each tensor is one,
-    with `shards` they say which parts of the tensors make up a parameter. A step overwrites the
-    gradients.
+    with `shards` they say which parts of the tensors make up a parameter.
     """
 
     def __init__(
@@ -46,46 +46,46 @@ class Lamb(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update of every parameter that has a gradient. Collective under ZeRO."""
-        trained = [group for group in map(_trained, self.param_groups) if group.parameters]
-        for group in trained:
-            self._turn_gradients_into_updates(group)
-        self._scale_updates([group for group in trained if group.settings["adaptive"]])
+        trained = [self._trained(group) for group in self.param_groups if _with_gradient(group)]
+        self._step_adaptive([group for group in trained if group.settings["adaptive"]])
         for settings, parameters, updates in trained:
-            torch._foreach_add_(parameters, updates, alpha=-settings["lr"])
+            if not settings["adaptive"]:
+                torch._foreach_add_(parameters, updates, alpha=settings["lr"])
 
-    def _turn_gradients_into_updates(self, group: _Trained) -> None:
-        """In place, to save the memory of another tensor for every gradient."""
-        settings, parameters, gradients = group
+    def _trained(self, settings: dict[str, Any]) -> _Trained:
+        """Advance the moments of a group; they and the updates take one pass by a fused kernel.
+
+        It subtracts ``m / (sqrt(v) + eps)`` from zeros.
+        """
+        parameters = _with_gradient(settings)
+        gradients = [p.grad for p in parameters if p.grad is not None]
         states = [advance(self.state[parameter], parameter) for parameter in parameters]
-        means = [state["exp_avg"] for state in states]
-        squares = [state["exp_avg_sq"] for state in states]
-        beta1, beta2 = settings["betas"]
-        torch._foreach_lerp_(means, gradients, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - beta2)
-        torch._foreach_copy_(gradients, squares)
-        torch._foreach_sqrt_(gradients)
-        torch._foreach_add_(gradients, settings["eps"])
-        torch._foreach_reciprocal_(gradients)
-        torch._foreach_mul_(gradients, means)
+        updates = [torch.zeros_like(parameter) for parameter in parameters]
+        step_uncorrected(updates, gradients, states, settings, lr=1.0, weight_decay=0.0)
         if settings["weight_decay"]:
-            torch._foreach_add_(gradients, parameters, alpha=settings["weight_decay"])
+            torch._foreach_add_(updates, parameters, alpha=-settings["weight_decay"])
+        return _Trained(settings, parameters, updates)
 
-    def _scale_updates(self, groups: list[_Trained]) -> None:
-        """Multiply the updates by their trust ratios, without a host sync."""
+    def _step_adaptive(self, groups: list[_Trained]) -> None:
+        """Update parameters by their trust ratios, without a host sync."""
         if not groups:
             return
-        parameters = [p for group in groups for p in group.parameters]
-        gradients = [g for group in groups for g in group.gradients]
-        weights = self._whole(parameters, parameters)
-        updates = self._whole(parameters, gradients)
+        holders = [p for group in groups for p in group.parameters]
+        weights = self._whole(holders, holders)
+        updates = self._whole(holders, [u for group in groups for u in group.updates])
         squares = squared_norms([*weights, *updates]).view(2, -1)  # [2, parameters]
         if self.shards is not None:
-            squares = self.shards.sum(parameters, squares)
+            squares = self.shards.sum(holders, squares)
         weight_norms, update_norms = squares.sqrt().unbind()
         defined = (weight_norms > 0) & (update_norms > 0)
-        ratios = torch.where(defined, weight_norms / update_norms, 1.0).float()
-        torch._foreach_mul_(updates, list(ratios.unbind()))
+        ratios = torch.where(defined, weight_norms / update_norms, 1.0).float().unbind()
+        rates = [
+            group.settings["lr"]
+            for group in groups
+            for _ in self._whole(group.parameters, group.parameters)
+        ]
+        for weight, update, ratio, rate in zip(weights, updates, ratios, rates, strict=True):
+            weight.addcmul_(update, ratio, value=rate)
 
     def _whole(self, parameters: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
         """Views of `tensors`, which are shaped like `parameters`, one view per model parameter."""
@@ -95,6 +95,5 @@ class Lamb(torch.optim.Optimizer):
         return [view for p, tensor in pairs for view in self.shards.cut(p, tensor)]
 
 
-def _trained(group: dict[str, Any]) -> _Trained:
-    pairs = [(p, p.grad) for p in group["params"] if p.grad is not None]
-    return _Trained(group, [p for p, _ in pairs], [gradient for _, gradient in pairs])
+def _with_gradient(group: dict[str, Any]) -> list[Tensor]:
+    return [p for p in group["params"] if p.grad is not None]
