@@ -141,3 +141,13 @@ def test_a_kept_count_is_of_its_corpus_and_name(tiny: Path) -> None:
         assert (
             found.sequence_counts(PackingRules("full_sentences", 32)).per_block.tolist() == expected
         )
+
+
+def test_a_process_verifies_an_index_once(corpus: Corpus, monkeypatch) -> None:
+    """However often it opens the corpus: each of many ranks would read every file 27 times."""
+    plain, hashed = manifest.sha256, []
+    monkeypatch.setattr(manifest, "sha256", lambda path: hashed.append(path) or plain(path))
+    manifest._remembered_fault.cache_clear()
+    for _ in range(3):
+        Corpus.open(str(corpus.folder)).split("train")
+    assert len(hashed) == len(set(hashed)) == len(corpus.files)
