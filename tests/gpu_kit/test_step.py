@@ -36,6 +36,7 @@ PER_STUDENT = {0: 1, 1: 2, 2: 3, 3: 3}
 def test_a_step_keeps_to_its_budget(stage, ranks, record_property):
     found = run_as_rank_zero(count_step, ranks, stage, STUDENTS)
     record_property("cpu_seconds", found.seconds)
+    # DeepSpeed's timers, or a reduction that overlaps nothing, would wait more often.
     assert sum(found.syncs.values()) <= SYNCS[stage], found.syncs.most_common()
     lines = Counter(one.line for one in found.sent)
     assert len(found.sent) <= COLLECTIVES[stage], lines.most_common()
@@ -61,9 +62,3 @@ def test_reductions_overlap_the_backward_pass_where_there_are_several():
     assert (small["overlap_comm"], small["reduce_bucket_size"]) == (False, 14_350_248)
     assert large["overlap_comm"]
     assert 5 * large["reduce_bucket_size"] < 336_226_108
-
-
-def test_nobody_waits_for_deepspeeds_timers_or_for_a_reduction_that_overlaps_nothing():
-    for stage in (0, 1, 2):
-        syncs = run_as_rank_zero(count_step, 2, stage, 1).syncs
-        assert not [line for line in syncs if "device.synchronize" in line], stage

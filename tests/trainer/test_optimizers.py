@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from trainer.checkpoint.layout import Piece
 from trainer.learners.gradients import fill_gradients, gradient_factor
-from trainer.optimizers import GatedOptimizer, Lamb, OptimizerConfig, build_optimizer
+from trainer.optimizers import GatedOptimizer, Lamb, OptimizerConfig, Shards, build_optimizer
 from trainer.optimizers.groups import parameter_groups
 from trainer.optimizers.norms import squared_norm, squared_norms
 
@@ -239,3 +240,25 @@ def test_epsilon_and_bias_correction_are_the_kinds_own_unless_set():
 def test_settings_that_make_no_sense_are_named(settings, key):
     with pytest.raises(ValueError, match=rf"^{key}(\[1\])?: "):
         OptimizerConfig(**settings)
+
+
+def test_lamb_on_a_flat_tensor_is_lamb_on_its_parts():
+    """As ZeRO keeps parameters, with padding at the end, which stays as it is."""
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(size, generator=generator) for size in (6, 1, 0, 9)]
+    flat = nn.Parameter(torch.cat([*parts, torch.full((3,), 7.0)]))
+    pieces, at = [], 0
+    for number, part in enumerate(parts):
+        pieces.append(Piece(f"{number}", part.shape, 0, flat, at, 0, part.numel(), True))
+        at += part.numel()
+    apart = [nn.Parameter(part) for part in parts]
+    one, other = Lamb([flat], RATE), Lamb(apart, RATE)
+    one.shards = Shards({flat: pieces}, flat.device)
+    for _ in range(3):
+        flat.grad = torch.randn(flat.shape, generator=generator)
+        for parameter, piece in zip(apart, pieces, strict=True):
+            parameter.grad = piece.of(flat.grad).clone()
+        one.step()
+        other.step()
+    torch.testing.assert_close(flat[:at], torch.cat(apart))
+    assert (flat[at:] == 7.0).all()
