@@ -31,7 +31,8 @@ ROOMS = {
         "minimal_pairs prose_tasks"
     ),
     "data_pipeline/shards": (
-        "arrays blocks index append_only manifest cached_counts sources ranges staged writing locking"
+        "arrays blocks index append_only manifest cached_counts sources ranges staged writing "
+        "locking"
     ),
     "data_pipeline/tokenization": (
         "library_errors sentencepiece_models vocabularies tokenizer training unigram word_table "
