@@ -3,10 +3,13 @@
     python benchmarks/study.py online two_way --corpus runs/enwiki
     python benchmarks/study.py online --table       # of the results there are
     python benchmarks/study.py online --cost 30     # time 30 steps of each arm
+    python benchmarks/study.py tinybert --data FOLDER --models FOLDER    # one on tasks
 
 A study is a YAML in ``configs/study/``. An arm is a job: the sections that all arms share, and its
-own over them. In an arm, ``$seed`` and ``$runs`` stand for the seed and the folder of the study's
-runs, so that an arm can begin with what an earlier one left (``$runs/ARM-$seed/exports/teacher``).
+own over them, or a task of ``configs/task/`` under both. In an arm, ``$seed`` and ``$runs`` stand
+for the seed and the folder of the study's runs, so that an arm can begin with what an earlier one
+left (``$runs/ARM-$seed/exports/teacher``); ``$models`` is the folder of pre-trained models that the
+user names, such as the ``exports`` of a run.
 
 One seed of every arm comes first, in the order of the command line and of the files, then the next
 seed. What a finished run came to is appended to ``docs/studies/results/STUDY.jsonl``, and a job
@@ -29,7 +32,7 @@ import click
 
 import configs
 from benchmarks.studies import pictures, results, tables
-from benchmarks.studies.jobs import StudyJob, in_order
+from benchmarks.studies.jobs import HERE, Sources, StudyJob, in_order
 from configs.studies import StudyConfig
 from trainer.config import JobConfig
 
@@ -42,6 +45,8 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs/studies/results"
 @click.command()
 @click.argument("told", nargs=-1, metavar="[STUDY]... [KEY=VALUE]...")
 @click.option("--corpus", default="corpus", help="Made by `tandem data build`.")
+@click.option("--data", type=Path, help="The folder of the tasks' files, as data.root.")
+@click.option("--models", type=Path, help="The folder of pre-trained models of studies of tasks.")
 @click.option("--runs", default="runs/studies", show_default=True, help="Where the runs go.")
 @click.option("--results", "kept", default=str(RESULTS), help="Where their results are kept.")
 @click.option("--arm", "arms", multiple=True, help="Only this one; may be repeated.")
@@ -52,6 +57,8 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs/studies/results"
 def main(
     told: tuple[str, ...],
     corpus: str,
+    data: Path | None,
+    models: Path | None,
     runs: str,
     kept: str,
     arms: tuple[str, ...],
@@ -68,15 +75,16 @@ def main(
     if not studies:
         for path in sorted(Path(configs.__file__).parent.glob("study/*.yaml")):
             click.echo(f"{path.stem}: {load(path.stem).question}")
+    sources = Sources(Path(corpus), data, models)
     by_study = [
-        jobs_of(name, study, Path(runs), arms, seeds, overrides) for name, study in studies.items()
+        jobs_of(name, study, Path(runs), arms, seeds, overrides, sources)
+        for name, study in studies.items()
     ]
-    data = f"data.path={Path(corpus).absolute()}"
     if timed_steps:
         for jobs in by_study:
-            click.echo(costs([job for job in jobs if job.seed == jobs[0].seed], data, timed_steps))
+            click.echo(costs([job for job in jobs if job.seed == jobs[0].seed], timed_steps))
         return
-    failed = [] if only_table else run_missing(in_order(by_study), Path(corpus), Path(kept))
+    failed = [] if only_table else run_missing(in_order(by_study), Path(kept))
     for name, study in studies.items():
         found = results.read(Path(kept, f"{name}.jsonl"))
         click.echo(f"{study.question}\n\n{tables.of_scores(study, found, overrides)}\n")
@@ -100,43 +108,49 @@ def jobs_of(
     arms: Sequence[str] = (),
     seeds: Sequence[int] = (),
     overrides: tuple[str, ...] = (),
+    sources: Sources = HERE,
 ) -> list[StudyJob]:
     """The jobs of a study, or of the arms and seeds that are named."""
     for arm in set(arms) - study.arms.keys():
         raise click.BadParameter(f"{name} has no arm {arm!r}; there are: {', '.join(study.arms)}")
     folder = Path(runs, name).absolute()
     return [
-        StudyJob(study, name, arm, seed, folder, overrides)
+        StudyJob(study, name, arm, seed, folder, overrides, sources)
         for seed in seeds or study.seeds
         for arm in arms or study.arms
     ]
 
 
-def run_missing(jobs: Iterable[StudyJob], corpus: Path, kept: Path) -> list[str]:
+def run_missing(jobs: Iterable[StudyJob], kept: Path) -> list[str]:
     """Run the jobs that have no result yet, and record theirs; returns the runs that failed.
 
-    Runs that a job begins with come before it where they are not there.
+    Runs that a job begins with come before it where they are not there, and so do files.
     """
     failed: list[str] = []
-    data = f"data.path={corpus.absolute()}"
     for job in jobs:
         file = kept / f"{job.name}.jsonl"
         if any(results.is_of(one, job) for one in results.read(file)):
             continue
-        pairs = minimal_pairs(job, corpus)
+        pairs = minimal_pairs(job)
         started = [one for one in (*job.needed(), job) if not one.has_finished]
-        if all(train(one.write(), [data, *one.overrides]) for one in started):
+        if all(prepare(one) and train(one.write(), one.words) for one in started):
             results.append(file, results.of_run(job, pairs))
         else:
             failed.append(str(job.run))
     return failed
 
 
-def minimal_pairs(job: StudyJob, corpus: Path) -> Path | None:
+def prepare(job: StudyJob) -> bool:
+    """Make the files that the job reads and that are not there; returns whether all are."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    return all(tandem(words) for words in job.missing_files())
+
+
+def minimal_pairs(job: StudyJob) -> Path | None:
     """The file of minimal pairs that the job's study names; a click error where it is missing."""
     if job.study.minimal_pairs is None:
         return None
-    path = corpus / job.study.minimal_pairs
+    path = job.sources.corpus / job.study.minimal_pairs
     if not path.exists():
         raise click.ClickException(
             f"{job.name}: minimal_pairs: {path} does not exist; "
@@ -148,14 +162,19 @@ def minimal_pairs(job: StudyJob, corpus: Path) -> Path | None:
 def train(job: Path, overrides: Sequence[str]) -> bool:
     """Run a job, or resume it; returns whether it finished. Exits where it was stopped."""
     click.echo(f"== {job.stem}", err=True)
-    command = [sys.executable, "-m", "tandem", "train", str(job), *overrides]
+    return tandem(["train", str(job), *overrides])
+
+
+def tandem(words: Sequence[str]) -> bool:
+    """Run the command; returns whether it ended well. Exits where it was stopped."""
+    command = [sys.executable, "-m", "tandem", *words]
     code = subprocess.run(command, stdout=sys.stderr).returncode
     if code == STOPPED:
         sys.exit(code)
     return code == 0
 
 
-def costs(jobs: Sequence[StudyJob], data: str, steps: int) -> str:
+def costs(jobs: Sequence[StudyJob], steps: int) -> str:
     """The table of what each arm takes, with the seconds of a step from a short run of it.
 
     A run is timed with everyone in it from the first step on. Only an idle machine gives seconds
@@ -169,7 +188,7 @@ def costs(jobs: Sequence[StudyJob], data: str, steps: int) -> str:
             flops[job.arm] = results.flops(config)
             short = [f"steps={steps}", f"output_dir={folder}", *SHORT]
             starts = [f"students.{name}.start={AT_ONCE}" for name in config.students]
-            if train(job.write(), [data, *job.overrides, *short, *starts]):
+            if train(job.write(), [*job.words, *short, *starts]):
                 a_step = results.seconds_per_step(Path(folder, job.run.name))
                 seconds[job.arm] = results.seconds(config, a_step)
     return tables.of_costs(flops, seconds)

@@ -105,6 +105,12 @@ class _Origin:
     source: str
     above: tuple[Path, ...] = ()
 
+    @property
+    def shipped_kind(self) -> str:
+        """The folder of ``configs/`` that the file which is read is in; empty: none."""
+        folder = self.above[-1].resolve().parent if self.above else Path()
+        return folder.name if folder.parent == SHIPPED.resolve() else ""
+
 
 def _overridden(
     tree: dict[str, Any], schema: type[T], kind: str, overrides: Sequence[str], origin: _Origin
@@ -136,6 +142,7 @@ def _expand(
     """
     tree = dict(tree)
     if isinstance(tree.get("base"), str) and "base" not in hints_of(schema):
+        kind = origin.shipped_kind or kind  # a shipped file names others of its own kind
         path = _find_base(tree.pop("base"), schema, kind, key, origin)
         if path in origin.above:
             raise ConfigError(f"{path}: base: must not lead back to this file")

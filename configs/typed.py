@@ -96,7 +96,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 
 
 def _nothing(hint: Any, options: list[Any], path: str) -> Any:
-    if type(None) in options_of(hint):
+    if type(None) in options_of(hint) or Any in options:
         return None
     if typing.get_origin(options[0]) in (list, dict):
         return typing.get_origin(options[0])()

@@ -152,6 +152,12 @@ class TaskFilesConfig(Section):
             "`tandem predict` instead."
         ),
     ] = ""
+    max_trained: Annotated[
+        int | None,
+        COUNT,
+        Unit("examples"),
+        Doc("Only the first of the training file are trained on, or augmented; null: all."),
+    ] = None
     max_scored: Annotated[
         int | None,
         COUNT,
@@ -190,8 +196,10 @@ class TaskFilesConfig(Section):
         for key, value in of_examples.items():
             if value and not self.train:
                 yield key, "is for a task's examples; set train too, or remove it"
-        if self.max_scored is not None and not self.validation:
-            yield "max_scored", "is for a task's validation file; set validation too, or remove it"
+        for key in ("max_trained", "max_scored"):
+            if getattr(self, key) is not None and not self.validation:
+                why = "is for a task that names its validation file; set validation, or remove it"
+                yield key, why
 
     @property
     def task_files(self) -> dict[str, Path]:

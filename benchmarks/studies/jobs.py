@@ -6,18 +6,32 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import click
 import yaml
 
 from configs.studies import StudyConfig
 
-SHARED = "shared.yaml"  # what all jobs of a study have in common
+SHARED = "shared"  # the file of what jobs have in common, before the name of their task
 _NEEDED = re.compile(r"\$runs/([\w-]+)-\$seed")  # the arm whose run another one begins with
+_FILE = re.compile(r"\$runs/([\w.-]+\.[\w.]+)")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What studies read that is not of their own making; `data` and `models` are for tasks."""
+
+    corpus: Path
+    data: Path | None = None
+    models: Path | None = None
+
+
+HERE = Sources(Path("corpus"))
 
 
 @dataclass(frozen=True)
@@ -30,6 +44,7 @@ class StudyJob:
     seed: int
     folder: Path
     overrides: tuple[str, ...] = ()  # of the user, for every job
+    sources: Sources = HERE
 
     @property
     def run(self) -> Path:
@@ -50,19 +65,38 @@ class StudyJob:
         """Changes with what the study says of the arm, and of those that it begins with."""
         return digest(self.study, self.arm, self.overrides)
 
+    @property
+    def words(self) -> list[str]:
+        """The overrides of its job: where its data are, and the user's.
+
+        Raises ClickException where a task's data are not named.
+        """
+        if not task_of(self.study, self.arm):
+            return [f"data.path={self.sources.corpus.absolute()}", *self.overrides]
+        if self.sources.data is None:
+            raise click.ClickException(f"{self.name}: reads tasks; name their folder by --data")
+        return [f"data.root={self.sources.data.absolute()}", *self.overrides]
+
     def needed(self) -> list[StudyJob]:
         """The jobs whose runs it begins with, each after those that it needs itself."""
-        direct = [
-            StudyJob(self.study, self.name, arm, self.seed, self.folder, self.overrides)
-            for arm in _needed_arms(self.study, self.arm)
-        ]
+        arms = _needed_arms(self.study, self.arm)
+        direct = [replace(self, arm=arm) for arm in arms]
         return [one for job in direct for one in (*job.needed(), job)]
+
+    def missing_files(self) -> list[list[str]]:
+        """The words of `tandem` that make the study's files which it reads and are not there."""
+        files = _needed_files(self.study, self.arm)
+        return [
+            [*map(self._filled, words), *self.words, "--out", str(path)]
+            for name, words in files.items()
+            if not (path := self.folder / name).exists()
+        ]
 
     def write(self) -> Path:
         """Write its YAML beside its run, and return it. Raises as `has_finished` does."""
         self._require_same()
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / SHARED).write_text(yaml.safe_dump(self.study.job), encoding="utf-8")
+        self._shared_file.write_text(yaml.safe_dump(self._shared), encoding="utf-8")
         self._file.write_text(self._yaml, encoding="utf-8")
         return self._file
 
@@ -71,16 +105,35 @@ class StudyJob:
         return self.folder / f"{self.run.name}.yaml"
 
     @property
+    def _shared_file(self) -> Path:
+        task = task_of(self.study, self.arm)
+        return self.folder / (f"{SHARED}-{task}.yaml" if task else f"{SHARED}.yaml")
+
+    @property
+    def _shared(self) -> dict[str, Any]:
+        task = task_of(self.study, self.arm)
+        return {"base": f"configs/task/{task}.yaml", **self.study.job} if task else self.study.job
+
+    @property
     def _yaml(self) -> str:
         job = {
-            "base": str(self.folder / SHARED),
+            "base": str(self._shared_file),
             **self.study.arms[self.arm].job,
             "name": self.run.name,
             "seed": self.seed,
             "output_dir": str(self.folder),
         }
-        filled = Template(yaml.safe_dump(job)).substitute(runs=self.folder, seed=self.seed)
-        return f"# {self.name}, {self.arm}: {self.digest}\n{filled}"
+        return f"# {self.name}, {self.arm}: {self.digest}\n{self._filled(yaml.safe_dump(job))}"
+
+    def _filled(self, text: str) -> str:
+        known: dict[str, object] = {"runs": self.folder, "seed": self.seed}
+        if self.sources.models is not None:
+            known["models"] = self.sources.models.absolute()
+        try:
+            return Template(text).substitute(known)
+        except KeyError:
+            why = "begins with pre-trained models; name their folder by --models"
+            raise click.ClickException(f"{self.name}: {why}") from None
 
     def _require_same(self) -> None:
         if not (self.run.exists() and self._file.exists()):
@@ -91,13 +144,24 @@ class StudyJob:
             )
 
 
+def task_of(study: StudyConfig, arm: str) -> str:
+    """The task that an arm's job begins with; empty: none, it reads text."""
+    return study.arms[arm].task or study.task
+
+
 def digest(study: StudyConfig, arm: str, overrides: Sequence[str] = ()) -> str:
     """Of what the study says of an arm: 12 hexadecimal digits."""
+    of_tasks = {
+        "task": task_of(study, arm),
+        "files": _needed_files(study, arm),
+        "speeds": study.arms[arm].speeds,
+    }
     told = {
         "job": study.job,
         "arm": study.arms[arm].job,
         "needed": [digest(study, one) for one in _needed_arms(study, arm)],
         "overrides": [*overrides],
+        **{key: value for key, value in of_tasks.items() if value},
     }
     text = json.dumps(told, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
@@ -119,3 +183,8 @@ def _by_seed(jobs: Sequence[StudyJob]) -> list[list[StudyJob]]:
 def _needed_arms(study: StudyConfig, arm: str) -> list[str]:
     text = json.dumps(study.arms[arm].job)
     return sorted(set(_NEEDED.findall(text)))
+
+
+def _needed_files(study: StudyConfig, arm: str) -> dict[str, list[str]]:
+    text = json.dumps(study.arms[arm].job)
+    return {name: study.files[name] for name in sorted({*_FILE.findall(text)} & study.files.keys())}

@@ -18,15 +18,23 @@ import click
 import torch
 
 import configs
+from benchmarks.early_leaving import curve, encoded
 from benchmarks.studies.jobs import StudyJob
+from configs.studies import ArmConfig
 from data_pipeline import DataError
 from model import ModelError
 from trainer.config import JobConfig
+from trainer.device import own_device
 from trainer.evaluation.minimal_pairs import score_minimal_pairs
 from trainer.footprint.demands import demands
+from trainer.objectives.task import TaskFile
+from trainer.prediction.fine_tuned import FineTuned
 
 TEACHER = "teacher"
 MINIMAL_PAIRS = "minimal_pairs"
+SPEED, FLOPS_RATIO = "sequences_per_second", "flops_ratio"
+SIZES = ("parameters", "retention", SPEED)  # of a learner, beside its scores
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class Result:
 
     digest: of the arm as it was then (`jobs.digest`); revision: the code's; seconds: of training,
     on a machine that may have been busy; flops: matrix products of each learner, over its steps;
-    held_out_tokens: of the corpus; scores: of each learner, by name.
+    held_out_tokens: of the corpus; scores: of each learner, by name, with its size and speed.
     """
 
     arm: str
@@ -75,7 +83,7 @@ def of_run(job: StudyJob, pairs: Path | None = None) -> Result:
     config = configs.load(str(job.run / "config.yaml"), JobConfig, "job")
     columns = [column["name"] for column in facts["columns"]]
     scores = {
-        name.removeprefix("students/"): _known(one, columns)
+        name.removeprefix("students/"): _known(one, [*columns, *SIZES])
         for name, one in facts["learners"].items()
     }
     if pairs is not None:
@@ -89,8 +97,41 @@ def of_run(job: StudyJob, pairs: Path | None = None) -> Result:
         seconds=round(_rows(job.run)[-1]["seconds"], 1),
         flops=flops(config),
         held_out_tokens=facts["corpus"]["validation_tokens"],
-        scores=scores,
+        scores=scores | early_scores(job, config, facts["metric"]),
     )
+
+
+def early_scores(job: StudyJob, config: JobConfig, metric: str) -> dict[str, dict[str, float]]:
+    """What the teacher of a finished run scores at each speed of the arm, by `at_speed`.
+
+    `metric`, FLOPS_RATIO (how many times fewer they are than those of the whole model) and examples
+    per second, as `benchmarks/early_leaving.py` measures them on the validation file.
+    """
+    speeds = job.study.arms[job.arm].speeds
+    if not speeds:
+        return {}
+    data = config.data
+    tuned = FineTuned.open(job.run / "exports/teacher", own_device())
+    sequences, labels = encoded(tuned, TaskFile(data.task_files["validation"], data.columns))
+    whole, *points = curve(tuned, sequences, labels, [None, *speeds], ROUNDS)
+    return {
+        at_speed(speed): {
+            metric: one.accuracy,
+            FLOPS_RATIO: whole.flops / one.flops,
+            SPEED: len(labels) / one.seconds,
+        }
+        for speed, one in zip(speeds, points, strict=True)
+    }
+
+
+def names_of_rows(arm: ArmConfig) -> list[str]:
+    """The names of an arm's rows: its learners, then its teacher at each of its speeds."""
+    return [*arm.learners, *map(at_speed, arm.speeds)]
+
+
+def at_speed(speed: float) -> str:
+    """The name of a row of a table: the teacher whose examples leave early."""
+    return f"speed {speed:g}"
 
 
 def flops(config: JobConfig) -> dict[str, float]:

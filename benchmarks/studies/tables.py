@@ -6,8 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from benchmarks.studies.jobs import digest
-from benchmarks.studies.results import Result
+from benchmarks.studies.results import SPEED, Result, names_of_rows
 from configs.studies import StudyConfig
+from trainer.report.words import short
+
+COUNTED = ("parameters", SPEED)
 
 
 def of_scores(study: StudyConfig, results: Sequence[Result], overrides: Sequence[str] = ()) -> str:
@@ -21,7 +24,7 @@ def of_scores(study: StudyConfig, results: Sequence[Result], overrides: Sequence
     rows = []
     for name, arm in study.arms.items():
         found = current(study, name, results, overrides)
-        for learner in arm.learners:
+        for learner in names_of_rows(arm):
             columns = [_by_seed(found, learner, score) for score in study.scores]
             first = columns[0]
             reference = first if reference is None else reference
@@ -29,8 +32,8 @@ def of_scores(study: StudyConfig, results: Sequence[Result], overrides: Sequence
                 seed: first[seed] - reference[seed] for seed in first.keys() & reference.keys()
             }
             seeds = sum(learner in one.scores for one in found)
-            spreads = [spread(list(column.values())) for column in [*columns, differences]]
-            rows.append([name, learner, seeds, *spreads])
+            cells = [cell(*one) for one in zip(study.scores, columns, strict=True)]
+            rows.append([name, learner, seeds, *cells, spread(list(differences.values()))])
     return _markdown(["arm", "learner", "seeds", *study.scores, "difference"], rows)
 
 
@@ -54,6 +57,13 @@ def current(
     """The results of an arm as the study now has it."""
     now = digest(study, arm, overrides)
     return [one for one in results if (one.arm, one.digest) == (arm, now)]
+
+
+def cell(score: str, by_seed: Mapping[int, float]) -> str:
+    """A cell of the table; of sizes and speeds the median."""
+    if score in COUNTED:
+        return short(statistics.median(by_seed.values())) if by_seed else ""
+    return spread(list(by_seed.values()))
 
 
 def spread(values: Sequence[float]) -> str:

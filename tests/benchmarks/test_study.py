@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,16 +15,22 @@ from click.testing import CliRunner
 import configs
 from benchmarks import study
 from benchmarks.studies import pictures, results, tables
-from benchmarks.studies.jobs import StudyJob, digest, in_order
+from benchmarks.studies.jobs import Sources, StudyJob, digest, in_order
 from benchmarks.studies.results import Result
 from configs.studies import ArmConfig, StudyConfig
+from model import EncoderConfig, build, save_pretrained
 from tests.configs.run_jobs import run_jobs
 from trainer.config import JobConfig
 
 SHIPPED = sorted(path.stem for path in Path(configs.__file__).parent.glob("study/*.yaml"))
+OF_TASKS = [name for name in SHIPPED if study.load(name).task]
+OF_TEXT = [name for name in SHIPPED if name not in OF_TASKS]
 TINY = [
     "steps=2", "batch.size=2", "batch.micro_batch=2", "data.sequence_length=32",
     "evaluation.sequences=4", "log.every=1",
+]  # fmt: skip
+TINY_TASK = [
+    "epochs=null", "steps=4", "batch.size=4", "batch.micro_batch=4",
 ]  # fmt: skip
 SVG = "{http://www.w3.org/2000/svg}"
 PAIR = {"sentence_good": "this is a text", "sentence_bad": "text a is this"}
@@ -43,7 +50,111 @@ def jobs(name: str, runs: Path) -> list[StudyJob]:
     return study.jobs_of(name, study.load(name), runs, seeds=[1])
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.fixture(scope="module")
+def sources(corpus, tmp_path_factory) -> Sources:
+    """A tiny teacher of 6 layers and one of 3, as exports are, and phrases in GLUE's layout."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name, layers in (("teacher", 6), ("half", 3)):
+        config = EncoderConfig(
+            vocab_size=600, hidden_size=16, layers=layers, heads=2, ffn_size=32, max_positions=64
+        )
+        save_pretrained(build(config, seed=layers), folder / name, corpus / "tokenizer")
+        (folder / name / "model.yaml").write_text(configs.dump(config))
+    texts = [(f"the {word} of {word} was in the {word}", n % 2) for n, word in enumerate("abc" * 9)]
+    files = {
+        "SST-2": ["sentence\tlabel", *(f"{text}\t{label}" for text, label in texts)],
+        "CoLA": [f"x\t{label}\t\t{text}" for text, label in texts],
+        "STS-B": [
+            "sentence1\tsentence2\tscore",
+            *(f"{text}\t{text}\t{label}" for text, label in texts),
+        ],
+    }
+    for task, rows in files.items():
+        (folder / "data/glue" / task).mkdir(parents=True)
+        for split in ("train", "dev"):
+            (folder / "data/glue" / task / f"{split}.tsv").write_text("\n".join(rows) + "\n")
+    return Sources(corpus, folder / "data", folder)
+
+
+@pytest.mark.parametrize("name", OF_TASKS)
+def test_every_job_of_a_study_of_tasks_is_one_that_can_run(name, sources, tmp_path):
+    """Its teacher stands for what an earlier job leaves."""
+    config = study.load(name)
+    for job in study.jobs_of(name, config, tmp_path, seeds=[1], sources=sources):
+        for needed in job.needed():
+            (needed.run / "exports").mkdir(parents=True, exist_ok=True)
+            (needed.run / "exports/teacher").symlink_to(sources.models / "teacher")
+        loaded = configs.load(str(job.write()), JobConfig, "job", job.words)
+        assert {*config.arms[job.arm].learners} <= {"teacher", *loaded.students}
+        assert Path(loaded.teacher.init.pretrained).exists()
+        shutil.rmtree(job.folder)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "fastbert" else pytest.param(name, marks=pytest.mark.slow)
+             for name in OF_TASKS]
+)  # fmt: skip
+def test_a_study_of_tasks_runs_and_has_its_rows(name, sources, tmp_path, monkeypatch, capsys):
+    """Files that it names are made first, and every row has a score."""
+    config, told = study.load(name), {}
+    overrides = tuple(TINY_TASK)
+    found = study.jobs_of(name, config, tmp_path, (), [1], overrides, sources)
+    for job in found:
+        told |= {words[-1]: words for words in job.missing_files()}
+        told[job.run.name] = ["train", str(job.write()), *job.words]
+    for one, (code, output) in run_jobs(told, tmp_path).items():
+        assert code == 0, (one, output)
+    monkeypatch.setattr(study, "tandem", lambda words: pytest.fail("it has finished"))
+    places = ["--data", sources.data, "--models", sources.models, "--results", tmp_path / "kept"]
+    for _ in range(2):
+        run_study(name, "--runs", tmp_path, "--seed", 1, *places, *overrides)
+        table = capsys.readouterr().out.splitlines()
+        cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table]
+        rows = [row for row in cells if len(row) > 2 and row[2] == "1"]
+        arms = config.arms.values()
+        assert len(rows) == sum(len(arm.learners) + len(arm.speeds) for arm in arms)
+        assert all(row[3] and row[6] for row in rows), table
+    kept = results.read(tmp_path / "kept" / f"{name}.jsonl")
+    assert [one.arm for one in kept] == [*config.arms]
+    if name == "fastbert":
+        fast = kept[-1].scores
+        assert fast["speed 0.1"]["flops_ratio"] <= fast["speed 0.9"]["flops_ratio"] <= 6.0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--models", "there"], "fastbert: reads tasks; name their folder by --data"),
+        (["--data", "there"], "fastbert: begins with pre-trained models; name their folder by"),
+    ],
+)
+def test_a_study_of_tasks_needs_its_sources(given, said, tmp_path):
+    told = ["fastbert", "--runs", str(tmp_path), "--results", str(tmp_path), *given]
+    outcome = CliRunner().invoke(study.main, told)
+    assert (outcome.exit_code, said in outcome.output) == (1, True), outcome.output
+
+
+def test_files_are_made_once_and_a_change_of_their_command_is_another_arm(tmp_path):
+    config = two_arms()
+    config.files["more.tsv"] = ["data", "perturb", "sst2"]
+    before = digest(config, "first")
+    config.arms["first"].job["data"] = {"train": "$runs/more.tsv"}
+    config.task = "sst2"
+    sources = Sources(tmp_path, tmp_path / "data")
+    job, other = study.jobs_of("why", config, tmp_path, seeds=[1], sources=sources)
+    path = tmp_path / "why" / "more.tsv"
+    root = f"data.root={tmp_path}/data"
+    assert job.missing_files() == [["data", "perturb", "sst2", root, "--out", str(path)]]
+    assert other.missing_files() == []
+    path.parent.mkdir()
+    path.write_text("")
+    assert job.missing_files() == []
+    with_file = digest(config, "first")
+    config.files["more.tsv"].append("--copies")
+    assert len({before, with_file, digest(config, "first")}) == 3
+
+
+@pytest.mark.parametrize("name", OF_TEXT)
 def test_every_job_of_a_shipped_study_is_one_that_can_run(name, tmp_path):
     """The strict loader accepts it, and an earlier job creates what it starts from."""
     before: list[str] = []
@@ -60,7 +171,7 @@ def test_every_job_of_a_shipped_study_is_one_that_can_run(name, tmp_path):
 # One whose second job begins with what the first left runs always, the others where time allows.
 @pytest.mark.parametrize(
     "name", [name if name == "pkd_general" else pytest.param(name, marks=pytest.mark.slow)
-             for name in SHIPPED]
+             for name in OF_TEXT]
 )  # fmt: skip
 def test_a_shipped_study_runs_and_has_its_rows(name, corpus, tmp_path, monkeypatch, capsys):
     """The runner would start one process per job; here a single process runs them all."""
@@ -163,7 +274,7 @@ def test_missing_minimal_pairs_are_named_before_anything_runs(tmp_path):
     config.minimal_pairs = "pairs.jsonl"
     jobs = study.jobs_of("why", config, tmp_path)
     with pytest.raises(click.ClickException, match=r"why: minimal_pairs: corpus/pairs.jsonl does"):
-        study.run_missing(jobs, Path("corpus"), tmp_path)
+        study.run_missing(jobs, tmp_path)
 
 
 def test_an_arm_is_another_when_it_or_one_that_it_begins_with_changes():
@@ -203,7 +314,7 @@ def test_what_is_recorded_is_not_run_and_what_it_needs_is(tmp_path, monkeypatch)
     monkeypatch.setattr(results, "of_run", lambda job, _: result(config, job.arm, job.seed))
     for seed in (1, 2):
         results.append(tmp_path / "why.jsonl", result(config, "first", seed))
-    failed = study.run_missing(jobs, Path("corpus"), tmp_path)
+    failed = study.run_missing(jobs, tmp_path)
     assert failed == [f"{tmp_path}/why/second-1"]
     assert asked == ["first-1", "second-1", "first-2", "second-2"]
     assert f"init: {tmp_path}/why/first-2\n" in (tmp_path / "why/second-2.yaml").read_text()

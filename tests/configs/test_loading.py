@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -51,6 +52,11 @@ class Job:
     def __post_init__(self):
         if self.steps < 1:
             raise ValueError("steps must be at least 1")
+
+
+@dataclass
+class Anything:
+    job: dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +122,20 @@ def test_base_starts_from_another_file_and_the_other_keys_change_it():
     assert job.teacher.model == Model(layers=4, dropout=0.2)
     assert job.teacher.optimizer.learning_rate == 1e-4
     assert configs.load("deeper", Model, "model") == Model(layers=48)
+
+
+def test_a_shipped_file_named_by_its_path_begins_with_others_of_its_kind(shipped):
+    (shipped / "task").mkdir()
+    (shipped / "task/pair.yaml").write_text("name: pair\nsteps: 3\nteacher: {}\n")
+    (shipped / "task/mrpc.yaml").write_text("base: pair\nnote: x\n")
+    assert load("configs/task/mrpc.yaml") == Job("pair", 3, Learner(), note="x")
+    assert load(write("base: configs/task/mrpc.yaml\nsteps: 4\n")).steps == 4
+    assert "base: pair: no such job config" in message(write("base: pair\n"))
+
+
+def test_what_may_be_anything_may_be_nothing():
+    study = configs.load_text("job: {epochs: null}", Anything, "study", [], "x")
+    assert study == Anything({"epochs": None})
 
 
 def test_a_section_with_its_own_base_keeps_nothing_of_the_one_it_replaces():

@@ -151,6 +151,12 @@ def test_what_a_finished_table_left_is_not_part_of_the_next_one(folder, tmp_path
     assert "of other settings" not in out.read_text()
 
 
+def test_only_the_first_examples_are_augmented(folder, tmp_path) -> None:
+    few = job(folder, "data.max_trained=2")
+    _, examples = augment(few, settings(folder), tmp_path / "few.tsv", CPU)
+    assert examples == 2
+
+
 def test_columns_by_number_stay_where_they_are(folder, tmp_path) -> None:
     numbered = tmp_path / "numbered.tsv"
     numbered.write_text("id\t1\tthe water\n")

@@ -182,7 +182,7 @@ def test_negatives_and_held_out_queries(folder, corpus) -> None:
         ("retrieval", "{}", ["data.files.other=x"], "data.files.other: retrieval does not read it"),
         ("retrieval", "{}", ["data.files.documents=no.jsonl"], "no.jsonl: cannot be read: No such"),
         ("retrieval", "{}", ["data.validation=dev.tsv", "data.max_scored=1"],
-         "data.max_scored: retrieval scores whole files"),
+         "data.max_scored: retrieval reads whole files"),
         ("reranking", "{}", [], "data.files.candidates: must be set for reranking"),
         ("retrieval", "{numbered_by_order: true}", [], "train.tsv:2: "),
     ],

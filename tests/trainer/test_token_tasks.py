@@ -273,10 +273,12 @@ def test_the_right_one_of_several_answers_is_learned(folder, corpus) -> None:
 
 
 @pytest.mark.parametrize("task", ["tagging", "span", "multiple_choice"])
-def test_only_the_first_examples_are_scored(folder, corpus, task) -> None:
-    job = load(folder, corpus, task, 10, "{}", "data.max_scored=3")
+def test_only_the_first_examples_are_scored_and_trained_on(folder, corpus, task) -> None:
+    whole = load(folder, corpus, task, 10, "{}")
+    assert ExampleSplit(Corpus.open(whole.data.path), "train").total >= 60
+    job = load(folder, corpus, task, 10, "{}", "data.max_scored=3", "data.max_trained=7")
     opened = Corpus.open(job.data.path)
-    assert ExampleSplit(opened, "train").total >= 60
+    assert 7 <= ExampleSplit(opened, "train").total < (60 if task == "span" else 8)
     scored = ExampleSplit(opened, "val")
     if task != "span":
         assert scored.total == 3

@@ -13,7 +13,7 @@ from data_pipeline.task_files.tables import read_table
 from trainer.augmentation.table_file import TableFile
 from trainer.config import JobConfig
 from trainer.job_data.examples import digest_of, tasks_of
-from trainer.objectives.task import LABEL, TaskFile
+from trainer.objectives.task import LABEL
 
 PART = 64  # examples that are written at a time
 Row = Mapping[str, str]
@@ -58,11 +58,13 @@ def augment(
             "data.validation: must be set: of augmented examples no part can be held out, as "
             "copies of it stay in the others"
         )
-    file = TaskFile(job.data.task_files["train"], job.data.columns)
+    file = one.file("train")
     columns = file.columns_of(*task.fields)
     identity = {**method.identity(), "examples": digest_of(file.path), "columns": columns}
+    if file.most is not None:
+        identity["first"] = file.most
     table = TableFile(out, columns, identity)
-    rows = [row for _, row in read_table(str(file.path), columns)]
+    rows = [row for _, row in file.first(read_table(str(file.path), columns))]
     copies = method.over(rows, task.texts, device)
     parts = range(0, len(rows), PART)
     for part, first in enumerate(parts):

@@ -97,7 +97,7 @@ class TaskOfJob:
 
     def task_file(self, path: Path, *, is_scored: bool) -> TaskFile:
         """A file of its examples, to train or to be scored on."""
-        most = self.data.max_scored if is_scored else None
+        most = self.data.max_scored if is_scored else self.data.max_trained
         return TaskFile(path, self.data.columns, self.data.other_files, most)
 
 
@@ -152,8 +152,9 @@ def _with_labels(job: JobConfig, one: TaskOfJob) -> TaskOfJob:
     if one.task.needs_validation and "validation" not in files:
         raise DataError(f"{one.key}.validation: must be set for {one.name}")
     _require_files(one)
-    if one.data.max_scored is not None and not one.task.can_score_some:
-        raise DataError(f"{one.key}.max_scored: {one.name} scores whole files only; remove it")
+    for key in ("max_trained", "max_scored"):
+        if getattr(one.data, key) is not None and not one.task.can_read_some:
+            raise DataError(f"{one.key}.{key}: {one.name} reads whole files only; remove it")
     scored = "validation" if "validation" in files else "train"
     task = one.task.with_labels_of(one.file("train"))
     _require_same_labels(job, task)
@@ -283,7 +284,9 @@ def _encoded(job: JobConfig, one: TaskOfJob, tokenizer: Path, files: Mapping[str
 def _identity(one: TaskOfJob, files: Mapping[str, Path]) -> dict[str, Any]:
     """All but the tokenizer that decides what the encoded examples are."""
     data, task, settings = one.data, one.task, dataclasses.asdict(one.task)
+    first = {} if data.max_trained is None else {"max_trained": data.max_trained}
     return {
+        **first,
         "settings": {key: settings[key] for key in settings if key not in task.not_encoded},
         "code": digest_of(Path(inspect.getfile(type(task)))),
         "files": {SPLITS[split]: digest_of(path) for split, path in files.items()},

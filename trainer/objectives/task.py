@@ -89,8 +89,8 @@ class TaskConfig(TermConfig):
     of its targets and scores begin with that of its head. fields: the columns of a table of its
     examples; empty if it reads files of another format. needs_validation: whether it needs a
     validation file, because a part of the training file cannot stand in for one. reads: the other
-    files that it needs, and may_read those that it can do without, by name. can_score_some: whether
-    the first examples of a file can be scored without the others. not_encoded: the keys that have
+    files that it needs, and may_read those that it can do without, by name. can_read_some: whether
+    the first examples of a file can be read without the others. not_encoded: the keys that have
     no effect on how examples are encoded. joins: whether it can be one of several tasks.
     """
 
@@ -114,7 +114,7 @@ class TaskConfig(TermConfig):
     needs_validation: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = ()
     may_read: ClassVar[tuple[str, ...]] = ()
-    can_score_some: ClassVar[bool] = True
+    can_read_some: ClassVar[bool] = True
     not_encoded: ClassVar[tuple[str, ...]] = ("weight", "metrics", "layers")
     joins: ClassVar[bool] = True
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)

@@ -54,7 +54,7 @@ class CollectionTask(TaskConfig):
     )
 
     reads: ClassVar[tuple[str, ...]] = ("documents", "queries")
-    can_score_some: ClassVar[bool] = False
+    can_read_some: ClassVar[bool] = False
     joins: ClassVar[bool] = False
     not_encoded: ClassVar[tuple[str, ...]] = (*TaskConfig.not_encoded, "scored")
 
