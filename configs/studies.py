@@ -15,9 +15,6 @@ KIND = "study"
 class ArmConfig(Section):
     """One arm of a study: a job, and its learners that the table shows."""
 
-    task: Annotated[
-        str, Doc("The task that its job begins with; empty: that of the study, if it has one.")
-    ] = ""
     job: Annotated[
         dict[str, Any],
         Doc(
@@ -28,6 +25,9 @@ class ArmConfig(Section):
     learners: Annotated[
         list[str], Doc("The learners with a row in the table: `teacher`, or a student's name.")
     ] = field(default_factory=lambda: ["teacher"])
+    task: Annotated[
+        str, Doc("The task that its job begins with; empty: that of the study, if it has one.")
+    ] = ""
     speeds: Annotated[
         list[Annotated[float, Range(0.0, 1.0)]],
         Doc(
