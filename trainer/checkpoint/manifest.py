@@ -50,10 +50,9 @@ class Manifest:
     suspect: str = ""  # why no run should roll back to it; empty if it is sound
 
     def encode(self) -> bytes:
-        """The manifest as JSON, with its own checksum."""
-        content = _canonical({"format": FORMAT, **vars(self)})
-        checksum = hashlib.sha256(content).hexdigest()
-        return b'{"content": %b, "sha256": "%b"}' % (content, checksum.encode())
+        """The manifest as JSON, with its own checksum; learners keep their order."""
+        content = {"format": FORMAT, **vars(self)}
+        return json.dumps({"content": content, "sha256": _digest(content)}, default=vars).encode()
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -169,9 +168,6 @@ def _decode(content: Mapping[str, Any]) -> Manifest:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_canonical(content)).hexdigest()
-
-
-def _canonical(content: Mapping[str, Any]) -> bytes:
-    """JSON, the same for equal content; a dataclass is an object of its fields."""
-    return json.dumps(content, sort_keys=True, default=vars).encode()
+    """Of JSON with sorted keys: the same for equal content; a dataclass is an object of fields."""
+    ordered = json.dumps(content, sort_keys=True, default=vars)
+    return hashlib.sha256(ordered.encode()).hexdigest()
