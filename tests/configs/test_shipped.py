@@ -36,7 +36,7 @@ EXAMPLES = [
 
 def gaps(kind, name):
     """What has to be given for a shipped file to load."""
-    if name in ("multi_task", "mt_dnn"):
+    if (kind, name) in (("task", "multi_task"), ("task", "mt_dnn")):
         return [*GAPS_OF_SEVERAL]
     if name == "mt_dnn_kd":
         return [*TEACHERS_AND_STUDENT]
