@@ -33,7 +33,12 @@ TINY_TASK = [
     "epochs=null", "steps=4", "batch.size=4", "batch.micro_batch=4",
 ]  # fmt: skip
 SVG = "{http://www.w3.org/2000/svg}"
-PAIR = {"sentence_good": "this is a text", "sentence_bad": "text a is this"}
+PAIR = {
+    "sentence_good": "this is a text",
+    "sentence_bad": "text a is this",
+    "UID": "order",
+    "linguistics_term": "order",
+}
 
 
 def run_study(*arguments: object) -> None:

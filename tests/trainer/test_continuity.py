@@ -135,7 +135,7 @@ def save(folder: RunFolder, **state: object) -> None:
     shutil.rmtree(checkpoint, ignore_errors=True)
     checkpoint.mkdir(parents=True)
     files = [write_json(checkpoint, "trainer.json", {"state": state})]
-    write_json(checkpoint, "manifest.json", Manifest(2, 1, files, {}).encode())
+    (checkpoint / "manifest.json").write_bytes(Manifest(2, 1, files, {}).encode())
 
 
 def changes_of(config: JobConfig) -> list[str]:
