@@ -124,7 +124,7 @@ def results():
 def test_terms_and_gradients_are_those_of_plain_torch_at_every_stage(results):
     terms, gradients = plain()
     for stages, (steps, found, _) in zip(STAGES, results[0], strict=True):
-        # A divergence is a small difference of entropies of some 5 nats, which have 5e-7 of rounding.
+        # A divergence is a small difference of entropies of some 5 nats, which round at 5e-7.
         assert steps[0][STUDENT] == pytest.approx(terms, rel=1e-5, abs=1e-6), stages
         assert found.keys() >= gradients.keys()
         for name, right in gradients.items():
