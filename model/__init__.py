@@ -11,6 +11,7 @@ from model.accounting import ModelSize, describe
 from model.config import EncoderConfig
 from model.crf import Transitions, decode, log_likelihood
 from model.errors import ModelError
+from model.generation import Decoding, beam_search, greedy_search
 from model.hugging_face import (
     from_pretrained,
     import_folder,
@@ -50,6 +51,7 @@ __all__ = [
     "VECTOR",
     "Ability",
     "Capture",
+    "Decoding",
     "EncoderConfig",
     "Features",
     "MaskedLanguageModel",
@@ -62,12 +64,14 @@ __all__ = [
     "TaskHeadConfig",
     "Training",
     "Transitions",
+    "beam_search",
     "build",
     "decode",
     "default_model",
     "describe",
     "double_layers",
     "from_pretrained",
+    "greedy_search",
     "import_folder",
     "log_likelihood",
     "model_card",

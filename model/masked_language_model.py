@@ -13,6 +13,7 @@ from model.early_leaving import leave_early
 from model.embedding import Embeddings
 from model.encoder import Encoder
 from model.flops import flops_per_token
+from model.heads import MaskedLanguageModelHead
 from model.initial_values import fill
 from model.outputs import NOTHING, Capture, EarlyOutputs, Encoded
 from model.pooler import Pooler
@@ -26,6 +27,7 @@ class MaskedLanguageModel(Model):
     """An encoder with its heads."""
 
     config: EncoderConfig
+    head: MaskedLanguageModelHead | None
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

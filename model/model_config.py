@@ -31,6 +31,7 @@ class Ability(str, Enum):
     CHECKPOINT = "layers that are computed again in the backward pass"
     COMPILE = "compiled layers"
     LEAVE_EARLY = "layers after which examples can leave"
+    GENERATE = "decoder"
 
 
 class ModelShape(Protocol):

@@ -21,6 +21,7 @@ from configs.kinds import add_kind, chosen
 from model.attention_kernel import attention_scores, visible_keys
 from model.branches import BranchedHead
 from model.errors import ModelError
+from model.generation import Decoding
 from model.heads import MaskedLanguageModelHead, TaskHead, mean_over_tokens
 from model.model_config import PAIRS, ModelConfig
 from model.outputs import (
@@ -73,7 +74,7 @@ class Model(nn.Module, ABC):
 
     config: ModelConfig
     pooler: nn.Module | None
-    head: MaskedLanguageModelHead | None  # from hidden states to the vocabulary projection's input
+    head: nn.Module | None  # from hidden states to the vocabulary projection's input
     pair_head: nn.Module | None
     task_heads: nn.ModuleDict
     # Operators with matrix products that ``torch.utils.flop_counter`` does not know: their FLOPs,
@@ -143,6 +144,13 @@ class Model(nn.Module, ABC):
 
         That is a layer whose branch has an uncertainty (`model.branches`) less than `speed`. Inputs
         are as in `encode` (`Ability.LEAVE_EARLY`).
+        """
+        raise NotImplementedError
+
+    def decoding(self, source_ids: Tensor, lengths: Tensor | None) -> Decoding:
+        """The decoding of targets of these sources, int64 [N, S] (`Ability.GENERATE`).
+
+        `lengths` int64 [N] are the numbers of their tokens, where some are padded.
         """
         raise NotImplementedError
 

@@ -27,7 +27,8 @@ ROOMS = {
         "compiled text_files documents joined_text sentences sentence_search system_prose"
     ),
     "data_pipeline/task_files": (
-        "contents json_records tables squad conll multiple_choice retrieval rankings collection "
+        "contents json_records tables squad conll multiple_choice parallel retrieval rankings "
+        "collection "
         "minimal_pairs prose_tasks"
     ),
     "data_pipeline/shards": (
@@ -51,9 +52,10 @@ ROOMS = {
     ),
     "model": (
         "errors precision task_head_config crf outputs model_config config parts heads "
-        "attention_kernel branches protocol segment_pairs attention feed_forward encoder embedding "
-        "pooler flops early_leaving initial_values masked_language_model attention_heads kinds "
-        "skeleton initialisation layer_selection accounting model_card hugging_face onnx_export"
+        "attention_kernel branches generation protocol segment_pairs attention feed_forward encoder "
+        "embedding decoder pooler flops early_leaving initial_values masked_language_model "
+        "attention_heads kinds skeleton initialisation layer_selection accounting model_card "
+        "hugging_face onnx_export"
     ),
     "model/hugging_face": (
         "task_heads family bert albert distilbert mobilebert modernbert weights tensors folder "
@@ -99,7 +101,7 @@ ROOMS = {
     ),
     "trainer/scoring": (
         "column metric scores task_mean task_scores task_metrics answer_spans span_metric "
-        "exact_search ranking_metric"
+        "exact_search ranking_metric translating"
     ),
     "trainer/footprint": "models_table fake_step footprint demands",
     "trainer/evaluation": (
@@ -107,7 +109,8 @@ ROOMS = {
         "evaluations finished agreement final_scores export"
     ),
     "trainer/prediction": (
-        "passes fine_tuned predictor texts tags choices spans vectors predicting rankings"
+        "passes fine_tuned predictor texts tags choices spans vectors translations predicting "
+        "rankings"
     ),
     "trainer/augmentation": "masked_words input_vectors table_file augmenting replacing perturbing",
     "trainer/suites": "results comparison",

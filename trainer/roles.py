@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from configs.section import Refusal, within
 from data_pipeline import DEFAULT_VIEW, DataConfig
-from model import ModelConfig
+from model import Ability, ModelConfig
 from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher, section_of
@@ -58,6 +58,9 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
                 yield from within(key, objective.conflicts_with_stored(name))
         each_layer = config.progressive is not None
         yield from within(key, objective.misfits(config.model, models, each_layer))
+        if Ability.GENERATE in config.model.abilities and not data.has_examples:
+            why = f"{config.model.kind} reads pairs of texts; name data.train, and a translation"
+            yield f"{section_of(learner)}.model.kind", why
     yield from _unread_teachers(everyone)
     if everyone[TEACHER].stored is not None and data.has_examples:
         yield "teacher.stored", f"is for text; the job reads the examples in {_examples_in(data)}"

@@ -20,11 +20,13 @@ class EncodedExample:
     """One example: its sequences, each of one or two segments, and its targets by name.
 
     A target of the example is a number, or a tuple of whole numbers; a target of its tokens has one
-    for each token of the segments, in order, -100 where there is none.
+    for each token of the segments, in order, -100 where there is none. predicted: the number of the
+    sequence whose tokens, but the first, are to be predicted: batches have them as `MASKED`.
     """
 
     sequences: Sequence[Sequence[Segment]]
     targets: Mapping[str, float | tuple[int, ...] | NDArray[np.int64]]
+    predicted: int | None = None
 
     @property
     def segments(self) -> list[Segment]:
@@ -41,19 +43,21 @@ class Layout:
 
     segments: how many each of an example's sequences has. targets: each target's name, with what
     it has a value for (`WHOLE`, `TOKENS` or `SEVERAL`). numbers: the targets that are real numbers;
-    the others are classes or positions.
+    the others are classes or positions. predicted: as in `EncodedExample`.
     """
 
     segments: tuple[int, ...]
     targets: Mapping[str, str]
     numbers: tuple[str, ...] = ()
+    predicted: int | None = None
 
     @classmethod
     def of(cls, example: EncodedExample) -> Layout:
         """The layout of one example, which the others must share."""
         targets = {name: _KINDS.get(type(value), WHOLE) for name, value in example.targets.items()}
         numbers = tuple(name for name, one in example.targets.items() if isinstance(one, float))
-        return cls(tuple(len(one) for one in example.sequences), targets, numbers)
+        segments = tuple(len(one) for one in example.sequences)
+        return cls(segments, targets, numbers, example.predicted)
 
     def dtype(self, target: str) -> np.dtype:
         """How a target is stored."""
@@ -66,4 +70,5 @@ class Layout:
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Layout:
         """The reverse of `to_json`."""
-        return cls(tuple(tree["segments"]), tree["targets"], tuple(tree["numbers"]))
+        segments, numbers = tuple(tree["segments"]), tuple(tree["numbers"])
+        return cls(segments, tree["targets"], numbers, tree.get("predicted"))

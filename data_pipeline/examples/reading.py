@@ -17,7 +17,7 @@ from data_pipeline.examples.example import SEVERAL, TOKENS, WHOLE, Layout
 from data_pipeline.examples.order import POOL_BLOCKS, ExampleTable
 from data_pipeline.examples.storing import ends_file, target_file
 from data_pipeline.masking.masker import NO_LABEL
-from data_pipeline.reading.batches import Batch, Target
+from data_pipeline.reading.batches import MASKED, Batch, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.shards import manifest
 from data_pipeline.shards.arrays import map_array
@@ -97,11 +97,15 @@ class ExampleSplit:
     ) -> Batch:
         sheet = _Sheet.of(rows, layout, self.vocabulary.cls, self.vocabulary.sep)
         input_ids, segment_ids, mask = sheet.filled(self.vocabulary.pad)
+        targets = {name: self._target(name, rows, sheet) for name in layout.targets}
+        if layout.predicted is not None:
+            unreadable = np.array([not row.readable for row in rows])
+            targets[MASKED] = sheet.predicted(layout.predicted).without(unreadable)
         return Batch(
             input_ids=input_ids,
             segment_ids=segment_ids,
             attention_mask=mask,
-            targets={name: self._target(name, rows, sheet) for name in layout.targets},
+            targets=targets,
             sample_ids=numbers,
             epochs=epochs,
             readable=np.array([row.readable for row in rows]),
@@ -232,13 +236,24 @@ class _Sheet:
             own = values[row.first_token : row.first_token + len(columns)].astype(np.int64)
             chosen = own != NO_LABEL
             found.append((own[chosen], columns[chosen]))
-        slots = max(1, *(len(labels) for labels, _ in found))
-        labels = np.full((len(rows), slots), NO_LABEL, np.int64)
-        positions = np.zeros_like(labels)
-        for number, (own, columns) in enumerate(found):
-            labels[number, : len(own)] = own
-            positions[number, : len(own)] = columns
-        return Target(labels, positions)
+        return _labels_at(found)
+
+    def predicted(self, number: int) -> Target:
+        """The tokens of a sequence but its first, [R, M], with their columns."""
+        first = number * self.shape[2]
+        labels = [sequences[number][1:] for sequences in self.ids]
+        return _labels_at([(own, first + 1 + np.arange(len(own))) for own in labels])
+
+
+def _labels_at(found: Sequence[tuple[NDArray[np.integer], NDArray[np.int64]]]) -> Target:
+    """The target of the labels of each row with their columns."""
+    slots = max([1, *(len(labels) for labels, _ in found)])
+    labels = np.full((len(found), slots), NO_LABEL, np.int64)
+    positions = np.zeros_like(labels)
+    for number, (own, columns) in enumerate(found):
+        labels[number, : len(own)] = own
+        positions[number, : len(own)] = columns
+    return Target(labels, positions)
 
 
 def _reduced(

@@ -50,6 +50,13 @@ class Target:
         found[row, self.positions[row, slot]] = self.labels[row, slot]
         return found.reshape(shape)
 
+    def trimmed(self, length: int, longest: int) -> Target:
+        """The same in sequences of `length` that are cut to `longest`, which holds all tokens."""
+        if self.positions is None:
+            return self
+        sequence, column = np.divmod(self.positions, length)
+        return Target(self.labels, sequence * longest + column)
+
     def without(self, rows: NDArray[np.bool_]) -> Target:
         """The target without the labels of these rows [R]."""
         chosen = rows if self.labels.ndim == 1 else rows[:, None]
@@ -131,12 +138,11 @@ class Batch:
         longest = int(self.attention_mask.sum(axis=-1).max(initial=1))
         if not self.is_trimmed or longest == self.input_ids.shape[-1]:
             return replace(self, views=views) if views else self
-        assert self.input_ids.ndim == 2 or all(
-            target.positions is None for target in self.targets.values()
-        )
         names = ("input_ids", "segment_ids", "attention_mask")
         cut = {name: getattr(self, name)[..., :longest] for name in names}
-        return replace(self, **cut, views=views)
+        length = self.input_ids.shape[-1]
+        targets = {name: one.trimmed(length, longest) for name, one in self.targets.items()}
+        return replace(self, **cut, targets=targets, views=views)
 
     def view(self, name: str) -> Batch:
         """The examples in the form that learners of this view read."""

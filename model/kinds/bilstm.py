@@ -15,6 +15,7 @@ from configs.section import Refusal
 from model.crf import ConditionalRandomField
 from model.errors import ModelError
 from model.flops import head_flops
+from model.heads import MaskedLanguageModelHead
 from model.model_config import Ability, ModelConfig
 from model.outputs import NOTHING, Capture, Encoded
 from model.precision import Dense
@@ -203,6 +204,7 @@ class BiLSTM(Model):
 
     config: BiLSTMConfig
     pooler: LastStates
+    head: MaskedLanguageModelHead | None
     kernel_flops: ClassVar[Mapping[Any, Callable[..., int]]] = {
         torch.ops.aten.mkldnn_rnn_layer: _lstm_flops,
         torch.ops.aten.mkldnn_rnn_layer_backward: _lstm_backward_flops,

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from data_pipeline import NO_LABEL
-from model import Features
+from model import Features, build
+from tests.trainer import tiny
 from trainer.batches import MicroBatch, MicroTarget
 from trainer.errors import TrainingError
 from trainer.scoring import task_scores
@@ -117,7 +118,7 @@ def outputs(logits: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor 
     targets = {"task": MicroTarget(labels, positions)}
     batch = MicroBatch(ids, ids, ids.bool(), is_padded=False, targets=targets)
     features = Features(None, {}, {}, None, None, {"task": logits})
-    return ScoreInputs(features, None, batch)
+    return ScoreInputs(features, None, batch, build(tiny.encoder(), seed=0))
 
 
 def total(metric, *batches: ScoreInputs) -> dict[str, float]:

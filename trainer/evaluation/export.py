@@ -70,7 +70,7 @@ def _write_task_facts(
     out: Path,
 ) -> None:
     """What `tandem predict` needs to know about the tasks of an exported model's heads, if any."""
-    tasks = [one for one in tasks_of(saved.job) if one.task.head in config.task_heads]
+    tasks = [one for one in tasks_of(saved.job) if one.task.has_head(config)]
     if not tasks:
         return
     scores = {kind: value for (_, kind), value in _scores(saved, learner, results).items()}

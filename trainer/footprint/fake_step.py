@@ -192,6 +192,8 @@ def _examples(job: JobConfig, rows: int, length: int) -> Batch:
         name: Target(tokens, tokens) if kind == TOKENS else Target(one.astype(layout.dtype(name)))
         for name, kind in layout.targets.items()
     }
+    if layout.predicted is not None:
+        targets[MASKED] = Target(tokens[:, : length - 1], tokens[:, : length - 1])
     return Batch(ids, ids, ids + 1, targets, one, one)
 
 

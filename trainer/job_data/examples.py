@@ -19,6 +19,7 @@ from typing import Any
 
 from data_pipeline import (
     DEFAULT_VIEW,
+    MASKED,
     Corpus,
     DataConfig,
     DataError,
@@ -121,8 +122,8 @@ def scored_on_test(job: JobConfig) -> JobConfig | None:
     """
     tested = [one for one in tasks_of(job) if one.data.test]
     for one in tested:
-        task = one.task.scored_on(one.file("test", is_scored=True))
         tokenizer = Corpus.open(one.data.path).tokenizer_dir
+        task = one.task.scored_on(one.file("test", is_scored=True), tokenizer)
         data = dataclasses.replace(one.data, path="")
         own = dataclasses.replace(one, task=task, data=data)
         try:
@@ -158,7 +159,8 @@ def _with_labels(job: JobConfig, one: TaskOfJob) -> TaskOfJob:
     scored = "validation" if "validation" in files else "train"
     task = one.task.with_labels_of(one.file("train"))
     _require_same_labels(job, task)
-    return dataclasses.replace(one, task=task.scored_on(one.file(scored, is_scored=True)))
+    file = one.file(scored, is_scored=True)
+    return dataclasses.replace(one, task=task.scored_on(file, _tokenizer_of(job)))
 
 
 def _require_files(one: TaskOfJob) -> None:
@@ -212,6 +214,8 @@ def _require_same_labels(job: JobConfig, task: TaskConfig) -> None:
     own teacher also needs that of its only task.
     """
     read = _readers_of(job, task.head) | (set() if job.data.tasks else {TEACHER})
+    if task.head == MASKED:
+        return  # of the vocabulary, which learners share
     frozen = {name: one for name, one in job.learners.items() if one.frozen}
     for name, teacher in frozen.items():
         if name in read or MEAN in read:
@@ -289,13 +293,20 @@ def _identity(one: TaskOfJob, files: Mapping[str, Path]) -> dict[str, Any]:
         **first,
         "settings": {key: settings[key] for key in settings if key not in task.not_encoded},
         "code": digest_of(Path(inspect.getfile(type(task)))),
-        "files": {SPLITS[split]: digest_of(path) for split, path in files.items()},
+        "files": {SPLITS[split]: _digest(task, path) for split, path in files.items()},
         "others": {other: digest_of(path) for other, path in data.other_files.items()},
         "max_scored": data.max_scored,
         "columns": dict(data.columns),
         "sequence_length": data.sequence_length,
         "validation_fraction": None if data.validation else data.validation_fraction,
     }
+
+
+def _digest(task: TaskConfig, path: Path) -> str:
+    """The SHA-256 of the examples at a path."""
+    digests = [digest_of(one) for one in task.files_of(path)]
+    whole = hashlib.sha256("".join(digests).encode()).hexdigest()
+    return digests[0] if len(digests) == 1 else whole
 
 
 def _examples(

@@ -91,7 +91,7 @@ def score(
     heads = {metric.head for metric in metrics if _has_labels(batch, metric.head)}
     capture = capture_for(metric for metric in metrics if metric.head in heads)
     features = features_of(model, batch, capture)
-    inputs = ScoreInputs(features, own_projection(model, features), batch)
+    inputs = ScoreInputs(features, own_projection(model, features), batch, model)
     return tuple(
         metric.of_batch(inputs) if metric.head in heads else metric.empty(batch.input_ids.device)
         for metric in metrics

@@ -49,6 +49,16 @@ def cross_entropy_rows(labels: Tensor) -> RowLoss:
     return RowLoss(_Labels(labels.clamp_min(0)[:, None]), (labels != IGNORED).to(torch.float32))
 
 
+def label_smoothed_rows(labels: Tensor, smoothing: float, vocabulary: int) -> RowLoss:
+    """Cross-entropy with ``(1 - e) onehot(label) + e / V``, e = `smoothing` (Szegedy et al., 2016).
+
+    labels int64 [P], -100 where there is nothing to predict. As torch's cross-entropy has it: the
+    label has a share of e too.
+    """
+    alone = cross_entropy_rows(labels)
+    return RowLoss(_Blend(_Uniform(vocabulary), alone.target, smoothing), alone.weights)
+
+
 def kl_divergence_rows(teacher: Distribution, temperature: float, weights: Tensor) -> RowLoss:
     """``KL(softmax(t / T) || softmax(s / T))``; weights float [P]."""
     target = _Teacher(teacher, temperature, subtract_entropy=True)
@@ -157,6 +167,19 @@ class _Labels:
 
     def subtract(self, gradient: Tensor, rows: slice, factors: Tensor) -> None:
         gradient.scatter_add_(1, self.labels[rows], -factors[:, None].to(gradient.dtype))
+
+
+@dataclass(frozen=True)
+class _Uniform:
+    """Every token alike, of a vocabulary of this size."""
+
+    vocabulary: int
+
+    def dot(self, scaled: Tensor, rows: slice, room: Room) -> Tensor:
+        return scaled.mean(dim=-1)
+
+    def subtract(self, gradient: Tensor, rows: slice, factors: Tensor) -> None:
+        gradient.sub_(factors[:, None].to(gradient.dtype) / self.vocabulary)
 
 
 @dataclass(frozen=True)

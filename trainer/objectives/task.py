@@ -132,7 +132,15 @@ class TaskConfig(TermConfig):
         """The model with the task's head, which reads the task's `layers`."""
         return with_task_head(model, self.head, dataclasses.replace(head, layers=self.layers))
 
-    def scored_on(self, file: TaskFile) -> TaskConfig:
+    def has_head(self, model: ModelConfig) -> bool:
+        """Whether a model has the head of the task."""
+        return self.head in model.task_heads
+
+    def files_of(self, path: Path) -> list[Path]:
+        """The files that hold the examples at `path`. Raises DataError."""
+        return [path]
+
+    def scored_on(self, file: TaskFile, tokenizer: Path) -> TaskConfig:
         """The section with what its metrics need to score the examples of `file`."""
         return self
 

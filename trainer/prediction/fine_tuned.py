@@ -32,7 +32,11 @@ class FineTuned:
 
         Raises ModelError for a model without that head, DataError without a tokenizer.
         """
-        model = from_pretrained(folder).to(device)
+        return cls.of(folder, from_pretrained(folder).to(device), head)
+
+    @classmethod
+    def of(cls, folder: Path, model: Model, head: str | None = None) -> FineTuned:
+        """As `open`, of the `model` that is in the folder."""
         name = _chosen(folder, list(model.config.task_heads), head)
         facts = TaskFacts.read(folder, name)
         longest = model.config.longest_sequence or facts.sequence_length

@@ -12,13 +12,24 @@ from typing import Any
 import torch
 
 from data_pipeline.text.text_files import STDIN
-from model import CHOICE, CLASSIFICATION, REGRESSION, SPAN, TAGGING, VECTOR
+from model import (
+    CHOICE,
+    CLASSIFICATION,
+    REGRESSION,
+    SPAN,
+    TAGGING,
+    VECTOR,
+    Ability,
+    ModelError,
+    from_pretrained,
+)
 from trainer.prediction.choices import ChoicePredictor
 from trainer.prediction.fine_tuned import FineTuned
 from trainer.prediction.predictor import Predictor, Query
 from trainer.prediction.spans import SpanPredictor
 from trainer.prediction.tags import TagPredictor
 from trainer.prediction.texts import TextPredictor
+from trainer.prediction.translations import translations
 from trainer.prediction.vectors import VectorPredictor
 
 AT_ONCE = 4096  # examples that are sorted by length together
@@ -47,7 +58,12 @@ def predictions(
     that is certain, which each prediction tells. Raises ModelError for a model without a task head,
     or without branches for a `speed`; DataError for a file that cannot be read.
     """
-    tuned = FineTuned.open(folder, device, head)
+    model = from_pretrained(folder).to(device)
+    if Ability.GENERATE in model.config.abilities:
+        _require_none(folder, {"--head": head, "--speed": speed})
+        yield from translations(folder, model, path, device, columns)
+        return
+    tuned = FineTuned.of(folder, model, head)
     facts = tuned.facts
     if path == STDIN:  # it has no header, even if the training file had one
         facts = replace(facts, columns={})
@@ -56,6 +72,12 @@ def predictions(
     queries = predictor.queries(path)
     while some := list(islice(queries, AT_ONCE)):
         yield from _answers(tuned, predictor, some, speed)
+
+
+def _require_none(folder: Path, options: Mapping[str, object]) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise ModelError(f"{option}: is for heads of tasks, and {folder} translates; remove it")
 
 
 def _answers(

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline import MASKED, NO_LABEL, PAIRS
-from model import CLASSIFICATION, Capture, Features, ModelConfig
+from model import CLASSIFICATION, Capture, Features, Model, ModelConfig
 from trainer.batches import MicroBatch
 from trainer.scoring.column import ACCURACY, LOSS, PAIR_ACCURACY, Column
 from trainer.scoring.metric import Metric, SummedMetric
@@ -29,11 +29,15 @@ OVER_UNIGRAM = "_over_unigram"  # suffix of a column: the score minus the baseli
 
 @dataclass(frozen=True)
 class ScoreInputs:
-    """What a metric reads from one micro-batch; `projection` is the model's own, if it has one."""
+    """What a metric reads from one micro-batch, and the `model` that has read it.
+
+    `projection` is the model's own, if it has one.
+    """
 
     features: Features
     projection: OutputProjection | None
     batch: MicroBatch
+    model: Model
 
 
 class MaskedTokens(SummedMetric[ScoreInputs]):

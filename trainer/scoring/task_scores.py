@@ -28,6 +28,7 @@ PACKAGES = {  # score -> the package that it needs
     "matthews": "sklearn",
     "pearson": "scipy",
     "spearman": "scipy",
+    "bleu": "sacrebleu",
     "entity_f1": "seqeval",
     "entity_precision": "seqeval",
     "entity_recall": "seqeval",

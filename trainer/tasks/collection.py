@@ -9,6 +9,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from configs.rules import COUNT, INDEX, Doc, OneOf, Unit
@@ -58,7 +59,7 @@ class CollectionTask(TaskConfig):
     joins: ClassVar[bool] = False
     not_encoded: ClassVar[tuple[str, ...]] = (*TaskConfig.not_encoded, "scored")
 
-    def scored_on(self, file: TaskFile) -> TaskConfig:
+    def scored_on(self, file: TaskFile, tokenizer: Path) -> TaskConfig:
         others = {name: str(path) for name, path in file.others.items()}
         return dataclasses.replace(self, scored={**others, "judgements": str(file.path)})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -95,7 +96,7 @@ class Span(TaskConfig):
     def equip(self, model: ModelConfig) -> ModelConfig:
         return self.with_head(model, TaskHeadConfig(SPAN))
 
-    def scored_on(self, file: TaskFile) -> TaskConfig:
+    def scored_on(self, file: TaskFile, tokenizer: Path) -> TaskConfig:
         return dataclasses.replace(self, answers=str(file.path), scored=file.most)
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:

@@ -1,0 +1,86 @@
+"""Texts and their translations: tables, and parallel files with a text a line (Multi30k)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from data_pipeline.errors import DataError
+from data_pipeline.task_files.contents import place, read_lines, suffix_of
+from data_pipeline.task_files.tables import LAYOUTS, Columns, read_table
+from data_pipeline.text.text_files import STDIN
+
+SOURCE, TARGET = "source", "target"
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """A text, its translation, and where they stand."""
+
+    where: str
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Languages:
+    """What the names of parallel files call both languages: de and en of train.de, train.en."""
+
+    source: str
+    target: str
+
+    def files(self, path: str) -> tuple[str, ...]:
+        """The files that hold the pairs at `path`: a table, or both of two parallel files.
+
+        Raises DataError for the name of neither.
+        """
+        if is_table(path):
+            return (path,)
+        name = Path(path).name.split(".")
+        if not self.source or name[1:].count(self.source) != 1:
+            endings = ", ".join(one for one in LAYOUTS if one != ".txt")
+            raise DataError(
+                f"{path}: is no table ({endings}), and its name does not have .source_language "
+                f"once ({self.source or 'not set'}), as train.de does where that is de"
+            )
+        at = name.index(self.source, 1)
+        other = ".".join([*name[:at], self.target, *name[at + 1 :]])
+        return path, str(Path(path).with_name(other))
+
+
+def is_table(path: str) -> bool:
+    """Whether a file is a table, by its suffix, and not a text a line."""
+    return suffix_of(path) in LAYOUTS and suffix_of(path) != ".txt"
+
+
+def read_pairs(path: str, columns: Columns, languages: Languages) -> Iterator[TextPair]:
+    """The pairs at `path`, a table with `SOURCE` and `TARGET` or one of two parallel files.
+
+    Raises DataError where there are none, or where one of two files has more lines.
+    """
+    files = languages.files(path)
+    if len(files) == 1:
+        for where, row in read_table(path, columns):
+            yield TextPair(where, row[SOURCE], row[TARGET])
+        return
+    number = 0
+    for number, (one, other) in enumerate(zip_longest(*map(read_lines, files)), 1):
+        if one is None or other is None:
+            short, long = files if one is None else files[::-1]
+            why = f"ends after {number - 1} lines, and {long} does not"
+            raise DataError(f"{short}: {why}; line N of one must translate line N of the other")
+        yield TextPair(place(path, number), one[1].strip(), other[1].strip())
+    if not number:
+        raise DataError(f"{path}: holds no lines")
+
+
+def read_sources(path: str, columns: Columns) -> Iterator[tuple[str, str]]:
+    """(where, text) of what is to be translated: a table's column `SOURCE`, or each line."""
+    if path != STDIN and is_table(path):
+        for where, row in read_table(path, {SOURCE: columns[SOURCE]}):
+            yield where, row[SOURCE]
+        return
+    for number, line in read_lines(path):
+        yield place(path, number), line.strip()

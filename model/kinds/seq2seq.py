@@ -1,0 +1,240 @@
+"""A sequence-to-sequence transformer: an encoder, and a decoder with attention to its states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from configs.rules import PROBABILITY, Doc, OneOf, Range, Unit, positive
+from configs.section import Refusal
+from model.attention_kernel import visible_keys
+from model.config import EncoderConfig
+from model.decoder import Decoder, KeysValues
+from model.embedding import Embeddings
+from model.encoder import Encoder
+from model.flops import flops_per_token
+from model.initial_values import fill
+from model.model_config import Ability, ModelConfig
+from model.outputs import NOTHING, Capture, Encoded
+from model.parts import ACTIVATIONS
+from model.protocol import Model, register
+
+if TYPE_CHECKING:
+    from typing import Self  # of Python 3.11 on
+
+_WIDTH = Range(1, 2**24)
+_REPEATS = Range(1, 4096)
+
+
+@dataclass
+class Seq2SeqConfig(ModelConfig):
+    """A transformer encoder-decoder (Vaswani et al., arXiv 1706.03762) in BART's form.
+
+    Its parts are those of the encoder family. Encoder, decoder and output share the word vectors;
+    positions are learned, each side its own. An example is two rows, the source and the target.
+    """
+
+    abilities: ClassVar[frozenset[Ability]] = frozenset({Ability.GENERATE})
+    layer_keys: ClassVar[tuple[str, ...]] = ("hidden_size", "heads", "ffn_size")
+    embedding_keys: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size", "max_positions")
+
+    kind: Annotated[str, OneOf("seq2seq"), Doc("The kind of model.")] = field(
+        default="seq2seq", kw_only=True
+    )
+    vocab_size: Annotated[int, _WIDTH, Unit("tokens"), Doc("Rows of the word embedding.")] = 30522
+    hidden_size: Annotated[int, _WIDTH, Doc("Width of the hidden states.")] = 512
+    layers: Annotated[int, _REPEATS, Doc("Number of layers of the encoder.")] = 6
+    decoder_layers: Annotated[int, _REPEATS, Doc("Number of layers of the decoder.")] = 6
+    heads: Annotated[int, _WIDTH, Doc("Attention heads in each attention of a layer.")] = 8
+    ffn_size: Annotated[int, _WIDTH, Doc("Width inside a feed-forward network.")] = 2048
+    max_positions: Annotated[
+        int, _WIDTH, Unit("tokens"), Doc("The longest source, and the longest target.")
+    ] = 512
+    norm_placement: Annotated[
+        str, OneOf("post", "pre"), Doc("Norms after each residual sum (post) or before each part.")
+    ] = "post"
+    norm_eps: Annotated[float, positive(1.0), Doc("Added to the variance in a layer norm.")] = 1e-5
+    activation: Annotated[
+        str, OneOf(*ACTIVATIONS), Doc("Activation of the feed-forward networks.")
+    ] = "gelu"
+    pad_token_id: Annotated[
+        int,
+        Range(-1, 2**24),
+        Doc("The padding token: its word vector gets no gradient from the input side; -1: none."),
+    ] = 0
+    dropout: Annotated[float, PROBABILITY, Doc("Dropout probability, of attention too.")] = 0.1
+    initializer_range: Annotated[
+        float, positive(100.0), Doc("Standard deviation of random weights.")
+    ] = 0.02
+
+    def conflicts(self) -> Iterator[Refusal]:
+        if self.hidden_size % self.heads:
+            yield "heads", f"{self.heads} does not divide the width {self.hidden_size}"
+        if self.pad_token_id >= self.vocab_size:
+            yield "pad_token_id", f"{self.pad_token_id} is outside the vocabulary"
+        if not self.mlm_head:
+            yield "mlm_head", "must be true: it is the bias of the words that are generated"
+        if self.pair_head:
+            yield "pair_head", "a model of kind seq2seq has none; remove it"
+        if self.task_heads:
+            yield "task_heads", "a model of kind seq2seq has none; remove them"
+
+    @property
+    def part(self) -> EncoderConfig:
+        """The encoder, and what a layer of the decoder is made of."""
+        return EncoderConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            layers=self.layers,
+            heads=self.heads,
+            ffn_size=self.ffn_size,
+            max_positions=self.max_positions,
+            segment_types=0,
+            pad_token_id=self.pad_token_id,
+            norm_placement=self.norm_placement,
+            norm_eps=self.norm_eps,
+            activation=self.activation,
+            pooler="none",
+            mlm_head=False,
+            dropout=self.dropout,
+            attention_dropout=self.dropout,
+            initializer="normal",
+            initializer_range=self.initializer_range,
+        )
+
+    @property
+    def longest_sequence(self) -> int:
+        """The longest source, and the longest target, in tokens."""
+        return self.max_positions
+
+    def dropout_rate(self, place: str) -> float:
+        """The one dropout probability, which applies to every part."""
+        return self.dropout
+
+    @property
+    def description(self) -> str:
+        """The sizes in words."""
+        return (
+            f"a sequence-to-sequence transformer of {self.layers} encoder and "
+            f"{self.decoder_layers} decoder layers, hidden size {self.hidden_size}, {self.heads} "
+            f"attention heads, {self.vocab_size:,} tokens in the vocabulary, up to "
+            f"{self.max_positions} positions"
+        )
+
+    def with_dropout(self, rate: float) -> Self:
+        """The same with this dropout."""
+        return replace(self, dropout=rate)
+
+    def without_attention_dropout(self) -> Self:
+        """The same without dropout, which all parts share."""
+        return replace(self, dropout=0.0)
+
+
+class OutputBias(nn.Module):
+    """The bias of the vocabulary projection, whose input are the decoder's states themselves."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map the decoder's states [..., H] to the vocabulary projection's input, the same."""
+        return x
+
+
+@register(Seq2SeqConfig)
+class Seq2Seq(Model):
+    """Encoder and decoder. Rows come in pairs: of each example the source, then the target.
+
+    A target is ``[CLS] y [SEP]``. The state at a position of the target is the one that predicts
+    its token, from the tokens in front of it; that of [CLS] is 0.
+    """
+
+    config: Seq2SeqConfig
+    head: OutputBias
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__()
+        self.config, self.pooler = config, None
+        self.embeddings = Embeddings(config.part)
+        self.encoder = Encoder(config.part)
+        self.decoder = Decoder(config.part, config.decoder_layers)
+        self.head, self.pair_head, self.task_heads = OutputBias(config), None, nn.ModuleDict()
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        segment_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        capture: Capture = NOTHING,
+        rows: Tensor | None = None,
+    ) -> Encoded:
+        """As in `Model.encode`, of B / 2 pairs. What is captured are the encoder's, [B / 2, ...].
+
+        Padding must follow the tokens.
+        """
+        mask = None if attention_mask is None else attention_mask[0::2]
+        source = self.encoder(self.embeddings(input_ids[0::2]), mask, capture)
+        # The last token of a target predicts nothing, and nothing predicts the first.
+        words = self.embeddings.word(input_ids[1::2, :-1])
+        target = F.pad(self.decoder(words, source.last_hidden_state, mask), (0, 0, 1, 0))
+        states = torch.stack([source.last_hidden_state, target], dim=1).flatten(0, 1)
+        if rows is not None:
+            states = states.flatten(0, 1).index_select(0, rows)
+        return source._replace(last_hidden_state=states)
+
+    def decoding(self, source_ids: Tensor, lengths: Tensor | None) -> CachedDecoding:
+        source = self.encoder(self.embeddings(source_ids), lengths, NOTHING).last_hidden_state
+        there = visible_keys(lengths, source.shape[1], 0, source.device)
+        return CachedDecoding(self, list(self.decoder.memory(source)), there)
+
+    def output_projection(self) -> tuple[Tensor, Tensor | None]:
+        """Weight [V, H], the word vectors themselves, and bias [V]."""
+        return self.embeddings.word.weight, self.head.bias
+
+    def fill(
+        self, module: nn.Module, key: str, name: str, parameter: Tensor, generator: torch.Generator
+    ) -> None:
+        fill(self.config.part, module, key, name, parameter, generator)
+
+    def flops_per_token(self, length: int, masked_fraction: float) -> float:
+        """As in `model.flops`, where source and target have `length` tokens each.
+
+        A layer of the decoder also has the four projections and two products of cross-attention.
+        """
+        config = self.config
+        layer = flops_per_token(replace(config.part, layers=1), length, 0.0)
+        cross = 8 * config.hidden_size**2 + 4 * length * config.hidden_size
+        layers = config.layers * layer + config.decoder_layers * (layer + cross)
+        return layers / 2 + masked_fraction * 2 * config.hidden_size * config.vocab_size
+
+
+class CachedDecoding:
+    """The decoding of sources (`model.generation.Decoding`), with the keys and values so far."""
+
+    def __init__(self, model: Seq2Seq, memory: list[KeysValues], there: Tensor | None) -> None:
+        """`there`: the keys of the `memory` that are tokens, bool [N, 1, 1, S]; None: all."""
+        self._model, self._memory, self._there = model, memory, there
+        self._past: list[KeysValues | None] = [None] * len(memory)
+
+    def log_probabilities(self, tokens: Tensor) -> Tensor:
+        words = self._model.embeddings.word(tokens)
+        states, seen = self._model.decoder.step(words, self._past, self._memory, self._there)
+        self._past = [*seen]
+        logits = F.linear(states, *self._model.output_projection())
+        return logits.float().log_softmax(dim=-1)
+
+    def repeat(self, count: int) -> None:
+        rows = torch.arange(len(self._memory[0].k), device=self._memory[0].k.device)
+        rows = rows.repeat_interleave(count)
+        self._memory = [one.select(rows) for one in self._memory]
+        self._there = None if self._there is None else self._there.index_select(0, rows)
+        self.select(rows)
+
+    def select(self, rows: Tensor) -> None:
+        self._past = [None if one is None else one.select(rows) for one in self._past]

@@ -1,0 +1,64 @@
+"""Translations of texts by an exported model that generates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_pipeline import MASKED, TextEncoder
+from data_pipeline.task_files.parallel import SOURCE, read_sources
+from model import Model
+from trainer.batches import rows_by_length
+from trainer.objectives.task import TaskFile
+from trainer.prediction.passes import tokens_per_pass
+from trainer.task_facts import TaskFacts
+from trainer.tasks.translation import Translation
+
+AT_ONCE = 1024  # texts that are sorted by length together
+
+
+def translations(
+    folder: Path, model: Model, path: str, device: torch.device, columns: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """``{"translation": ...}`` of each text in a file, in order, searched as in training.
+
+    Raises DataError for a file that cannot be read, and for an empty text.
+    """
+    facts = TaskFacts.read(folder, MASKED).with_columns(columns)
+    task = facts.section(Translation)
+    longest = model.config.longest_sequence or facts.sequence_length
+    encoder = TextEncoder(folder, min(facts.sequence_length, longest))
+    column = TaskFile(Path(path), facts.columns).columns_of(SOURCE)
+    texts = read_sources(path, column)
+    while some := list(islice(texts, AT_ONCE)):
+        sources = [encoder.sequence([text], where)[0].tolist() for where, text in some]
+        for ids in _searched(model, task, encoder, sources, device):
+            yield {"translation": encoder.tokenizer.decode(ids)}
+
+
+@torch.inference_mode()
+def _searched(
+    model: Model,
+    task: Translation,
+    encoder: TextEncoder,
+    sources: list[list[int]],
+    device: torch.device,
+) -> list[list[int]]:
+    """The translation of each source, texts of similar length together."""
+    vocabulary = encoder.vocabulary
+    found: list[list[int]] = [[]] * len(sources)
+    lengths = [len(source) + 2 for source in sources]
+    for rows in rows_by_length(lengths, max(1, tokens_per_pass(device) // task.beams)):
+        ids = torch.full((len(rows), lengths[rows[0]]), vocabulary.pad)
+        for place, row in enumerate(rows):
+            whole = [vocabulary.cls, *sources[row], vocabulary.sep]
+            ids[place, : len(whole)] = torch.tensor(whole)
+        sizes = torch.tensor([lengths[row] for row in rows], device=device)
+        texts = task.search.run(model, vocabulary, ids.to(device), sizes)
+        for row, one in zip(rows, texts, strict=True):
+            found[row] = one
+    return found

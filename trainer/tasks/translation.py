@@ -1,0 +1,154 @@
+"""Translation: a model with a decoder generates a text's translation, token by token."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from configs.rules import COUNT, FRACTION, WEIGHT, Doc, Unit
+from configs.section import Refusal
+from data_pipeline import MASKED, DataError, EncodedExample, TextEncoder
+from data_pipeline.task_files.parallel import SOURCE, TARGET, Languages, TextPair, read_pairs
+from model import Ability, ModelConfig, ModelShape
+from trainer.batches import MicroBatch
+from trainer.losses.rows import RowLoss, label_smoothed_rows
+from trainer.objectives.task import TaskConfig, TaskFile
+from trainer.objectives.term import LossInputs, Term, VocabularyTerm, register
+from trainer.scoring.metric import Metric
+from trainer.scoring.scores import MaskedTokens
+from trainer.scoring.translating import PAIR, BleuMetric, References, Search
+
+NAME = "translation"
+
+
+@register(NAME)
+@dataclass
+class Translation(TaskConfig):
+    """Cross-entropy of every token of a translation and of the [SEP] behind it.
+
+    Reads the columns source and target of a table, or two parallel files with a text a line.
+    """
+
+    source_language: Annotated[
+        str, Doc("Of parallel files: what the names of those with sources have, as de of train.de.")
+    ] = ""
+    target_language: Annotated[
+        str, Doc("What the names of those with the translations have instead, as en of train.en.")
+    ] = ""
+    label_smoothing: Annotated[
+        float, FRACTION, Doc("e: the label counts 1 - e, and e is shared by the whole vocabulary.")
+    ] = 0.1
+    beams: Annotated[int, COUNT, Doc("Width of the beam that searches; 1: greedy search.")] = 5
+    length_penalty: Annotated[
+        float,
+        WEIGHT,
+        Doc("a: a beam's log probability is divided by its length ** a; 0 prefers short ones."),
+    ] = 1.0
+    max_length: Annotated[
+        int, COUNT, Unit("tokens"), Doc("No translation that is generated is longer.")
+    ] = 128
+    lowercase: Annotated[
+        bool, Doc("Compare small letters (sacreBLEU's -lc), as for uncased vocabularies.")
+    ] = False
+    scored: Annotated[
+        dict[str, str], Doc("The file with the right translations; filled in by the job.")
+    ] = field(default_factory=dict)
+
+    name: ClassVar[str] = NAME
+    fields: ClassVar[tuple[str, ...]] = (SOURCE, TARGET)
+    joins: ClassVar[bool] = False
+    needs: ClassVar[tuple[Ability, ...]] = (Ability.GENERATE,)
+    not_encoded: ClassVar[tuple[str, ...]] = (
+        *(*TaskConfig.not_encoded, "label_smoothing", "beams", "length_penalty", "max_length"),
+        *("lowercase", "scored"),
+    )
+
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from super().conflicts()
+        if self.layers:
+            yield "layers", "the decoder's last layer is read; remove it"
+        if bool(self.source_language) != bool(self.target_language):
+            key = "target_language" if self.source_language else "source_language"
+            yield key, "set both languages of parallel files, or neither for a table"
+        if self.source_language and self.source_language == self.target_language:
+            yield "target_language", "is that of the sources, whose names are then the same"
+
+    @property
+    def head(self) -> str:
+        return MASKED
+
+    @property
+    def languages(self) -> Languages:
+        """As the names of files have them."""
+        return Languages(self.source_language, self.target_language)
+
+    def files_of(self, path: Path) -> list[Path]:
+        return [Path(one) for one in self.languages.files(str(path))]
+
+    def has_head(self, model: ModelConfig) -> bool:
+        return model.mlm_head
+
+    def scored_on(self, file: TaskFile, tokenizer: Path) -> TaskConfig:
+        columns = {f"column_{name}": column for name, column in file.columns.items()}
+        scored = {"file": str(file.path), "tokenizer": str(tokenizer), **columns}
+        return dataclasses.replace(self, scored=scored)
+
+    def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
+        for number, pair in enumerate(file.first(self.pairs(file))):
+            source, target = (encoder.encode(x, pair.where).ids for x in (pair.source, pair.target))
+            if len(source) + len(target) > encoder.capacity(2):
+                raise DataError(
+                    f"{pair.where}: source and target have {len(source) + len(target) + 3} tokens "
+                    f"with [CLS] and [SEP], and data.sequence_length is {encoder.length}; raise "
+                    "it, or remove the pair"
+                )
+            sequences = [[encoder.array(ids)] for ids in (source, target)]
+            yield EncodedExample(sequences, {PAIR: number}, predicted=1)
+
+    def pairs(self, file: TaskFile) -> Iterator[TextPair]:
+        """The pairs of a file. Raises DataError."""
+        return read_pairs(str(file.path), file.columns_of(SOURCE, TARGET), self.languages)
+
+    def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("words are compared by terms over the vocabulary")
+
+    @property
+    def search(self) -> Search:
+        """How translations are searched."""
+        return Search(self.beams, self.length_penalty, self.max_length)
+
+    def own_metrics(self) -> tuple[Metric[Any], ...]:
+        references = References(self._references, self.scored.get("tokenizer", ""))
+        return BleuMetric(self.search, references, self.lowercase), MaskedTokens()
+
+    def _references(self) -> list[str]:
+        columns = {
+            name: self.scored[key]
+            for name in (SOURCE, TARGET)
+            if (key := f"column_{name}") in self.scored
+        }
+        file = TaskFile(Path(self.scored["file"]), columns)
+        return [pair.target for pair in self.pairs(file)]
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
+        return TranslationTerm(self, student.vocab_size)
+
+
+class TranslationTerm(VocabularyTerm):
+    denominator = MASKED
+
+    def __init__(self, config: Translation, vocabulary: int) -> None:
+        super().__init__(config)
+        self.label_smoothing, self.vocabulary = config.label_smoothing, vocabulary
+
+    def concerns(self, targets: Collection[str]) -> bool:
+        return MASKED in targets
+
+    def row_loss(self, inputs: LossInputs) -> RowLoss:
+        labels = inputs.batch.targets[MASKED].labels
+        return label_smoothed_rows(labels, self.label_smoothing, self.vocabulary)
