@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from configs.section import Refusal, within
-from data_pipeline import DEFAULT_VIEW, DataConfig
+from data_pipeline import DEFAULT_VIEW, MASKED, DataConfig
 from model import Ability, ModelConfig
 from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.learner_config import LearnerConfig
@@ -41,7 +41,7 @@ def conflicts_of_roles(teacher: LearnerConfig, others: Named, students: Named) -
 def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
     """Objectives that need what the data or a teacher lack, including those of late students."""
     packings = [packing for _, packing in data.lengths_and_packings()]
-    masked = data.masking.highest_rate > 0 and not data.has_examples
+    masked = _predicts_tokens(everyone) if data.has_examples else data.masking.highest_rate > 0
     teachers = {name: config for name, config in everyone.items() if is_teacher(name)}
     models = {name: config.model for name, config in teachers.items()}
     yield from _conflicts_with_examples(everyone, data)
@@ -64,6 +64,12 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
     yield from _unread_teachers(everyone)
     if everyone[TEACHER].stored is not None and data.has_examples:
         yield "teacher.stored", f"is for text; the job reads the examples in {_examples_in(data)}"
+
+
+def _predicts_tokens(learners: Named) -> bool:
+    """Whether examples have tokens to predict, as masked text has."""
+    terms = (term for one in learners.values() for term in one.objective.terms().values())
+    return any(isinstance(term, TaskConfig) and term.head == MASKED for term in terms)
 
 
 def conflicts_about_metrics(

@@ -266,17 +266,13 @@ def test_a_vocabulary_without_a_token_that_ends_is_refused(folder, corpus, tmp_p
         with_examples(load(folder, corpus, f"data.tokenizer={tmp_path}"))
 
 
-SMALL = "students.small"
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         (
-            f"{SMALL}.model={{kind: encoder, vocab_size: 600}}",
-            "students.small.objective.translation: a model of kind encoder has no decoder",
+            "students.small.objective.soft_labels={}",
+            "soft_labels: a model of kind seq2seq has no heads",
         ),
-        ("data.train=", "teacher.model.kind: seq2seq reads pairs of texts"),
         ("teacher.model.heads=3", "teacher.model.heads: 3 does not divide the width 16"),
         ("teacher.model.pad_token_id=600", "teacher.model.pad_token_id: 600 is outside"),
         ("teacher.model.mlm_head=false", "teacher.model.mlm_head: must be true"),
@@ -294,3 +290,18 @@ SMALL = "students.small"
 def test_what_does_not_fit_is_refused(folder, corpus, override, message) -> None:
     with pytest.raises(ConfigError, match=message):
         load(folder, corpus, override)
+
+
+def test_a_student_that_generates_nothing_is_refused(folder, corpus) -> None:
+    text = JOB.format(folder=folder, corpus=corpus)
+    seq2seq = "{kind: seq2seq, hidden_size: 8, layers: 1, decoder_layers: 1,"
+    assert seq2seq in text
+    text = text.replace(seq2seq, "{kind: encoder, hidden_size: 8, layers: 1,")
+    with pytest.raises(ConfigError, match=r"small.objective.translation: a model of kind encoder"):
+        configs.load_text(text, JobConfig, "job", (), "job.yaml")
+
+
+def test_a_model_that_generates_is_refused_in_a_job_that_reads_text(corpus, tmp_path) -> None:
+    student = "students.s={model: {kind: seq2seq, vocab_size: 600}, objective: {mlm: {}}}"
+    with pytest.raises(ConfigError, match=r"students.s.model.kind: seq2seq reads pairs of texts"):
+        jobs.tiny_job(corpus, tmp_path, student)

@@ -113,4 +113,5 @@ def bleu_of(counts: Sequence[int]) -> float:
     from sacrebleu.metrics import BLEU as Scorer
 
     correct, total = [*counts[:ORDER]], [*counts[ORDER : 2 * ORDER]]
-    return float(Scorer.compute_bleu(correct, total, *counts[2 * ORDER :]).score)
+    lengths = counts[2 * ORDER :]
+    return float(Scorer.compute_bleu(correct, total, *lengths, smooth_method="exp").score)
