@@ -108,7 +108,7 @@ def test_pairs_of_parallel_files_and_of_a_table_are_batched_alike(folder, corpus
     rows = [{"source": one, "english": other} for one, other in pairs if one]
     table = tmp_path / "train.jsonl"
     table.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    more = [f"data.train={table}", "data.validation=", "data.validation_fraction=0.5"]
+    more = [f"data.train={table}", 'data.validation=""', "data.validation_fraction=0.5"]
     batches = []
     for extra in ([], [*more, "data.columns={target: english}"]):
         job = with_examples(load(folder, corpus, *extra))
