@@ -25,7 +25,7 @@ DROPOUT_PLACES = ("embedding", "attention", "attention_output", "feed_forward", 
 class EncoderConfig(ModelConfig):
     """Sizes and parts of an encoder with its heads; the defaults are BERT-base."""
 
-    abilities: ClassVar[frozenset[Ability]] = frozenset(Ability)
+    abilities: ClassVar[frozenset[Ability]] = frozenset(Ability) - {Ability.GENERATE}
     layer_keys: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size", "ffn_size")
     embedding_keys: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size", "word_size")
     head_keys: ClassVar[tuple[str, ...]] = (*ModelConfig.head_keys, "pooler")

@@ -246,7 +246,7 @@ def test_files_that_are_not_parallel_are_refused(tmp_path, files, message) -> No
     ("texts", "message"),
     [
         (("the\n", " \n"), "bad.xx:1: a text is empty; remove the example"),
-        (("the\n" + "of " * 12, "is\n" + "he " * 9), "bad.xx:2: source and target have 24 tokens"),
+        (("the\n" + "of " * 12, "is\n" + "he " * 9), "bad.xx:2: source and target have 33 tokens"),
     ],
 )
 def test_pairs_that_cannot_be_read_are_refused(folder, corpus, texts, message) -> None:
@@ -277,7 +277,7 @@ def test_a_vocabulary_without_a_token_that_ends_is_refused(folder, corpus, tmp_p
         ("teacher.model.pad_token_id=600", "teacher.model.pad_token_id: 600 is outside"),
         ("teacher.model.mlm_head=false", "teacher.model.mlm_head: must be true"),
         (
-            "teacher.objective.translation.target_language=",
+            'teacher.objective.translation.target_language=""',
             "translation.target_language: set both languages",
         ),
         (
