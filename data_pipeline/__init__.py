@@ -22,6 +22,7 @@ from data_pipeline.examples.joint import JointStream, TaskSchedule, open_stream
 from data_pipeline.examples.reading import ExampleSplit
 from data_pipeline.examples.stream import ExampleStream, all_batches
 from data_pipeline.examples.text_encoder import TextEncoder
+from data_pipeline.examples.views import EveryToken, SomeTokens, View, with_masks
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order.slots import BatchSizes
 from data_pipeline.reading.batches import DEFAULT_VIEW, MASKED, PAIRS, Batch, StoredLogits, Target
@@ -48,17 +49,20 @@ __all__ = [
     "DataConfig",
     "DataError",
     "EncodedExample",
+    "EveryToken",
     "ExampleSplit",
     "ExampleStream",
     "JointStream",
     "MaskingConfig",
     "PhaseConfig",
+    "SomeTokens",
     "SourceConfig",
     "StoredLogits",
     "Target",
     "TaskDataConfig",
     "TaskSchedule",
     "TextEncoder",
+    "View",
     "Vocabulary",
     "all_batches",
     "build",
@@ -68,6 +72,7 @@ __all__ = [
     "open_stream",
     "padding_fraction",
     "rows_for_tokens",
+    "with_masks",
 ]
 
 

@@ -44,7 +44,7 @@ ROOMS = {
     "data_pipeline/masking": "words masker torch_masker",
     "data_pipeline/reading": "corpus padding pools lanes batches stream staging dumping",
     "data_pipeline/examples": (
-        "example text_encoder order storing reading stream joint dumping showing"
+        "example text_encoder order storing views reading stream joint dumping showing"
     ),
     "data_pipeline/augmentation": "sentence replacement word_vectors perturbation tagger",
     "data_pipeline/building": (

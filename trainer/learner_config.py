@@ -125,7 +125,8 @@ class LearnerConfig(Section):
         NOT_EMPTY,
         Doc(
             "The form in which it reads an example of a task that has several: of a sentence_pair "
-            "`first` or `second`; default: the whole example."
+            "`first` or `second`; of a translation, by a model without a decoder, `masked` or "
+            "`every_token`. default: the whole example."
         ),
     ] = DEFAULT_VIEW
     masked_only: Annotated[
@@ -238,7 +239,8 @@ class LearnerConfig(Section):
         `learners`, which are all of its job, whose objective has the task.
         """
         terms = (term for one in learners for term in one.objective.terms().values())
-        tasks = {one.head: one.own_metrics() for one in terms if isinstance(one, TaskConfig)}
+        found = {one.head: one for one in terms if isinstance(one, TaskConfig)}
+        tasks = {head: one.metrics_in(self.view) for head, one in found.items()}
         return metrics_of(self.architecture, tasks)
 
     def in_steps(self, steps: int) -> LearnerConfig:

@@ -62,8 +62,9 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
             why = f"{config.model.kind} reads pairs of texts; name data.train, and a translation"
             yield f"{section_of(learner)}.model.kind", why
     yield from _unread_teachers(everyone)
-    if everyone[TEACHER].stored is not None and data.has_examples:
-        yield "teacher.stored", f"is for text; the job reads the examples in {_examples_in(data)}"
+    if everyone[TEACHER].stored is not None and data.has_examples and not masked:
+        why = f"is for predicted tokens; the examples in {_examples_in(data)} have none"
+        yield "teacher.stored", why
 
 
 def _predicts_tokens(learners: Named) -> bool:
@@ -141,15 +142,23 @@ def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
         if config.view not in there:
             why = f"the data have no view {config.view!r}; there are: {', '.join(there)}"
             yield f"{section_of(learner)}.view", why
+            continue
+        for task in tasks[:1]:
+            if why := task.unreadable(config.view, config.model):
+                yield f"{section_of(learner)}.view", why
         for name, term in config.objective.terms().items():
             views = {
                 other.view
                 for source, other in learners.items()
                 if term.source == source or (term.source == MEAN and is_teacher(source))
             }
+            key = f"{section_of(learner)}.objective.{name}"
             if term.reads_states and views - {config.view}:
-                why = "compares states, so that its teacher must have the same view"
-                yield f"{section_of(learner)}.objective.{name}", why
+                yield key, "compares states, so that its teacher must have the same view"
+            for view in sorted(views):
+                if not all(task.aligns(config.view, view) for task in tasks):
+                    why = f"view {view} of its teacher has other labels than view {config.view}"
+                    yield key, f"{why}; give one of them another view"
 
 
 def _conflicts_of_single_texts(learners: Named) -> Iterator[Refusal]:

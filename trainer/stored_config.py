@@ -15,7 +15,9 @@ VALUE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 @dataclass
 class StoredConfig(Section):
-    """A folder with a teacher's largest logits at every masked position, in the order of the job.
+    """A folder with a teacher's largest logits at every predicted token, in the order of the job.
+
+    These are the masked tokens of text, and the tokens of a translation.
 
     `tandem store` writes it; a job with the same teacher and data reads it instead of running the
     teacher. The target is the softmax over these logits alone at the term's temperature: with all

@@ -242,13 +242,14 @@ class TeacherLogits:
             weight, bias = self.projection.weight, self.projection.bias
             projection = Projection(features.vocabulary_input, weight, bias)
         values, ids = [], []
-        for rows in chunks(*projection.shape):
-            logits = projection.logits(rows, projection.buffer(rows))[is_masked[rows]]
+        for some in chunks(*projection.shape):
+            logits = projection.logits(some, projection.buffer(some))[is_masked[some]]
             if self.k < self.vocabulary:
                 logits, tokens = logits.topk(self.k)
                 ids.append(tokens.to(self.id_dtype).cpu())
             values.append(logits.to(self.value_dtype).cpu())
-        counts = is_masked.view(len(batch.input_ids), -1).sum(1, dtype=torch.int32).cpu()
+        rows = len(batch.input_ids) // batch.sequences
+        counts = is_masked.view(rows, -1).sum(1, dtype=torch.int32).cpu()
         return StepLogits(counts, torch.cat(values), torch.cat(ids) if ids else None)
 
 

@@ -16,6 +16,7 @@ from data_pipeline.errors import BadShard, DataError
 from data_pipeline.examples.example import SEVERAL, TOKENS, WHOLE, Layout
 from data_pipeline.examples.order import POOL_BLOCKS, ExampleTable
 from data_pipeline.examples.storing import ends_file, target_file
+from data_pipeline.examples.views import View, with_masks
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.reading.batches import MASKED, Batch, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
@@ -43,12 +44,12 @@ class ExampleSplit:
         corpus: Corpus,
         split: str,
         skip_bad_shards: bool = False,
-        views: Mapping[str, Sequence[int]] | None = None,
+        views: Mapping[str, View] | None = None,
     ) -> None:
         """Raise DataError when the corpus holds text, or the split nothing.
 
-        `views` are to be in every batch, by name: the segments that each has of an example, which
-        is one sequence, and whose targets are those of the whole.
+        `views` are to be in every batch, by name; their targets are those of the whole examples,
+        besides what they mask.
         """
         self._split: CorpusSplit = corpus.split(split)
         self.layout = layout_of(corpus, split)
@@ -83,10 +84,30 @@ class ExampleSplit:
         rows = [self._row(int(number)) for number in numbers]
         whole = self._batch(rows, self.layout, numbers, epochs)
         views = {
-            name: self._batch(*_reduced(rows, self.layout, segments), numbers, epochs)
-            for name, segments in self._views.items()
+            name: self._view(view, rows, numbers, epochs) for name, view in self._views.items()
         }
         return replace(whole, views=views)
+
+    def predicted_tokens(self) -> int:
+        """How many tokens of all examples are to be predicted (`EncodedExample.predicted`)."""
+        if self.layout.predicted is None:
+            return 0
+        sizes = self.table.segment_sizes(0, self.total)
+        first = sum(self.layout.segments[: self.layout.predicted])
+        own = sizes[:, first : first + self.layout.segments[self.layout.predicted]]
+        return int(own.sum()) + own.size  # and a [SEP] behind each segment
+
+    def _view(
+        self,
+        view: View,
+        rows: list[_Row],
+        numbers: NDArray[np.int64],
+        epochs: NDArray[np.int64],
+    ) -> Batch:
+        batch = self._batch(*_arranged(rows, self.layout, view.sequences), numbers, epochs)
+        if view.masks is None:
+            return batch
+        return with_masks(batch, view.masks, self.vocabulary.mask)
 
     def _batch(
         self,
@@ -236,34 +257,24 @@ class _Sheet:
             own = values[row.first_token : row.first_token + len(columns)].astype(np.int64)
             chosen = own != NO_LABEL
             found.append((own[chosen], columns[chosen]))
-        return _labels_at(found)
+        return Target.of_rows(found)
 
     def predicted(self, number: int) -> Target:
         """The tokens of a sequence but its first, [R, M], with their columns."""
         first = number * self.shape[2]
         labels = [sequences[number][1:] for sequences in self.ids]
-        return _labels_at([(own, first + 1 + np.arange(len(own))) for own in labels])
+        return Target.of_rows([(own, first + 1 + np.arange(len(own))) for own in labels])
 
 
-def _labels_at(found: Sequence[tuple[NDArray[np.integer], NDArray[np.int64]]]) -> Target:
-    """The target of the labels of each row with their columns."""
-    slots = max([1, *(len(labels) for labels, _ in found)])
-    labels = np.full((len(found), slots), NO_LABEL, np.int64)
-    positions = np.zeros_like(labels)
-    for number, (own, columns) in enumerate(found):
-        labels[number, : len(own)] = own
-        positions[number, : len(own)] = columns
-    return Target(labels, positions)
-
-
-def _reduced(
-    rows: list[_Row], layout: Layout, segments: Sequence[int]
+def _arranged(
+    rows: list[_Row], layout: Layout, sequences: Sequence[Sequence[int]]
 ) -> tuple[list[_Row], Layout]:
-    """These segments of each row, with the layout that rows have then."""
-    assert len(layout.segments) == 1, "a view of several sequences"
+    """Rows of sequences with these segments of each row, and the layout that they have."""
     assert set(layout.targets.values()) == {WHOLE}, "a view with labels of parts"
-    chosen = [replace(row, segments=[row.segments[one] for one in segments]) for row in rows]
-    return chosen, replace(layout, segments=(len(segments),))
+    numbers = [number for sequence in sequences for number in sequence]
+    chosen = [replace(row, segments=[row.segments[one] for one in numbers]) for row in rows]
+    segments = tuple(len(sequence) for sequence in sequences)
+    return chosen, replace(layout, segments=segments, predicted=None)
 
 
 def layout_of(corpus: Corpus, split: str) -> Layout:

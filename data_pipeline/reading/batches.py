@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -27,6 +27,17 @@ class Target:
 
     labels: NDArray[np.int64] | NDArray[np.float32]
     positions: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of_rows(cls, found: Sequence[tuple[NDArray[np.integer], NDArray[np.int64]]]) -> Target:
+        """Of the token labels of each row, with their columns."""
+        slots = max([1, *(len(labels) for labels, _ in found)])
+        labels = np.full((len(found), slots), NO_LABEL, np.int64)
+        positions = np.zeros_like(labels)
+        for number, (own, columns) in enumerate(found):
+            labels[number, : len(own)] = own
+            positions[number, : len(own)] = columns
+        return cls(labels, positions)
 
     def take(self, rows: slice | NDArray[np.int64]) -> Target:
         """The labels of the given rows."""

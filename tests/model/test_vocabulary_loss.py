@@ -82,7 +82,9 @@ def test_distillation_equals_the_plain_formulas(temperature: float) -> None:
     total, count = chunked_kl_divergence(*arguments, temperature, weights)
     torch.testing.assert_close(count, weights.sum())
     assert_same(total, plain_kl, student)
-    soft = soft_cross_entropy_rows(Distribution(Projection(*teacher)), temperature, weights)
+    soft = soft_cross_entropy_rows(
+        Distribution(Projection(*teacher)), temperature, weights, temperature
+    )
     total, _ = project_and_sum(student[0], (student[1], student[2]), [soft])
     assert_same(total, plain_ce, student)
     assert all(tensor.grad is None for tensor in teacher)
@@ -136,7 +138,7 @@ def test_losses_that_share_a_projection_are_what_they_are_alone() -> None:
     together = [
         cross_entropy_rows(labels()),
         kl_divergence_rows(Distribution(Projection(*teacher)), 2.0, masked),
-        soft_cross_entropy_rows(Distribution(Projection(*teacher)), 1.0, masked),
+        soft_cross_entropy_rows(Distribution(Projection(*teacher)), 1.0, masked, 1.0),
     ]
     total, sums = project_and_sum(student[0], decoders[0], together, scales)
     arguments = (student[0], decoders[0], teacher[0], decoders[1])

@@ -95,7 +95,7 @@ def curve(folder, corpus) -> list[tuple[float, str, float]]:
 
 def test_a_view_holds_the_first_text_with_its_own_padding(folder, corpus) -> None:
     job = load(folder, corpus)
-    split = ExampleSplit(Corpus.open(job.data.path), "train", views=views_of(job))
+    split = ExampleSplit(Corpus.open(job.data.path), "train", views=views_of(job, "", job.seed))
     batch = split.batch(np.arange(3), np.zeros(3, np.int64))
     texts = [line.split("\t")[0] for line in rows(3, 0)[1:]]
     read = AutoTokenizer.from_pretrained(corpus / "tokenizer")(texts, padding=True)

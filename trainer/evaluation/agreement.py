@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data_pipeline import MASKED
+from data_pipeline import DEFAULT_VIEW, MASKED
 from model import Model
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.evaluation.held_out import ValidationSet
@@ -31,8 +31,9 @@ def agreement(
     validation: ValidationSet,
     micro_batch: int,
     device: torch.device,
+    views: tuple[str, str] = (DEFAULT_VIEW, DEFAULT_VIEW),
 ) -> Agreement | None:
-    """Compare two models on all of `validation`, in this process.
+    """Compare two models, each on its own of the `views`, on all of `validation`, in this process.
 
     Returns None where their padded vocabularies differ in size.
     """
@@ -42,15 +43,18 @@ def agreement(
     for corpus in validation.corpora.values():
         for batch in corpus.batches():
             for micro in to_micro_batches(batch, micro_batch, device):
-                sums += _compare(student, teacher, micro)
+                sums += _compare(student, teacher, *map(micro.view, views))
     same, divergence, positions = sums.tolist()
     return Agreement(same / positions, divergence / positions)
 
 
-def _compare(student: Model, teacher: Model, batch: MicroBatch) -> Tensor:
-    """[3] float64: positions with the same first choice, summed KL divergence, all positions."""
-    labelled = batch.targets[MASKED].labels >= 0  # [P]
-    ours, theirs = _vocabulary_input(student, batch), _vocabulary_input(teacher, batch)
+def _compare(student: Model, teacher: Model, own: MicroBatch, teachers: MicroBatch) -> Tensor:
+    """[3] float64: positions with the same first choice, summed KL divergence, all positions.
+
+    Each model reads the same examples in its own form.
+    """
+    labelled = own.targets[MASKED].labels >= 0  # [P]
+    ours, theirs = _vocabulary_input(student, own), _vocabulary_input(teacher, teachers)
     divergence, positions = chunked_kl_divergence(
         ours,
         student.output_projection(),

@@ -20,7 +20,7 @@ from trainer.device import own_device
 from trainer.evaluation.agreement import agreement
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import Scores, ValidationSet
-from trainer.job_data.examples import scored_on_test, tasks_of
+from trainer.job_data.examples import aligns, scored_on_test, tasks_of
 from trainer.learner_names import TEACHER
 from trainer.learners.programs import score
 from trainer.measure.machine import describe as describe_machine
@@ -113,7 +113,7 @@ class _Measurement:
             "corpora": told.by_corpus,
             **self._scores_on_test(name, model, scores),
             "retention": self._retention(told),
-            "agreement": self._agreement(model) if both_predict and not is_teacher else None,
+            "agreement": self._agreement(name, model) if both_predict and not is_teacher else None,
             **self._speed(name, model),
             "started_at": self.saved.state.learners[name].started_at,
             "finished_at": self.saved.state.learners[name].finished_at,
@@ -162,9 +162,13 @@ class _Measurement:
             return None
         return self.columns[primary].retention(ours, theirs)
 
-    def _agreement(self, model: Model) -> dict[str, float] | None:
-        micro_batch = self.saved.job.batch.micro_batch
-        found = agreement(model, self.teacher, self.validation, micro_batch, self.device)
+    def _agreement(self, name: str, model: Model) -> dict[str, float] | None:
+        job = self.saved.job
+        views = self.saved.config(name).view, self.saved.config(TEACHER).view
+        if not aligns(job, *views):
+            return None
+        both, micro_batch = (model, self.teacher), job.batch.micro_batch
+        found = agreement(*both, self.validation, micro_batch, self.device, views)
         return None if found is None else dataclasses.asdict(found)
 
     def _speed(self, name: str, model: Model) -> dict[str, float]:

@@ -84,7 +84,7 @@ class ValidationSet:
         self._opened = corpora
         self.corpora: dict[str, _HeldOutCorpus | _HeldOutExamples] = {
             name: _HeldOutExamples(
-                ExampleSplit(corpus, "val", views=views_of(config, name)), heartbeat
+                ExampleSplit(corpus, "val", views=views_of(config, name, SEED)), heartbeat
             )
             if config.data.has_examples
             else _HeldOutCorpus.open(corpus.split("val"), data, wanted, heartbeat)

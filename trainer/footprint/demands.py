@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from data_pipeline import DEFAULT_VIEW
+from data_pipeline import Corpus, ExampleSplit
 from data_pipeline.shards.blocks import SHARD_MB
 from data_pipeline.shards.sources import is_url
 from trainer.config import JobConfig
 from trainer.footprint.footprint import Footprint, Passes, footprints, passes_apart
 from trainer.job_data.batch_plan import usual_rows
+from trainer.job_data.examples import tasks_of
 from trainer.learner_config import FROZEN_STAGES, LearnerConfig
 from trainer.learner_names import TEACHER, is_teacher
 from trainer.learners.engine import bucket_size
@@ -143,21 +144,27 @@ def _budget_steps(config: LearnerConfig, job: JobConfig) -> float:
 
 
 def _stored(job: JobConfig) -> dict[str, Any] | None:
-    """What the job reads of a teacher that does not run; None where it runs.
-
-    Counts as many masked positions as there may be.
-    """
+    """What the job reads of a teacher that does not run; None where it runs."""
     stored, vocabulary = job.teacher.stored, job.teacher.model.vocab_size
     if stored is None:
         return None
-    each, rate = stored.position_bytes(vocabulary), job.data.masking.highest_rate
-    masked = sum(share * round(rate * (length - 2)) for length, share in _lengths(job).items())
+    each = stored.position_bytes(vocabulary)
     return {
         "top_k": stored.size(vocabulary),
         "precision": stored.precision,
         "position_bytes": each,
-        "bytes": each * masked * usual_rows(job) * job.steps,
+        "bytes": each * _predicted(job) * usual_rows(job) * job.steps,
     }
+
+
+def _predicted(job: JobConfig) -> float:
+    """The tokens that are predicted of a row: at most, of text; on average, of examples."""
+    if job.data.has_examples:
+        splits = [ExampleSplit(Corpus.open(path), "train") for path in job.data.paths()]
+        tokens = sum(split.predicted_tokens() for split in splits)
+        return tokens / sum(split.total for split in splits)
+    rate = job.data.masking.highest_rate
+    return sum(share * round(rate * (length - 2)) for length, share in _lengths(job).items())
 
 
 def _cache(job: JobConfig) -> dict[str, Any] | None:
@@ -181,7 +188,9 @@ def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     yield bool(job.batch.growth), "the global batch is that of most steps"
     yield bool(job.teacher.stacking.steps), "the teacher has all of its layers from the start"
     yield bool(job.data.tasks and job.teachers), "every teacher runs in every step"
-    is_part = any(one.view != DEFAULT_VIEW for one in job.learners.values())
+    views = {one.view for one in job.learners.values()}
+    tasks = [one.task for one in tasks_of(job)]
+    is_part = any({*one.texts_of(view)} < {*one.texts} for one in tasks for view in views)
     yield is_part, "every learner reads whole examples"
     yield any(one.progressive for one in students), "students learn all of their layers at once"
     yield job.teacher.stored is not None, "the teacher's weights are in host memory"

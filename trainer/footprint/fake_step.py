@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from data_pipeline import MASKED, PAIRS, Batch, Corpus, StoredLogits, Target
+from data_pipeline import MASKED, PAIRS, Batch, Corpus, StoredLogits, Target, View, with_masks
 from data_pipeline.examples.example import TOKENS
 from data_pipeline.examples.reading import layout_of
 from model import Capture, Features, Model, ModelConfig, module_of
 from trainer.batches import MicroBatch, MicroLogits, MicroTarget, to_device
 from trainer.config import JobConfig
+from trainer.job_data.examples import views_of
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher
 from trainer.learners.module import LearnerModule, always_captured, assemble
@@ -87,7 +88,8 @@ def fake_step(
         projection = _projection(module) if demand.reads_logits else None
         run = meter(module)
         always = always_captured(name, learners[name])
-        features = run(_train(module, {}, [demand.capture, always], batch), batch)
+        seen = batch.view(learners[name].view)
+        features = run(_train(module, {}, [demand.capture, always], batch), seen)
         with run.mode, module.autocast(device):
             sources[name] = detach(features, projection, demand.own_logits)
         del features
@@ -97,7 +99,7 @@ def fake_step(
         sources[MEAN] = mean_of(read, demands[TEACHER].mean_logits)
     for name in students:
         run = meter(modules[name])
-        run(_train(modules[name], sources, [], batch), batch)
+        run(_train(modules[name], sources, [], batch), batch.view(learners[name].view))
         yield name, run, 0
 
 
@@ -186,7 +188,7 @@ def _examples(job: JobConfig, rows: int, length: int) -> Batch:
     layouts = [layout_of(Corpus.open(path), "train") for path in job.data.paths()]
     layout = max(layouts, key=lambda one: len(one.segments))
     choices = len(layout.segments)
-    ids = np.zeros((rows, length) if choices == 1 else (rows, choices, length), np.int64)
+    ids = _sequences(rows, choices, length)
     tokens, one = np.zeros((rows, choices * length), np.int64), np.zeros(rows, np.int64)
     targets = {
         name: Target(tokens, tokens) if kind == TOKENS else Target(one.astype(layout.dtype(name)))
@@ -194,7 +196,26 @@ def _examples(job: JobConfig, rows: int, length: int) -> Batch:
     }
     if layout.predicted is not None:
         targets[MASKED] = Target(tokens[:, : length - 1], tokens[:, : length - 1])
-    return Batch(ids, ids, ids + 1, targets, one, one)
+    whole = Batch(ids, ids, ids + 1, targets, one, one)
+    found = [views_of(job, corpus, job.seed) for corpus in job.data.tasks or [""]]
+    views = {name: _viewed(whole, view) for some in found for name, view in some.items()}
+    stored = _stored(job, targets[MASKED].labels) if MASKED in targets else {}
+    return dataclasses.replace(whole, views=views, stored=stored)
+
+
+def _sequences(rows: int, number: int, length: int) -> np.ndarray:
+    """Token ids of this many sequences for each row."""
+    return np.zeros((rows, length) if number == 1 else (rows, number, length), np.int64)
+
+
+def _viewed(whole: Batch, view: View) -> Batch:
+    """The examples in the form of a view, with as many tokens in a second text as may be."""
+    ids = _sequences(len(whole.input_ids), len(view.sequences), whole.input_ids.shape[-1])
+    own = dataclasses.replace(whole, input_ids=ids, segment_ids=ids, attention_mask=ids + 1)
+    if view.masks is None:
+        return own
+    second = ids + (np.arange(ids.shape[-1]) > 0)
+    return with_masks(dataclasses.replace(own, segment_ids=second), view.masks, mask=0)
 
 
 def _to_fake(mode: FakeTensorMode, batch: MicroBatch, device: torch.device) -> MicroBatch:
@@ -207,4 +228,6 @@ def _to_fake(mode: FakeTensorMode, batch: MicroBatch, device: torch.device) -> M
 
     targets = {name: MicroTarget(**fakes(target)) for name, target in batch.targets.items()}
     stored = {name: dataclasses.replace(one, **fakes(one)) for name, one in batch.stored.items()}
-    return dataclasses.replace(batch, targets=targets, stored=stored, **fakes(batch))
+    views = {name: _to_fake(mode, view, device) for name, view in batch.views.items()}
+    parts = {"targets": targets, "stored": stored, "views": views}
+    return dataclasses.replace(batch, **parts, **fakes(batch))

@@ -28,6 +28,7 @@ from data_pipeline import (
     TaskDataConfig,
     TaskSchedule,
     TextEncoder,
+    View,
 )
 from data_pipeline.examples.storing import store_examples
 from data_pipeline.shards import manifest
@@ -174,15 +175,21 @@ def _require_files(one: TaskOfJob) -> None:
         raise DataError(f"{one.key}.files.{file}: {one.name} does not read it; it reads {known}")
 
 
-def views_of(job: JobConfig, corpus: str = "") -> dict[str, tuple[int, ...]]:
-    """The views that learners of a job read besides the whole examples: the segments of each.
+def views_of(job: JobConfig, corpus: str, seed: int) -> dict[str, View]:
+    """The views that learners of a job read besides the whole examples, by name.
 
-    Of several tasks, each has its own `corpus`, which has the task's name.
+    Of several tasks, each has its own `corpus`, which has the task's name. Random choices depend on
+    the `seed`.
     """
     names = {one.view for one in job.learners.values()} - {DEFAULT_VIEW}
     tasks = {one.name: one.task for one in tasks_of(job)}
     task = tasks[corpus] if job.data.tasks else next(iter(tasks.values()))
-    return {name: task.segments_of(name) for name in sorted(names)}
+    return {name: task.view(name, seed) for name in sorted(names)}
+
+
+def aligns(job: JobConfig, view: str, other: str) -> bool:
+    """Whether learners of these views have the same labels, in the same order."""
+    return all(one.task.aligns(view, other) for one in tasks_of(job))
 
 
 def _at(data: DataConfig | TaskDataConfig, folder: Path) -> DataConfig | TaskDataConfig:

@@ -109,7 +109,7 @@ def _examples(config: JobConfig, corpora: Mapping[str, Corpus]) -> ExampleStream
     """The examples of the job's task, or of its tasks."""
     skips, sizes = config.data.on_bad_shard == "skip", global_batches(config)
     splits = {
-        name: ExampleSplit(corpus, "train", skips, views_of(config, name))
+        name: ExampleSplit(corpus, "train", skips, views_of(config, name, config.seed))
         for name, corpus in corpora.items()
     }
     return open_stream(splits, config.seed, sizes, dist.get_rank(), dist.get_world_size())

@@ -18,7 +18,10 @@ from trainer.watch.first_failure import on_rank_0
 from trainer.watch.rollback import batch_number
 
 # Besides what an order and a shape depend on: what decides which numbers are stored.
-_STORED_KEYS = ("teacher.precision", "teacher.stored.top_k", "teacher.stored.precision")
+_STORED_KEYS = (
+    *("teacher.precision", "teacher.view"),
+    *("teacher.stored.top_k", "teacher.stored.precision"),
+)
 
 
 def require_same_order(config: JobConfig, corpora: Mapping[str, Corpus]) -> None:

@@ -65,9 +65,11 @@ def kl_divergence_rows(teacher: Distribution, temperature: float, weights: Tenso
     return RowLoss(target, weights.detach().to(torch.float32), temperature)
 
 
-def soft_cross_entropy_rows(teacher: Distribution, temperature: float, weights: Tensor) -> RowLoss:
-    """``-softmax(t / T) . log softmax(s / T)``; weights float [P]."""
-    target = _Teacher(teacher, temperature, subtract_entropy=False)
+def soft_cross_entropy_rows(
+    teacher: Distribution, temperature: float, weights: Tensor, teacher_temperature: float
+) -> RowLoss:
+    """``-softmax(t / T') . log softmax(s / T)``, T' = `teacher_temperature`; weights float [P]."""
+    target = _Teacher(teacher, teacher_temperature, subtract_entropy=False)
     return RowLoss(target, weights.detach().to(torch.float32), temperature)
 
 

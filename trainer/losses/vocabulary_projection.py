@@ -96,6 +96,22 @@ class TopLogits:
         return out.fill_(ABSENT).scatter_(1, self.ids[rows], self.values[rows])
 
 
+class Largest:
+    """The k largest of another's logits in each row; every other token has the probability 0."""
+
+    def __init__(self, of: Logits, k: int) -> None:
+        self._of, self._k = of, k
+        self.shape, self.device = of.shape, of.device
+
+    def buffer(self, rows: slice) -> Tensor:
+        return self._of.buffer(rows)
+
+    def logits(self, rows: slice, out: Tensor) -> Tensor:
+        out = self._of.logits(rows, out)
+        values, ids = out.topk(self._k)
+        return out.fill_(ABSENT).scatter_(1, ids, values)
+
+
 class Distribution:
     """``softmax(logits / T)``, row by row, for any number of students.
 
@@ -110,11 +126,19 @@ class Distribution:
         first = teachers[0]
         self._device, (rows, self._vocabulary) = first.device, first.shape
         self._chunks = list(chunks(rows, self._vocabulary))
-        self._room = KEPT_ELEMENTS if keep else 0
+        self._keeps, self._room = keep, KEPT_ELEMENTS if keep else 0
         self._held: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
         # For each temperature: one chunk, which the next one replaces, and its memory.
         self._passing: dict[float, tuple[int, Tensor]] = {}
         self._scratch: Tensor | None = None
+        self._largest: dict[int, Distribution] = {}
+
+    def largest(self, k: int) -> Distribution:
+        """The same of each teacher's k largest logits alone; its readers share it."""
+        if k not in self._largest:
+            some = (Largest(one, k) for one in self.teachers)
+            self._largest[k] = Distribution(*some, keep=self._keeps)
+        return self._largest[k]
 
     def at(self, rows: slice, temperature: float) -> tuple[Tensor, Tensor]:
         """Probabilities p [C, V] and ``sum p log p`` [C] of some rows of one chunk.

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from configs.rules import Doc, Range
 from configs.section import Refusal
-from data_pipeline import TASK_NAME, DataError, EncodedExample, TextEncoder
+from data_pipeline import TASK_NAME, DataError, EncodedExample, TextEncoder, View
 from data_pipeline.task_files.tables import Columns
 from model import Ability, ModelConfig, TaskHeadConfig, with_task_head
 from trainer.batches import MicroBatch
@@ -91,7 +91,9 @@ class TaskConfig(TermConfig):
     validation file, because a part of the training file cannot stand in for one. reads: the other
     files that it needs, and may_read those that it can do without, by name. can_read_some: whether
     the first examples of a file can be read without the others. not_encoded: the keys that have
-    no effect on how examples are encoded. joins: whether it can be one of several tasks.
+    no effect on how examples are encoded. joins: whether it can be one of several tasks. views: the
+    forms besides the default in which an example can be read, and the fields in each; unaligned:
+    those of them whose labels are not the default's.
     """
 
     layers: Annotated[
@@ -111,6 +113,7 @@ class TaskConfig(TermConfig):
     name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]] = ()
     views: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    unaligned: ClassVar[frozenset[str]] = frozenset()
     needs_validation: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = ()
     may_read: ClassVar[tuple[str, ...]] = ()
@@ -157,9 +160,17 @@ class TaskConfig(TermConfig):
         """The fields that a learner of this view reads."""
         return self.views.get(view, self.texts)
 
-    def segments_of(self, view: str) -> tuple[int, ...]:
-        """Which segments of an example a learner of this view reads."""
-        return tuple(self.texts.index(name) for name in self.texts_of(view))
+    def view(self, name: str, seed: int) -> View:
+        """One of its `views`; random choices in it depend on the `seed`."""
+        return View([tuple(self.texts.index(text) for text in self.texts_of(name))])
+
+    def aligns(self, view: str, other: str) -> bool:
+        """Whether learners of these views have the same labels, in the same order."""
+        return view == other or self.unaligned.isdisjoint((view, other))
+
+    def unreadable(self, view: str, model: ModelConfig) -> str | None:
+        """Why the model cannot read examples in this form, if it cannot."""
+        return None
 
     @abstractmethod
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
@@ -186,6 +197,10 @@ class TaskConfig(TermConfig):
     @abstractmethod
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         """The metrics of its head, the primary one first."""
+
+    def metrics_in(self, view: str) -> tuple[Metric[Any], ...]:
+        """Those of a learner of this view."""
+        return self.own_metrics()
 
 
 class TaskTerm(HeadTerm):

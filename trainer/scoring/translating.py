@@ -12,7 +12,7 @@ from torch import Tensor
 
 from data_pipeline import MASKED, NO_LABEL, Vocabulary
 from data_pipeline.tokenization.tokenizer import load
-from model import Ability, Model, beam_search, greedy_search
+from model import Model, beam_search, greedy_search
 from trainer.scoring.column import NUMBER, Column
 from trainer.scoring.metric import SummedMetric
 from trainer.scoring.scores import ScoreInputs
@@ -66,8 +66,8 @@ class References:
 class BleuMetric(SummedMetric[ScoreInputs]):
     """BLEU of the corpus (Papineni et al., 2002), 0 to 100, as sacreBLEU computes it.
 
-    Sums the counts of which it is made, so that it is the same on any number of ranks. A model
-    that generates nothing has none. Raises TrainingError without the package.
+    Sums the counts of which it is made, so that it is the same on any number of ranks. Raises
+    TrainingError without the package.
     """
 
     head = MASKED
@@ -84,7 +84,7 @@ class BleuMetric(SummedMetric[ScoreInputs]):
         batch, model = outputs.batch, outputs.model
         numbers = batch.row_labels(PAIR)
         there = numbers != NO_LABEL
-        if Ability.GENERATE not in model.config.abilities or not there.any():
+        if not there.any():
             return self.empty(batch.input_ids.device)
         sources, mask = batch.input_ids[0::2][there], batch.attention_mask[0::2][there]
         lengths = mask.sum(dim=1)

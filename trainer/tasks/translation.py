@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -12,7 +13,16 @@ from torch import Tensor
 
 from configs.rules import COUNT, FRACTION, WEIGHT, Doc, Unit
 from configs.section import Refusal
-from data_pipeline import MASKED, DataError, EncodedExample, TextEncoder
+from data_pipeline import (
+    DEFAULT_VIEW,
+    MASKED,
+    DataError,
+    EncodedExample,
+    EveryToken,
+    SomeTokens,
+    TextEncoder,
+    View,
+)
 from data_pipeline.task_files.parallel import SOURCE, TARGET, Languages, TextPair, read_pairs
 from model import Ability, ModelConfig, ModelShape
 from trainer.batches import MicroBatch
@@ -24,6 +34,10 @@ from trainer.scoring.scores import MaskedTokens
 from trainer.scoring.translating import PAIR, BleuMetric, References, Search
 
 NAME = "translation"
+# The views of a model that reads source and target in one sequence (C-MLM).
+SOME_TOKENS, EVERY_TOKEN = "masked", "every_token"
+MASKED_FRACTION = 0.15  # of a target's tokens
+SEQUENCES = math.ceil(1 / MASKED_FRACTION)  # in which each token is masked once
 
 
 @register(NAME)
@@ -31,7 +45,9 @@ NAME = "translation"
 class Translation(TaskConfig):
     """Cross-entropy of every token of a translation and of the [SEP] behind it.
 
-    Reads the columns source and target of a table, or two parallel files with a text a line.
+    Reads the columns source and target of a table, or two parallel files with a text a line. A
+    model without a decoder has the view `masked` ([CLS] source [SEP] target [SEP], with 15% of the
+    target's tokens masked) or `every_token` (seven such sequences, which mask each token once).
     """
 
     source_language: Annotated[
@@ -62,7 +78,12 @@ class Translation(TaskConfig):
     name: ClassVar[str] = NAME
     fields: ClassVar[tuple[str, ...]] = (SOURCE, TARGET)
     joins: ClassVar[bool] = False
-    needs: ClassVar[tuple[Ability, ...]] = (Ability.GENERATE,)
+    needs: ClassVar[tuple[Ability, ...]] = ()
+    views: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        SOME_TOKENS: (SOURCE, TARGET),
+        EVERY_TOKEN: (SOURCE, TARGET),
+    }
+    unaligned: ClassVar[frozenset[str]] = frozenset({SOME_TOKENS})
     not_encoded: ClassVar[tuple[str, ...]] = (
         *(*TaskConfig.not_encoded, "label_smoothing", "beams", "length_penalty", "max_length"),
         *("lowercase", "scored"),
@@ -91,7 +112,22 @@ class Translation(TaskConfig):
         return [Path(one) for one in self.languages.files(str(path))]
 
     def has_head(self, model: ModelConfig) -> bool:
-        return model.mlm_head
+        return Ability.GENERATE in model.abilities
+
+    def unreadable(self, view: str, model: ModelConfig) -> str | None:
+        if not model.mlm_head:
+            return "the model has no masked-LM head"
+        if self.has_head(model) == (view == DEFAULT_VIEW):
+            return None
+        if self.has_head(model):
+            return f"a model of kind {model.kind} reads source and target apart; remove it"
+        views = " or ".join(self.views)
+        return f"a model of kind {model.kind} has no decoder; set the view to {views}"
+
+    def view(self, name: str, seed: int) -> View:
+        if name == SOME_TOKENS:
+            return View([(0, 1)], SomeTokens(MASKED_FRACTION, seed))
+        return View([(0, 1)] * SEQUENCES, EveryToken(SEQUENCES))
 
     def scored_on(self, file: TaskFile, tokenizer: Path) -> TaskConfig:
         columns = {f"column_{name}": column for name, column in file.columns.items()}
@@ -125,6 +161,9 @@ class Translation(TaskConfig):
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         references = References(self._references, self.scored.get("tokenizer", ""))
         return BleuMetric(self.search, references, self.lowercase), MaskedTokens()
+
+    def metrics_in(self, view: str) -> tuple[Metric[Any], ...]:
+        return self.own_metrics() if view == DEFAULT_VIEW else (MaskedTokens(),)
 
     def _references(self) -> list[str]:
         columns = {

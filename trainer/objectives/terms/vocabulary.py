@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
-from configs.rules import FRACTION, Doc, OneOf, positive
+from configs.rules import COUNT, FRACTION, Doc, OneOf, positive
 from configs.section import Refusal
 from data_pipeline import MASKED
 from model import ModelShape
@@ -16,6 +16,7 @@ from trainer.losses.rows import (
     kl_divergence_rows,
     soft_cross_entropy_rows,
 )
+from trainer.losses.vocabulary_projection import Distribution
 from trainer.objectives.step_schedule import Setting, StepSchedule
 from trainer.objectives.term import (
     POSITIONS,
@@ -55,11 +56,34 @@ class VocabularyTermConfig(TermConfig):
 class PredictionTermConfig(VocabularyTermConfig, TeacherTermConfig):
     """The YAML section of a term that compares with a teacher's predictions."""
 
+    top_k: Annotated[
+        int | None,
+        COUNT,
+        Doc("k: only the teacher's k largest logits count, as if it had no others. null: all."),
+    ] = field(default=None, kw_only=True)
+
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
         if student.vocab_size != teacher.vocab_size:
             yield "", "student and teacher must share a vocabulary"
         if not teacher.mlm_head:
             yield "", "the teacher has no masked-LM head"
+        if self.top_k is not None and self.top_k > teacher.vocab_size:
+            yield "top_k", f"the vocabulary has {teacher.vocab_size} tokens; null reads all"
+
+
+class PredictionTerm(VocabularyTerm):
+    """A term that compares with a teacher's predictions."""
+
+    reads_logits = True
+
+    def __init__(self, config: PredictionTermConfig) -> None:
+        super().__init__(config)
+        self.top_k = config.top_k
+
+    def teachers(self, inputs: LossInputs) -> Distribution:
+        """The teacher's distribution at the term's positions."""
+        found = self.outputs(inputs).distributions[self.denominator]
+        return found if self.top_k is None else found.largest(self.top_k)
 
 
 @register("soft_kl", order=40)
@@ -88,9 +112,7 @@ class SoftKL(PredictionTermConfig):
         return SoftKLTerm(self, student.vocab_size)
 
 
-class SoftKLTerm(VocabularyTerm):
-    reads_logits = True
-
+class SoftKLTerm(PredictionTerm):
     def __init__(self, config: SoftKL, vocabulary: int) -> None:
         super().__init__(config)
         self.denominator = config.positions
@@ -100,17 +122,22 @@ class SoftKLTerm(VocabularyTerm):
     def row_loss(self, inputs: LossInputs) -> RowLoss:
         temperature = self.temperature.at(inputs.step)
         weights = weigh_positions(inputs, self.denominator) * (temperature**2 / self.divisor)
-        return kl_divergence_rows(
-            self.outputs(inputs).distributions[self.denominator], temperature, weights
-        )
+        return kl_divergence_rows(self.teachers(inputs), temperature, weights)
 
 
 @register("soft_cross_entropy", order=50)
 @dataclass
 class SoftCrossEntropy(PredictionTermConfig):
-    """-softmax(t / T) . log softmax(s / T) at masked positions, without T^2 (TinyBERT, eq. 10)."""
+    """-softmax(t / T') . log softmax(s / T) at masked positions, without T^2.
+
+    TinyBERT's (eq. 10), where T' = T. C-MLM's (arXiv 1911.03829) has T = 1, T' = 10, the 8 largest
+    logits, and no mean over labels.
+    """
 
     temperature: Temperature = 1.0
+    teacher_temperature: Annotated[
+        Setting | None, positive(1000.0), Doc("T': that of the teacher alone. null: T.")
+    ] = None
     mean_over_labels: Annotated[
         bool, Doc("Divide by the size of the vocabulary, as TinyBERT's code does.")
     ] = True
@@ -119,21 +146,20 @@ class SoftCrossEntropy(PredictionTermConfig):
         return SoftCrossEntropyTerm(self, student.vocab_size)
 
 
-class SoftCrossEntropyTerm(VocabularyTerm):
+class SoftCrossEntropyTerm(PredictionTerm):
     denominator = MASKED
-    reads_logits = True
 
     def __init__(self, config: SoftCrossEntropy, vocabulary: int) -> None:
         super().__init__(config)
         self.temperature = StepSchedule.read(config.temperature)
+        own = config.teacher_temperature
+        self.teacher_temperature = StepSchedule.read(config.temperature if own is None else own)
         self.divisor = vocabulary if config.mean_over_labels else 1
 
     def row_loss(self, inputs: LossInputs) -> RowLoss:
-        temperature = self.temperature.at(inputs.step)
+        ours, theirs = self.temperature.at(inputs.step), self.teacher_temperature.at(inputs.step)
         weights = weigh_positions(inputs, MASKED) / self.divisor
-        return soft_cross_entropy_rows(
-            self.outputs(inputs).distributions[MASKED], temperature, weights
-        )
+        return soft_cross_entropy_rows(self.teachers(inputs), ours, weights, theirs)
 
 
 @register("blended", order=60)
@@ -153,16 +179,13 @@ class Blended(PredictionTermConfig):
         return BlendedTerm(self)
 
 
-class BlendedTerm(VocabularyTerm):
+class BlendedTerm(PredictionTerm):
     denominator = MASKED
-    reads_logits = True
 
     def __init__(self, config: Blended) -> None:
         super().__init__(config)
         self.teacher_fraction = config.teacher_fraction
 
     def row_loss(self, inputs: LossInputs) -> RowLoss:
-        teacher = self.outputs(inputs).distributions[MASKED]
-        return blended_cross_entropy_rows(
-            teacher, inputs.batch.targets[MASKED].labels, self.teacher_fraction
-        )
+        labels = inputs.batch.targets[MASKED].labels
+        return blended_cross_entropy_rows(self.teachers(inputs), labels, self.teacher_fraction)
