@@ -95,9 +95,10 @@ class Batch:
     A batch of text has the target `MASKED`, with M slots for masked positions in each sequence. If
     its sequences are pairs, it also has the target `PAIRS`, with one label for each sequence.
 
-    views: the same examples in other forms, by name, such as [X; Y] beside X. Rows and labels are
-    in the same order in every view; positions are specific to a view. Where an example is several
-    sequences (the choices of a question), [R, L] is [R, C, L], and columns count through C * L.
+    views: the same examples in other forms, by name, such as [X; Y] beside X. Rows are in the same
+    order in every view, and so are labels, unless a view masks some of the tokens alone; positions
+    are specific to a view. Where an example is several sequences (the choices of a question),
+    [R, L] is [R, C, L], and columns count through C * L.
 
     stored: what was stored of teachers' predictions, by the teacher's name.
 

@@ -113,8 +113,8 @@ def fake_batch(
 ) -> MicroBatch:
     """A micro-batch of `job` with as many masked positions as it may have."""
     whole = _rows(job, rows, length)
-    if is_padded:
-        whole.attention_mask[..., -1] = 0
+    for one in (whole, *whole.views.values()) if is_padded else ():
+        one.attention_mask[..., -1] = 0
     return _to_fake(mode, to_device(whole, CPU), device)
 
 
