@@ -297,7 +297,9 @@ def test_a_student_that_generates_nothing_is_refused(folder, corpus) -> None:
     seq2seq = "{kind: seq2seq, hidden_size: 8, layers: 1, decoder_layers: 1,"
     assert seq2seq in text
     text = text.replace(seq2seq, "{kind: encoder, hidden_size: 8, layers: 1,")
-    with pytest.raises(ConfigError, match=r"small.objective.translation: a model of kind encoder"):
+    with pytest.raises(
+        ConfigError, match=r"students.small.view: a model of kind encoder has no decoder"
+    ):
         configs.load_text(text, JobConfig, "job", (), "job.yaml")
 
 
