@@ -144,8 +144,8 @@ def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
             yield f"{section_of(learner)}.view", why
             continue
         for task in tasks[:1]:
-            if why := task.unreadable(config.view, config.model):
-                yield f"{section_of(learner)}.view", why
+            if reason := task.unreadable(config.view, config.model):
+                yield f"{section_of(learner)}.view", reason
         for name, term in config.objective.terms().items():
             views = {
                 other.view

@@ -310,7 +310,7 @@ def test_only_the_student_translates(runs) -> None:
     assert "has no head of a task" in fails("predict", tuned, runs / "held_out.xx")
 
 
-def test_a_plan_counts_the_seven_sequences_and_what_is_stored(runs) -> None:
+def test_a_plan_counts_the_seven_sequences_and_what_is_stored(runs, corpus) -> None:
     some, every = (
         demands(fine_tuning(runs, f"teacher.view={view}"))[1][0]["forward_flops"]
         for view in ("masked", "every_token")
@@ -318,8 +318,7 @@ def test_a_plan_counts_the_seven_sequences_and_what_is_stored(runs) -> None:
     assert 6 < every / some < 19  # seven times the layers, and a head at 19 tokens, not at some
     facts, learners = demands(student(runs, *stored_in(runs, "some", *SOME)))
     assert learners[0]["forward_flops"] == 0
-    texts = (runs / "train.yy").read_text().split("\n")[:-1]
-    mean = sum(len(text.split()) + 1 for text in texts) / PAIRS
+    mean = sum(len(ids) - begin for ids, begin in sequences(runs, corpus)) / PAIRS
     size = TOP_K * (4 + 2)
     assert facts["stored"] == {
         **{"top_k": TOP_K, "precision": "fp32", "position_bytes": size},

@@ -229,5 +229,5 @@ def _to_fake(mode: FakeTensorMode, batch: MicroBatch, device: torch.device) -> M
     targets = {name: MicroTarget(**fakes(target)) for name, target in batch.targets.items()}
     stored = {name: dataclasses.replace(one, **fakes(one)) for name, one in batch.stored.items()}
     views = {name: _to_fake(mode, view, device) for name, view in batch.views.items()}
-    parts = {"targets": targets, "stored": stored, "views": views}
-    return dataclasses.replace(batch, **parts, **fakes(batch))
+    tensors = fakes(batch)
+    return dataclasses.replace(batch, targets=targets, stored=stored, views=views, **tensors)
