@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import click
@@ -32,6 +35,7 @@ TINY = [
 TINY_TASK = [
     "epochs=null", "steps=4", "batch.size=4", "batch.micro_batch=4",
 ]  # fmt: skip
+SIZES = {"vocab_size": 600, "sequence_length": 64}  # of models that stand for pre-trained ones
 SVG = "{http://www.w3.org/2000/svg}"
 PAIR = {
     "sentence_good": "this is a text",
@@ -57,7 +61,7 @@ def jobs(name: str, runs: Path) -> list[StudyJob]:
 
 @pytest.fixture(scope="module")
 def sources(corpus, tmp_path_factory) -> Sources:
-    """A tiny teacher of 6 layers and one of 3, as exports are, and phrases in GLUE's layout."""
+    """A tiny teacher of 6 layers and one of 3, as exports are, and phrases as GLUE and Multi30k."""
     folder = tmp_path_factory.mktemp("sources")
     for name, layers in (("teacher", 6), ("half", 3)):
         config = EncoderConfig(
@@ -78,13 +82,31 @@ def sources(corpus, tmp_path_factory) -> Sources:
         (folder / "data/glue" / task).mkdir(parents=True)
         for split in ("train", "dev"):
             (folder / "data/glue" / task / f"{split}.tsv").write_text("\n".join(rows) + "\n")
+    (folder / "data/seq2seq").mkdir()
+    for split in ("train", "val", "test_2016_flickr"):
+        for language in ("de", "en"):
+            path = folder / "data/seq2seq" / f"{split}.{language}.gz"
+            path.write_bytes(gzip.compress("".join(f"{text}\n" for text, _ in texts).encode()))
     return Sources(corpus, folder / "data", folder)
+
+
+def load_shrunk(name: str, load=study.load) -> StudyConfig:
+    """A shipped study with the `SIZES` of the models in `sources`."""
+
+    def shrunk(tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        return {key: SIZES.get(key, shrunk(value)) for key, value in tree.items()}
+
+    config = load(name)
+    arms = {key: dataclasses.replace(arm, job=shrunk(arm.job)) for key, arm in config.arms.items()}
+    return dataclasses.replace(config, job=shrunk(config.job), arms=arms)
 
 
 @pytest.mark.parametrize("name", OF_TASKS)
 def test_every_job_of_a_study_of_tasks_is_one_that_can_run(name, sources, tmp_path):
     """Its teacher stands for what an earlier job leaves."""
-    config = study.load(name)
+    config = load_shrunk(name)
     for job in study.jobs_of(name, config, tmp_path, seeds=[1], sources=sources):
         for needed in job.needed():
             (needed.run / "exports").mkdir(parents=True, exist_ok=True)
@@ -101,6 +123,7 @@ def test_every_job_of_a_study_of_tasks_is_one_that_can_run(name, sources, tmp_pa
 )  # fmt: skip
 def test_a_study_of_tasks_runs_and_has_its_rows(name, sources, tmp_path, monkeypatch, capsys):
     """Files that it names are made first, and every row has a score."""
+    monkeypatch.setattr(study, "load", load_shrunk)
     config, told = study.load(name), {}
     overrides = tuple(TINY_TASK)
     found = study.jobs_of(name, config, tmp_path, (), [1], overrides, sources)
