@@ -38,6 +38,7 @@ from trainer.watch.guard import GuardConfig
 
 FROZEN_STAGES = (0, 3)
 PRECISIONS = ("fp32", "bf16", "fp16")
+COMMUNICATIONS = ("fp32", "bf16")
 OFFLOADS = {"none": 0, "optimizer": 1, "parameters": 3}  # and the lowest ZeRO stage for each
 # What a key requires of the model.
 _ABILITIES = {
@@ -175,6 +176,15 @@ class LearnerConfig(Section):
         str,
         OneOf(*PRECISIONS),
         Doc("The precision of matrix products; parameters and optimizer states stay float32."),
+    ] = "fp32"
+    communication: Annotated[
+        str,
+        OneOf(*COMMUNICATIONS),
+        Doc(
+            "The precision in which ranks exchange gradients and, at stage 3, the parameters of "
+            "layers that compute. bf16 halves the bytes; a sum of gradients is then rounded for "
+            "each rank, so results depend on the number of ranks."
+        ),
     ] = "fp32"
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     gradient_clipping: Annotated[

@@ -30,22 +30,29 @@ class Counted(NamedTuple):
     seconds: float  # of this process's CPU time
 
 
-def learner_configs(stage: int, students: int, optimizer: str) -> dict[str, LearnerConfig]:
+def learner_configs(
+    stage: int, students: int, optimizer: str = "adamw", communication: str = "fp32"
+) -> dict[str, LearnerConfig]:
     """A teacher and this many students, in bf16."""
     teacher, *others = tiny.learner_configs((stage,) * 3).values()
     named = {student_key(f"s{number}"): others[number % 2] for number in range(students)}
     return {
         name: dataclasses.replace(
-            config, precision="bf16", optimizer=OptimizerConfig(optimizer, 1e-4)
+            config,
+            precision="bf16",
+            communication=communication,
+            optimizer=OptimizerConfig(optimizer, 1e-4),
         )
         for name, config in {TEACHER: teacher, **named}.items()
     }
 
 
-def count_step(stage: int, students: int, optimizer: str = "adamw") -> Counted:
+def count_step(
+    stage: int, students: int, optimizer: str = "adamw", communication: str = "fp32"
+) -> Counted:
     """Count one step on a simulated GPU, after the first ones, which differ in DeepSpeed."""
     pretend_gpu()
-    configs = learner_configs(stage, students, optimizer)
+    configs = learner_configs(stage, students, optimizer, communication)
     shape = StepShape(tiny.STEPS, tiny.SEED, MICRO_BATCH, ACCUMULATION)
     teacher, *others = [
         Learner(name, config, configs[TEACHER].model, shape) for name, config in configs.items()

@@ -50,6 +50,11 @@ class Company:
     precision: str = "fp32"
     offload: bool = False
     steps: int = STEPS
+    communication: str = "fp32"
+
+    @property
+    def tolerances(self):
+        return TOLERANCES["bf16" if self.communication == "bf16" else self.precision]
 
     def configs(self):
         """The students' objectives alternate, and depend on the stage of the teacher."""
@@ -66,6 +71,7 @@ class Company:
                 gradient_clipping=CLIPPING,
                 zero_stage=stage,
                 precision=self.precision,
+                communication=self.communication,
                 loss_scale=LOSS_SCALE,
                 offload=OFFLOAD[stage] if self.offload else "none",
             )
@@ -80,6 +86,7 @@ QUICK = [
     Company(3, "lamb", offload=True, steps=3),
     Company(0, "adamw", "bf16", steps=3),
     Company(1, "adamw", "fp16", steps=12),
+    Company(2, steps=2, communication="bf16"),
 ]
 ALL = {
     precision: [
@@ -260,7 +267,7 @@ def test_every_pair_of_stages_equals_the_whole_batch(ranks, companies):
 def assert_equal(company, result, expected):
     (first, curve, norms, scales), (expected_first, *expected_rest) = result, expected
     assert_gradients_equal(first, expected_first, company)
-    close, _, near = TOLERANCES[company.precision]
+    close, _, near = company.tolerances
     for step, (losses, found, scale) in enumerate(zip(curve, norms, scales, strict=True)):
         expected_losses, expected_norms, expected_scale = (rest[step] for rest in expected_rest)
         where = (company, step)
@@ -282,7 +289,7 @@ def assert_gradients_equal(found, expected, company):
             elif not name.endswith("key.bias"):  # whose true gradient is zero
                 right = expected[learner][name]
                 distance = (gradient - right).norm() / right.norm()
-                assert distance < TOLERANCES[company.precision][1], (company, learner, name)
+                assert distance < company.tolerances[1], (company, learner, name)
         assert whole.keys() >= expected[learner].keys()
 
 

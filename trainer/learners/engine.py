@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import warnings
@@ -33,6 +34,8 @@ from trainer.process_group import allow_open_files
 # gradients are reduced while its backward pass goes on only if they fill several: 7 for BERT-large.
 LARGEST_BUCKET = 50_000_000
 
+GATHERED_AS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
 deepspeed_logger.setLevel(logging.ERROR)
 # DeepSpeed calls collectives by names that newer torch versions deprecate.
 warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
@@ -50,6 +53,8 @@ def start_engine(
     Without an `optimizer` the engine only runs forward; stage 3 still partitions the parameters.
     """
     parameters = sum(parameter.numel() for parameter in module.parameters())
+    if dist.get_world_size() == 1:  # there is nothing to exchange, and nothing to round for it
+        config = dataclasses.replace(config, communication="fp32")
     engine, *_ = deepspeed.initialize(
         model=module,
         optimizer=optimizer,
@@ -60,7 +65,7 @@ def start_engine(
     if optimizer is not None and config.zero_stage:
         streamline(engine)
     if config.zero_stage == 3 and dist.get_world_size() > 1:
-        gather_flat(engine.module)
+        gather_flat(engine.module, GATHERED_AS[config.communication])
     if config.zero_stage == 0 and dist.get_world_size() == 1:
         # One rank has nothing to reduce; this saves copying all gradients to a bucket and back.
         engine.enable_backward_allreduce = False
@@ -81,6 +86,7 @@ def deepspeed_config(
         "train_micro_batch_size_per_gpu": micro_batch_size,
         "gradient_accumulation_steps": accumulation_steps,
         "gradient_clipping": 0.0,
+        "communication_data_type": config.communication,
         "zero_optimization": {
             "stage": config.zero_stage,
             "reduce_bucket_size": bucket,

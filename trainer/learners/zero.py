@@ -39,14 +39,15 @@ def streamline(engine: DeepSpeedEngine) -> None:
         _let_the_device_wait(wrapper.reduce_and_partition_stream)
 
 
-def gather_flat(module: nn.Module) -> None:
+def gather_flat(module: nn.Module, dtype: torch.dtype) -> None:
     """Have a module at stage 3 gather the parameters of its next layers as one flat tensor.
 
-    DeepSpeed cuts such a tensor in a loop over ranks, twice, and for each of its parameters.
+    They are sent as `dtype`, and float32 again when they arrive. DeepSpeed cuts such a tensor in a
+    loop over ranks, twice, and for each of its parameters.
     """
     parameters: Iterable[Any] = module.parameters()
     for parameter in parameters:
-        parameter.all_gather_coalesced = _Gathering
+        parameter.all_gather_coalesced = partial(_Gathering, dtype=dtype)
 
 
 def gather_groups(
@@ -126,11 +127,13 @@ def _gather_at_once(own: Any, param_list: Sequence[Any] | None = None) -> None:
 class _Gathering:
     """Partitioned parameters on their way to being whole; DeepSpeed waits before it uses them."""
 
-    def __init__(self, parameters: Iterable[Any], quantize: bool = False) -> None:
+    def __init__(
+        self, parameters: Iterable[Any], quantize: bool = False, *, dtype: torch.dtype
+    ) -> None:
         assert not quantize
         # DeepSpeed passes a set, whose order differs between ranks.
         self._parameters = sorted(parameters, key=lambda parameter: int(parameter.ds_id))
-        self._by_rank, self._work = _gather(self._parameters)
+        self._by_rank, self._work = _gather(self._parameters, dtype)
         self._is_complete = False
         for parameter in self._parameters:
             parameter.ds_status = ZeroParamStatus.INFLIGHT
@@ -141,7 +144,7 @@ class _Gathering:
         if self._is_complete:
             return
         self._work.wait()
-        whole_ones = _cut(self._by_rank, self._parameters)
+        whole_ones = _cut(self._by_rank.float(), self._parameters)
         for parameter, whole in zip(self._parameters, whole_ones, strict=True):
             parameter.data = whole
             parameter.ds_status = ZeroParamStatus.AVAILABLE
@@ -170,10 +173,10 @@ def _gathered(parameters: Sequence[Any]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _gather(parameters: Sequence[Any]) -> tuple[Tensor, Any]:
+def _gather(parameters: Sequence[Any], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Any]:
     """(what the ranks hold of the parameters, [ranks, n], and the collective that fills it)."""
     device = get_accelerator().current_device_name()
-    mine = torch.cat([p.ds_tensor.data.view(-1).to(device) for p in parameters])
+    mine = torch.cat([p.ds_tensor.data.view(-1).to(device, dtype) for p in parameters])
     by_rank = mine.new_empty(comm.get_world_size(), len(mine))
     return by_rank, comm.all_gather_into_tensor(by_rank.view(-1), mine, async_op=True)
 
