@@ -58,7 +58,7 @@ test: lint slurm
 	@$(PYTEST) -m "not slow"
 
 test-all: lint slurm
-	@$(PYTEST)
+	@TANDEM_TEST_ALL=1 $(PYTEST)
 
 # The tests of SLURM bring up a cluster of Debian's own packages; without them they skip.
 slurm:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from commands.options import PATH, Number
-
-if TYPE_CHECKING:
-    pass
-
 
 _WAIT = click.option(
     "--wait", type=Number(), default=60.0, show_default=True, help="Seconds to wait for an answer."

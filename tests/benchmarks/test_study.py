@@ -196,11 +196,8 @@ def test_every_job_of_a_shipped_study_is_one_that_can_run(name, tmp_path):
         before.append(config.name)
 
 
-# One whose second job begins with what the first left runs always, the others where time allows.
-@pytest.mark.parametrize(
-    "name", [name if name == "pkd_general" else pytest.param(name, marks=pytest.mark.slow)
-             for name in OF_TEXT]
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_TEXT)
 def test_a_shipped_study_runs_and_has_its_rows(name, corpus, tmp_path, monkeypatch, capsys):
     """The runner would start one process per job; here a single process runs them all."""
     told = {}

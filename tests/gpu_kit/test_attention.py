@@ -20,7 +20,7 @@ from model.attention_kernel import (
 )
 from model.precision import kernels_of
 from tests.distributed import run_distributed
-from trainer.footprint.footprint import LiveBytes
+from trainer.footprint.footprint import Work
 from trainer.losses import relations
 
 CPU = torch.device("cpu")
@@ -104,7 +104,7 @@ def test_attention_losses_launch_few_kernels_on_a_gpu():
                 for size in (26, 64)
             )
             mask = torch.ones(32, 512, dtype=torch.bool)
-            with LiveBytes() as live:
+            with Work() as live:
                 relations.attention_mse(student, teacher, mask)[0].backward()
             counted[device] = live.kernels
     assert counted["cuda"] < 60 < 600 < counted["cpu"]

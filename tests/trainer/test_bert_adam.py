@@ -12,6 +12,7 @@ import torch
 
 from model import EncoderConfig
 from tests.distributed import run_distributed
+from tests.thorough import zero_stages
 from tests.trainer import tiny
 from trainer.batches import to_device
 from trainer.checkpoint import full_state_dict
@@ -25,6 +26,7 @@ from trainer.optimizers import OptimizerConfig
 from trainer.step import train_step
 
 STEPS, ROWS, RATE, CLIPPING = 5, 8, 1e-3, 0.5
+STAGES = zero_stages(1, 3)
 POSITIONS = "model.embeddings.position.weight"
 
 
@@ -55,7 +57,7 @@ def trained(stage: int) -> tuple[dict[str, torch.Tensor], list[float]]:
 
 
 def all_stages() -> list[tuple[dict[str, torch.Tensor], list[float]]]:
-    return [trained(stage) for stage in range(4)]
+    return [trained(stage) for stage in STAGES]
 
 
 def plain() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[float]]:
@@ -89,7 +91,7 @@ def update(w: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> None:
 
 def test_every_stage_is_the_formula_on_the_whole_batch():
     first, expected, expected_norms = plain()
-    for stage, (weights, norms) in enumerate(run_distributed(all_stages, 2)[0]):
+    for stage, (weights, norms) in zip(STAGES, run_distributed(all_stages, 2)[0], strict=True):
         assert norms == pytest.approx(expected_norms, rel=1e-5), stage
         assert torch.equal(weights[POSITIONS], first[POSITIONS]), stage
         for name, tensor in expected.items():

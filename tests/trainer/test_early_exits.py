@@ -87,6 +87,7 @@ def trained(corpus: Path, runs: Path) -> list[str]:
     return [str(folder.path) for folder in (whole, jobs.run(resumed))]
 
 
+@pytest.mark.slow
 def test_a_job_with_exits_resumes_to_the_same_bits(corpus, tmp_path) -> None:
     whole, resumed = (
         jobs.curve(RunFolder(Path(path)), "students/distilbert")

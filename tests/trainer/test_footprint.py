@@ -14,10 +14,11 @@ from configs.devices import DeviceConfig
 from data_pipeline import Batch, DataConfig, Target
 from model import EncoderConfig, describe
 from tests.distributed import run_distributed
+from tests.thorough import IS_THOROUGH
 from trainer.batch_config import BatchConfig
 from trainer.config import JobConfig
 from trainer.footprint.demands import demands, demands_apart
-from trainer.footprint.footprint import LiveBytes
+from trainer.footprint.footprint import Work
 from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner, StepShape
@@ -28,12 +29,9 @@ from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 
 RANKS, LENGTH, VOCABULARY, MASKED = 2, 64, 2000, 9
 # (teacher, half, narrow) stages, sequences of a micro-batch, micro-batches of a step.
-CASES = [
-    ((0, 0, 0), 16, 1),
-    ((1, 1, 1), 8, 2),
-    ((2, 0, 3), 16, 1),
-    ((3, 2, 1), 16, 1),
-]
+CASES = [((1, 1, 1), 8, 2), ((2, 0, 3), 16, 1)]
+if IS_THOROUGH:
+    CASES += [((0, 0, 0), 16, 1), ((3, 2, 1), 16, 1)]
 
 
 def job(stages: tuple[int, int, int] = (0, 0, 0), micro_batch: int = 16, passes: int = 1):
@@ -74,7 +72,7 @@ def most_bytes(case) -> float:
     rows = config.batch.size // RANKS
     step_shape = StepShape(10, 0, config.batch.micro_batch, rows // config.batch.micro_batch)
     named = {TEACHER: config.teacher, **{student_key(n): c for n, c in config.students.items()}}
-    with LiveBytes() as live:
+    with Work() as live:
         learners = [Learner(n, c, config.teacher.model, step_shape) for n, c in named.items()]
         for step in range(2):
             train_step(learners[0], learners[1:], batch(rows), step)

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.distributed import run_distributed
+from tests.thorough import IS_THOROUGH, zero_stages
 from tests.trainer import tiny
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
 from trainer.checkpoint.layout import torch_optimizer
@@ -45,6 +46,8 @@ OBJECTIVE = ObjectiveConfig(
     attention_transfer=AttentionTransfer(),
     mean_transfer=MeanTransfer(),
 )
+STAGES = zero_stages(0, 3)
+SAVED_AT = (STEPS_PER_LAYER, 7) if IS_THOROUGH else (7,)
 BETWEEN = {"feature_maps", "attention_transfer", "mean_transfer"}
 
 
@@ -212,8 +215,8 @@ def projection_of(student):
 
 def all_outcomes(folder):
     passed = [passing(*one) for one in ((0, "none"), (3, "none"), (1, "optimizer"))]
-    resumed = [saved_and_resumed(folder / str(step), step) for step in (STEPS_PER_LAYER, 7)]
-    return [trained(stage) for stage in range(4)], passed, resumed
+    resumed = [saved_and_resumed(folder / str(step), step) for step in SAVED_AT]
+    return [trained(stage) for stage in STAGES], passed, resumed
 
 
 @pytest.fixture(scope="module")
@@ -290,8 +293,8 @@ def test_everything_but_the_layers_begins_as_the_teachers_and_waits(outcomes):
 
 def test_each_phase_begins_with_fresh_moments_of_the_students_optimizer_alone(outcomes):
     """At every stage, as in the original, a layer's first step finds empty moments."""
-    for stage in range(4):
-        student, teacher = zip(*outcomes[stage][4], strict=True)
+    for stage, outcome in zip(STAGES, outcomes, strict=True):
+        student, teacher = zip(*outcome[4], strict=True)
         assert student == (0, 1, 2, 2, 2, 0, 1, 2, 2, 2, 1, 2, 2, 2), stage
         assert set(teacher) == {2}
 

@@ -10,6 +10,7 @@ import torch
 import configs
 from model import from_pretrained
 from tests.distributed import run_distributed
+from tests.thorough import zero_stages
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from trainer.admission_config import BudgetConfig
 from trainer.errors import TrainingError
@@ -21,7 +22,7 @@ STEPS, BUDGET = 6, 3
 FROZEN = ["teacher.objective=null", "teacher.optimizer=null", "teacher.schedule=null",
           "teacher.frozen=true", "teacher.zero_stage=0"]  # fmt: skip
 LATE = [f"students.{name.partition('/')[2]}.start={{fraction: 0.5}}" for name in STUDENTS]
-STAGES = (0, 2, 3)
+STAGES = zero_stages(3)
 
 
 def in_one_job_and_in_two(corpus, runs):

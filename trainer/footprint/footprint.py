@@ -1,7 +1,7 @@
 """FLOPs and memory of a job's step, measured by running the real step on fake tensors.
 
-Nothing is computed, while every byte that the step would allocate and every matrix product
-(``torch.utils.flop_counter``) is counted.
+Nothing is computed, while every byte that the step would allocate and every matrix product (by the
+formulas of ``torch.utils.flop_counter``) is counted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from model import Features
 from model.precision import kernels_of
@@ -163,21 +163,19 @@ class _Run:
 
     def __init__(self, module: LearnerModule) -> None:
         self.module = module
-        self.mode = self.live = LiveBytes()
-        kernels = {**KERNELS, **module.model.kernel_flops}
-        self.flops = FlopCounterMode(display=False, custom_mapping=kernels)
+        self.mode = self.work = Work(module.model.kernel_flops)
         self.forward_flops = 0
 
     def __call__(self, program: Train, batch: MicroBatch) -> Features:
         """Run forward and backward; returns the module's features."""
         hooks = [
-            parameter.register_post_accumulate_grad_hook(lambda p: self.live.set_aside(p.grad))
+            parameter.register_post_accumulate_grad_hook(lambda p: self.work.set_aside(p.grad))
             for parameter in self.module.parameters()
             if parameter.requires_grad
         ]
-        with self.live, self.flops:
+        with self.work:
             loss, _, features = self.module(program, batch)
-            self.forward_flops = self.flops.get_total_flops()
+            self.forward_flops = self.work.flops
             if loss.requires_grad:
                 loss.backward()
         for hook in hooks:
@@ -192,21 +190,26 @@ class _Run:
             trained=sum(p.numel() for p in parameters if p.requires_grad),
             projection=projection,
             forward_flops=self.forward_flops,
-            backward_flops=self.flops.get_total_flops() - self.forward_flops,
-            kernels=self.live.kernels,
-            activations=self.live.peak,
-            captured=self.live.now,
+            backward_flops=self.work.flops - self.forward_flops,
+            kernels=self.work.kernels,
+            activations=self.work.peak,
+            captured=self.work.now,
         )
 
 
-class LiveBytes(TorchDispatchMode):
+class Work(TorchDispatchMode):
     """Counts the bytes of storages created under it: those alive `now`, and their peak.
 
-    `kernels` counts the operations that did more than create a view of a tensor.
+    `kernels` counts the operations that did more than create a view of a tensor, `flops` those of
+    matrix products. It is one mode for all of them, since each mode costs every operation time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kernel_flops: Mapping[Any, Callable[..., int]] | None = None) -> None:
+        """kernel_flops: of operations that torch's counter does not know, by shapes."""
         super().__init__()
+        own = {**KERNELS, **(kernel_flops or {})}
+        self._flops_of = {**flop_registry, **{key: shape_wrapper(own[key]) for key in own}}
+        self.flops = 0
         self.kernels = 0
         self.now = 0
         self.peak = 0
@@ -224,6 +227,8 @@ class LiveBytes(TorchDispatchMode):
         if function.namespace != "aten":  # a query, such as for a tensor's device
             return result
         self.kernels += not function.is_view
+        if count := self._flops_of.get(function.overloadpacket):
+            self.flops += count(*arguments, **keywords, out_val=result)
         given = {_storage(leaf) for leaf in tree_leaves((arguments, keywords)) if _is_tensor(leaf)}
         for leaf in tree_leaves(result):
             # A view's bytes are counted already, and a meta tensor has none.
