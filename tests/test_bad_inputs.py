@@ -70,7 +70,8 @@ def test_no_key_takes_a_wrong_value(kind: str) -> None:
     for bad in sample(wrong_values(kind), QUICK):
         message, _ = outcome(partial(read, bad), configs.ConfigError)
         assert message.startswith("a file: "), (bad, message)
-        assert bad.key.split(".")[-1] in message, (bad, message)
+        # Of a section that is off, and on by this key alone, the one that it needs may be missing.
+        assert bad.key.split(".")[-1] in message or message.endswith("must be set"), (bad, message)
         assert "\n" not in message, (bad, message)
 
 

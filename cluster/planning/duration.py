@@ -2,7 +2,8 @@
 
 For small models and small micro-batches the number of kernel launches is the limit instead.
 
-Collectives, per step and learner, of float32 gradients and parameters (4 P bytes each):
+Collectives, per step and learner, of gradients and parameters (4 P bytes each; with bf16
+communication gradients, and what stage 3 gathers, take 2 P):
 
 - stage 0: one all-reduce after the last backward pass, not overlapped.
 - stage 1: one all-reduce per bucket during the last backward pass (DeepSpeed reduces whole buckets
@@ -108,15 +109,16 @@ def _collectives(learner: LearnerFacts, machine: Machine, passes: int) -> tuple[
     """Seconds of reducing gradients, seconds of gathering parameters, and reductions per step."""
     if machine.ranks == 1:
         return 0.0, 0.0, 1
-    size, stage = FLOAT * learner.trained, learner.zero_stage
+    size, stage = learner.exchanged * learner.trained, learner.zero_stage
     calls = math.ceil(learner.trained / learner.bucket) if stage else 1
     reductions = passes if stage >= 2 else 1
     if stage == 3:
         gathers = 2 * passes if learner.trained else passes
-        gather = gathers * collective(FLOAT * learner.parameters, 1, machine, calls)
+        gather = gathers * collective(learner.exchanged * learner.parameters, 1, machine, calls)
         return passes * collective(size, 1, machine, calls), gather, reductions
     reduce = reductions * collective(size, 2, machine, calls) if size else 0.0
-    return reduce, collective(size, 1, machine, calls) if stage and size else 0.0, reductions
+    updated = FLOAT * learner.trained
+    return reduce, collective(updated, 1, machine, calls) if stage and size else 0.0, reductions
 
 
 def collective(size: float, rounds: int, machine: Machine, calls: int = 1) -> float:
@@ -132,15 +134,15 @@ def collective(size: float, rounds: int, machine: Machine, calls: int = 1) -> fl
 
 def _sent(learner: LearnerFacts, machine: Machine, passes: int) -> float:
     """Bytes that a rank sends per step."""
-    size, ranks = FLOAT * learner.trained, machine.ranks
-    whole = FLOAT * learner.parameters
+    size, ranks = learner.exchanged * learner.trained, machine.ranks
+    updated, whole = FLOAT * learner.trained, learner.exchanged * learner.parameters
     each = (ranks - 1) / ranks
     return (
         each
         * (
             2 * size,
-            3 * size,
-            (2 * passes + 1) * size,
+            2 * size + updated,
+            2 * passes * size + updated,
             passes * size + (2 if learner.trained else 1) * passes * whole,
         )[learner.zero_stage]
     )

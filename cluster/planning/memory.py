@@ -71,7 +71,8 @@ def learner_memory(
         optimizer = (optimizer + trained) * share
     if learner.offloaded:
         optimizer = 0.0
-    buckets = bucket * (2 if overlaps else 1)
+    rounded = learner.exchanged / FLOAT if learner.exchanged < FLOAT else 0.0  # a copy to send
+    buckets = bucket * ((2 if overlaps else 1) + rounded)
     if stage == 3:  # a bucket and a gradient partition are held from the engine's start
         optimizer += bucket + trained * share
         buckets = 2 * FLOAT * min(learner.parameters, LARGEST_GATHERED)
@@ -83,7 +84,7 @@ def learner_memory(
     activations = fixed + per_row * micro_batch
     # In the first micro-batch, gradients grow no faster than activations are freed.
     in_backward = activations + (max(waiting, gradients + buckets) if accumulates else buckets)
-    update = _update(stage, trained, bucket, share, accumulates)
+    update = _update(stage, trained, bucket, share, accumulates, rounded)
     return LearnerMemory(
         stage=stage,
         parameters=whole * (share if stage == 3 else 1),
@@ -96,15 +97,17 @@ def learner_memory(
     )
 
 
-def _update(stage: int, trained: float, bucket: float, share: float, accumulates: bool) -> float:
+def _update(
+    stage: int, trained: float, bucket: float, share: float, accumulates: bool, rounded: float
+) -> float:
     """The peak while gradients are reduced and the optimizer steps, gradients included."""
     if stage == 0:  # the gradients, and a flat copy of them, or the optimizer's temporaries
-        return trained + min(trained, FLOAT * STAGE_0_BUCKET)
+        return trained + min(trained, FLOAT * STAGE_0_BUCKET) * (1 + rounded)
     step = 4 * trained * share  # the partition, its flat copy, and two temporaries of the optimizer
     if stage == 1:
-        return max(trained + bucket * (2 if accumulates else 1), step)
+        return max(trained + bucket * ((2 if accumulates else 1) + rounded), step)
     if stage == 2:
-        return max(2 * bucket + (trained * share if accumulates else 0.0), step)
+        return max((2 + rounded) * bucket + (trained * share if accumulates else 0.0), step)
     return step
 
 

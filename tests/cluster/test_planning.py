@@ -81,6 +81,22 @@ def test_an_all_reduce_moves_twice_its_bytes_over_the_slower_way():
     assert collective(0.0, 2, Machine(H100, 4, 8)) == pytest.approx(2 * 3 * 15e-6)
 
 
+@pytest.mark.parametrize(("stage", "share"), [(0, 1 / 2), (1, 2 / 3), (2, 3 / 5), (3, 1 / 2)])
+def test_in_bf16_gradients_and_what_stage_3_gathers_take_half_the_bytes(stage, share):
+    """Two passes a step, so that stage 2 reduces twice; updated parameters stay float32."""
+    machine = Machine(H100, 2, 2)
+    usual, low = (
+        dataclasses.replace(TEACHER, zero_stage=stage, exchanged=exchanged) for exchanged in (4, 2)
+    )
+    of_usual, of_low = (
+        step_time(dataclasses.replace(JOB, learners=(one,)), machine).learners["teacher"]
+        for one in (usual, low)
+    )
+    assert of_low.sent == pytest.approx(share * of_usual.sent)
+    assert of_low.communication < of_usual.communication
+
+
+
 def test_a_step_takes_its_flops_at_the_mfu():
     time = step_time(JOB, Machine(H100, 1, 1, mfu=0.5, launch=0.0))
     computing = sum(one.forward + one.backward for one in time.learners.values())

@@ -34,7 +34,7 @@ def job(*overrides: str) -> JobConfig:
         ("steps=20", "steps: 8 -> 20"),
         ("log.every=2", "log.every: 1 -> 2"),
         ("teacher.optimizer.learning_rate=0.5", "teacher.optimizer.learning_rate: 0.003 -> 0.5"),
-        ("batch.micro_batch=4", "batch.micro_batch: 2 -> 4"),
+        ("batch.micro_batch=2", "batch.micro_batch: 4 -> 2"),
         ("students.tinybert.zero_stage=2", "students.tinybert.zero_stage: 0 -> 2"),
         ("data.cache_gb=1.0", "data.cache_gb: 50.0 -> 1.0"),
         ("data.stage=/local", "data.stage: None -> /local"),

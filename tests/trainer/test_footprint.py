@@ -29,12 +29,20 @@ from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 
 RANKS, LENGTH, VOCABULARY, MASKED = 2, 64, 2000, 9
 # (teacher, half, narrow) stages, sequences of a micro-batch, micro-batches of a step.
-CASES = [((1, 1, 1), 8, 2), ((2, 0, 3), 16, 1)]
+CASES = [((1, 1, 1), 8, 2), ((2, 0, 3), 16, 1, "bf16")]
 if IS_THOROUGH:
-    CASES += [((0, 0, 0), 16, 1), ((3, 2, 1), 16, 1)]
+    CASES += [((0, 0, 0), 16, 1), ((3, 2, 1), 16, 1), ((2, 0, 3), 16, 1), ((0, 1, 2), 8, 2, "bf16")]
 
 
-def job(stages: tuple[int, int, int] = (0, 0, 0), micro_batch: int = 16, passes: int = 1):
+def job(
+    stages: tuple[int, int, int] = (0, 0, 0),
+    micro_batch: int = 16,
+    passes: int = 1,
+    communication: str = "fp32",
+):
+    def learner(model, objective, stage):
+        return LearnerConfig(model, objective, zero_stage=stage, communication=communication)
+
     def encoder(**changes):
         sizes = {"hidden_size": 192, "layers": 4, "heads": 4, "ffn_size": 768}
         return EncoderConfig(**{**sizes, "vocab_size": VOCABULARY, "max_positions": 64, **changes})
@@ -47,10 +55,10 @@ def job(stages: tuple[int, int, int] = (0, 0, 0), micro_batch: int = 16, passes:
         steps=10,
         data=DataConfig(path="none", sequence_length=LENGTH),
         batch=BatchConfig(size=RANKS * micro_batch * passes, micro_batch=micro_batch),
-        teacher=LearnerConfig(encoder(), ObjectiveConfig(mlm=mlm), zero_stage=stages[0]),
+        teacher=learner(encoder(), ObjectiveConfig(mlm=mlm), stages[0]),
         students={
-            "half": LearnerConfig(encoder(layers=2), half, zero_stage=stages[1]),
-            "narrow": LearnerConfig(encoder(hidden_size=96), narrow, zero_stage=stages[2]),
+            "half": learner(encoder(layers=2), half, stages[1]),
+            "narrow": learner(encoder(hidden_size=96), narrow, stages[2]),
         },
     )
 

@@ -115,6 +115,7 @@ def _learner(
         "teaches": is_teacher(name),
         "zero_stage": config.zero_stage if config.stored is None else 0,
         "precision": config.precision,
+        "exchanged": 2 if config.communication == "bf16" else 4,
         "parameters": largest.parameters,
         "trained": largest.trained,
         "bucket": max(1, bucket_size(largest.parameters)),
