@@ -96,7 +96,6 @@ def test_in_bf16_gradients_and_what_stage_3_gathers_take_half_the_bytes(stage, s
     assert of_low.communication < of_usual.communication
 
 
-
 def test_a_step_takes_its_flops_at_the_mfu():
     time = step_time(JOB, Machine(H100, 1, 1, mfu=0.5, launch=0.0))
     computing = sum(one.forward + one.backward for one in time.learners.values())

@@ -80,7 +80,7 @@ class Company:
 
 
 QUICK = [
-    Company(1),
+    Company(1, steps=6),
     *(Company(stage, steps=2) for stage in (0, 3)),
     Company(2, "lamb", steps=4),
     Company(3, "lamb", offload=True, steps=3),

@@ -44,7 +44,7 @@ def job(
         return LearnerConfig(model, objective, zero_stage=stage, communication=communication)
 
     def encoder(**changes):
-        sizes = {"hidden_size": 192, "layers": 4, "heads": 4, "ffn_size": 768}
+        sizes = {"hidden_size": 192, "layers": 2, "heads": 4, "ffn_size": 768}
         return EncoderConfig(**{**sizes, "vocab_size": VOCABULARY, "max_positions": 64, **changes})
 
     mlm = MaskedLanguageModelling()
@@ -57,7 +57,7 @@ def job(
         batch=BatchConfig(size=RANKS * micro_batch * passes, micro_batch=micro_batch),
         teacher=learner(encoder(), ObjectiveConfig(mlm=mlm), stages[0]),
         students={
-            "half": learner(encoder(layers=2), half, stages[1]),
+            "half": learner(encoder(layers=1), half, stages[1]),
             "narrow": learner(encoder(hidden_size=96), narrow, stages[2]),
         },
     )
