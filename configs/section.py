@@ -48,6 +48,11 @@ def declare_fields(schema: type[Section], kinds: Mapping[str, Any]) -> None:
     for name in kinds:
         setattr(schema, name, None)
     dataclasses.dataclass(schema)
+    read_types_again()
+
+
+def read_types_again() -> None:
+    """Forget what was read of dataclasses' types, since one of them has changed."""
     for cached in (annotated_hints, hints_of, sections_of, _declared):
         cached.cache_clear()
 

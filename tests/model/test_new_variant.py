@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import configs
 import model
-from configs.section import annotated_hints
+from configs.section import read_types_again
 from model import config as model_config
 from model.accounting import describe
 from model.parts import ACTIVATIONS
@@ -33,11 +33,11 @@ def variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[model.E
     monkeypatch.setitem(ACTIVATIONS, "squared_relu", squared_relu)
     names = (*model_config.ACTIVATIONS, "squared_relu")
     monkeypatch.setattr(model_config, "ACTIVATIONS", names)
-    annotated_hints.cache_clear()
+    read_types_again()
     path = tmp_path / "primer_tiny.yaml"
     path.write_text(YAML)
     yield configs.load(str(path), model.EncoderConfig, "model", ["vocab_size=50", "layers=1"])
-    annotated_hints.cache_clear()
+    read_types_again()
 
 
 def test_it_is_counted_trained_and_saved(variant: model.EncoderConfig, tmp_path: Path) -> None:
