@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 import configs
 import tandem as command_line
 from tests.conftest import tandem
-from tests.faults.jobs import STOPPED, arguments, reach, start
+from tests.faults.jobs import LIMIT, STOPPED, arguments, reach, start
+from tests.waiting import until
 from trainer.checkpoint import Checkpoint, published
 from trainer.lifecycle import forking
 from trainer.run_folder import metrics
@@ -40,7 +41,10 @@ def stopped(corpus, tmp_path_factory):
     process = start(corpus, runs, *NEVER)
     try:
         reach(process, folder.path, 5)
+        report = folder.path / "report.html"
+        until(report.exists, "a report", LIMIT)
         said = {
+            "report": report.read_text(),
             "second": tandem(*arguments(corpus, runs, "seed=7"), "--nproc", 1),
             "checkpoint": command("checkpoint", folder.path),
             "stop": command("stop", folder.path),
@@ -63,6 +67,12 @@ def test_a_second_job_in_a_live_run_is_refused_naming_the_first(stopped):
     )
     assert folder.load_config().seed == 1, "the second job has not touched the folder"
     assert os.listdir(folder.attempts) == ["000001.json"]
+
+
+def test_a_browser_reloads_the_report_while_the_run_lives(stopped):
+    folder, said = stopped
+    assert 'http-equiv="refresh"' in said["report"]
+    assert 'http-equiv="refresh"' not in (folder.path / "report.html").read_text()
 
 
 def test_a_checkpoint_can_be_asked_for(stopped):
