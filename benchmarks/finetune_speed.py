@@ -40,7 +40,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 ARMS = ("tandem", "random", "grouped")
 WARM_UP = 10  # steps before the clock starts
-RATE, WEIGHT_DECAY = 5e-5, 0.01
+WEIGHT_DECAY = 0.01
 
 
 def main() -> None:
@@ -175,7 +175,7 @@ def tandem_words(arguments: argparse.Namespace) -> Iterator[str]:
     yield f"data.sequence_length={arguments.length}"
     yield f"teacher.init.pretrained={arguments.model}"
     yield f"teacher.precision={arguments.precision}"
-    yield f"teacher.optimizer={{learning_rate: {RATE}, weight_decay: {WEIGHT_DECAY}}}"
+    yield f"teacher.optimizer={{learning_rate: {arguments.rate}, weight_decay: {WEIGHT_DECAY}}}"
     yield from (f"seed={arguments.seed}", f"name=seed-{arguments.seed}")
     yield f"output_dir={arguments.folder}/runs"
     yield from (f"batch.size={arguments.batch} batch.micro_batch={arguments.batch}".split())
@@ -240,7 +240,7 @@ def training_arguments(arguments: argparse.Namespace) -> Any:
         output_dir=f"{arguments.folder}/{arguments.arm}",
         per_device_train_batch_size=arguments.batch,
         per_device_eval_batch_size=arguments.batch,
-        learning_rate=RATE,
+        learning_rate=arguments.rate,
         weight_decay=WEIGHT_DECAY,
         warmup_steps=0.1,
         bf16=arguments.precision == "bf16",
@@ -314,6 +314,7 @@ def _arguments() -> argparse.Namespace:
     for name, default in {"layers": 4, "hidden_size": 256, "batch": 32, "length": 64, "steps": 100,
                           "rounds": 3, "threads": 2, "epochs": 0, "seed": 0}.items():  # fmt: skip
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    parser.add_argument("--rate", type=float, default=5e-5, help="a random model needs 5e-4")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--arm", choices=ARMS, default="", help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
