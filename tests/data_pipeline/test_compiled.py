@@ -74,6 +74,8 @@ def test_ctrl_c_ends_a_build_with_one_word(tmp_path: Path, tokenizer_dir: Path) 
     time.sleep(0.7)  # others are at work
     os.killpg(process.pid, signal.SIGINT)
     said = process.communicate(timeout=60)[1]
-    assert (process.returncode, said.split()[-1]) == (1, "Aborted!")
+    assert said.split()[-1] == "Aborted!"
+    # Python ends by the signal where that interrupts an `exec` of source text, as in a dataclass.
+    assert process.returncode in (1, -signal.SIGINT)
     assert "Traceback" not in said
     assert not (out / "corpus.json").exists()
