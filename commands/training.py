@@ -78,10 +78,12 @@ def launch_ranks(words: list[str], as_fork: Callable[[], int], nproc: int | None
 def _leave_as_fork(rank: Callable[[], int]) -> NoReturn:
     import torch
 
+    from cluster.local import leave
+
     threads = os.environ["OMP_NUM_THREADS"]  # read by torch's libraries before the launcher set it
     if threads.isdecimal():
         torch.set_num_threads(int(threads))
-    sys.exit(rank())
+    leave(rank())
 
 
 def _train_as_rank(load: Callable[[], JobConfig], startup: Startup | None = None) -> int:

@@ -28,7 +28,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 REPOSITORY = Path(__file__).parents[1]
 START_SECONDS = 180.0  # for the imports, on a loaded machine
@@ -189,7 +189,20 @@ def import_everything() -> None:
     import_muon()  # DeepSpeed does with every first engine of a process, in 1.4 s
     for name in OF_TESTS:
         importlib.import_module(name)
+    _remember_what_every_job_reads()
     _spare_what_no_test_reads()
+
+
+def _remember_what_every_job_reads() -> None:
+    """The schema of jobs, the files of the tiny one, and which operators DeepSpeed can build."""
+    import deepspeed.ops
+
+    from configs import loading
+    from tests.conftest import TINY_JOB
+    from trainer.config import JobConfig
+
+    loading.load(str(TINY_JOB), JobConfig, "job")
+    assert deepspeed.ops.__compatible_ops__
 
 
 def _spare_what_no_test_reads() -> None:
@@ -271,7 +284,21 @@ def main() -> None:
         os.chdir(call.folder)
         sys.path[:] = call.module_path
         function, arguments = pickle.loads(call.function_and_arguments)
+        _call_and_leave(function, arguments)
+
+
+def _call_and_leave(function: Callable[..., object], arguments: tuple[Any, ...]) -> NoReturn:
+    """Call the function, and exit at once with the code with which it would have exited."""
+    from cluster.local import leave
+
+    code: Any = None
+    try:
         function(*arguments)
+    except SystemExit as exit_:
+        code = exit_.code
+    if not isinstance(code, int | None):
+        sys.exit(code)
+    leave(code or 0)
 
 
 if __name__ == "__main__":
