@@ -101,13 +101,14 @@ class ForkServer:
         function: Callable[..., object],
         *arguments: Any,
         environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
         output: int = 1,
         errors: int = 2,
     ) -> Forked:
-        """Call ``function(*arguments)`` in a fork that writes to these file descriptors."""
+        """Call ``function(*arguments)`` in a fork, in this folder, that writes to these files."""
         call = _Call(
             dict(os.environ if environment is None else environment),
-            os.getcwd(),
+            str(folder or os.getcwd()),
             sys.path,
             pickle.dumps((function, arguments)),
         )
@@ -151,16 +152,59 @@ def run_command(
 
     What it writes comes as standard output and standard error.
     """
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        streams = {"output": output.fileno(), "errors": errors.fileno()}
-        forked = (through or server()).start(
-            command_line, arguments, environment=environment, **streams
-        )
-        code = forked.wait(seconds)
+    command = Program(command_line, arguments, environment=environment, through=through)
+    try:
+        output, errors = command.communicate(seconds)
+    except subprocess.TimeoutExpired:
+        command.kill()
+        return 124, *command.communicate(0)
+    code = command.returncode
+    return code if code >= 0 else 128 - code, output, errors
+
+
+class Program:
+    """A function in a fork, met as ``subprocess.Popen`` meets a program."""
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        *arguments: Any,
+        environment: Mapping[str, str],
+        folder: Path | None = None,
+        through: ForkServer | None = None,
+    ) -> None:
+        self._files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115  as it lives
+        output, errors = (file.fileno() for file in self._files)
+        where = {"environment": environment, "folder": folder}
+        streams = {"output": output, "errors": errors}
+        self._forked = (through or server()).start(function, *arguments, **where, **streams)
+        self.args, self.pid = [function.__name__, *map(str, arguments)], self._forked.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._forked.returncode
+
+    def poll(self) -> int | None:
+        return self._forked.wait(0)
+
+    def wait(self, timeout: float) -> int:
+        code = self._forked.wait(timeout)
         if code is None:
-            forked.kill()
-            code = 124
-        return code if code >= 0 else 128 - code, _written(output), _written(errors)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return code
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Its standard output and standard error, once it has ended."""
+        self.wait(timeout)
+        output, errors = map(_written, self._files)
+        return output, errors
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """With all that it has started in its session."""
+        self._forked.kill()
 
 
 def _written(file: IO[bytes]) -> str:

@@ -1,47 +1,64 @@
-"""The real job at the smallest size, started as a user starts it, on two ranks."""
+"""The real job at the smallest size, on two ranks, and what is watched of it from outside."""
 
 from __future__ import annotations
 
-import os
+import contextlib
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from tests.conftest import REPOSITORY, TINY_JOB, command_environment
+from cluster.local import launch
+from tests.conftest import TINY_JOB, command_environment
+from tests.faults import sabotaged
+from tests.fork_server import Program, command_line
 from tests.waiting import until
 from trainer.run_folder import metrics
 
 STOPPED = 75
 LIMIT = 300.0  # seconds for a job to reach something; it takes about 20
-LAUNCH = (
-    "import sys; from cluster.local import becoming, launch; "
-    "sys.exit(launch(becoming(sys.argv[1:]), 2))"
-)
+
+Job = Program | subprocess.Popen
 
 
 def arguments(corpus: Path, runs: Path, *more: str) -> list[str]:
     return ["train", str(TINY_JOB), f"data.path={corpus}", f"output_dir={runs}", *more]
 
 
-def start(corpus: Path, runs: Path, *more: str) -> subprocess.Popen[str]:
-    """`tandem train`, on two ranks."""
-    return run(tandem_command(*arguments(corpus, runs, *more)))
+def start(corpus: Path, runs: Path, *more: str) -> Program:
+    """`tandem train` on two ranks, but for its imports."""
+    words = [*arguments(corpus, runs, *more), "--nproc", "2"]
+    return Program(command_line, words, environment=command_environment(), folder=runs)
 
 
-def tandem_command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "tandem", *words, "--nproc", "2"]
-
-
-def start_sabotaged(kind: str, corpus: Path, runs: Path, *more: str) -> subprocess.Popen[str]:
+def start_sabotaged(kind: str, corpus: Path, runs: Path, *more: str) -> Program:
     """The same, with ranks on which a fault is injected (`tests.faults.sabotaged`)."""
-    rank = [sys.executable, "-m", "tests.faults.sabotaged", kind, *arguments(corpus, runs, *more)]
-    return run([sys.executable, "-c", LAUNCH, *rank])
+    return start_ranks(partial(sabotaged.sabotage, kind), arguments(corpus, runs, *more), runs)
 
 
-def run(command: list[str], **environment: str) -> subprocess.Popen[str]:
+def start_ranks(prepare: Callable[[], object], words: list[str], folder: Path) -> Program:
+    """``tandem WORDS`` on two ranks, each of which calls `prepare` before."""
+    environment = command_environment()
+    return Program(_launch, prepare, words, environment=environment, folder=folder)
+
+
+def _launch(prepare: Callable[[], object], words: list[str]) -> None:
+    sys.exit(launch(partial(as_rank, prepare, words), 2))
+
+
+def as_rank(prepare: Callable[[], object], words: list[str]) -> int:
+    """One rank of ``tandem WORDS``, whose place is in the environment."""
+    prepare()
+    command_line(words)
+    return 0
+
+
+def start_program(words: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
+    """``python WORDS``."""
     return subprocess.Popen(
-        command,
-        cwd=REPOSITORY,
+        [sys.executable, *words],
+        cwd=folder,
         env=command_environment(**environment),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -49,13 +66,13 @@ def run(command: list[str], **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+def end(process: Job) -> tuple[int, str]:
     """Wait until it exits without being told to; returns its exit code and its error output."""
     _, errors = process.communicate(timeout=LIMIT)
     return process.returncode, errors
 
 
-def finish(process: subprocess.Popen[str]) -> str:
+def finish(process: Job) -> str:
     """Wait until it has finished all of its work; returns its error output."""
     code, errors = end(process)
     assert code == 0, errors
@@ -78,7 +95,7 @@ def newest_step(folder: Path) -> int:
     return int(rows[-1]["step"]) if rows else 0
 
 
-def reach(process: subprocess.Popen[str], folder: Path, step: int) -> None:
+def reach(process: Job, folder: Path, step: int) -> None:
     """Wait until a run has reached a step."""
 
     def reached() -> bool:
@@ -89,14 +106,11 @@ def reach(process: subprocess.Popen[str], folder: Path, step: int) -> None:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """The processes whose command line contains this folder's name."""
+    """The processes that a job in this folder has left: all that work in it."""
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if str(folder).encode() in command:
-                found.append(int(entry.name))
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if (entry / "cwd").readlink().is_relative_to(folder):
+                    found.append(int(entry.name))
     return found

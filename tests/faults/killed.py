@@ -1,15 +1,9 @@
-"""A rank of the real job that kills itself: `python -m tests.faults.killed RANK PHASE NUMBER …`.
-
-Rank RANK sends itself SIGKILL when it reaches that phase of a save for the NUMBER-th time. The rest
-of the command line is `tandem`'s own.
-"""
+"""A rank of the real job that kills itself inside a save."""
 
 from __future__ import annotations
 
 import os
-import sys
 
-import tandem
 from tests.trainer.checkpoint.saving import kill_at
 
 # What is about to be done to what: the beginning of the name of an audit event, and its arguments.
@@ -25,9 +19,9 @@ PHASES = {
     "remove": ("shutil.rmtree", r"\.deleted-"),
 }
 
-if __name__ == "__main__":
-    rank, phase, number = (sys.argv.pop(1) for _ in range(3))
-    if os.environ["RANK"] == rank:
+
+def kill_in(rank: int, phase: str, number: int) -> None:
+    """Have rank `rank` send itself SIGKILL when it reaches this phase for the `number`-th time."""
+    if os.environ["RANK"] == str(rank):
         act, part = PHASES[phase]
-        kill_at(int(number), part, (act,))
-    tandem.main()
+        kill_at(number, part, (act,))

@@ -1,14 +1,9 @@
-"""A rank of the real job in which something goes wrong: `python -m tests.faults.sabotaged WHAT …`.
-
-WHAT is "KIND@RANK", or several with commas between; it goes wrong in step 3. The rest of the
-command line is `tandem`'s own.
-"""
+"""Ranks of the real job in which something goes wrong, in step 3."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +11,6 @@ from typing import Any
 
 import torch
 
-import tandem
 from trainer import loop
 from trainer.errors import TrainingError
 from trainer.lifecycle import finalize as conclusion
@@ -65,7 +59,7 @@ SABOTAGE: dict[str, Callable[[Any], None]] = {
 
 
 def sabotage(what: str) -> None:
-    """Inject the fault before the step, if this is the rank for it."""
+    """Inject the fault, if this is a rank for it; `what` is KIND@RANK, or several with commas."""
     kinds = dict(reversed(each.split("@")) for each in what.split(","))
     kind = kinds.get(os.environ["RANK"])
     if kind is None:
@@ -78,8 +72,3 @@ def sabotage(what: str) -> None:
         return step(teacher, students, batch, number, *rest)
 
     loop.train_step = sabotaged
-
-
-if __name__ == "__main__":
-    sabotage(sys.argv.pop(1))
-    tandem.main()

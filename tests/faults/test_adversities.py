@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -29,10 +30,9 @@ from tests.faults.jobs import (
     losses,
     newest_step,
     reach,
-    run,
     start,
+    start_program,
     start_sabotaged,
-    tandem_command,
 )
 from tests.faults.sabotaged import STEP
 from tests.waiting import until
@@ -137,8 +137,8 @@ def start_on_terminal(nohup: bool, command: list[str]) -> tuple[subprocess.Popen
 
 @pytest.mark.parametrize("nohup", [False, True], ids=["hang-up", "nohup"])
 def test_a_terminal_that_vanishes_saves_the_job_or_is_not_missed(nohup, calm, corpus, tmp_path):
-    command = tandem_command(*arguments(corpus, tmp_path, *LONG))
-    process, terminal = start_on_terminal(nohup, command)
+    words = [*arguments(corpus, tmp_path, *LONG), "--nproc", "2"]
+    process, terminal = start_on_terminal(nohup, [sys.executable, "-m", "tandem", *words])
 
     def reached() -> bool:
         assert process.poll() is None
@@ -231,8 +231,9 @@ def test_a_tracking_server_that_does_not_answer_costs_nothing_but_a_line(
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         if not answers:
             server.close()
-        job = arguments(corpus, tmp_path, *LONG, "log.wandb=auto")
-        process = run(tandem_command(*job), WANDB_API_KEY=KEY, WANDB_BASE_URL=address)
+        job = [*arguments(corpus, tmp_path, *LONG, "log.wandb=auto"), "--nproc", "2"]
+        words = ["-m", "tandem", *job]
+        process = start_program(words, tmp_path, WANDB_API_KEY=KEY, WANDB_BASE_URL=address)
         said = finish(process).strip().splitlines()
     # On a busy machine a rank may be slow, which has nothing to do with it.
     lines = [line for line in said if " is slow: " not in line]

@@ -12,8 +12,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -21,19 +19,20 @@ from pathlib import Path
 import pytest
 
 from tests.faults.jobs import (
-    LAUNCH,
     LIMIT,
     STOPPED,
+    Job,
     arguments,
     end,
     finish,
     losses,
     processes_of,
-    run,
     start,
+    start_program,
+    start_ranks,
     start_sabotaged,
 )
-from tests.faults.killed import PHASES
+from tests.faults.killed import PHASES, kill_in
 from tests.faults.sabotaged import STEP
 from tests.waiting import until
 from trainer.checkpoint.folder import all_steps
@@ -59,8 +58,7 @@ class Killer:
         """Kill a rank inside a save, some saves from now."""
         rank = self.chance.randrange(2) if phase == "tensors" else 0  # 1 writes nothing else
         number = self.chance.randint(1, saves)
-        child = [sys.executable, "-m", "tests.faults.killed", str(rank), phase, str(number)]
-        process = run([sys.executable, "-c", LAUNCH, *child, *self.job])
+        process = start_ranks(partial(kill_in, rank, phase, number), self.job, self.runs)
         code, errors = end(process)
         if code == 0:  # it reached its end before
             return
@@ -98,7 +96,7 @@ class Killer:
         return file.stat().st_size if file.exists() else 0
 
 
-def children(process: subprocess.Popen[str]) -> list[int]:
+def children(process: Job) -> list[int]:
     try:
         return [
             *map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
@@ -118,8 +116,8 @@ def test_disturbed_again_and_again_it_is_the_same_run(finished, corpus, tmp_path
     killer.kill_inside_a_save("manifest", saves=1)
     killer.kill_from_outside()
     assert killer.deaths == 2
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    last = run([*torchrun, "-m", "tandem", *killer.job])
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tandem"]
+    last = start_program([*torchrun, *killer.job], tmp_path)
     printed, errors = last.communicate(timeout=LIMIT)
     assert last.returncode == 0, errors
     assert "resuming from step" in printed

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import socket
-import sys
+from functools import partial
 
 import pytest
 
 from cluster.ranks import free_port
-from tests.faults.jobs import arguments, end, processes_of, run, start_sabotaged
+from tests.conftest import command_environment
+from tests.faults.jobs import arguments, as_rank, end, processes_of, start_sabotaged
+from tests.faults.sabotaged import sabotage
+from tests.fork_server import Program
 from trainer.checkpoint.folder import all_steps
 
 LINES = ("checkpoint.every=2", "watch.replicas_every=1")
@@ -68,16 +71,16 @@ def test_a_bug_on_one_rank_is_shown_once(corpus, tmp_path):
 @pytest.mark.parametrize("other", ["", ",sleeps@0"], ids=["in a collective", "elsewhere"])
 def test_without_a_launcher_one_rank_speaks_and_all_end(other, corpus, tmp_path):
     """As under srun: no launcher reads the ranks' output or ends ranks that are stuck."""
-    port = str(free_port())
-    job = arguments(corpus, tmp_path)
+    prepare = partial(sabotage, f"complains@1{other}")
+    place = {
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2"),
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     ranks = [
-        run(
-            [sys.executable, "-m", "tests.faults.sabotaged", f"complains@1{other}", *job],
-            **{name: str(rank) for name in ("RANK", "LOCAL_RANK")},
-            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2"),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-            GLOO_SOCKET_IFNAME="lo",
+        Program(
+            *(as_rank, prepare, arguments(corpus, tmp_path)),
+            environment=command_environment(RANK=str(rank), LOCAL_RANK=str(rank), **place),
         )
         for rank in range(2)
     ]
