@@ -49,10 +49,11 @@ $(DEMO)-tokenizer/tokenizer.json: $(DEMO)-text.txt
 $(DEMO)-text.txt: | $(READY)
 	@$(BIN)/python -m data_pipeline.text.system_prose --out $@
 
-# A test file at a time on each core, the longest first (tests/order.py), with one thread: the tests
-# start processes of their own, most of them as forks of a server that has imported everything
-# (tests/fork_server.py).
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --dist loadfile --no-loadscope-reorder
+# A test file at a time, the longest first (tests/order.py), with one thread: the tests start processes
+# of their own, most of them as forks of a server that has imported everything (tests/fork_server.py).
+# One worker more than there are cores, since tests also wait: for a scheduler, a timeout, other ranks.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $$(($$(nproc) + 1)) --dist loadfile \
+    --no-loadscope-reorder
 
 test: lint slurm
 	@$(PYTEST) -m "not slow"
