@@ -158,7 +158,7 @@ def run_command(
     except subprocess.TimeoutExpired:
         command.kill()
         return 124, *command.communicate(0)
-    code = command.returncode
+    code = command.wait(0)
     return code if code >= 0 else 128 - code, output, errors
 
 
@@ -175,9 +175,14 @@ class Program:
     ) -> None:
         self._files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115  as it lives
         output, errors = (file.fileno() for file in self._files)
-        where = {"environment": environment, "folder": folder}
-        streams = {"output": output, "errors": errors}
-        self._forked = (through or server()).start(function, *arguments, **where, **streams)
+        self._forked = (through or server()).start(
+            function,
+            *arguments,
+            environment=environment,
+            folder=folder,
+            output=output,
+            errors=errors,
+        )
         self.args, self.pid = [function.__name__, *map(str, arguments)], self._forked.pid
 
     @property
