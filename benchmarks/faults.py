@@ -34,7 +34,7 @@ IMPORTS = {
     "PyTorch and DeepSpeed": "import torch, deepspeed",
     "all that the launcher imports": "import configs, cluster.local, trainer.run",
 }
-PARTS = re.compile(r"first step ([\d.]+) s after the process began: (.*)")
+PARTS = re.compile(r"first step ([\d.]+) s after the start: (.*)")
 
 
 @dataclass
