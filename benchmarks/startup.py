@@ -66,7 +66,7 @@ def start(checkout: Path, words: list[str]) -> tuple[tuple[float, float], str]:
             process.wait(LIMIT)
         (log,) = Path(folder).glob("runs/*/logs/rank-000.log")
         (parts,) = (line for line in log.read_text().splitlines() if "first step " in line)
-        return (seconds, processor), parts.rpartition("began: ")[2]
+        return (seconds, processor), parts.rpartition("the start: ")[2]
 
 
 def has_rows(metrics: Path) -> bool:
