@@ -73,7 +73,7 @@ def test_seeking_reads_no_shard_and_little_memory(corpus: Corpus, tmp_path: Path
 
 
 @pytest.mark.parametrize(("packing", "rows"), [("full_sentences", 8), ("segment_pair", 100)])
-def test_no_growth_over_ten_epochs(
+def test_no_growth_over_six_epochs(
     make_corpus: Callable[..., Corpus], packing: str, rows: int
 ) -> None:
     """With more blocks than rows, and with rows that share blocks."""
@@ -83,13 +83,13 @@ def test_no_growth_over_ten_epochs(
     steps = -(-stream.samples_per_epoch // rows)
     sizes: list[int] = []
     tracemalloc.start()
-    for epoch in range(10):
+    for epoch in range(6):
         for step in range(epoch * steps, (epoch + 1) * steps):
             stream.batch(step)
         gc.collect()
         sizes.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
-    assert max(sizes[5:]) < 1.1 * max(sizes[:2]) + 20_000
+    assert max(sizes[3:]) < 1.1 * max(sizes[:2]) + 20_000
 
 
 def test_batches_represent_the_corpus_like_a_full_shuffle_s() -> None:
