@@ -21,11 +21,13 @@ settings.load_profile("untimed")
 
 TINY_JOB = Path(__file__).with_name("tiny_job.yaml")
 
+gc.disable()  # a quarter of the time that the imports of all tests take
+
 
 def pytest_collection_finish() -> None:
-    """Spare each later collection of garbage what is imported by now: a sixth of the time."""
-    gc.collect()
+    """From here on collect garbage, but never look at what is imported: a sixth of the time."""
     gc.freeze()
+    gc.enable()
 
 
 def tandem(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -321,11 +321,13 @@ def _redirect(output: int, errors: int) -> None:
 def main() -> None:
     """Import, prepare and serve; in a fork, do what was requested and exit."""
     requests = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()
     import_everything()
     if sys.argv[2]:
         module, _, name = sys.argv[2].partition(":")
         getattr(importlib.import_module(module), name)()
     gc.freeze()  # no collection in a fork looks at what was imported, whose pages it would copy
+    gc.enable()
     call = serve(requests)
     if call is not None:
         os.environ.clear()
