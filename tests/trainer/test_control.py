@@ -6,13 +6,15 @@ import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from trainer.checkpoint import Attempt, StaleAttempt
+from trainer.control import asking, requests
 from trainer.control import heartbeat as heartbeat
-from trainer.control import requests
-from trainer.control.requests import CHECKPOINT, RequestBox, answer_to, ask
+from trainer.control.requests import CHECKPOINT, STOP, RequestBox, answer_to, ask
+from trainer.errors import TrainingError
 from trainer.run_folder.folder import RunFolder
 from trainer.watch.first_failure import FirstFailure
 
@@ -53,6 +55,27 @@ def test_a_disk_that_is_away_for_a_moment_asks_for_nothing(tmp_path, monkeypatch
         patch.setattr(Path, "read_text", away)
         assert box.look() == set()
     assert box.look() == {CHECKPOINT}
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_answer_is_heard_of_a_job_that_ends_right_behind_it(tmp_path, monkeypatch, answers):
+    run = RunFolder(tmp_path)
+    owner = SimpleNamespace(is_on_this_machine=True, has_process=True)
+
+    def end_between_two_looks(seconds: float) -> None:
+        box = RequestBox(run.requests, reads=True)
+        if answers:
+            assert box.look() == {STOP}
+            box.answer_after_save(5)(None)
+        owner.has_process = False
+
+    monkeypatch.setattr(asking, "live_owner", lambda _: owner if owner.has_process else None)
+    monkeypatch.setattr(asking.time, "sleep", end_between_two_looks)
+    if answers:
+        assert asking.ask_and_wait(run, STOP, 60.0) == f"{run.path}: saved at step 5 and ended"
+    else:
+        with pytest.raises(TrainingError, match="the job ended before it could stop"):
+            asking.ask_and_wait(run, STOP, 60.0)
 
 
 def test_the_heart_goes_on_after_the_disk_was_away(tmp_path, monkeypatch):

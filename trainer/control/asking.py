@@ -24,11 +24,12 @@ def ask_and_wait(run: RunFolder, kind: str, seconds: float) -> str:
     request = ask(run.requests, kind)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        answer = answer_to(run.requests, kind, request)
+        has_ended = owner.is_on_this_machine and not owner.has_process
+        answer = answer_to(run.requests, kind, request)  # read after: it may end right behind it
         if answer is None:
-            time.sleep(POLL_SECONDS)
-            if owner.is_on_this_machine and not owner.has_process:
+            if has_ended:
                 raise TrainingError(f"{run.path}: the job ended before it could {kind}")
+            time.sleep(POLL_SECONDS)
         elif answer["error"] is not None:
             raise TrainingError(f"{run.path}: not saved: {answer['error']}")
         elif kind != STOP:
