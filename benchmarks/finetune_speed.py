@@ -223,7 +223,7 @@ def trainer_arm(arguments: argparse.Namespace) -> dict[str, float]:
     texts, labels = read_table(arguments.validation, arguments.text)
     encoded = rows(tokenizer, texts, arguments.length, map(names.index, labels))
     with timed_prediction(len(labels)) as speed:
-        found = fine_tuned.predict(encoded)  # type: ignore[arg-type]  # any sequence will do
+        found = fine_tuned.predict(encoded)  # any sequence will do
         told = np.argmax(found.predictions, axis=1)
     # Grouped by length, they come in another order than the file's, and the labels with them.
     accuracy = float(np.mean(told == found.label_ids))
