@@ -1,23 +1,21 @@
-"""Processes that start with everything imported: forks of a server that has imported it once.
+"""Processes that start with everything imported: forks of a process that has imported it once.
 
 ``server().start(function, *args)`` calls a module level function in a new process, with this
 process's folder and module path. The server runs no tensor operation, so that a fork can start
 threads. ZeRO-3 patches functions of torch for the whole process: here, for one fork only.
 
-The server forks a guardian, which forks the process, waits for it and reports its end. All of them
-end with the process that made the request.
+One process imports for all workers of a test session. It forks a server for each worker; that one
+forks a guardian, which forks the process, waits for it and reports its end. A server and all of its
+forks end with their worker, and the process that has imported ends with the last of its servers.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
-import gc
-import importlib
 import os
 import pickle
-import pkgutil
+import secrets
 import select
 import signal
 import socket
@@ -25,24 +23,21 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 REPOSITORY = Path(__file__).parents[1]
 START_SECONDS = 180.0  # for the imports, on a loaded machine
-# What modules with functions for ranks import, and jobs where they score tags (4 s a process).
-OF_TESTS = (
-    *("pytest", "tests.conftest", "seqeval.metrics"),
-    *("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
-)
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
+READY = b"!"  # the first and only word of a server
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
+    """What a fork has to do, and where."""
+
     environment: dict[str, str]
     folder: str
     module_path: list[str]
@@ -76,25 +71,34 @@ class Forked:
 class ForkServer:
     """A process that has done the slow imports, and forks on request."""
 
-    def __init__(self, prepare: str = "") -> None:
-        """`prepare` names a function (module:function) that the server calls after its imports."""
+    def __init__(self) -> None:
         self._owner = os.getpid()
-        self._requests, theirs = socket.socketpair()
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno()), prepare],
-                pass_fds=[theirs.fileno()],
-                cwd=REPOSITORY,
-                env={**environment, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
+        self._importing: subprocess.Popen[bytes] | None = None  # if no other worker has started it
+        self._requests = self._connect()
         atexit.register(self.close)
+
+    def _connect(self) -> socket.socket:
+        """A connection to a new server of this session's process that imports."""
+        name = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"{os.getpid()}-{secrets.token_hex(8)}"
+        while True:
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(START_SECONDS)
+            try:
+                connection.connect(address(name))
+                if connection.recv(len(READY)):
+                    connection.settimeout(None)
+                    return connection
+            except (ConnectionRefusedError, ConnectionResetError):  # not there yet, or at its end
+                pass
+            connection.close()
+            if self._importing is None or self._importing.poll() == 0:  # or another came first
+                self._importing = _import(name)
+            assert not self._importing.poll(), "the process that imports for tests has failed"
+            time.sleep(0.02)
 
     @property
     def is_there(self) -> bool:
-        return self._process.poll() is None
+        return not select.select([self._requests], [], [], 0)[0]  # it says nothing, but ends
 
     def start(
         self,
@@ -106,7 +110,7 @@ class ForkServer:
         errors: int = 2,
     ) -> Forked:
         """Call ``function(*arguments)`` in a fork, in this folder, that writes to these files."""
-        call = _Call(
+        call = Call(
             dict(os.environ if environment is None else environment),
             str(folder or os.getcwd()),
             sys.path,
@@ -126,9 +130,25 @@ class ForkServer:
         if os.getpid() != self._owner:  # a fork of this process, at its own end
             return
         with contextlib.suppress(OSError):  # it has ended already
-            self._requests.shutdown(socket.SHUT_RDWR)
+            self._requests.shutdown(socket.SHUT_WR)
+        select.select([self._requests], [], [], 60)
         self._requests.close()
-        self._process.wait(60)
+
+
+def address(name: str) -> str:
+    """Where the process that imports for the test session of this name meets its clients."""
+    return f"\0tandem-tests-{name}"  # abstract: it is gone with its process
+
+
+def _import(name: str) -> subprocess.Popen[bytes]:
+    changes = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.forking", name],
+        cwd=REPOSITORY,
+        env={**os.environ, **changes, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 _server: ForkServer | None = None
@@ -143,16 +163,13 @@ def server() -> ForkServer:
 
 
 def run_command(
-    arguments: list[str],
-    environment: Mapping[str, str],
-    seconds: float,
-    through: ForkServer | None = None,
+    arguments: list[str], environment: Mapping[str, str], seconds: float
 ) -> tuple[int, str, str]:
     """The exit code of ``tandem ARGUMENTS`` (128 + n by signal n, 124 out of time), and its words.
 
     What it writes comes as standard output and standard error.
     """
-    command = Program(command_line, arguments, environment=environment, through=through)
+    command = Program(command_line, arguments, environment=environment)
     try:
         output, errors = command.communicate(seconds)
     except subprocess.TimeoutExpired:
@@ -171,11 +188,10 @@ class Program:
         *arguments: Any,
         environment: Mapping[str, str],
         folder: Path | None = None,
-        through: ForkServer | None = None,
     ) -> None:
         self._files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115  as it lives
         output, errors = (file.fileno() for file in self._files)
-        self._forked = (through or server()).start(
+        self._forked = server().start(
             function,
             *arguments,
             environment=environment,
@@ -223,134 +239,3 @@ def command_line(arguments: list[str]) -> None:
 
     sys.argv = ["tandem", *arguments]
     tandem.main(arguments, prog_name="tandem")
-
-
-def import_everything() -> None:
-    """Import all modules of the packages, and what torch and the tests import lazily."""
-    import torch._dynamo  # noqa: F401
-
-    for package in ("commands", "configs", "data_pipeline", "model", "trainer", "cluster"):
-        for module in pkgutil.walk_packages([str(REPOSITORY / package)], f"{package}."):
-            if not module.name.endswith("wandb_follower"):
-                importlib.import_module(module.name)
-    from trainer.learners.uncompiled import import_muon
-
-    import_muon()  # DeepSpeed does with every first engine of a process, in 1.4 s
-    for name in OF_TESTS:
-        importlib.import_module(name)
-    _remember_what_every_job_reads()
-    _spare_what_no_test_reads()
-
-
-def _remember_what_every_job_reads() -> None:
-    """The schema of jobs, the files of the tiny one, and which operators DeepSpeed can build."""
-    import deepspeed.ops
-
-    from configs import loading
-    from tests.conftest import TINY_JOB
-    from trainer.config import JobConfig
-
-    loading.load(str(TINY_JOB), JobConfig, "job")
-    assert deepspeed.ops.__compatible_ops__
-
-
-def _spare_what_no_test_reads() -> None:
-    """Of each job: two speeds of each learner, and a process that writes the report meanwhile.
-
-    Jobs that tests start as programs do both.
-    """
-    from trainer.evaluation import final_scores
-    from trainer.report.refreshing import LiveReport
-
-    final_scores.SPEED_SECONDS = 0.0
-    LiveReport.refresh = lambda self: None  # type: ignore[method-assign]
-
-
-def serve(requests: socket.socket) -> _Call | None:
-    """Fork for each request until no client is left; returns, in a fork, what it has to call."""
-    while True:
-        head, files, _, _ = socket.recv_fds(requests, 8, 3)
-        _collect_guardians()
-        if not head:
-            return None
-        data, size = b"", struct.unpack("Q", head)[0]
-        while len(data) < size:  # and not a byte more: the next request may wait behind it
-            data += requests.recv(size - len(data))
-        if os.fork() == 0:
-            requests.close()
-            _end_with_parent()
-            return _guard(pickle.loads(data), *files)
-        for file in files:
-            os.close(file)
-
-
-def _guard(call: _Call, output: int, errors: int, status: int) -> _Call:
-    """Fork once more; the guardian reports that process's id and end, and never returns."""
-    pid = os.fork()
-    if pid == 0:
-        os.close(status)
-        _end_with_parent()
-        os.setsid()
-        _redirect(output, errors)
-        return call
-    for file in (output, errors):
-        os.close(file)
-    os.write(status, struct.pack("i", pid))
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    os.write(status, struct.pack("i", code))
-    os._exit(0)
-
-
-def _collect_guardians() -> None:
-    """Reap guardians that have ended, so that their CPU time counts as this process's."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
-def _end_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _redirect(output: int, errors: int) -> None:
-    for number, file in ((1, output), (2, errors)):
-        os.dup2(file, number)
-        os.close(file)
-
-
-def main() -> None:
-    """Import, prepare and serve; in a fork, do what was requested and exit."""
-    requests = socket.socket(fileno=int(sys.argv[1]))
-    gc.disable()
-    import_everything()
-    if sys.argv[2]:
-        module, _, name = sys.argv[2].partition(":")
-        getattr(importlib.import_module(module), name)()
-    gc.freeze()  # no collection in a fork looks at what was imported, whose pages it would copy
-    gc.enable()
-    call = serve(requests)
-    if call is not None:
-        os.environ.clear()
-        os.environ.update(call.environment)
-        os.chdir(call.folder)
-        sys.path[:] = call.module_path
-        function, arguments = pickle.loads(call.function_and_arguments)
-        _call_and_leave(function, arguments)
-
-
-def _call_and_leave(function: Callable[..., object], arguments: tuple[Any, ...]) -> NoReturn:
-    """Call the function, and exit at once with the code with which it would have exited."""
-    from cluster.local import leave
-
-    code: Any = None
-    try:
-        function(*arguments)
-    except SystemExit as exit_:
-        code = exit_.code
-    if not isinstance(code, int | None):
-        sys.exit(code)
-    leave(code or 0)
-
-
-if __name__ == "__main__":
-    main()

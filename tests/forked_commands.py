@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.conftest import TINY_JOB, command_environment
-from tests.fork_server import ForkServer, run_command
+from tests.conftest import command_environment
+from tests.fork_server import run_command
 
 LIMIT = 120.0  # seconds for one command
 KEPT = 20_000  # characters of what it writes, the last ones
@@ -43,24 +40,8 @@ class Ended:
         return ""
 
 
-@contextmanager
-def serving() -> Iterator[Callable[[Case], Ended]]:
-    """A function that runs a case and returns how it ended."""
-    forks = ForkServer("tests.forked_commands:parse_once")
-
-    def run(case: Case) -> Ended:
-        environment = command_environment(**case.environment)
-        code, output, errors = run_command(case.argv, environment, LIMIT, forks)
-        return Ended(code, output[-KEPT:], errors[-KEPT:])
-
-    yield run
-    forks.close()
-
-
-def parse_once() -> None:
-    """In the server, parse the files of the tiny job once for all commands."""
-    from configs import loading
-    from trainer.config import JobConfig
-
-    loading.parse = functools.cache(loading.parse)
-    loading.load(str(TINY_JOB), JobConfig, "job")
+def run(case: Case) -> Ended:
+    """Run a case in a fork; returns how it ended."""
+    environment = command_environment(**case.environment)
+    code, output, errors = run_command(case.argv, environment, LIMIT)
+    return Ended(code, output[-KEPT:], errors[-KEPT:])

@@ -11,7 +11,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -21,7 +21,7 @@ import pytest
 
 from tests.conftest import TINY_JOB, tandem
 from tests.damage import Damage, damages
-from tests.forked_commands import Case, Ended, serving
+from tests.forked_commands import Case, Ended, run
 
 OF_EACH_KIND = 240
 # One rank of a job that some launcher has started: training, in the process that is asked for it.
@@ -131,7 +131,6 @@ class Trials:
     original: Path
     corpus: Path
     place: Path
-    run: Callable[[Case], Ended]
 
     def one(self, command: Command, damage: Damage | None = None, file: str = "") -> Trial:
         """Run one command; one that only reads must leave every other file unchanged."""
@@ -142,7 +141,7 @@ class Trials:
         if damage is not None:
             damage.inflict(folder / file)
         before = contents(folder)
-        ended = self.run(command.case(folder, out, self.corpus))
+        ended = run(command.case(folder, out, self.corpus))
         if not command.trains:
             before.pop(file, None)
             lost = before.items() - contents(folder).items()
@@ -209,11 +208,10 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_damage_is_said_or_repaired(kind: str, corpus: Path, trained: Path, tmp_path: Path) -> None:
     folders = {"corpus": corpus, "run": trained, "model": trained.with_name("model")}
-    with serving() as run:
-        trials = Trials(folders[kind], corpus, tmp_path / "trial", run)
-        whole = {command: trials.one(command) for command in COMMANDS[kind]}
-        assert [str(one) for one in whole.values() if one.ended.fault] == []
-        tried = list(trials.sample(COMMANDS[kind], OF_EACH_KIND))
+    trials = Trials(folders[kind], corpus, tmp_path / "trial")
+    whole = {command: trials.one(command) for command in COMMANDS[kind]}
+    assert [str(one) for one in whole.values() if one.ended.fault] == []
+    tried = list(trials.sample(COMMANDS[kind], OF_EACH_KIND))
     assert [f"{one.ended.fault}: {one}" for one in tried if one.ended.fault] == []
     silent = [
         one
