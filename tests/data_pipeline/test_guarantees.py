@@ -72,7 +72,10 @@ def test_seeking_reads_no_shard_and_little_memory(corpus: Corpus, tmp_path: Path
     assert kilobytes < 300_000
 
 
-@pytest.mark.parametrize(("packing", "rows"), [("full_sentences", 8), ("segment_pair", 100)])
+@pytest.mark.parametrize(
+    ("packing", "rows"),
+    [("full_sentences", 8), pytest.param("segment_pair", 100, marks=pytest.mark.slow)],
+)
 def test_no_growth_over_six_epochs(
     make_corpus: Callable[..., Corpus], packing: str, rows: int
 ) -> None:
