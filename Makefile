@@ -55,7 +55,7 @@ $(DEMO)-text.txt: | $(READY)
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $$(($$(nproc) + 1)) --dist loadfile \
     --no-loadscope-reorder
 
-# mypy needs a core for a minute where it has no cache, so the tests begin beside it.
+# mypy needs a core for 20 s where it has no cache, so the tests begin beside it.
 test: $(READY) slurm
 	@$(MAKE) --no-print-directory -j2 lint quick-tests
 
