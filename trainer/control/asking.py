@@ -29,13 +29,13 @@ def ask_and_wait(run: RunFolder, kind: str, seconds: float) -> str:
         if answer is None:
             if has_ended:
                 raise TrainingError(f"{run.path}: the job ended before it could {kind}")
-            time.sleep(POLL_SECONDS)
         elif answer["error"] is not None:
             raise TrainingError(f"{run.path}: not saved: {answer['error']}")
         elif kind != STOP:
             return f"{run.path}: saved at step {answer['step']:,}"
         elif live_owner(run.path) is None:
             return f"{run.path}: saved at step {answer['step']:,} and ended"
+        time.sleep(POLL_SECONDS)
     raise TrainingError(
         f"{run.path}: its job ({owner}) has not answered for {seconds:.0f} s; the request "
         "stays, and the job follows it after its current step"
