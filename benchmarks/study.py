@@ -30,13 +30,15 @@ from pathlib import Path
 
 import click
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import configs
 from benchmarks.studies import pictures, results, tables
 from benchmarks.studies.jobs import HERE, Sources, StudyJob, in_order
 from configs.studies import StudyConfig
 from trainer.config import JobConfig
 
-AT_ONCE = "{step: 0, fraction: null, teacher: null}"
+AT_ONCE = ("start={step: 0, fraction: null, teacher: null}", "min_lead=null")
 STOPPED = 75  # how `tandem train` ends on request
 SHORT = ["log.every=1", "evaluation.every=100000", "evaluation.sequences=8"]
 RESULTS = Path(__file__).resolve().parents[1] / "docs/studies/results"
@@ -121,6 +123,11 @@ def jobs_of(
     ]
 
 
+def all_at_once(students: Iterable[str]) -> list[str]:
+    """Overrides of a job, so that its students learn from the first step on."""
+    return [f"students.{name}.{said}" for name in students for said in AT_ONCE]
+
+
 def run_missing(jobs: Iterable[StudyJob], kept: Path) -> list[str]:
     """Run the jobs that have no result yet, and record theirs; returns the runs that failed.
 
@@ -187,8 +194,7 @@ def costs(jobs: Sequence[StudyJob], steps: int) -> str:
             config = configs.load(str(job.write()), JobConfig, "job", job.overrides)
             flops[job.arm] = results.flops(config)
             short = [f"steps={steps}", f"output_dir={folder}", *SHORT]
-            starts = [f"students.{name}.start={AT_ONCE}" for name in config.students]
-            if train(job.write(), [*job.words, *short, *starts]):
+            if train(job.write(), [*job.words, *short, *all_at_once(config.students)]):
                 a_step = results.seconds_per_step(Path(folder, job.run.name))
                 seconds[job.arm] = results.seconds(config, a_step)
     return tables.of_costs(flops, seconds)

@@ -22,6 +22,7 @@ from configs.section import Refusal, Section
 from configs.typed import convert
 from data_pipeline import TASK_NAME, DataConfig
 from trainer.batch_config import BatchConfig
+from trainer.default_lead import fill_in_leads
 from trainer.folder_models import fill_in_models
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key, teacher_key
@@ -199,11 +200,13 @@ class JobConfig(Section):
         """Load the plugins, whose tasks become keys of an objective.
 
         The `tasks` become sections of data and objectives. A learner without a `model` gets the
-        model of its init.pretrained.
+        model of its init.pretrained. Students that begin beside an untrained teacher get a
+        `min_lead`.
         """
         load_plugins(convert(tree.get("plugins", []), list[str], "plugins"))
         fill_in_tasks(tree, cls)
         fill_in_models(tree)
+        fill_in_leads(tree)
 
     @property
     def other_teachers(self) -> dict[str, LearnerConfig]:

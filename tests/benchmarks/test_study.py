@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -23,6 +26,7 @@ from benchmarks.studies.results import Result
 from configs.studies import ArmConfig, StudyConfig
 from model import EncoderConfig, build, save_pretrained
 from tests.configs.run_jobs import run_jobs
+from tests.fork_server import REPOSITORY
 from trainer.config import JobConfig
 
 SHIPPED = sorted(path.stem for path in Path(configs.__file__).parent.glob("study/*.yaml"))
@@ -52,7 +56,7 @@ def run_study(*arguments: object) -> None:
 def at_once(job: Path) -> list[str]:
     """Overrides that let every student of the job join before the first step."""
     students = configs.load(str(job), JobConfig, "job").students
-    return [f"students.{name}.start={study.AT_ONCE}" for name in students]
+    return study.all_at_once(students)
 
 
 def jobs(name: str, runs: Path) -> list[StudyJob]:
@@ -224,9 +228,12 @@ def test_a_shipped_study_runs_and_has_its_rows(name, corpus, tmp_path, monkeypat
     ElementTree.parse(tmp_path / "kept" / f"{name}.svg")
 
 
-def test_without_arguments_the_studies_are_listed(capsys):
-    study.main([], standalone_mode=False)
-    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == SHIPPED
+def test_without_arguments_the_studies_are_listed():
+    """By the program, as a newcomer starts it."""
+    given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    program = [sys.executable, "benchmarks/study.py"]
+    done = subprocess.run(program, cwd=REPOSITORY, env=given, capture_output=True, text=True)
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == SHIPPED, done.stderr
 
 
 @pytest.mark.parametrize(

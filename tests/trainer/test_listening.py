@@ -10,6 +10,8 @@ import torch.distributed as dist
 import configs
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, run, tiny_job, with_students
+from trainer.config import JobConfig
+from trainer.default_lead import MIN_LEAD
 from trainer.learners.learner import LEAD_STEPS
 from trainer.run_folder.folder import RunFolder
 
@@ -113,3 +115,37 @@ def test_who_cannot_compare_is_refused(corpus, tmp_path, override, reason):
     with pytest.raises(configs.ConfigError) as failed:
         tiny_job(corpus, tmp_path, override)
     assert reason in str(failed.value)
+
+
+NOBODY = "{hidden_mse: null, attention_mse: null, soft_kl: null}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lead"),
+    [
+        ([], MIN_LEAD),
+        (["students.tinybert.start={step: 0}"], MIN_LEAD),
+        (["students.tinybert.min_lead=null"], None),
+        (["students.tinybert.min_lead=1.0"], 1.0),
+        (["students.tinybert.start={step: 1}"], None),
+        (["students.tinybert.start={fraction: 0.4}"], None),
+        (["students.tinybert.start={teacher: {at_least: 0.1}}"], None),
+        (["teacher.init.pretrained=elsewhere"], None),
+        (["students.tinybert.objective.mlm=null"], None),
+        ([f"students.tinybert.objective={NOBODY}"], None),
+    ],
+)
+def test_who_waits_for_an_untrained_teacher_by_default(overrides, lead):
+    demo = configs.load("demo", JobConfig, "job", overrides)
+    assert demo.students["tinybert"].min_lead == lead
+    assert demo.students["distilbert"].min_lead is None  # it begins once the teacher is better
+
+
+def test_a_copy_of_the_teachers_layers_does_not_wait():
+    demo = configs.load("demo", JobConfig, "job", ["students.distilbert.start={teacher: null}"])
+    assert demo.students["distilbert"].min_lead is None
+
+
+def test_a_wrong_value_is_named_by_its_key():
+    with pytest.raises(configs.ConfigError, match=r"students.tinybert.start.step: must be"):
+        configs.load("demo", JobConfig, "job", ["students.tinybert.start={step: soon}"])
