@@ -119,8 +119,8 @@ class LearnerConfig(Section):
             "Of a student, while the teacher is trained: terms that read the teacher are off until "
             "the teacher's loss is lower by this much, and count fully from twice that lead on. "
             "null: they always count fully. default: 0.25 for a student that begins with the job "
-            "beside a teacher with random first weights, but not as a copy of its layers, and "
-            "that learns labels which the teacher learns too."
+            "beside a teacher with random first weights, but not as a copy of its layers, where "
+            "both have the term mlm."
         ),
     ] = None
     view: Annotated[
