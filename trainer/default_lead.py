@@ -8,10 +8,12 @@ from typing import Any
 from configs import ConfigError
 from configs.typed import convert
 from trainer.admission_config import StartConfig
-from trainer.objectives.objective_config import ObjectiveConfig
+from trainer.objectives.objective_config import HEARD, ObjectiveConfig
 
 MIN_LEAD = 0.25  # nats; docs/studies.md, "Listening to an untrained teacher"
-LABELS = "mlm"  # the term whose losses were compared
+# Which recipe the study is about. Terms between layers help a student from the first step on, and
+# disturb it where they set in later.
+LABELS, PREDICTIONS = "mlm", {"soft_kl", "soft_cross_entropy"}
 # Whoever has one of these says itself when it learns from whom.
 _CHOSEN = ("min_lead", "progressive", "intermediate")
 
@@ -20,8 +22,8 @@ def fill_in_leads(tree: Mapping[str, Any]) -> None:
     """In a job's YAML tree, give ``min_lead`` to students that would harm themselves without it.
 
     They begin with the job, neither as a copy of the teacher's layers nor beside a teacher that
-    begins with trained weights, and learn masked words both from it and, as it does, from labels.
-    Other losses have other sizes, and have not been studied.
+    begins with trained weights, and learn masked words both from labels, as it does, and from its
+    predictions, but nothing else of it.
     """
     teacher, students = tree.get("teacher"), tree.get("students")
     if not isinstance(teacher, dict) or not isinstance(students, dict) or _knows(teacher):
@@ -44,7 +46,8 @@ def _waits(student: Mapping[str, Any], teacher: Mapping[str, Any]) -> bool:
     if start.step or start.fraction or start.teacher or _init(student).get("teacher_layers"):
         return False
     own, its = _objective(student), _objective(teacher)
-    return own.hears_teacher() and LABELS in own.label_terms() & its.label_terms()
+    heard = {name for name, term in own.terms().items() if term.source in HEARD}
+    return bool(heard) and heard <= PREDICTIONS and LABELS in own.label_terms() & its.label_terms()
 
 
 def _objective(learner: Mapping[str, Any]) -> ObjectiveConfig:

@@ -120,7 +120,8 @@ class LearnerConfig(Section):
             "the teacher's loss is lower by this much, and count fully from twice that lead on. "
             "null: they always count fully. default: 0.25 for a student that begins with the job "
             "beside a teacher with random first weights, but not as a copy of its layers, where "
-            "both have the term mlm."
+            "both have the term mlm, and the student reads the teacher by soft_kl or "
+            "soft_cross_entropy only."
         ),
     ] = None
     view: Annotated[

@@ -117,13 +117,14 @@ def test_who_cannot_compare_is_refused(corpus, tmp_path, override, reason):
     assert reason in str(failed.value)
 
 
-NOBODY = "{hidden_mse: null, attention_mse: null, soft_kl: null}"
+PREDICTIONS = "students.tinybert.objective={hidden_mse: null, attention_mse: null}"
 
 
 @pytest.mark.parametrize(
     ("overrides", "lead"),
     [
         ([], MIN_LEAD),
+        (["students.tinybert.objective.hidden_mse={weight: 0.1}"], None),
         (["students.tinybert.start={step: 0}"], MIN_LEAD),
         (["students.tinybert.min_lead=null"], None),
         (["students.tinybert.min_lead=1.0"], 1.0),
@@ -132,11 +133,11 @@ NOBODY = "{hidden_mse: null, attention_mse: null, soft_kl: null}"
         (["students.tinybert.start={teacher: {at_least: 0.1}}"], None),
         (["teacher.init.pretrained=elsewhere"], None),
         (["students.tinybert.objective.mlm=null"], None),
-        ([f"students.tinybert.objective={NOBODY}"], None),
+        (["students.tinybert.objective.soft_kl=null"], None),
     ],
 )
 def test_who_waits_for_an_untrained_teacher_by_default(overrides, lead):
-    demo = configs.load("demo", JobConfig, "job", overrides)
+    demo = configs.load("demo", JobConfig, "job", [PREDICTIONS, *overrides])
     assert demo.students["tinybert"].min_lead == lead
     assert demo.students["distilbert"].min_lead is None  # it begins once the teacher is better
 
