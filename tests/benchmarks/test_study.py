@@ -121,10 +121,8 @@ def test_every_job_of_a_study_of_tasks_is_one_that_can_run(name, sources, tmp_pa
         shutil.rmtree(job.folder)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "fastbert" else pytest.param(name, marks=pytest.mark.slow)
-             for name in OF_TASKS]
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_TASKS)
 def test_a_study_of_tasks_runs_and_has_its_rows(name, sources, tmp_path, monkeypatch, capsys):
     """Files that it names are made first, and every row has a score."""
     monkeypatch.setattr(study, "load", load_shrunk)

@@ -80,7 +80,7 @@ def test_no_growth_over_six_epochs(
     make_corpus: Callable[..., Corpus], packing: str, rows: int
 ) -> None:
     """With more blocks than rows, and with rows that share blocks."""
-    corpus = make_corpus(make_documents(150))
+    corpus = make_corpus(make_documents(80))
     config = DataConfig(path="x", sequence_length=160, packing=packing)
     stream = BatchStream(corpus.split("train"), config, 1, rows)
     steps = -(-stream.samples_per_epoch // rows)

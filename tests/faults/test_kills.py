@@ -105,8 +105,9 @@ def children(process: Job) -> list[int]:
         return []
 
 
-def test_disturbed_again_and_again_it_is_the_same_run(finished, corpus, tmp_path):
-    """Stopped, killed inside a save, killed with its launcher, and finished by torchrun."""
+@pytest.mark.parametrize("launcher", ["own", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_disturbed_again_and_again_it_is_the_same_run(launcher, finished, corpus, tmp_path):
+    """Stopped, killed inside a save, killed with its launcher, and finished by one of two."""
     stopped = start_sabotaged("SIGTERM@1", corpus, tmp_path)
     printed, errors = stopped.communicate(timeout=LIMIT)
     assert stopped.returncode == STOPPED, errors
@@ -117,7 +118,8 @@ def test_disturbed_again_and_again_it_is_the_same_run(finished, corpus, tmp_path
     killer.kill_from_outside()
     assert killer.deaths == 2
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tandem"]
-    last = start_program([*torchrun, *killer.job], tmp_path)
+    by_torchrun = launcher == "torchrun"
+    last = start_program([*torchrun, *killer.job], tmp_path) if by_torchrun else killer.start()
     printed, errors = last.communicate(timeout=LIMIT)
     assert last.returncode == 0, errors
     assert "resuming from step" in printed

@@ -56,7 +56,7 @@ def test_a_step_keeps_to_its_budget(stage, ranks, record_property):
 IN_BF16 = {0: 0.51, 1: 0.76, 2: 0.68, 3: 0.67}
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_exchange_fewer_bytes_in_bf16_in_as_many_collectives(stage):
     usual, low = (
         run_as_rank_zero(count_step, 2, stage, 1, "adamw", precision)
