@@ -153,15 +153,18 @@ def kinds(run):
     return {record.WhichOneof("record_type") for file in files for record in records(file)}
 
 
+SILENT = "127.77.0.1"  # where no other process of this machine looks for a port that it was given
+
+
 @pytest.fixture
 def silent_server():
     """A host that accepts connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server((SILENT, 0)) as server:
         yield server
 
 
 def test_offline_opens_no_connection_even_with_a_key(run, monkeypatch, silent_server):
-    address = f"http://127.0.0.1:{silent_server.getsockname()[1]}"
+    address = f"http://{SILENT}:{silent_server.getsockname()[1]}"
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "WANDB_BASE_URL"):
         monkeypatch.setenv(name, address)
     monkeypatch.setenv("WANDB_API_KEY", KEY)
@@ -175,7 +178,7 @@ def test_offline_opens_no_connection_even_with_a_key(run, monkeypatch, silent_se
 
 
 def test_a_server_that_does_not_answer_costs_the_run_nothing(run, monkeypatch, silent_server):
-    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent_server.getsockname()[1]}")
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://{SILENT}:{silent_server.getsockname()[1]}")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     follower = start(run, mode="auto")
     log(run, {"step": 1})
