@@ -17,7 +17,8 @@ whose result is there is not run again; an interrupted run is resumed. So the co
 at any time and given again. ``key=value`` overrides change every job, and so their results.
 
 Where a study names ``minimal_pairs``, a file in the folder of the corpus, the models of its table
-are scored by these too. A picture of the first score is written beside the results.
+are scored by these too. After every run a picture of the first score is drawn beside the results,
+and the table is renewed in their page, ``docs/studies.md``, where this has marks for it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import click
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import configs
-from benchmarks.studies import pictures, results, tables
+from benchmarks.studies import page, pictures, results, tables
 from benchmarks.studies.jobs import HERE, Sources, StudyJob, in_order
 from configs.studies import StudyConfig
 from trainer.config import JobConfig
@@ -88,9 +89,7 @@ def main(
         return
     failed = [] if only_table else run_missing(in_order(by_study), Path(kept))
     for name, study in studies.items():
-        found = results.read(Path(kept, f"{name}.jsonl"))
-        click.echo(f"{study.question}\n\n{tables.of_scores(study, found, overrides)}\n")
-        pictures.write(Path(kept, f"{name}.svg"), study, found, overrides)
+        click.echo(f"{study.question}\n\n{render(name, study, Path(kept), overrides)}\n")
     if failed:
         raise click.ClickException(f"failed: {', '.join(failed)}")
 
@@ -142,9 +141,19 @@ def run_missing(jobs: Iterable[StudyJob], kept: Path) -> list[str]:
         started = [one for one in (*job.needed(), job) if not one.has_finished]
         if all(prepare(one) and train(one.write(), one.words) for one in started):
             results.append(file, results.of_run(job, pairs))
+            render(job.name, job.study, kept, job.overrides)
         else:
             failed.append(str(job.run))
     return failed
+
+
+def render(name: str, study: StudyConfig, kept: Path, overrides: Sequence[str]) -> str:
+    """Draw a study's results, renew its table in their page, and return the table."""
+    found = results.read(kept / f"{name}.jsonl")
+    table = tables.of_scores(study, found, overrides)
+    pictures.write(kept / f"{name}.svg", study, found, overrides)
+    page.renew(page.of_results(kept), name, table)
+    return table
 
 
 def prepare(job: StudyJob) -> bool:

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 import configs
 from benchmarks import study
-from benchmarks.studies import pictures, results, tables
+from benchmarks.studies import page, pictures, results, tables
 from benchmarks.studies.jobs import Sources, StudyJob, digest, in_order
 from benchmarks.studies.results import Result
 from configs.studies import ArmConfig, StudyConfig
@@ -297,6 +297,41 @@ def test_the_picture_has_a_row_for_each_learner_and_a_dot_for_each_run():
     assert np.allclose(np.diff(places) / (places[1] - places[0]), [1, 1, -1.8], atol=0.01)
     words = [one.text for one in drawn.iterfind(f"{SVG}text")]
     assert words[-4:] == ["teacher, first", "pupil, first", "pupil, second", "loss"]
+
+
+def test_the_tables_of_the_page_are_those_of_the_results():
+    kept = REPOSITORY / "docs/studies/results"
+    text = page.of_results(kept).read_text(encoding="utf-8")
+    for marked in page.MARKED.finditer(text):
+        name = marked["study"]
+        found = results.read(kept / f"{name}.jsonl")
+        table = tables.of_scores(study.load(name), found)
+        assert marked["table"] == f"\n{table}\n\n", f"python benchmarks/study.py {name} --table"
+
+
+def test_a_table_is_renewed_between_its_marks_as_soon_as_a_run_has_ended(tmp_path, monkeypatch):
+    """Before the last run, which is stopped; the prose and other studies' tables stay."""
+    config, kept = two_arms(), tmp_path / "studies" / "results"
+    of_other = "<!-- table of other -->\n| 1 |\n<!-- end of table -->\n"
+    marks = "Before.\n\n<!-- table of why -->\n{}<!-- end of table -->\n\nAfter.\n" + of_other
+    text = tmp_path / "studies.md"
+    text.write_text(marks.format("old\n"), encoding="utf-8")
+
+    def train(file: Path, overrides: list[str]) -> bool:
+        if file.stem == "second-1":
+            raise SystemExit(study.STOPPED)
+        (tmp_path / "why" / file.stem).mkdir()
+        (tmp_path / "why" / file.stem / "evaluation.json").write_text("{}")
+        return True
+
+    monkeypatch.setattr(study, "train", train)
+    ended = result(config, "first", 1, teacher=0.5)
+    monkeypatch.setattr(results, "of_run", lambda job, _: ended)
+    with pytest.raises(SystemExit):
+        study.run_missing(study.jobs_of("why", config, tmp_path, seeds=[1]), kept)
+    table = tables.of_scores(config, [ended])
+    assert "| first | teacher | 1 | 0.5000 |" in table
+    assert text.read_text(encoding="utf-8") == marks.format(f"\n{table}\n\n")
 
 
 def test_missing_minimal_pairs_are_named_before_anything_runs(tmp_path):

@@ -1,0 +1,27 @@
+"""The tables of studies in a page of prose: each stands between two marks, and is renewed there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+MARKED = re.compile(r"<!-- table of (?P<study>\w+) -->\n(?P<table>.*?)<!-- end of table -->", re.S)
+
+
+def of_results(folder: Path) -> Path:
+    """The page of a folder of results: ``docs/studies.md`` of ``docs/studies/results``."""
+    return folder.parent.with_suffix(".md")
+
+
+def renew(page: Path, study: str, table: str) -> None:
+    """Write a study's table where the page has marks for it; without page or marks do nothing."""
+    if not page.exists():
+        return
+    text = page.read_text(encoding="utf-8")
+    page.write_text(renewed(text, study, table), encoding="utf-8")
+
+
+def renewed(text: str, study: str, table: str) -> str:
+    """The text with this table between the study's marks."""
+    marked = f"<!-- table of {study} -->\n\n{table}\n\n<!-- end of table -->"
+    return MARKED.sub(lambda found: marked if found["study"] == study else found[0], text)
