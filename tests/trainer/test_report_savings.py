@@ -63,6 +63,23 @@ def test_a_frozen_teacher_is_read_once_here_and_by_each_student_separately():
     assert saved == pytest.approx(30 * 3.0)  # the steps in which both read it
 
 
+def test_a_teacher_with_a_budget_goes_on_at_the_cost_of_a_forward():
+    """It trains for 50 steps; `late` ends at step 90, `small` at 80: the last ten are nobody's."""
+    rows = [timed(step, late=step > 60, frozen=step > 50) for step in range(20, 91, 10)]
+    finished = run(rows)
+    learners = finished.evaluation["learners"]
+    learners["teacher"]["finished_at"] = 50
+    learners["students/small"]["finished_at"] = 80
+    for row in rows:
+        if row["step"] > 50:
+            row["teacher/seconds_forward"] = 2.0
+    step = step_costs(finished)
+    teacher, small, late = costs(finished, step)
+    assert (teacher.here, teacher.separately) == (50 * 10.0 + 40 * 2.0, 50 * 10.0)
+    assert (late.here, late.separately) == (30 * 3.5, 30 * (3.5 + 2.0))
+    assert small.here == 80 * 3.5
+
+
 def test_without_timings_the_models_flops_are_compared_and_the_page_says_so():
     finished = run([{"step": STEPS, "tokens": 1000, "seconds": 5.0}])
     step = step_costs(finished)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from trainer.learner_names import TEACHER, is_teacher
 from trainer.measure.durations import duration
 from trainer.measure.parts import BACKWARD, FORWARD, STEP
@@ -40,7 +42,8 @@ class StepCosts:
     """The cost of one step in seconds, or in FLOPs where nothing was timed."""
 
     timed: bool
-    own: dict[str, float]  # by learner: forward, backward and update
+    own: dict[str, float]  # by learner, while it is trained: forward, backward and update
+    teaching: dict[str, float]  # by teacher: a forward pass of one that is not trained
     reading: dict[str, dict[str, float]]  # by student: each teacher's forward in its steps
 
 
@@ -70,51 +73,68 @@ def step_costs(run: RunFiles) -> StepCosts | None:
     students = [name for name in names if not is_teacher(name)]
     if TEACHER not in names or not students:
         return None
+    beside = {student: _rows(run, student, FORWARD) for student in students}
     reading = {
-        student: {name: _seconds(run, name, (FORWARD,), beside=student) for name in teachers}
-        for student in students
+        student: {name: _median(rows, name, FORWARD) for name in teachers}
+        for student, rows in beside.items()
     }
     if all(one[TEACHER] for one in reading.values()):
-        own = {name: _seconds(run, name, (FORWARD, BACKWARD, STEP), beside=name) for name in names}
-        return StepCosts(True, own, reading)
+        trained = {name: _rows(run, name, BACKWARD) for name in names}
+        own = {name: _median(rows, name, FORWARD, BACKWARD, STEP) for name, rows in trained.items()}
+        return StepCosts(True, own, {name: _teaching(run, name) for name in teachers}, reading)
     tokens = run.last["tokens"] / max(1, run.last["step"])
     flops = {name: tokens * learners[name].get("flops_per_token", 0.0) for name in names}
     if not all(flops.values()):
         return None
     forward = {name: flops[name] / 3 for name in teachers}
-    return StepCosts(False, flops, dict.fromkeys(students, forward))
+    return StepCosts(False, flops, forward, dict.fromkeys(students, forward))
 
 
 def costs(run: RunFiles, step: StepCosts) -> list[Cost]:
-    """The cost of every learner. Here a frozen teacher runs once for all students."""
+    """The cost of every learner.
+
+    Here a teacher that is frozen, or has used up its budget, runs once for all students that train.
+    """
     assert run.evaluation is not None
     steps = {name: _steps(name, run.evaluation) for name in step.own}
+    taught = np.zeros(run.evaluation["step"], bool)
+    for student in step.reading:
+        taught[steps[student]] = True
     found = []
     for name in filter(is_teacher, step.own):
-        here = pretraining = steps[name] * step.own[name]
-        if name != TEACHER or run.config["teacher"].get("frozen"):
-            most = max(reading[name] for reading in step.reading.values())
-            here, pretraining = steps[name] * most, 0.0
-        found.append(Cost(name, here, pretraining))
+        is_trained = name == TEACHER and not run.config["teacher"].get("frozen")
+        last = steps[name].stop if is_trained else 0
+        pretraining = last * step.own[name]
+        teaching = int(taught[last:].sum()) * step.teaching[name]
+        found.append(Cost(name, pretraining + teaching, pretraining))
     for name, reading in step.reading.items():
-        own = step.own[name]
-        found.append(Cost(name, steps[name] * own, steps[name] * (own + sum(reading.values()))))
+        own, trained = step.own[name], steps[name].stop - steps[name].start
+        found.append(Cost(name, trained * own, trained * (own + sum(reading.values()))))
     return found
 
 
-def _steps(name: str, evaluation: dict[str, Any]) -> int:
+def _steps(name: str, evaluation: dict[str, Any]) -> slice:
+    """The steps in which a learner's own schedule ran, from the first one to behind the last."""
     facts = evaluation["learners"][name]
-    return int((facts.get("finished_at") or evaluation["step"]) - facts["started_at"])
+    return slice(facts["started_at"], facts.get("finished_at") or evaluation["step"])
 
 
-def _seconds(run: RunFiles, learner: str, parts: Sequence[str], beside: str) -> float:
-    """The median time of `parts` of a learner's step, where `beside` trained too; 0 if never."""
-    there = f"{beside}/seconds_{FORWARD}"
-    times = [
-        sum(row.get(f"{learner}/seconds_{part}", 0.0) for part in parts)
-        for row in run.rows
-        if there in row
+def _teaching(run: RunFiles, teacher: str) -> float:
+    """The median time of a teacher's forward in steps that do not train it; 0 without any."""
+    untrained = [
+        row for row in _rows(run, teacher, FORWARD) if f"{teacher}/seconds_{BACKWARD}" not in row
     ]
+    return _median(untrained, teacher, FORWARD)
+
+
+def _rows(run: RunFiles, learner: str, part: str) -> list[dict[str, Any]]:
+    """The logged steps in which this part of a learner's step was timed."""
+    return [row for row in run.rows if f"{learner}/seconds_{part}" in row]
+
+
+def _median(rows: Sequence[dict[str, Any]], learner: str, *parts: str) -> float:
+    """The median time of these parts of a learner's step; 0 without rows."""
+    times = [sum(row.get(f"{learner}/seconds_{part}", 0.0) for part in parts) for row in rows]
     return statistics.median(times) if times else 0.0
 
 
