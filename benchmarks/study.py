@@ -18,7 +18,8 @@ at any time and given again. ``key=value`` overrides change every job, and so th
 
 Where a study names ``minimal_pairs``, a file in the folder of the corpus, the models of its table
 are scored by these too. After every run a picture of the first score is drawn beside the results,
-and the table is renewed in their page, ``docs/studies.md``, where this has marks for it.
+and the table is renewed in their page, ``docs/studies.md``, where this has marks for it. Results
+with overrides are only printed.
 """
 
 from __future__ import annotations
@@ -148,11 +149,12 @@ def run_missing(jobs: Iterable[StudyJob], kept: Path) -> list[str]:
 
 
 def render(name: str, study: StudyConfig, kept: Path, overrides: Sequence[str]) -> str:
-    """Draw a study's results, renew its table in their page, and return the table."""
+    """Return the table of a study; without overrides draw it, and renew it in its page, too."""
     found = results.read(kept / f"{name}.jsonl")
     table = tables.of_scores(study, found, overrides)
-    pictures.write(kept / f"{name}.svg", study, found, overrides)
-    page.renew(page.of_results(kept), name, table)
+    if not overrides:
+        pictures.write(kept / f"{name}.svg", study, found)
+        page.renew(page.of_results(kept), name, table)
     return table
 
 

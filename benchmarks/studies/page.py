@@ -14,14 +14,12 @@ def of_results(folder: Path) -> Path:
 
 
 def renew(page: Path, study: str, table: str) -> None:
-    """Write a study's table where the page has marks for it; without page or marks do nothing."""
+    """Write a study's table between its marks; without the page or the marks do nothing."""
     if not page.exists():
         return
-    text = page.read_text(encoding="utf-8")
-    page.write_text(renewed(text, study, table), encoding="utf-8")
-
-
-def renewed(text: str, study: str, table: str) -> str:
-    """The text with this table between the study's marks."""
     marked = f"<!-- table of {study} -->\n\n{table}\n\n<!-- end of table -->"
-    return MARKED.sub(lambda found: marked if found["study"] == study else found[0], text)
+    text = page.read_text(encoding="utf-8")
+    page.write_text(
+        MARKED.sub(lambda found: marked if found["study"] == study else found[0], text),
+        encoding="utf-8",
+    )

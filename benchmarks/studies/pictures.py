@@ -39,21 +39,17 @@ class Row:
     values: tuple[float, ...]
 
 
-def write(
-    path: Path, study: StudyConfig, results: Sequence[Result], overrides: Sequence[str] = ()
-) -> None:
+def write(path: Path, study: StudyConfig, results: Sequence[Result]) -> None:
     """Draw the results of a study into a file; without results there is no file."""
-    if rows := rows_of(study, results, overrides):
+    if rows := rows_of(study, results):
         path.write_text(drawn(rows, study.question, study.scores[0]), encoding="utf-8")
 
 
-def rows_of(
-    study: StudyConfig, results: Sequence[Result], overrides: Sequence[str] = ()
-) -> list[Row]:
+def rows_of(study: StudyConfig, results: Sequence[Result]) -> list[Row]:
     """The rows that have results, those of one learner together, otherwise as in the study."""
     score, rows = study.scores[0], list[Row]()
     for name, arm in study.arms.items():
-        found = current(study, name, results, overrides)
+        found = current(study, name, results)
         for learner in names_of_rows(arm):
             scores = [one.scores.get(learner, {}).get(score) for one in found]
             if values := tuple(one for one in scores if one is not None):

@@ -14,17 +14,16 @@ from typing import Any
 from xml.etree import ElementTree
 
 import click
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import configs
 from benchmarks import study
-from benchmarks.studies import page, pictures, results, tables
+from benchmarks.studies import results
 from benchmarks.studies.jobs import Sources, StudyJob, digest, in_order
-from benchmarks.studies.results import Result
-from configs.studies import ArmConfig, StudyConfig
+from configs.studies import StudyConfig
 from model import EncoderConfig, build, save_pretrained
+from tests.benchmarks.made_studies import result, two_arms
 from tests.configs.run_jobs import run_jobs
 from tests.fork_server import REPOSITORY
 from trainer.config import JobConfig
@@ -40,7 +39,6 @@ TINY_TASK = [
     "epochs=null", "steps=4", "batch.size=4", "batch.micro_batch=4",
 ]  # fmt: skip
 SIZES = {"vocab_size": 600, "sequence_length": 64}  # of models that stand for pre-trained ones
-SVG = "{http://www.w3.org/2000/svg}"
 PAIR = {
     "sentence_good": "this is a text",
     "sentence_bad": "text a is this",
@@ -244,94 +242,6 @@ def test_without_arguments_the_studies_are_listed():
 def test_unknown_names_are_refused(arguments, said):
     result = CliRunner().invoke(study.main, arguments)
     assert (result.exit_code > 0, said in result.output) == (True, True), result.output
-
-
-def two_arms(**job: object) -> StudyConfig:
-    arms = {"first": ArmConfig(), "second": ArmConfig({"init": "$runs/first-$seed"}, ["pupil"])}
-    return StudyConfig("Why?", {"steps": 1, **job}, arms, seeds=[1, 2], scores=["accuracy"])
-
-
-def result(config: StudyConfig, arm: str, seed: int, **accuracies: float) -> Result:
-    scores = {name: {"accuracy": one} for name, one in accuracies.items()}
-    return Result(arm, seed, digest(config, arm), "abc", 1.0, {}, 100, scores)
-
-
-def test_the_table_gives_mean_spread_and_paired_difference():
-    """Paired: seeds that differ by 0.1 do not blur a difference of 0.02 within each seed."""
-    config, before = two_arms(), two_arms(steps=9)
-    found = [
-        result(config, "first", 1, teacher=0.1),
-        result(config, "first", 2, teacher=0.2),
-        result(config, "second", 1, pupil=0.12),
-        result(config, "second", 2, pupil=0.22),
-        result(before, "second", 3, pupil=0.9),
-    ]
-    assert tables.of_scores(config, found).splitlines() == [
-        "| arm | learner | seeds | accuracy | difference |",
-        "|---|---|---|---|---|",
-        "| first | teacher | 2 | 0.1500 ± 0.0707 | 0.0000 ± 0.0000 |",
-        "| second | pupil | 2 | 0.1700 ± 0.0707 | 0.0200 ± 0.0000 |",
-    ]
-    assert tables.of_scores(config, found[3:]).splitlines()[2:] == [
-        "| first | teacher | 0 |  |  |",
-        "| second | pupil | 1 | 0.2200 |  |",
-    ]
-
-
-def test_the_picture_has_a_row_for_each_learner_and_a_dot_for_each_run():
-    config, before = two_arms(), two_arms(steps=9)
-    config.arms["first"].learners.append("pupil")
-    found = [
-        result(config, "first", 1, teacher=0.1, pupil=0.3),
-        result(config, "first", 2, teacher=0.2),
-        result(config, "second", 1, pupil=0.12),
-        result(before, "second", 3, pupil=0.9),
-    ]
-    rows = [(row.learner, row.arm, row.values) for row in pictures.rows_of(config, found)]
-    assert rows == [
-        *[("teacher", "first", (0.1, 0.2)), ("pupil", "first", (0.3,))],
-        ("pupil", "second", (0.12,)),
-    ]
-    drawn = ElementTree.fromstring(pictures.drawn(pictures.rows_of(config, found), "Why?", "loss"))
-    places = [float(one.get("cx")) for one in drawn.iterfind(f"{SVG}circle")]
-    assert np.allclose(np.diff(places) / (places[1] - places[0]), [1, 1, -1.8], atol=0.01)
-    words = [one.text for one in drawn.iterfind(f"{SVG}text")]
-    assert words[-4:] == ["teacher, first", "pupil, first", "pupil, second", "loss"]
-
-
-def test_the_tables_of_the_page_are_those_of_the_results():
-    kept = REPOSITORY / "docs/studies/results"
-    text = page.of_results(kept).read_text(encoding="utf-8")
-    for marked in page.MARKED.finditer(text):
-        name = marked["study"]
-        found = results.read(kept / f"{name}.jsonl")
-        table = tables.of_scores(study.load(name), found)
-        assert marked["table"] == f"\n{table}\n\n", f"python benchmarks/study.py {name} --table"
-
-
-def test_a_table_is_renewed_between_its_marks_as_soon_as_a_run_has_ended(tmp_path, monkeypatch):
-    """Before the last run, which is stopped; the prose and other studies' tables stay."""
-    config, kept = two_arms(), tmp_path / "studies" / "results"
-    of_other = "<!-- table of other -->\n| 1 |\n<!-- end of table -->\n"
-    marks = "Before.\n\n<!-- table of why -->\n{}<!-- end of table -->\n\nAfter.\n" + of_other
-    text = tmp_path / "studies.md"
-    text.write_text(marks.format("old\n"), encoding="utf-8")
-
-    def train(file: Path, overrides: list[str]) -> bool:
-        if file.stem == "second-1":
-            raise SystemExit(study.STOPPED)
-        (tmp_path / "why" / file.stem).mkdir()
-        (tmp_path / "why" / file.stem / "evaluation.json").write_text("{}")
-        return True
-
-    monkeypatch.setattr(study, "train", train)
-    ended = result(config, "first", 1, teacher=0.5)
-    monkeypatch.setattr(results, "of_run", lambda job, _: ended)
-    with pytest.raises(SystemExit):
-        study.run_missing(study.jobs_of("why", config, tmp_path, seeds=[1]), kept)
-    table = tables.of_scores(config, [ended])
-    assert "| first | teacher | 1 | 0.5000 |" in table
-    assert text.read_text(encoding="utf-8") == marks.format(f"\n{table}\n\n")
 
 
 def test_missing_minimal_pairs_are_named_before_anything_runs(tmp_path):

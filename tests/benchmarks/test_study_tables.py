@@ -1,0 +1,109 @@
+"""Tables and pictures of a study's results, and the page that holds the tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from benchmarks import study
+from benchmarks.studies import page, pictures, results, tables
+from benchmarks.studies.jobs import digest
+from tests.benchmarks.made_studies import result, two_arms
+from tests.fork_server import REPOSITORY
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_the_table_gives_mean_spread_and_paired_difference():
+    """Paired: seeds that differ by 0.1 do not blur a difference of 0.02 within each seed."""
+    config, before = two_arms(), two_arms(steps=9)
+    found = [
+        result(config, "first", 1, teacher=0.1),
+        result(config, "first", 2, teacher=0.2),
+        result(config, "second", 1, pupil=0.12),
+        result(config, "second", 2, pupil=0.22),
+        result(before, "second", 3, pupil=0.9),
+    ]
+    assert tables.of_scores(config, found).splitlines() == [
+        "| arm | learner | seeds | accuracy | difference |",
+        "|---|---|---|---|---|",
+        "| first | teacher | 2 | 0.1500 ± 0.0707 | 0.0000 ± 0.0000 |",
+        "| second | pupil | 2 | 0.1700 ± 0.0707 | 0.0200 ± 0.0000 |",
+    ]
+    assert tables.of_scores(config, found[3:]).splitlines()[2:] == [
+        "| first | teacher | 0 |  |  |",
+        "| second | pupil | 1 | 0.2200 |  |",
+    ]
+
+
+def test_the_picture_has_a_row_for_each_learner_and_a_dot_for_each_run():
+    config, before = two_arms(), two_arms(steps=9)
+    config.arms["first"].learners.append("pupil")
+    found = [
+        result(config, "first", 1, teacher=0.1, pupil=0.3),
+        result(config, "first", 2, teacher=0.2),
+        result(config, "second", 1, pupil=0.12),
+        result(before, "second", 3, pupil=0.9),
+    ]
+    rows = [(row.learner, row.arm, row.values) for row in pictures.rows_of(config, found)]
+    assert rows == [
+        *[("teacher", "first", (0.1, 0.2)), ("pupil", "first", (0.3,))],
+        ("pupil", "second", (0.12,)),
+    ]
+    drawn = ElementTree.fromstring(pictures.drawn(pictures.rows_of(config, found), "Why?", "loss"))
+    places = [float(one.get("cx")) for one in drawn.iterfind(f"{SVG}circle")]
+    assert np.allclose(np.diff(places) / (places[1] - places[0]), [1, 1, -1.8], atol=0.01)
+    words = [one.text for one in drawn.iterfind(f"{SVG}text")]
+    assert words[-4:] == ["teacher, first", "pupil, first", "pupil, second", "loss"]
+
+
+def test_the_tables_of_the_page_are_those_of_the_results():
+    kept = REPOSITORY / "docs/studies/results"
+    text = page.of_results(kept).read_text(encoding="utf-8")
+    for marked in page.MARKED.finditer(text):
+        name = marked["study"]
+        found = results.read(kept / f"{name}.jsonl")
+        table = tables.of_scores(study.load(name), found)
+        assert marked["table"] == f"\n{table}\n\n", f"python benchmarks/study.py {name} --table"
+
+
+def test_a_table_is_renewed_between_its_marks_as_soon_as_a_run_has_ended(tmp_path, monkeypatch):
+    """Before the last run, which is stopped; the prose and other studies' tables stay."""
+    config, kept = two_arms(), tmp_path / "studies" / "results"
+    of_other = "<!-- table of other -->\n| 1 |\n<!-- end of table -->\n"
+    marks = "Before.\n\n<!-- table of why -->\n{}<!-- end of table -->\n\nAfter.\n" + of_other
+    text = tmp_path / "studies.md"
+    text.write_text(marks.format("old\n"), encoding="utf-8")
+
+    def train(file: Path, overrides: list[str]) -> bool:
+        if file.stem == "second-1":
+            raise SystemExit(study.STOPPED)
+        (tmp_path / "why" / file.stem).mkdir()
+        (tmp_path / "why" / file.stem / "evaluation.json").write_text("{}")
+        return True
+
+    monkeypatch.setattr(study, "train", train)
+    ended = result(config, "first", 1, teacher=0.5)
+    monkeypatch.setattr(results, "of_run", lambda job, _: ended)
+    with pytest.raises(SystemExit):
+        study.run_missing(study.jobs_of("why", config, tmp_path, seeds=[1]), kept)
+    table = tables.of_scores(config, [ended])
+    assert "| first | teacher | 1 | 0.5000 |" in table
+    assert text.read_text(encoding="utf-8") == marks.format(f"\n{table}\n\n")
+
+
+def test_results_with_overrides_are_printed_and_leave_page_and_picture_alone(tmp_path):
+    config, kept = two_arms(), tmp_path / "studies" / "results"
+    text = tmp_path / "studies.md"
+    text.write_text("<!-- table of why -->\nold\n<!-- end of table -->\n", encoding="utf-8")
+    overrides = ("steps=2",)
+    ended = result(config, "first", 1, teacher=0.5)
+    overridden = dataclasses.replace(ended, digest=digest(config, "first", overrides))
+    results.append(kept / "why.jsonl", overridden)
+    assert "| first | teacher | 1 | 0.5000 |" in study.render("why", config, kept, overrides)
+    assert "\nold\n" in text.read_text(encoding="utf-8")
+    assert not (kept / "why.svg").exists()
