@@ -38,9 +38,12 @@ import configs
 from benchmarks.studies import page, pictures, results, tables
 from benchmarks.studies.jobs import HERE, Sources, StudyJob, in_order
 from configs.studies import StudyConfig
+from trainer.admission_config import BudgetConfig
 from trainer.config import JobConfig
 
 AT_ONCE = ("start={step: 0, fraction: null, teacher: null}", "min_lead=null")
+# Of a teacher that finishes first, time steps that train it and steps that do not.
+HALF = "teacher.budget={fraction: 0.5, steps: null, tokens: null, hours: null}"
 STOPPED = 75  # how `tandem train` ends on request
 SHORT = ["log.every=1", "evaluation.every=100000", "evaluation.sequences=8"]
 RESULTS = Path(__file__).resolve().parents[1] / "docs/studies/results"
@@ -205,6 +208,8 @@ def costs(jobs: Sequence[StudyJob], steps: int) -> str:
             config = configs.load(str(job.write()), JobConfig, "job", job.overrides)
             flops[job.arm] = results.flops(config)
             short = [f"steps={steps}", f"output_dir={folder}", *SHORT]
+            if config.teacher.budget != BudgetConfig():
+                short.append(HALF)
             if train(job.write(), [*job.words, *short, *all_at_once(config.students)]):
                 a_step = results.seconds_per_step(Path(folder, job.run.name))
                 seconds[job.arm] = results.seconds(config, a_step)

@@ -144,24 +144,33 @@ def flops(config: JobConfig) -> dict[str, float]:
     }
 
 
-def seconds(config: JobConfig, a_step: Mapping[str, float]) -> dict[str, float]:
-    """What each learner takes of a job, where it takes so many seconds of a step."""
+def seconds(config: JobConfig, a_step: Mapping[tuple[str, bool], float]) -> dict[str, float]:
+    """What each learner takes of a job, where it takes so many seconds of a step.
+
+    A teacher whose budget is used up takes what a step takes that does not train it.
+    """
     facts, learners = demands(config, "cpu")
-    return {one["name"]: one["active"] * facts["steps"] * a_step[one["name"]] for one in learners}
+    found = {}
+    for one in learners:
+        trained, untrained = (a_step.get((one["name"], trains), 0.0) for trains in (True, False))
+        share = one["training"] if trained else 0.0
+        mean = share * trained + (1 - share) * untrained
+        found[one["name"]] = one["active"] * facts["steps"] * mean
+    return found
 
 
-def seconds_per_step(run: Path) -> dict[str, float]:
-    """The median over the timed steps of a run of what each learner takes of a step."""
+def seconds_per_step(run: Path) -> dict[tuple[str, bool], float]:
+    """The median of what each learner takes of a step, by whether the step trains it."""
     found = defaultdict(list)
     for row in _rows(run):
-        parts: dict[str, float] = defaultdict(float)
-        for key, seconds in row.items():
+        parts: dict[str, dict[str, float]] = defaultdict(dict)
+        for key, taken in row.items():
             learner, _, part = key.rpartition("/seconds_")
             if learner and part in ("forward", "backward", "step"):
-                parts[learner.removeprefix("students/")] += seconds
-        for learner, seconds in parts.items():
-            found[learner].append(seconds)
-    return {learner: statistics.median(seconds) for learner, seconds in found.items()}
+                parts[learner.removeprefix("students/")][part] = taken
+        for learner, by_part in parts.items():
+            found[learner, "backward" in by_part].append(sum(by_part.values()))
+    return {key: statistics.median(taken) for key, taken in found.items()}
 
 
 def _rows(run: Path) -> list[dict[str, Any]]:

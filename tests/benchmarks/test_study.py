@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -306,24 +307,64 @@ def test_a_file_that_is_no_record_is_named(tmp_path):
     assert (outcome.exit_code, "online.jsonl:1: is no result" in outcome.output) == (1, True)
 
 
-def test_what_an_arm_costs(corpus, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def timed(monkeypatch) -> Callable[[list[dict[str, float]]], None]:
+    """Stands for the short runs that are timed: each logs these rows."""
+
+    def use(rows: list[dict[str, float]]) -> None:
+        def train(file: Path, overrides: list[str]) -> bool:
+            folder = next(one for one in overrides if one.startswith("output_dir="))
+            run = Path(folder.partition("=")[2], file.stem)
+            run.mkdir()
+            text = "".join(json.dumps({"seconds": 9.0, **row}) + "\n" for row in rows)
+            (run / "metrics.jsonl").write_text(text)
+            return True
+
+        monkeypatch.setattr(study, "train", train)
+
+    return use
+
+
+def seconds_told(table: str) -> dict[str, str]:
+    rows = [row.split(" | ") for row in table.splitlines()[2:]]
+    assert all(float(row[2]) > 0 for row in rows)
+    return {row[1]: row[3].strip(" |") for row in rows}
+
+
+def a_step(name: str, **parts: float) -> dict[str, float]:
+    return {f"{name}/seconds_{part}": taken for part, taken in parts.items()}
+
+
+def test_what_an_arm_costs(timed, tmp_path, capsys):
     """Seconds per step, times the number of steps that the learner takes part in."""
-
-    def train(file: Path, overrides: list[str]) -> bool:
-        folder = next(one for one in overrides if one.startswith("output_dir=")).partition("=")[2]
-        (Path(folder) / file.stem).mkdir()
-        row = {"seconds": 9.0}
-        for name in ("teacher", "students/student"):
-            row |= {f"{name}/seconds_forward": 0.25, f"{name}/seconds_step": 0.25}
-        (Path(folder) / file.stem / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-        return True
-
-    monkeypatch.setattr(study, "train", train)
+    timed(
+        [
+            a_step(name, forward=0.25, backward=0.125, step=0.125)
+            for name in ("teacher", "students/student")
+        ]
+    )
     run_study("online", "--arm", "delayed", "--cost", 5, "--runs", tmp_path)
-    rows = [row.split(" | ") for row in capsys.readouterr().out.splitlines()[2:]]
-    assert [(row[1], row[3].strip(" |")) for row in rows] == [
-        ("teacher", "400.0"),
-        ("student", "300.0"),
-    ]
-    teacher, student = (float(row[2]) for row in rows)
-    assert teacher > student > 0
+    told = seconds_told(capsys.readouterr().out)
+    assert told == {"teacher": "400.0", "student": "300.0"}
+
+
+def test_what_a_teacher_costs_that_finishes_first(timed, tmp_path, capsys):
+    """Its 600 steps of training in full, then a forward in each of 600 steps."""
+    student = a_step("students/narrow", forward=0.25, backward=0.25)
+    timed(
+        [
+            a_step("teacher", forward=0.5, backward=1.5) | student,
+            a_step("teacher", forward=0.25) | student,
+        ]
+    )
+    run_study("cotraining", "--arm", "finished_1", "--cost", 5, "--runs", tmp_path)
+    told = seconds_told(capsys.readouterr().out)
+    assert told == {"teacher": "1350.0", "narrow": "300.0"}
+
+
+@pytest.mark.parametrize(("arm", "halved"), [("finished_1", True), ("joint_1", False)])
+def test_both_steps_of_a_teacher_that_finishes_first_are_timed(arm, halved, tmp_path, monkeypatch):
+    overrides: list[str] = []
+    monkeypatch.setattr(study, "train", lambda file, more: overrides.extend(more))
+    run_study("cotraining", "--arm", arm, "--cost", 5, "--runs", tmp_path)
+    assert (study.HALF in overrides) == halved
