@@ -73,6 +73,16 @@ def test_a_student_whose_head_is_not_trained_has_no_accuracy_but_words(clock):
     assert told == [True, True, False]
 
 
+def test_the_masked_words_of_a_learner_with_other_terms_are_shown_too(clock):
+    """The losses of learners with different terms cannot be compared; `mlm` can."""
+    out = console(terminal=False)
+    both = {"students/half/loss": 7.5, "students/half/mlm": 5.0, "students/half/soft_kl": 2.5}
+    with Display("demo", 1, console=out, clock=clock) as display:
+        display.update(1, row(4.0, **{"teacher/mlm": 4.0}, **both))
+        display.update(1, {"val/all/teacher/accuracy": 0.25, "val/all/students/half/accuracy": 0.2})
+    assert out.file.getvalue().endswith("teacher 4.000 (25.0%), half 7.500 (mlm 5.000, 20.0%)\n")
+
+
 def test_a_waiting_student_gets_its_loss_once_it_has_one(clock):
     out = console(terminal=False)
     with Display("demo", 3, console=out, clock=clock) as display:

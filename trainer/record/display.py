@@ -1,10 +1,11 @@
 """The display of a run in progress: a progress bar, or lines where there is no terminal.
 
     demo ━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━ 1,200/3,000 · 41,200 tokens/s · 2:31 left
-      teacher 4.213 (18.3%)   half waiting   tiny 5.120 (12.0%)
+      teacher 4.213 (18.3%)   half waiting   tiny 6.020 (mlm 5.120, 12.0%)
 
-The primary metric on held-out text is in brackets, unless its head is untrained. Nothing runs in
-the background: the display changes only when the trainer updates it.
+The primary metric on held-out text is in brackets, unless its head is untrained. Before it comes
+`mlm` of a learner that has other terms too: the losses of learners with different terms cannot be
+compared. Nothing runs in the background: the display changes only when the trainer updates it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from trainer.scoring.column import ACCURACY, Column
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 10.0
 SPEED_WINDOW_SECONDS = 60.0
+MASKED_WORDS = "mlm"  # the term that learners of different objectives share
 
 
 class Display:
@@ -53,6 +55,7 @@ class Display:
         self._console, self._clock = console or Console(), clock
         self._tokens_per_second: float | None = None
         self._losses: dict[str, float | None] = {}  # None: the learner has not started
+        self._masked: dict[str, float] = {}  # the part of a loss that is of the masked words
         self._scores: dict[str, float] = {}  # held-out scores by the primary metric
         self._untrained: set[str] = set()  # learners whose primary head is untrained
         self._history = deque([(clock(), step)])  # (time, steps done by then)
@@ -99,6 +102,8 @@ class Display:
                     self._scores[learner] = value
             elif column == "loss":
                 self._losses[learner] = value
+            elif column == MASKED_WORDS:
+                self._masked[learner] = value
         for learner in waiting:
             self._losses.setdefault(learner, None)
         if untrained is not None:
@@ -150,15 +155,16 @@ class Display:
         return between.join(self._learner(name) for name in self._losses)
 
     def _learner(self, name: str) -> str:
-        loss, score = self._losses[name], self._scores.get(name)
+        loss, masked, score = (of.get(name) for of in (self._losses, self._masked, self._scores))
         short = name.removeprefix("students/")
         if loss is None:
             return f"{short} waiting"
+        details = [] if masked in (None, loss) else [f"mlm {masked:.3f}"]
         if name in self._untrained:
-            return f"{short} {loss:.3f} (head not trained)"
-        return f"{short} {loss:.3f}" + (
-            "" if score is None else f" ({self._primary.written(score)})"
-        )
+            details.append("head not trained")
+        elif score is not None:
+            details.append(self._primary.written(score))
+        return f"{short} {loss:.3f}" + (f" ({', '.join(details)})" if details else "")
 
     def _seconds_left(self) -> float | None:
         """At the speed of the last minute; None before the first step, and at the end."""
