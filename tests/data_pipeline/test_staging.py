@@ -34,7 +34,7 @@ from data_pipeline.reading.staging import (
 )
 from data_pipeline.shards import sources
 from data_pipeline.shards.staged import CHECKSUM_BYTES, Staged
-from tests.waiting import until
+from tests.waiting import SECONDS, until
 
 ROWS, STEPS = 6, 60
 ROOM = 1 << 30
@@ -77,15 +77,23 @@ def copies(folder: Path) -> list[Path]:
     return [path for path in folder.glob("*/shard-*") if path.suffix != ".part"]
 
 
-def settled(folder: Path) -> Callable[[], bool]:
-    """Whether nothing has been copied for a moment."""
-    seen: list[int] = []
+def settling(stager: Stager) -> Callable[[int], None]:
+    """`stager.reached`, which then waits until the stager has copied all that it may."""
+    change, settled = stager._change, threading.Event()
+    wait = change.wait
 
-    def looks() -> bool:
-        seen.append(len(copies(folder)))
-        return len(seen) > 20 and len(set(seen[-20:])) == 1
+    def noted() -> None:
+        settled.set()
+        wait()
 
-    return looks
+    def reached(step: int) -> None:
+        with change:
+            settled.clear()
+            stager.reached(step)
+        assert settled.wait(SECONDS), "the stager never waited"
+
+    change.wait = noted  # type: ignore[assignment]
+    return reached
 
 
 def test_what_is_ahead_is_what_is_read(
@@ -134,9 +142,9 @@ def test_the_reader_finds_all_that_is_ahead(
     expected = [plain.batch(step) for step in range(STEPS)]
     reads.clear()
     with Stager(folder, ahead(open_stream(config, folder)), ROOM, 0) as stager:
-        until(settled(folder))
+        reached = settling(stager)
         for step in range(STEPS):
-            stager.reached(step)
+            reached(step)
             batch = stream.batch(step)
             np.testing.assert_array_equal(batch.input_ids, expected[step].input_ids)
             np.testing.assert_array_equal(batch.labels(), expected[step].labels())
@@ -152,10 +160,10 @@ def test_what_was_read_is_dropped_and_what_is_kept_is_bounded(
     room = 4 * largest
     seen = set()
     with Stager(folder, ahead(open_stream(config, folder)), room, 0) as stager:
+        reached = settling(stager)
         for step in range(STEPS):
-            stager.reached(step)
+            reached(step)
             stream.batch(step)
-            until(settled(folder)) if step % 10 == 0 else None
             there = copies(folder)
             seen |= {path.name for path in there}
             assert len(there) <= 4 * largest / 1000
@@ -244,7 +252,7 @@ def test_a_disk_that_fails_is_named_once_and_done_without(
 def test_a_damaged_copy_is_not_believed(config: DataConfig, folder: Path, caplog) -> None:
     plain, stream = open_stream(config), open_stream(config, folder)
     with Stager(folder, ahead(open_stream(config, folder)), ROOM, 0) as stager:
-        until(settled(folder))
+        settling(stager)(0)
         for number, path in enumerate(copies(folder)):
             data = bytearray(path.read_bytes())
             data[100] ^= 1
