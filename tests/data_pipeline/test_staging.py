@@ -92,7 +92,7 @@ def settling(stager: Stager) -> Callable[[int], None]:
             stager.reached(step)
         assert settled.wait(SECONDS), "the stager never waited"
 
-    change.wait = noted  # type: ignore[assignment]
+    change.wait = noted
     return reached
 
 
