@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cluster.config import ClusterConfig
 from cluster.script import Job, build
-from tests.waiting import until
+from tests.waiting import SECONDS, until
 
 FAKES = {
     "srun": """
@@ -75,7 +75,7 @@ class Run:
 
     def end(self, train: str, restart: int = 0, **env: str) -> tuple[str, int, str]:
         process = self.start(train, restart, **env)
-        self.output = process.communicate(timeout=20)[0]
+        self.output = process.communicate(timeout=SECONDS)[0]
         return self.last(process.returncode)
 
     def last(self, code: int) -> tuple[str, int, str]:
@@ -94,4 +94,4 @@ class Run:
 
 def wait_for(path: Path) -> None:
     """Wait until a file exists."""
-    until(path.exists, str(path), 20)
+    until(path.exists, str(path))

@@ -10,7 +10,8 @@ import pytest
 
 from cluster import LaunchError
 from cluster.config import ClusterConfig, with_options
-from tests.cluster.test_supervisor import Run
+from tests.cluster.batch_script import Run
+from tests.waiting import SECONDS
 
 TOLD = 'echo "$TANDEM_END|$TANDEM_REASON|${TANDEM_RUN##*/}" >>"$CALLS.told"'
 USAGE = "run/submissions/001/usage"
@@ -97,7 +98,7 @@ def test_of_a_chain_the_end_is_told_by_the_job_that_meets_it(tmp_path):
     assert told(run) == []
     run.end("finish")
     assert told(run) == ["finished|finished|run"]
-    run.start("finish").communicate(timeout=20)
+    run.start("finish").communicate(timeout=SECONDS)
     assert told(run) == ["finished|finished|run"]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from cluster import LaunchError
 from cluster.local import becoming, launch
-from tests.waiting import exit_code, read, until
+from tests.waiting import SECONDS, exit_code, read, until
 
 # A rank that obeys the contract: it stops on request with 75, and notes what it received.
 OBEDIENT = """
@@ -105,17 +105,23 @@ def test_stopped_on_request(codes, expected):
     assert launch(becoming(python(script, codes)), 2) == expected
 
 
-def test_one_error_is_shown_once(capfd):
+def test_one_error_is_shown_once(tmp_path, capfd):
     """Rank 0 fails because rank 1 did; only rank 1's error is shown, and its exit code returned."""
     script = """
         import os, sys, time
+        from pathlib import Path
+        failed = Path(sys.argv[1], "failed")
         if os.environ["RANK"] == "1":
-            sys.exit(3 if sys.stderr.write("the cause\\n") else None)
+            sys.stderr.write("the cause\\n")
+            failed.touch()
+            os._exit(3)
+        while not failed.exists():
+            time.sleep(0.01)
         time.sleep(0.2)
         sys.stderr.write(f"connection lost by rank {os.environ['RANK']}\\n")
         sys.exit(1)
     """
-    assert launch(becoming(python(script)), 3) == 3
+    assert launch(becoming(python(script, tmp_path)), 3) == 3
     assert capfd.readouterr().err == "the cause\n"
 
 
@@ -165,7 +171,7 @@ def test_a_signal_reaches_every_rank_once(tmp_path, number, kind):
     process = subprocess.Popen(launcher(python(OBEDIENT, tmp_path, 0.3), 2, kind))
     started(tmp_path, 2)
     process.send_signal(number)
-    assert process.wait(20) == 75
+    assert process.wait(SECONDS) == 75
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == [number.name] * 2
 
 
@@ -175,7 +181,7 @@ def test_a_signal_before_the_ranks_are_ready_is_kept(tmp_path, kind):
     until(lambda: Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 75
+    assert process.wait(SECONDS) == 75
 
 
 def test_closing_the_terminal_stops_politely(tmp_path):
@@ -186,7 +192,7 @@ def test_closing_the_terminal_stops_politely(tmp_path):
     )
     started(tmp_path, 2)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(20) == 75
+    assert process.wait(SECONDS) == 75
     assert (tmp_path / "rank-1").read_text() == "SIGTERM"
 
 
@@ -227,7 +233,7 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path, kind):
     process = subprocess.Popen(launcher(python(OBEDIENT, tmp_path, 0), 3, kind))
     ranks = started(tmp_path, 3)
     process.kill()
-    process.wait(60)
+    process.wait(SECONDS)
     until(lambda: not any(alive(rank) for rank in ranks))
 
 

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from tests.cluster.batch_script import Run, wait_for
+from tests.waiting import SECONDS
 
 
 def test_commands_around_the_ranks(tmp_path):
@@ -63,7 +64,7 @@ def test_cancelled_while_it_is_set_up(tmp_path):
     process = run.start("touch started")
     wait_for(tmp_path / "ready")
     os.killpg(process.pid, signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=SECONDS)
     assert run.last(process.returncode)[0] == "ended"
     assert not (tmp_path / "run/started").exists()
 
@@ -73,7 +74,7 @@ def test_warning_during_preflight_starts_no_ranks(tmp_path):
     process = run.start("touch started", PREFLIGHT="touch $CALLS.ready; sleep 1")
     wait_for(tmp_path / "calls.ready")
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=20)
+    process.communicate(timeout=SECONDS)
     assert run.last(process.returncode)[:2] == ("requeue", 75)
     assert not (tmp_path / "run/started").exists()
 

@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from tests.cluster.batch_script import Run, wait_for
+from tests.waiting import SECONDS
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_cancelled_ranks_that_srun_returns_0_for_are_not_finished(tmp_path):
     process = run.start("trap 'exit 0' TERM; touch ready; while :; do sleep 0.05; done")
     wait_for(tmp_path / "run/ready")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=SECONDS)
     assert run.last(process.returncode)[:2] == ("ended", 70)
     assert "final" not in (run.submission / "progress").read_text()
 
@@ -67,7 +68,7 @@ def test_warning_is_passed_on_and_leads_to_a_requeue(tmp_path):
     process = run.start("trap 'exit 75' USR1; touch ready; while :; do sleep 0.05; done")
     wait_for(tmp_path / "run/ready")
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=20)
+    process.communicate(timeout=SECONDS)
     assert run.last(process.returncode) == ("requeue", 75, "the time limit")
     assert run.requeued == 1
 
@@ -80,7 +81,7 @@ def test_ended_by_slurm(tmp_path, reason, verdict):
     process = run.start(train, REASON=reason)
     wait_for(tmp_path / "run/ready")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=SECONDS)
     assert run.last(process.returncode)[:2] == (verdict, 75)
     assert run.requeued == (verdict == "requeue")
 
@@ -99,7 +100,7 @@ def test_a_stop_that_a_person_asked_for_is_final_even_at_the_time_limit(tmp_path
     process = run.start(train + "while :; do sleep 0.05; done")
     wait_for(tmp_path / "run/ready")
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=20)
+    process.communicate(timeout=SECONDS)
     assert run.last(process.returncode) == ("final", 75, "stopped on request")
     assert run.requeued == 0
 
@@ -155,7 +156,7 @@ def test_attempts_that_never_reached_their_end_count(tmp_path):
         wait_for(tmp_path / "run/ready")
         (tmp_path / "run/ready").unlink()
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=20)
+        process.communicate(timeout=SECONDS)
     event, code, _ = run.end("exit 0", 2)
     assert (event, code) == ("final", 1)
 
@@ -168,10 +169,10 @@ def test_a_shell_that_was_cut_off_touches_nothing(tmp_path):
     fresh = run.start("touch started; while [ ! -e stop ]; do sleep 0.05; done; finish", restart=1)
     wait_for(tmp_path / "run/started")
     (tmp_path / "run/go").touch()
-    assert "another attempt of this run has begun" in stale.communicate(timeout=20)[0]
+    assert "another attempt of this run has begun" in stale.communicate(timeout=SECONDS)[0]
     assert run.requeued == 0
     (tmp_path / "run/stop").touch()
-    fresh.communicate(timeout=20)
+    fresh.communicate(timeout=SECONDS)
     assert run.last(fresh.returncode) == ("done", 0, "finished")
     events = (tmp_path / "run/slurm.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in events] == ["start", "start", "done"]
