@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from configs.rules import NOT_EMPTY, Doc, Range
-from configs.section import Section
+from configs.section import Refusal, Section
 
 KIND = "study"
 
@@ -36,6 +37,16 @@ class ArmConfig(Section):
         ),
     ] = field(default_factory=list)
 
+    @property
+    def rows(self) -> list[str]:
+        """The names of its rows: its learners, then its teacher at each of its speeds."""
+        return [*self.learners, *map(at_speed, self.speeds)]
+
+
+def at_speed(speed: float) -> str:
+    """The name of a row of a table: the teacher whose examples leave early."""
+    return f"speed {speed:g}"
+
 
 @dataclass
 class StudyConfig(Section):
@@ -43,7 +54,7 @@ class StudyConfig(Section):
 
     question: Annotated[str, Doc("The question, printed above the table.")]
     job: Annotated[dict[str, Any], Doc("Job keys shared by all arms.")]
-    arms: Annotated[dict[str, ArmConfig], Doc("The arms by name; the first is the reference.")]
+    arms: Annotated[dict[str, ArmConfig], Doc("The arms by name.")]
     seeds: Annotated[list[int], Doc("Every arm runs once with each of these seeds.")]
     task: Annotated[
         str, Doc("A task, a name of configs/task, that the jobs begin with; empty: they read text.")
@@ -62,6 +73,13 @@ class StudyConfig(Section):
             "sequences_per_second); differences use the first."
         ),
     ] = field(default_factory=lambda: ["accuracy", "loss"])
+    against: Annotated[
+        dict[str, str],
+        Doc(
+            "The row, as `ARM.LEARNER`, that a learner is compared to: by the learner's name for "
+            "all arms, or by `ARM.LEARNER` for one. Others are compared to the first row."
+        ),
+    ] = field(default_factory=dict)
     minimal_pairs: Annotated[
         str | None,
         NOT_EMPTY,
@@ -70,3 +88,20 @@ class StudyConfig(Section):
             "scored too: the score `minimal_pairs`."
         ),
     ] = None
+
+    def conflicts(self) -> Iterator[Refusal]:
+        known = [f"{arm}.{row}" for arm, one in self.arms.items() for row in one.rows]
+        of_learners = {row for one in self.arms.values() for row in one.rows}
+        for row, other in self.against.items():
+            if row not in of_learners.union(known):
+                yield f"against.{row}", "is no row of the table"
+            if other not in known:
+                yield f"against.{row}", f"{other!r} is no row; there are: {', '.join(known)}"
+
+    def reference(self, arm: str, row: str) -> tuple[str, str]:
+        """The row, as arm and name, that a row of the table is compared to."""
+        named = self.against.get(f"{arm}.{row}") or self.against.get(row)
+        if named is None:
+            return next((name, one.rows[0]) for name, one in self.arms.items() if one.rows)
+        other, _, its_row = named.partition(".")
+        return other, its_row

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.studies.results import Result, names_of_rows
+from benchmarks.studies.results import Result
 from benchmarks.studies.tables import current
 from configs.studies import StudyConfig
 from trainer.report.scale import Scale, nice_ticks, padded
@@ -50,7 +50,7 @@ def rows_of(study: StudyConfig, results: Sequence[Result]) -> list[Row]:
     score, rows = study.scores[0], list[Row]()
     for name, arm in study.arms.items():
         found = current(study, name, results)
-        for learner in names_of_rows(arm):
+        for learner in arm.rows:
             scores = [one.scores.get(learner, {}).get(score) for one in found]
             if values := tuple(one for one in scores if one is not None):
                 rows.append(Row(learner, name, values))

@@ -20,7 +20,7 @@ import torch
 import configs
 from benchmarks.early_leaving import curve, encoded
 from benchmarks.studies.jobs import StudyJob
-from configs.studies import ArmConfig
+from configs.studies import at_speed
 from data_pipeline import DataError
 from model import ModelError
 from trainer.config import JobConfig
@@ -122,16 +122,6 @@ def early_scores(job: StudyJob, config: JobConfig, metric: str) -> dict[str, dic
         }
         for speed, one in zip(speeds, points, strict=True)
     }
-
-
-def names_of_rows(arm: ArmConfig) -> list[str]:
-    """The names of an arm's rows: its learners, then its teacher at each of its speeds."""
-    return [*arm.learners, *map(at_speed, arm.speeds)]
-
-
-def at_speed(speed: float) -> str:
-    """The name of a row of a table: the teacher whose examples leave early."""
-    return f"speed {speed:g}"
 
 
 def flops(config: JobConfig) -> dict[str, float]:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from benchmarks.studies.jobs import digest
-from benchmarks.studies.results import SPEED, Result, names_of_rows
+from benchmarks.studies.results import SPEED, Result
 from configs.studies import StudyConfig
 from trainer.report.words import short
 
@@ -16,25 +16,26 @@ COUNTED = ("parameters", SPEED)
 def of_scores(study: StudyConfig, results: Sequence[Result], overrides: Sequence[str] = ()) -> str:
     """A row for each learner of each arm: mean and standard deviation of its scores over seeds.
 
-    The last column is the first score's difference to the first row's, seed by seed: what two rows
-    share by their seed (order of the data, masks) does not blur it. Results with seeds that the
-    study does not name count too, those of an arm as it was earlier do not.
+    The difference is the first score's, to the first row or the one that the study names, seed by
+    seed: what two rows share by their seed (order of the data, masks) does not blur it. That row is
+    named by its arm where the learner is the same. Results with seeds that the study does not name
+    count too, those of an arm as it was earlier do not.
     """
-    reference: dict[int, float] | None = None
+    found = {arm: current(study, arm, results, overrides) for arm in study.arms}
     rows = []
     for name, arm in study.arms.items():
-        found = current(study, name, results, overrides)
-        for learner in names_of_rows(arm):
-            columns = [_by_seed(found, learner, score) for score in study.scores]
-            first = columns[0]
-            reference = first if reference is None else reference
-            differences = {
-                seed: first[seed] - reference[seed] for seed in first.keys() & reference.keys()
-            }
-            seeds = sum(learner in one.scores for one in found)
-            cells = [cell(*one) for one in zip(study.scores, columns, strict=True)]
-            rows.append([name, learner, seeds, *cells, spread(list(differences.values()))])
-    return _markdown(["arm", "learner", "seeds", *study.scores, "difference"], rows)
+        for row in arm.rows:
+            seeds = sum(row in one.scores for one in found[name])
+            scores = [(score, _by_seed(found[name], row, score)) for score in study.scores]
+            cells = [cell(*one) for one in scores]
+            other, its_row = study.reference(name, row)
+            reference = _by_seed(found[other], its_row, study.scores[0])
+            compared = ["", ""]
+            if (other, its_row) != (name, row):
+                difference = spread(_differences(scores[0][1], reference))
+                compared = [difference, other if its_row == row else f"{other}.{its_row}"]
+            rows.append([name, row, seeds, *cells, *compared])
+    return _markdown(["arm", "learner", "seeds", *study.scores, "difference", "to"], rows)
 
 
 def of_costs(
@@ -71,6 +72,10 @@ def spread(values: Sequence[float]) -> str:
     if len(values) < 2:
         return f"{values[0]:.4f}" if values else ""
     return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
+
+
+def _differences(one: Mapping[int, float], other: Mapping[int, float]) -> list[float]:
+    return [one[seed] - other[seed] for seed in one.keys() & other.keys()]
 
 
 def _by_seed(found: Sequence[Result], learner: str, score: str) -> dict[int, float]:

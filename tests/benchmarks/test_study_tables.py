@@ -29,15 +29,53 @@ def test_the_table_gives_mean_spread_and_paired_difference():
         result(before, "second", 3, pupil=0.9),
     ]
     assert tables.of_scores(config, found).splitlines() == [
-        "| arm | learner | seeds | accuracy | difference |",
-        "|---|---|---|---|---|",
-        "| first | teacher | 2 | 0.1500 ± 0.0707 | 0.0000 ± 0.0000 |",
-        "| second | pupil | 2 | 0.1700 ± 0.0707 | 0.0200 ± 0.0000 |",
+        "| arm | learner | seeds | accuracy | difference | to |",
+        "|---|---|---|---|---|---|",
+        "| first | teacher | 2 | 0.1500 ± 0.0707 |  |  |",
+        "| second | pupil | 2 | 0.1700 ± 0.0707 | 0.0200 ± 0.0000 | first.teacher |",
     ]
     assert tables.of_scores(config, found[3:]).splitlines()[2:] == [
-        "| first | teacher | 0 |  |  |",
-        "| second | pupil | 1 | 0.2200 |  |",
+        "| first | teacher | 0 |  |  |  |",
+        "| second | pupil | 1 | 0.2200 |  | first.teacher |",
     ]
+
+
+def test_a_study_says_to_which_row_a_learner_is_compared():
+    """By its name in all arms, or in one; other learners are compared to the first row."""
+    found = [
+        result(two_arms(), "first", 1, teacher=0.5, pupil=0.1, other=0.3),
+        result(two_arms(), "second", 1, teacher=0.6, pupil=0.4, other=0.2),
+    ]
+
+    def compared(**against: str) -> list[str]:
+        config = two_arms()
+        for arm in config.arms.values():
+            arm.learners = ["teacher", "pupil", "other"]
+        config = dataclasses.replace(config, against=against)
+        lines = tables.of_scores(config, found).splitlines()[2:]
+        return [" ".join(line.strip("|").split("|")[-2:]).strip() for line in lines]
+
+    assert compared() == [
+        *["", "-0.4000   first.teacher", "-0.2000   first.teacher"],
+        *["0.1000   first", "-0.1000   first.teacher", "-0.3000   first.teacher"],
+    ]
+    assert compared(**{"pupil": "first.pupil", "second.pupil": "second.teacher"}) == [
+        *["", "", "-0.2000   first.teacher"],
+        *["0.1000   first", "-0.2000   second.teacher", "-0.3000   first.teacher"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "other", "says"),
+    [
+        ("pupils", "second.pupil", "against.pupils: is no row of the table"),
+        ("first.pupil", "second.pupil", "against.first.pupil: is no row of the table"),
+        ("pupil", "pupil", "against.pupil: 'pupil' is no row; there are: first.teacher, second"),
+    ],
+)
+def test_a_comparison_of_no_row_or_with_none_is_refused(row, other, says):
+    with pytest.raises(ValueError, match=says):
+        dataclasses.replace(two_arms(), against={row: other})
 
 
 def test_the_picture_has_a_row_for_each_learner_and_a_dot_for_each_run():
