@@ -274,5 +274,7 @@ def _conflicts_of_peer(teacher: LearnerConfig, students: Named) -> Iterator[Refu
     if term.student not in students:
         there = ", ".join(students) or "none"
         yield "student", f"no student {term.student!r}; there are: {there}"
+    elif not students[term.student].model.mlm_head:
+        yield "student", f"students.{term.student}.model.mlm_head must be true, since it is read"
     elif students[term.student].model.vocab_size != teacher.model.vocab_size:
         yield "", "student and teacher must share a vocabulary"

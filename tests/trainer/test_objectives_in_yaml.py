@@ -56,6 +56,14 @@ def test_what_does_not_fit_a_late_student_is_refused_before_the_job_begins(overr
     assert f"students.tinybert.{complaint}" in str(refused.value)
 
 
+@pytest.mark.parametrize("learner", ["teacher", "students.tinybert", "students.distilbert"])
+def test_a_term_about_tokens_needs_a_model_that_predicts_them(learner):
+    with pytest.raises(configs.ConfigError) as refused:
+        configs.load("demo", JobConfig, "job", [f"{learner}.model.mlm_head=false"])
+    assert f"{learner}.objective." in str(refused.value)
+    assert "for which the learner's model.mlm_head must be true" in str(refused.value)
+
+
 def test_settings_are_read_from_yaml_and_the_command_line(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(

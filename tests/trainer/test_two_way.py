@@ -104,17 +104,25 @@ def test_while_the_student_is_not_there_the_teacher_is_as_ever(results):
 
 
 @pytest.mark.parametrize(
-    ("override", "reason"),
+    ("overrides", "reason"),
     [
-        ("teacher.objective.from_student={student: half}", "no student 'half'; there are:"),
-        ("teacher.objective={from_student: {student: tinybert}, mlm: null}", "needs mlm beside"),
+        (["teacher.objective.from_student={student: half}"], "no student 'half'; there are:"),
+        (["teacher.objective={from_student: {student: tinybert}, mlm: null}"], "needs mlm beside"),
         (
-            "students.tinybert.objective.from_student={student: tinybert}",
+            ["students.tinybert.objective.from_student={student: tinybert}"],
             "from_student: is for the teacher",
+        ),
+        (
+            [
+                "teacher.objective.from_student={student: tinybert}",
+                "students.tinybert.objective={soft_kl: null, mlm: null}",
+                "students.tinybert.model.mlm_head=false",
+            ],
+            "students.tinybert.model.mlm_head must be true, since it is read",
         ),
     ],
 )
-def test_who_cannot_advise_is_refused(corpus, tmp_path, override, reason):
+def test_who_cannot_advise_is_refused(corpus, tmp_path, overrides, reason):
     with pytest.raises(configs.ConfigError) as failed:
-        tiny_job(corpus, tmp_path, override)
+        tiny_job(corpus, tmp_path, *overrides)
     assert reason in str(failed.value)

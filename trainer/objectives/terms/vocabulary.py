@@ -9,7 +9,7 @@ from typing import Annotated
 from configs.rules import COUNT, FRACTION, Doc, OneOf, positive
 from configs.section import Refusal
 from data_pipeline import MASKED
-from model import ModelShape
+from model import ModelConfig, ModelShape
 from trainer.losses.rows import (
     RowLoss,
     blended_cross_entropy_rows,
@@ -42,6 +42,11 @@ class VocabularyTermConfig(TermConfig):
     @property
     def head(self) -> str | None:
         return MASKED
+
+    def unequippable(self, model: ModelConfig) -> Iterator[str]:
+        yield from super().unequippable(model)
+        if not model.mlm_head:
+            yield "predicts tokens, for which the learner's model.mlm_head must be true"
 
     @property
     def reads_masked(self) -> bool:
