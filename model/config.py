@@ -26,8 +26,10 @@ class EncoderConfig(ModelConfig):
     """Sizes and parts of an encoder with its heads; the defaults are BERT-base."""
 
     abilities: ClassVar[frozenset[Ability]] = frozenset(Ability) - {Ability.GENERATE}
-    layer_keys: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size", "ffn_size")
-    embedding_keys: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size", "word_size")
+    embedding_keys: ClassVar[tuple[str, ...]] = (
+        "vocab_size", "hidden_size", "embedding_size", "embedding_projection", "trigram",
+        "positions", "max_positions", "segment_types",
+    )  # fmt: skip
     head_keys: ClassVar[tuple[str, ...]] = (*ModelConfig.head_keys, "pooler")
     training_keys: ClassVar[tuple[str, ...]] = (
         *ModelConfig.training_keys, "attention_dropout", "dropout_at", "initializer"
@@ -286,6 +288,12 @@ class EncoderConfig(ModelConfig):
         if self.sharing not in ("all", {"feed_forward": "ffn"}.get(part, part)):
             return list(range(self.layers))
         return [i * self.groups // self.layers for i in range(self.layers)]
+
+    def own_keys(self) -> tuple[str, ...]:
+        """Besides the heads': which layers are local, and tables that it does not have."""
+        tables = {"segment_types": self.segment_types, "max_positions": self.positions != "rotary"}
+        missing = (key for key, there in tables.items() if not there)
+        return (*super().own_keys(), "global_every", "local_window", *missing)
 
     def has_same_norm(self, other: ModelConfig) -> bool:
         """Whether the embedding norms have the same weights."""

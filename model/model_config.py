@@ -65,8 +65,7 @@ class ModelConfig(Section, ABC):
     """
 
     abilities: ClassVar[frozenset[Ability]] = frozenset()
-    # Keys on which the shape of a layer's, or of the embeddings', weights depends.
-    layer_keys: ClassVar[tuple[str, ...]] = ()
+    # Keys on which the weights of the embeddings depend.
     embedding_keys: ClassVar[tuple[str, ...]] = ()
     # Keys about the heads, in which a model may differ from the one that its weights come from.
     head_keys: ClassVar[tuple[str, ...]] = ("pair_head", "mlm_head", "task_heads")
@@ -247,6 +246,10 @@ class ModelConfig(Section, ABC):
         """
         everything = dataclasses.asdict(self)
         return {key: value for key, value in everything.items() if key not in self.training_keys}
+
+    def own_keys(self) -> tuple[str, ...]:
+        """The keys in which it may differ from a model of which it begins with some parts."""
+        return (*self.head_keys, "layers")
 
     def has_same_norm(self, other: ModelConfig) -> bool:
         """Whether the embedding norms have the same weights."""

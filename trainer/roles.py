@@ -211,19 +211,18 @@ def _conflicts_of_copied_layers(
         yield "", f"the teacher's layers are 0 to {teacher.layers - 1}"
     if len(chosen) != student.layers:
         yield "", f"lists {len(chosen)} for the student's {student.layers}"
-    yield from _unequal(student, teacher, teacher.layer_keys)
+    yield from _unequal(student, teacher, teacher.meaning())
 
 
-def _unequal(student: ModelConfig, teacher: ModelConfig, keys: Sequence[str]) -> Iterator[Refusal]:
-    """The keys in which a student differs from the teacher that initialises it."""
+def _unequal(student: ModelConfig, teacher: ModelConfig, keys: Iterable[str]) -> Iterator[Refusal]:
+    """Those of `keys` in which a student differs from the teacher that initialises it."""
     if student.kind != teacher.kind:
         yield "", f"model.kind is {student.kind}, and the teacher's {teacher.kind}"
         return
+    ours, theirs, free = student.meaning(), teacher.meaning(), student.own_keys()
     for key in keys:
-        ours, theirs = getattr(student, key), getattr(teacher, key)
-        if ours != theirs:
-            name = "embedding_size" if key == "word_size" else key  # which may be implied
-            yield "", f"model.{name} is {ours}, and the teacher's {theirs}"
+        if key not in free and key in ours and ours[key] != theirs.get(key, ours[key]):
+            yield "", f"model.{key} is {ours[key]}, and the teacher's {theirs[key]}"
 
 
 def _conflicts_of_other(name: str, teacher: LearnerConfig) -> Iterator[Refusal]:

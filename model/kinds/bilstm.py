@@ -40,7 +40,6 @@ class BiLSTMConfig(ModelConfig):
     abilities: ClassVar[frozenset[Ability]] = frozenset(
         {Ability.POOL, Ability.TASK_HEAD, Ability.GROW}
     )
-    layer_keys: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size")
     embedding_keys: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size")
 
     kind: Annotated[str, OneOf("bilstm"), Doc("The kind of model.")] = field(

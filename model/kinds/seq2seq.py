@@ -40,7 +40,6 @@ class Seq2SeqConfig(ModelConfig):
     """
 
     abilities: ClassVar[frozenset[Ability]] = frozenset({Ability.GENERATE})
-    layer_keys: ClassVar[tuple[str, ...]] = ("hidden_size", "heads", "ffn_size")
     embedding_keys: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size", "max_positions")
 
     kind: Annotated[str, OneOf("seq2seq"), Doc("The kind of model.")] = field(

@@ -56,6 +56,41 @@ def test_what_does_not_fit_a_late_student_is_refused_before_the_job_begins(overr
     assert f"students.tinybert.{complaint}" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention_bias", True),  # the teacher has no such weights
+        ("embedding_norm", False),  # the teacher has more
+        ("heads", 8),  # the weights would fit
+        ("activation", "relu"),
+        ("sharing", "all"),
+        ("norm_placement", "post"),
+        ("positions", "learned"),
+    ],
+)
+def test_a_copy_of_layers_computes_what_they_do(key, value):
+    late = [f"students.distilbert.model.{key}={value}", "students.distilbert.start={step: 400}"]
+    with pytest.raises(configs.ConfigError) as refused:
+        configs.load("demo", JobConfig, "job", late)
+    complaint = f"students.distilbert.init.teacher_layers: model.{key} is {value}, and the teacher'"
+    assert complaint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "override", ["global_every=1", "local_window=8", "max_positions=256", "pooler=tanh"]
+)
+def test_what_is_a_copys_own_need_not_be_the_teachers(override):
+    configs.load("demo", JobConfig, "job", [f"students.distilbert.model.{override}"])
+
+
+def test_a_copy_of_embeddings_has_their_tables():
+    late = ["students.mobilebert.model.max_positions=128"]
+    with pytest.raises(configs.ConfigError) as refused:
+        configs.load("mobilebert", JobConfig, "job", late)
+    complaint = "students.mobilebert.init.teacher_embeddings: model.max_positions is 128, and the t"
+    assert complaint in str(refused.value)
+
+
 @pytest.mark.parametrize("learner", ["teacher", "students.tinybert", "students.distilbert"])
 def test_a_term_about_tokens_needs_a_model_that_predicts_them(learner):
     with pytest.raises(configs.ConfigError) as refused:
