@@ -290,10 +290,11 @@ class EncoderConfig(ModelConfig):
         return [i * self.groups // self.layers for i in range(self.layers)]
 
     def own_keys(self) -> tuple[str, ...]:
-        """Besides the heads': which layers are local, and tables that it does not have."""
+        """Besides the heads': details beside the weights, and tables that it does not have."""
+        details = "global_every", "local_window", "norm_eps", "fixed_norm_eps", "pad_token_id"
         tables = {"segment_types": self.segment_types, "max_positions": self.positions != "rotary"}
         missing = (key for key, there in tables.items() if not there)
-        return (*super().own_keys(), "global_every", "local_window", *missing)
+        return (*super().own_keys(), *details, *missing)
 
     def has_same_norm(self, other: ModelConfig) -> bool:
         """Whether the embedding norms have the same weights."""

@@ -20,7 +20,7 @@ from trainer.evaluation.evaluations import Evaluations
 from trainer.evaluation.held_out import ValidationSet
 from trainer.job_data.batch_plan import global_batches
 from trainer.job_data.feed import Feed
-from trainer.job_data.fit import require_fit, require_same_tokenizers
+from trainer.job_data.fit import require_fit, require_pretrained
 from trainer.learners.admission import HOUR
 from trainer.learners.learner import StepShape
 from trainer.learners.learners import Learners
@@ -62,7 +62,7 @@ class Job:
         context.startup.mark("data")
         resumption = Resumption.find(config)
         context.startup.mark("finding a checkpoint")
-        require_same_tokenizers(config, self.corpora, resumption.learners)
+        require_pretrained(config, self.corpora, resumption.learners)
         self.state = resumption.state(self.corpora)
         shape = step_shape(config, self.corpora)
         self.learners = Learners(config, shape, self.state, resumption.checkpoint)

@@ -25,7 +25,7 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.job import step_shape
 from trainer.job_data.feed import Feed
-from trainer.job_data.fit import require_fit, require_same_tokenizers
+from trainer.job_data.fit import require_fit, require_pretrained
 from trainer.learners.engine import join_process_group
 from trainer.learners.learner import Learner, MicroStep
 from trainer.learners.learners import Learners
@@ -90,7 +90,7 @@ def _store_missing(
     assert config.teacher.stored is not None
     corpora = open_corpora(config.data)
     require_fit(config, corpora)
-    require_same_tokenizers(config, corpora, set())
+    require_pretrained(config, corpora, set())
     teacher = dataclasses.replace(config.teacher, stored=None)
     running = dataclasses.replace(config, teacher=teacher, rollback=[])
     learner = Learners(running, step_shape(running, corpora), JobState(wandb_id=""), None).teacher

@@ -77,7 +77,8 @@ def test_a_copy_of_layers_computes_what_they_do(key, value):
 
 
 @pytest.mark.parametrize(
-    "override", ["global_every=1", "local_window=8", "max_positions=256", "pooler=tanh"]
+    "override",
+    ["global_every=1", "local_window=8", "max_positions=256", "pooler=tanh", "norm_eps=1e-9"],
 )
 def test_what_is_a_copys_own_need_not_be_the_teachers(override):
     configs.load("demo", JobConfig, "job", [f"students.distilbert.model.{override}"])

@@ -20,7 +20,9 @@ from tests.trainer.jobs import curve, finish, run, tiny_job
 from tests.trainer.test_exactness import record_first_gradients
 from trainer.batches import to_device
 from trainer.config import JobConfig
+from trainer.errors import TrainingError
 from trainer.footprint.demands import demands, demands_apart
+from trainer.job_data.fit import require_inputs
 from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner, StepShape
@@ -286,3 +288,19 @@ def test_the_mean_of_one_and_a_folder_that_is_not_there_are_refused(corpus, fini
     )  # fmt: skip
     assert failed.returncode == 1
     assert "teachers.second.init.pretrained: none: no such folder" in one_line(failed.stderr)
+
+
+def test_a_late_student_of_another_shape_than_its_folder_is_refused_before_the_job_begins(
+    corpus, finished, tmp_path
+):
+    folder = finished[0] / "exports" / "teacher"
+    begins = f"students.tinybert.init.pretrained={folder}"
+    late = tiny_job(corpus, tmp_path, "students.tinybert.start={step: 5}", begins)
+    complaint = rf"students\.tinybert\.model\.hidden_size: is 16, but {folder} has 32; name the mod"
+    with pytest.raises(TrainingError, match=complaint):
+        require_inputs(late)
+    fits = tiny_job(
+        corpus, tmp_path, begins, f"students.tinybert.model={folder / 'model.yaml'}",
+        "students.tinybert.start={step: 5}",
+    )  # fmt: skip
+    require_inputs(fits)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from data_pipeline import Corpus, open_corpora
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
+from model import ModelConfig, ModelError, read_config
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_names import section_of
@@ -22,7 +23,7 @@ def require_inputs(config: JobConfig) -> None:
     corpora = open_corpora(config.data, urls=False)
     require_fit(config, corpora)
     if not any(RunFolder.of(config).checkpoints.glob("step-*")):
-        require_same_tokenizers(config, corpora, set())
+        require_pretrained(config, corpora, set())
 
 
 def require_fit(config: JobConfig, corpora: Mapping[str, Corpus]) -> None:
@@ -38,19 +39,37 @@ def require_fit(config: JobConfig, corpora: Mapping[str, Corpus]) -> None:
             )
 
 
-def require_same_tokenizers(
+def require_pretrained(
     config: JobConfig, corpora: Mapping[str, Corpus], restored: Set[str]
 ) -> None:
-    """Raise unless every learner that starts from a folder has the corpora's token ids.
+    """Raise unless the folder that a learner starts from has its architecture and the token ids.
 
-    The folders of `restored` learners, which come from a checkpoint, are not checked: they may be
-    gone.
+    So a student that starts late is refused before the job begins. The folders of `restored`
+    learners, which come from a checkpoint, are not checked: they may be gone.
     """
     for key, learner in config.learners.items():
-        if learner.init.pretrained and key not in restored:
-            if not Path(learner.init.pretrained).is_dir():
-                where = f"{section_of(key)}.init.pretrained"
-                raise TrainingError(f"{where}: {learner.init.pretrained}: no such folder")
-            fingerprint = load_tokenizer(Path(learner.init.pretrained))[1].fingerprint
+        folder = learner.init.pretrained
+        if folder and key not in restored:
+            section = section_of(key)
+            if not Path(folder).is_dir():
+                raise TrainingError(f"{section}.init.pretrained: {folder}: no such folder")
+            fingerprint = load_tokenizer(Path(folder))[1].fingerprint
             for corpus in corpora.values():
                 corpus.require_vocabulary(learner.model.vocab_size, fingerprint)
+            if not learner.init.random:
+                _require_same_architecture(section, folder, learner.architecture)
+
+
+def _require_same_architecture(section: str, folder: str, config: ModelConfig) -> None:
+    """Raise unless the model in `folder` is one of `config`, but for its heads."""
+    try:
+        theirs = read_config(folder).meaning()
+    except ModelError as error:
+        raise TrainingError(f"{section}.init.pretrained: {error}") from error
+    ours = config.meaning()
+    for key, value in theirs.items():
+        if key not in config.head_keys and ours.get(key) != value:
+            raise TrainingError(
+                f"{section}.model.{key}: is {ours.get(key)}, but {folder} has {value}; "
+                f"name the model.yaml that `tandem import` and `tandem export` write"
+            )

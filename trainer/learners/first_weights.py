@@ -17,22 +17,9 @@ from trainer.learners.learner import Learner
 MODEL_PREFIX = "model."
 
 
-def from_folder(section: str, folder: str, config: ModelConfig) -> Mapping[str, Tensor]:
-    """The weights in a Hugging Face `folder`, whose heads may differ from the config's.
-
-    Raises TrainingError, naming the key, where the folder holds a different architecture.
-    """
-    try:
-        found = from_pretrained(Path(folder))
-    except ModelError as error:
-        raise TrainingError(f"{section}.init.pretrained: {error}") from error
-    ours, theirs = config.meaning(), found.config.meaning()
-    for key, value in theirs.items():
-        if key not in config.head_keys and ours.get(key) != value:
-            raise TrainingError(
-                f"{section}.model.{key}: is {ours.get(key)}, but {folder} has {value}; "
-                f"name the model.yaml that `tandem import` and `tandem export` write"
-            )
+def from_folder(folder: str, config: ModelConfig) -> Mapping[str, Tensor]:
+    """The weights in a Hugging Face `folder`, but for heads that the config has otherwise."""
+    found = from_pretrained(Path(folder))
     others = [
         f"task_heads.{name}."
         for name, head in found.config.task_heads.items()

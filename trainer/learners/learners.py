@@ -213,7 +213,7 @@ class Learners:
         """The initial weights; None for random ones."""
         section = section_of(name)
         if config.init.pretrained is not None and not config.init.random:
-            return from_folder(section, config.init.pretrained, config.architecture)
+            return from_folder(config.init.pretrained, config.architecture)
         if config.init.teacher_layers is not None:
             final, now = self.config.teacher.model.layers, self.teacher.config.model.layers
             layers = layers_of_the_moment(config.init.teacher_layers, final, now)
