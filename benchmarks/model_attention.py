@@ -39,7 +39,11 @@ def _measure(kernel: str, dtype: torch.dtype, padded: bool, length: int) -> floa
     times = []
     for _ in range(4):
         began = time.process_time()
-        mixed = attend(q, k, v, AttentionPattern(kernel, visible), 0.0).transpose(1, 2).flatten(2)
+        mixed = (
+            attend(q, k, v, AttentionPattern.of(kernel, visible, q.dtype), 0.0)
+            .transpose(1, 2)
+            .flatten(2)
+        )
         mixed.backward(torch.ones_like(mixed))
         times.append(time.process_time() - began)
     return 1000 * min(times)

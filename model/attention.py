@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -21,10 +23,35 @@ def rotary_angles(length: int, head_size: int, theta: float, device: torch.devic
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Apply rotary positions to x [B, A, L, D] in float32; the result has x's dtype."""
-    first, second = x.float().chunk(2, dim=-1)
-    turned = torch.cat([-second, first], dim=-1)
-    return (x.float() * angles[0] + turned * angles[1]).to(x.dtype)
+    """Apply rotary positions to x [B, A, L, D] in float32; the result has x's dtype.
+
+    `angles` are those of `rotary_angles`, and get no gradient.
+    """
+    found: Tensor = _Rotation.apply(x, angles)
+    return found
+
+
+class _Rotation(torch.autograd.Function):
+    """A rotation, whose gradient is the rotation back: half of the passes that autograd makes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, angles: Tensor) -> Tensor:
+        ctx.save_for_backward(angles)
+        return _turned(x, *angles)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        (gradient,), ((cosines, sines),) = upstream, ctx.saved_tensors
+        return _turned(gradient, cosines, -sines), None
+
+
+def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    wide = x.float()
+    first, second = wide.chunk(2, dim=-1)
+    swapped = torch.cat([second, first], dim=-1)
+    first_sines, second_sines = sines.chunk(2, dim=-1)
+    swapped.mul_(torch.cat([-first_sines, second_sines], dim=-1))
+    return swapped.add_(wide * cosines).to(x.dtype)
 
 
 def at_rows(x: Tensor, rows: Tensor) -> Tensor:

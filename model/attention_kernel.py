@@ -36,16 +36,34 @@ _HEAD_MULTIPLE = 8  # of a GPU's flash and memory-efficient kernels; others get 
 class AttentionPattern(NamedTuple):
     """The keys that the queries of a layer may attend to, in the form that its kernel takes.
 
-    visible: bool, broadcastable to [B, A, L, L], True where a query may attend; None: everywhere.
-    boundaries: for ``varlen`` only, int32 [N + 1]: the offsets that cut the B * L positions into N
+    visible: for ``fused``, bool, broadcastable to [B, A, L, L], True where a query may attend;
+        None: everywhere.
+    hiding: for ``plain``, of the same shape, in the dtype of q and k: what is added to the scores.
+    seeing: for ``plain``, [B or 1, 1, L, 1]: 0 at a query that sees no key, as padding far from
+        every real token, else 1; None where no query can be one.
+    boundaries: for ``varlen``, int32 [N + 1]: the offsets that cut the B * L positions into N
         runs. A query attends only inside its run.
-    window: for ``varlen`` only, as in `visible_keys`.
+    window: for ``varlen``, as in `visible_keys`.
     """
 
     kernel: str
     visible: Tensor | None = None
+    hiding: Tensor | None = None
+    seeing: Tensor | None = None
     boundaries: Tensor | None = None
     window: int = 0
+
+    @classmethod
+    def of(cls, kernel: str, visible: Tensor | None, dtype: torch.dtype) -> AttentionPattern:
+        """For ``plain`` or ``fused``; `visible` as above, `dtype` is that of q, k and v."""
+        if kernel != PLAIN or visible is None:
+            return cls(kernel, visible)
+        # Half of the lowest number, so that no sum overflows. Its exponential is 0 all the same.
+        lowest = torch.finfo(dtype).min / 2
+        hiding = torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, lowest)
+        by_query = visible.shape[2] > 1
+        seeing = visible.any(dim=-1, keepdim=True).to(dtype) if by_query else None
+        return cls(kernel, hiding=hiding, seeing=seeing)
 
 
 def choose_kernel(
@@ -111,7 +129,8 @@ def attention_pattern(
     skips = has_lengths or (attention_mask is None and hides(window, length))
     kernel = choose_kernel(kind, dtype, length, head_size, skips, dropout)
     if kernel != VARLEN:
-        return AttentionPattern(kernel, visible_keys(attention_mask, length, window, device))
+        visible = visible_keys(attention_mask, length, window, device)
+        return AttentionPattern.of(kernel, visible, dtype)
     boundaries = run_boundaries(attention_mask, rows, length, device)
     return AttentionPattern(
         kernel, boundaries=boundaries, window=window if hides(window, length) else 0
@@ -142,13 +161,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, dropout: 
             return attend(q.float(), k.float(), v.float(), pattern, dropout).to(q.dtype)
     if pattern.kernel != PLAIN:
         return _attend_fused(q, k, v, pattern, dropout)
-    weights = F.softmax(attention_scores(q, k, pattern.visible), dim=-1)
-    if pattern.visible is not None and pattern.visible.shape[2] > 1:
-        # Padding far from every real token sees no key. Its output is 0, as in the fused kernel.
-        weights = weights * pattern.visible
+    scores = attention_scores(q, k)
+    if pattern.hiding is not None:
+        scores += pattern.hiding
+    weights = F.softmax(scores, dim=-1)
     if dropout:
         weights = F.dropout(weights, dropout)
-    return weights @ v
+    mixed = weights @ v
+    # A query that sees no key gets 0, as from the fused kernel.
+    return mixed if pattern.seeing is None else mixed * pattern.seeing
 
 
 def _attend_fused(

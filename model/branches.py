@@ -40,7 +40,9 @@ class Branch(nn.Module):
         q, k, v = _split(self.query(x[:, :1])), _split(self.key(x)), _split(self.value(x))
         visible = visible_keys(attention_mask, x.shape[1], 0, x.device)
         dropout = self.dropout if self.training else 0.0
-        mixed = attend(q, k, v, AttentionPattern(PLAIN, visible), dropout)  # [B, heads, 1, D]
+        mixed = attend(
+            q, k, v, AttentionPattern.of(PLAIN, visible, q.dtype), dropout
+        )  # [B, heads, 1, D]
         first = torch.tanh(self.dense(self.output(mixed.flatten(1))))
         logits: Tensor = self.linear(first)
         return logits

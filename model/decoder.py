@@ -145,6 +145,5 @@ class Decoder(nn.Module):
         dtype = dtype if is_native(device, dtype) else torch.float32
         dropout = self.config.dropout_rate("attention") if self.training else 0.0
         longest, size = max(x.shape[1], length), self.config.head_size
-        return AttentionPattern(
-            choose_kernel(device, dtype, longest, size, skips=False, dropout=dropout), visible
-        )
+        kernel = choose_kernel(device, dtype, longest, size, skips=False, dropout=dropout)
+        return AttentionPattern.of(kernel, visible, dtype)

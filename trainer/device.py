@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from trainer.errors import TrainingError
 
 DRIVER = Path("/proc/driver/nvidia")  # exists where NVIDIA's kernel driver is loaded
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_80, sm_90a, compute_120
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 NO_GPU = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last one is SLURM's
 
 
@@ -20,18 +22,32 @@ def own_device(env: Mapping[str, str] = os.environ) -> torch.device:
     """This rank's GPU, made the current one, or the CPU where there is no GPU.
 
     A launcher may show a rank all GPUs of its node or only its own. On a GPU, float32 matrix
-    products use TF32 (NVIDIA_TF32_OVERRIDE=0 in the environment turns that off).
+    products use TF32 (NVIDIA_TF32_OVERRIDE=0 in the environment turns that off). On a CPU the
+    process keeps the memory that it frees.
 
     Raises TrainingError where there is a GPU that cannot be used.
     """
     if not torch.cuda.is_available():
         _require_no_gpu(env)
+        _keep_freed_memory()
         return torch.device("cpu")
     device = torch.device("cuda", gpu_number(int(env.get("LOCAL_RANK", "0")), env))
     torch.cuda.set_device(device)
     _require_kernels(device)
     torch.set_float32_matmul_precision("high")
     return device
+
+
+def _keep_freed_memory() -> None:
+    """Let malloc reuse freed memory, where there is glibc, rather than return it to the system.
+
+    By default each large tensor is mapped and unmapped, and the first touch of its pages costs as
+    much as the work on them: a tenth of a step (benchmarks/RESULTS.md).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 1 << 30)
+        mallopt(_TRIM_THRESHOLD, -1)
 
 
 def gpu_number(local_rank: int, env: Mapping[str, str] = os.environ) -> int:

@@ -207,7 +207,10 @@ def test_both_kernels_agree(masked: bool, local: bool) -> None:
     mask = torch.ones(2, 21)
     mask[1, 5:] = 0
     visible = visible_keys(mask if masked else None, 21, 6 if local else 0, q.device)
-    found = [attend(q, k, v, AttentionPattern(kernel, visible), 0.0) for kernel in (PLAIN, FUSED)]
+    found = [
+        attend(q, k, v, AttentionPattern.of(kernel, visible, q.dtype), 0.0)
+        for kernel in (PLAIN, FUSED)
+    ]
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
@@ -248,7 +251,7 @@ def test_runs_of_real_tokens_and_of_padding_equal_the_masked_kernel(
     counts = None if lengths is None else torch.tensor(lengths)
     real = torch.arange(21) < (21 if counts is None else counts[:, None])
     cuts = attention_kernel.run_boundaries(counts, 4, 21, q.device)
-    masked = AttentionPattern(PLAIN, visible_keys(counts, 21, window, q.device))
+    masked = AttentionPattern.of(PLAIN, visible_keys(counts, 21, window, q.device), q.dtype)
     runs = AttentionPattern(VARLEN, boundaries=cuts, window=window)
     found = []
     for how in (masked, runs):
@@ -270,7 +273,7 @@ def test_varlen_on_a_gpu_equals_the_masked_kernel(window: int) -> None:
     lengths = torch.tensor([300, 17, 0, 299], device="cuda")
     chosen = attention_pattern(lengths, window, (4, 300), 64, (q.device, q.dtype), 0.0)
     assert chosen.kernel == VARLEN
-    masked = AttentionPattern(PLAIN, visible_keys(lengths, 300, window, q.device))
+    masked = AttentionPattern.of(PLAIN, visible_keys(lengths, 300, window, q.device), q.dtype)
     real = (torch.arange(300, device="cuda") < lengths[:, None])[..., None, None]
     found = []
     for how in (masked, chosen):
