@@ -4,7 +4,9 @@ One masked-LM learner under its DeepSpeed engine (stage 0, one process) beside B
 its own loss and attention, both with what their trainers do by default: fused AdamW and gradients
 clipped at norm 1. Micro-batches of random tokens, 15% masked, V = 30,522, L = 128, no padding, no
 dropout; the same threads, batch and precision. They take turns, so that other work on the machine
-affects all equally. Time is CPU time with one thread, and wall-clock time with more or on a GPU.
+affects all equally, each in a process of its own: on a CPU Tandem's keeps the memory that it frees,
+which other processes do not by default. Time is CPU time with one thread, and wall-clock time with
+more or on a GPU.
 
     python benchmarks/model_speed.py --size small --precision fp32 --threads 1
 
@@ -16,11 +18,14 @@ may read.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import socket
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
 
 import numpy as np
 import torch
@@ -42,22 +47,47 @@ SIZES = {"small": (256, 4, 4), "base": (768, 12, 12)}  # hidden size, layers, he
 V, L, MASKED = 30522, 128, 19
 
 Step = Callable[[], object]
+Build = Callable[[argparse.Namespace, Batch], Step]
 
 
 def main() -> None:
     """Print tokens per second of everyone, and how many times `transformers`' that is."""
     arguments = _arguments()
-    torch.set_num_threads(arguments.threads)
-    device = _only_process()
-    batch, sizes = _batch(arguments.rows), SIZES[arguments.size]
-    steps = {"transformers": _theirs(sizes, batch, arguments.precision, device)}
-    for name, masked_only in (("tandem", True), ("tandem, whole last layer", False)):
-        if masked_only or arguments.whole:
-            steps[name] = _ours(sizes, batch, arguments.precision, masked_only)
-    medians = take_turns(steps, arguments.steps, _clock(arguments.threads, device))
+    builds: dict[str, Build] = {"transformers": _theirs, "tandem": partial(_ours, masked_only=True)}
+    if arguments.whole:
+        builds["tandem, whole last layer"] = partial(_ours, masked_only=False)
+    medians = take_turns(builds, arguments)
     for name, median in medians.items():
-        speed = batch.input_ids.size / median
+        speed = arguments.rows * L / median
         print(f"{name}: {speed:.0f} tokens/s, {medians['transformers'] / median:.2f}")
+
+
+def take_turns(builds: dict[str, Build], arguments: argparse.Namespace) -> dict[str, float]:
+    """The median seconds of each; the first turn, which allocates and initialises, is left out."""
+    context = multiprocessing.get_context("spawn")
+    pipes = {}
+    for name, build in builds.items():
+        pipes[name], end = context.Pipe()
+        context.Process(target=_time_steps, args=(build, arguments, end), daemon=True).start()
+    seconds: dict[str, list[float]] = {name: [] for name in builds}
+    for turn in range(arguments.steps + 1):
+        for name, pipe in pipes.items():
+            pipe.send(None)
+            took = pipe.recv()
+            if turn:
+                seconds[name].append(took)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def _time_steps(build: Build, arguments: argparse.Namespace, pipe: Connection) -> None:
+    """A step for each message, whose seconds are sent back."""
+    torch.set_num_threads(arguments.threads)
+    step, clock = build(arguments, _batch(arguments.rows)), _clock(arguments.threads)
+    while True:
+        pipe.recv()
+        began = clock()
+        step()
+        pipe.send(clock() - began)
 
 
 def _arguments() -> argparse.Namespace:
@@ -71,35 +101,23 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _only_process() -> torch.device:
+def _join_alone() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     os.environ.update(
         RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=port
     )
-    return join_process_group()
+    join_process_group()
 
 
-def _clock(threads: int, device: torch.device) -> Callable[[], float]:
+def _clock(threads: int) -> Callable[[], float]:
     def wall() -> float:
-        if device.type == "cuda":
+        if torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    return time.process_time if threads == 1 and device.type == "cpu" else wall
-
-
-def take_turns(steps: dict[str, Step], turns: int, clock: Callable[[], float]) -> dict[str, float]:
-    """The median seconds of each; the first turn, which allocates and initialises, is left out."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(turns + 1):
-        for name, step in steps.items():
-            began = clock()
-            step()
-            if turn:
-                seconds[name].append(clock() - began)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+    return time.process_time if threads == 1 and not torch.cuda.is_available() else wall
 
 
 def _batch(rows: int) -> Batch:
@@ -116,10 +134,10 @@ def _batch(rows: int) -> Batch:
     )
 
 
-def _theirs(
-    sizes: tuple[int, int, int], batch: Batch, precision: str, device: torch.device
-) -> Step:
-    hidden, layers, heads = sizes
+def _theirs(arguments: argparse.Namespace, batch: Batch) -> Step:
+    hidden, layers, heads = SIZES[arguments.size]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    is_bf16 = arguments.precision == "bf16"
     config = BertConfig(
         vocab_size=V, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
         intermediate_size=4 * hidden, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
@@ -129,7 +147,7 @@ def _theirs(
     ids, labels = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.labels())
 
     def step() -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_bf16):
             loss: Tensor = trained(ids.to(device), labels=labels.to(device)).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
@@ -140,8 +158,9 @@ def _theirs(
     return step
 
 
-def _ours(sizes: tuple[int, int, int], batch: Batch, precision: str, masked_only: bool) -> Step:
-    hidden, layers, heads = sizes
+def _ours(arguments: argparse.Namespace, batch: Batch, masked_only: bool) -> Step:
+    _join_alone()
+    hidden, layers, heads = SIZES[arguments.size]
     encoder = EncoderConfig(
         vocab_size=V, hidden_size=hidden, layers=layers, heads=heads, ffn_size=4 * hidden,
         pooler="none",
@@ -149,7 +168,7 @@ def _ours(sizes: tuple[int, int, int], batch: Batch, precision: str, masked_only
     config = LearnerConfig(
         model=encoder,
         objective=ObjectiveConfig(mlm=MaskedLanguageModelling()),
-        precision=precision,
+        precision=arguments.precision,
         masked_only=masked_only,
     )
     step_shape = StepShape(steps=1000, seed=0, micro_batch=len(batch.input_ids), accumulation=1)

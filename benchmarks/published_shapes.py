@@ -25,7 +25,7 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import configs
-from benchmarks.model_speed import take_turns
+from benchmarks.cotraining_speed import take_turns
 from model import EncoderConfig, Model, build, describe
 
 COMPRESSED = ["bert_base", "distilbert", "tinybert_4", "mobilebert"]
