@@ -35,7 +35,7 @@ def of_scores(study: StudyConfig, results: Sequence[Result], overrides: Sequence
                 difference = spread(_differences(scores[0][1], reference))
                 compared = [difference, other if its_row == row else f"{other}.{its_row}"]
             rows.append([name, row, seeds, *cells, *compared])
-    return _markdown(["arm", "learner", "seeds", *study.scores, "difference", "to"], rows)
+    return markdown(["arm", "learner", "seeds", *study.scores, "difference", "to"], rows)
 
 
 def of_costs(
@@ -49,7 +49,7 @@ def of_costs(
             rows.append(
                 [arm, learner, f"{count / 1e12:.2f}", "" if taken is None else f"{taken:.1f}"]
             )
-    return _markdown(["arm", "learner", "TFLOPs", "seconds"], rows)
+    return markdown(["arm", "learner", "TFLOPs", "seconds"], rows)
 
 
 def current(
@@ -83,6 +83,7 @@ def _by_seed(found: Sequence[Result], learner: str, score: str) -> dict[int, flo
     return {seed: value for seed, value in there.items() if value is not None}
 
 
-def _markdown(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def markdown(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table of cells."""
     lines = [f"| {' | '.join(map(str, row))} |" for row in [titles, *rows]]
     return "\n".join([lines[0], "|---" * len(titles) + "|", *lines[1:]])

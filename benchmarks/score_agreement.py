@@ -1,0 +1,43 @@
+"""Whether two scores agree about the models of studies, from their recorded results.
+
+    python benchmarks/score_agreement.py accuracy minimal_pairs
+
+Prints Spearman's correlation over the models of each study that has both scores, and over all of
+them; draws the models beside the results, and renews the table in their page where this has marks
+for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.studies import agreement, page, results
+from benchmarks.study import RESULTS, load
+
+
+@click.command()
+@click.argument("x")
+@click.argument("y")
+@click.option("--results", "kept", default=RESULTS, type=Path, help="Where results are kept.")
+def main(x: str, y: str, kept: Path) -> None:
+    """Say whether the scores X and Y, columns of studies' tables, order models alike."""
+    files = sorted(kept.glob("*.jsonl"))
+    studies = {
+        file.stem: agreement.scored(load(file.stem), results.read(file), x, y) for file in files
+    }
+    found = {name: models for name, models in studies.items() if models}
+    if not found:
+        raise click.ClickException(f"{kept}: no study has both {x} and {y}")
+    name, table = f"{x}_and_{y}", agreement.table(found)
+    (kept / f"{name}.svg").write_text(agreement.drawn(found, x, y), encoding="utf-8")
+    page.renew(page.of_results(kept), name, table)
+    click.echo(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Whether two scores agree about the models of studies: rank correlations, and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from benchmarks.studies.pictures import MARGIN, STYLE, WIDTH
+from benchmarks.studies.results import Result
+from benchmarks.studies.tables import current, markdown
+from configs.studies import StudyConfig
+from trainer.report.scale import Scale, nice_ticks, padded
+
+HEIGHT, FEWEST = 420, 3  # FEWEST: models of a study of which a correlation says anything
+ALL = "all, each less its study's mean"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A model of a study with both scores: a row of its table, with one seed."""
+
+    model: str
+    x: float
+    y: float
+
+
+def scored(study: StudyConfig, results: Sequence[Result], x: str, y: str) -> list[Scored]:
+    """The models of a study's table that have both scores."""
+    return [
+        Scored(f"{name}.{row}, seed {one.seed}", one.scores[row][x], one.scores[row][y])
+        for name, arm in study.arms.items()
+        for one in current(study, name, results)
+        for row in arm.rows
+        if {x, y} <= one.scores.get(row, {}).keys()
+    ]
+
+
+def table(studies: Mapping[str, Sequence[Scored]]) -> str:
+    """Spearman's correlation of the two scores in each study, and within all of them together.
+
+    Together each score is taken less the mean of its study, since studies differ in what they read.
+    """
+    known = {name: _columns(models) for name, models in studies.items() if len(models) >= FEWEST}
+    rows = [[name, columns.shape[1], _spearman(columns)] for name, columns in known.items()]
+    if len(known) > 1:
+        centred = [columns - columns.mean(axis=1, keepdims=True) for columns in known.values()]
+        together = np.concatenate(centred, axis=1)
+        rows.append([ALL, together.shape[1], _spearman(together)])
+    return markdown(["study", "models", "Spearman's correlation"], rows)
+
+
+def drawn(studies: Mapping[str, Sequence[Scored]], x: str, y: str) -> str:
+    """The SVG: a dot for each of at least one model, `x` to the right and `y` upwards."""
+    models = [(name, one) for name, found in studies.items() for one in found]
+    columns = _columns([one for _, one in models])
+    (left, right), (low, high) = padded(columns[0]), padded(columns[1])
+    across, up = Scale(left, right), Scale(low, high)
+    edge, bottom = 4 * MARGIN, HEIGHT - 3 * MARGIN
+
+    def place(a: float, b: float) -> tuple[float, float]:
+        width, height = WIDTH - MARGIN - edge, bottom - 2 * MARGIN
+        return round(edge + width * across(a), 1), round(bottom - height * up(b), 1)
+
+    parts = []
+    for tick in nice_ticks(left, right):
+        at, _ = place(tick, low)
+        parts.append(f'<path class="tick" d="M{at} {2 * MARGIN}V{bottom}"/>')
+        parts.append(f'<text x="{at}" y="{bottom + 18}" text-anchor="middle">{tick:g}</text>')
+    for tick in nice_ticks(low, high):
+        _, at = place(left, tick)
+        parts.append(f'<path class="tick" d="M{edge} {at}H{WIDTH - MARGIN}"/>')
+        parts.append(f'<text x="{edge - 8}" y="{at + 4}" text-anchor="end">{tick:g}</text>')
+    for name, one in models:
+        cx, cy = place(one.x, one.y)
+        title = f"<title>{escape(f'{name}: {one.model}')}</title>"
+        parts.append(f'<circle class="dot" cx="{cx}" cy="{cy}" r="4.5">{title}</circle>')
+    parts.append(f'<text x="{edge}" y="{MARGIN}">{escape(y)}</text>')
+    parts.append(
+        f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - 6}" text-anchor="end">{escape(x)}</text>'
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
+        f"<title>{escape(f'{y} by {x}')}</title><style>{STYLE}</style>\n"
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
+def _columns(models: Sequence[Scored]) -> np.ndarray:
+    """Both scores, float64 [2, models]."""
+    return np.array([[one.x for one in models], [one.y for one in models]])
+
+
+def _spearman(columns: np.ndarray) -> str:
+    return f"{spearmanr(*columns).statistic:.2f}"
