@@ -69,6 +69,7 @@ def take_turns(builds: dict[str, Build], arguments: argparse.Namespace) -> dict[
     for name, build in builds.items():
         pipes[name], end = context.Pipe()
         context.Process(target=_time_steps, args=(build, arguments, end), daemon=True).start()
+        end.close()  # so that a process that ends early ends the wait for it
     seconds: dict[str, list[float]] = {name: [] for name in builds}
     for turn in range(arguments.steps + 1):
         for name, pipe in pipes.items():

@@ -40,9 +40,8 @@ class Branch(nn.Module):
         q, k, v = _split(self.query(x[:, :1])), _split(self.key(x)), _split(self.value(x))
         visible = visible_keys(attention_mask, x.shape[1], 0, x.device)
         dropout = self.dropout if self.training else 0.0
-        mixed = attend(
-            q, k, v, AttentionPattern.of(PLAIN, visible, q.dtype), dropout
-        )  # [B, heads, 1, D]
+        pattern = AttentionPattern.of(PLAIN, visible, q.dtype)
+        mixed = attend(q, k, v, pattern, dropout)  # [B, heads, 1, D]
         first = torch.tanh(self.dense(self.output(mixed.flatten(1))))
         logits: Tensor = self.linear(first)
         return logits
