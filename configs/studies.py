@@ -90,7 +90,7 @@ class StudyConfig(Section):
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
-        known = [f"{arm}.{row}" for arm, one in self.arms.items() for row in one.rows]
+        known = self._rows()
         of_learners = {row for one in self.arms.values() for row in one.rows}
         for row, other in self.against.items():
             if row not in of_learners.union(known):
@@ -100,8 +100,11 @@ class StudyConfig(Section):
 
     def reference(self, arm: str, row: str) -> tuple[str, str]:
         """The row, as arm and name, that a row of the table is compared to."""
-        named = self.against.get(f"{arm}.{row}") or self.against.get(row)
-        if named is None:
-            return next((name, one.rows[0]) for name, one in self.arms.items() if one.rows)
-        other, _, its_row = named.partition(".")
-        return other, its_row
+        rows = self._rows()
+        named = self.against.get(f"{arm}.{row}") or self.against.get(row) or next(iter(rows))
+        return rows[named]
+
+    def _rows(self) -> dict[str, tuple[str, str]]:
+        """Arm and name of every row of the table, by what `against` calls it."""
+        arms = self.arms.items()
+        return {f"{arm}.{row}": (arm, row) for arm, one in arms for row in one.rows}

@@ -95,8 +95,7 @@ class Attention(nn.Module):
         self.key = Dense(query_input, inner, bias=bias)
         self.value = Dense(value_input, inner, bias=bias)
         self.output = Dense(inner, inner, bias=bias)
-        # The embedding norm replaces the pre-norm of the first layer (ModernBERT).
-        skip_norm = config.norm_placement == "pre" and is_first and config.embedding_norm
+        skip_norm = is_first and config.lacks_first_norm
         self.norm = None if skip_norm else make_norm(config, inner)
         rate = 0.0 if config.bottleneck_size else config.dropout_rate("attention_output")
         self.dropout = nn.Dropout(rate)

@@ -40,7 +40,7 @@ class AttentionPattern(NamedTuple):
         None: everywhere.
     hiding: for ``plain``, of the same shape, in the dtype of q and k: what is added to the scores.
     seeing: for ``plain``, [B or 1, 1, L, 1]: 0 at a query that sees no key, as padding far from
-        every real token, else 1; None where no query can be one.
+        every real token, else 1; None where all queries of a row see the same keys.
     boundaries: for ``varlen``, int32 [N + 1]: the offsets that cut the B * L positions into N
         runs. A query attends only inside its run.
     window: for ``varlen``, as in `visible_keys`.
@@ -168,7 +168,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, dropout: 
     if dropout:
         weights = F.dropout(weights, dropout)
     mixed = weights @ v
-    # A query that sees no key gets 0, as from the fused kernel.
+    # A query whose window hides every key gets 0, as from the fused kernel. A row without any real
+    # token is all padding: what it gets is meaningless.
     return mixed if pattern.seeing is None else mixed * pattern.seeing
 
 

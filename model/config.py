@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -28,7 +28,8 @@ class EncoderConfig(ModelConfig):
     abilities: ClassVar[frozenset[Ability]] = frozenset(Ability) - {Ability.GENERATE}
     embedding_keys: ClassVar[tuple[str, ...]] = (
         "vocab_size", "hidden_size", "embedding_size", "embedding_projection", "trigram",
-        "positions", "max_positions", "segment_types",
+        "positions", "max_positions", "segment_types", "norm_bias", "head_bias",
+        "decoder_bias",
     )  # fmt: skip
     head_keys: ClassVar[tuple[str, ...]] = (*ModelConfig.head_keys, "pooler")
     training_keys: ClassVar[tuple[str, ...]] = (
@@ -270,6 +271,23 @@ class EncoderConfig(ModelConfig):
         if ability == Ability.GROW and self.groups > 1:
             return "is for models without groups of shared layers"
         return super().cannot(ability)
+
+    @property
+    def lacks_first_norm(self) -> bool:
+        """Whether the embedding norm replaces that before the first attention (ModernBERT)."""
+        return self.norm_placement == "pre" and self.embedding_norm
+
+    def cannot_copy(self, layers: Sequence[int]) -> str:
+        """As in `ModelConfig`: every layer needs a place in which it has the same weights."""
+        if self.groups > 1:
+            return "is for models without groups of shared layers"
+        is_unlike = self.lacks_first_norm and self.layer_units("attention")[-1] > 0
+        if is_unlike and [place for place, layer in enumerate(layers) if layer == 0] != [0]:
+            return (
+                f"must begin with layer 0 and have it once, not {[*layers]}: it alone has no norm "
+                "before its attention"
+            )
+        return ""
 
     def with_dropout(self, rate: float) -> Self:
         """The same with this dropout, also for attention weights."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
@@ -230,6 +230,10 @@ class ModelConfig(Section, ABC):
             if ability in self.abilities
             else f"a model of kind {self.kind} has no {ability.value}"
         )
+
+    def cannot_copy(self, layers: Sequence[int]) -> str:
+        """Why no model can begin as these of its layers, counted from 0; empty if one can."""
+        return ""
 
     def window(self, number: int) -> int:
         """Tokens that layer `number`, from 1, attends to, both sides together; 0: all."""

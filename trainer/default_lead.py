@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from configs import ConfigError
 from configs.typed import convert
 from trainer.admission_config import StartConfig
+from trainer.learner_config import InitConfig
 from trainer.objectives.objective_config import HEARD, ObjectiveConfig
 
+Kind = TypeVar("Kind")
 MIN_LEAD = 0.25  # nats; docs/studies.md, "Listening to an untrained teacher"
 # Which recipe the study is about. Terms between layers help a student from the first step on, and
 # disturb it where they set in later.
@@ -26,7 +28,7 @@ def fill_in_leads(tree: Mapping[str, Any]) -> None:
     predictions, but nothing else of it.
     """
     teacher, students = tree.get("teacher"), tree.get("students")
-    if not isinstance(teacher, dict) or not isinstance(students, dict) or _knows(teacher):
+    if not isinstance(teacher, dict) or not isinstance(students, dict):
         return
     for student in students.values():
         if isinstance(student, dict) and student.keys().isdisjoint(_CHOSEN):
@@ -37,24 +39,19 @@ def fill_in_leads(tree: Mapping[str, Any]) -> None:
                 continue
 
 
-def _knows(teacher: Mapping[str, Any]) -> bool:
-    return teacher.get("frozen") in ("true", True) or bool(_init(teacher).get("pretrained"))
-
-
 def _waits(student: Mapping[str, Any], teacher: Mapping[str, Any]) -> bool:
-    start = convert(student.get("start"), StartConfig, "start")
-    if start.step or start.fraction or start.teacher or _init(student).get("teacher_layers"):
+    start = _section(student, "start", StartConfig)
+    init, its_init = (_section(one, "init", InitConfig) for one in (student, teacher))
+    if start.step or start.fraction or start.teacher or init.teacher_layers:
         return False
-    own, its = _objective(student), _objective(teacher)
+    if its_init.pretrained is not None and not its_init.random:
+        return False
+    own, its = (_section(one, "objective", ObjectiveConfig) for one in (student, teacher))
     heard = {name for name, term in own.terms().items() if term.source in HEARD}
     return bool(heard) and heard <= PREDICTIONS and LABELS in own.label_terms() & its.label_terms()
 
 
-def _objective(learner: Mapping[str, Any]) -> ObjectiveConfig:
-    found: ObjectiveConfig = convert(learner.get("objective"), ObjectiveConfig, "objective")
+def _section(learner: Mapping[str, Any], key: str, kind: type[Kind]) -> Kind:
+    """A section of a learner, checked; raises ConfigError."""
+    found: Kind = convert(learner.get(key), kind, key)
     return found
-
-
-def _init(learner: Mapping[str, Any]) -> Mapping[str, Any]:
-    init = learner.get("init")
-    return init if isinstance(init, Mapping) else {}

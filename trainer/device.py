@@ -14,7 +14,7 @@ from trainer.errors import TrainingError
 
 DRIVER = Path("/proc/driver/nvidia")  # exists where NVIDIA's kernel driver is loaded
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_80, sm_90a, compute_120
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
 NO_GPU = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last one is SLURM's
 
 
@@ -45,8 +45,8 @@ def _keep_freed_memory() -> None:
     much as the work on them: a tenth of a step (benchmarks/RESULTS.md).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, 1 << 30)
+    # A threshold above 32 MB in place of "never map" is refused before glibc 2.35.
+    if mallopt is not None and mallopt(_MMAP_MAX, 0):
         mallopt(_TRIM_THRESHOLD, -1)
 
 

@@ -67,7 +67,7 @@ class InitConfig(Section):
         list[int] | None,
         Doc(
             "Initialise a student's layers from these layers of its teacher, counted from 0, when "
-            "it starts."
+            "it starts. In a pre-norm model with a norm of the embeddings the first is 0."
         ),
     ] = None
     teacher_embeddings: Annotated[

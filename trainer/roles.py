@@ -13,6 +13,7 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher, section_of
 from trainer.objectives.head_term import HeadTermConfig
 from trainer.objectives.task import TaskConfig
+from trainer.schedules.stacking import layers_of_the_moment
 from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM
 
 Named = Mapping[str, LearnerConfig]
@@ -25,7 +26,7 @@ def conflicts_of_roles(teacher: LearnerConfig, others: Named, students: Named) -
     `others` are further teachers.
     """
     for name, student in students.items():
-        yield from within(f"students.{name}", _conflicts_of_student(name, student, teacher.model))
+        yield from within(f"students.{name}", _conflicts_of_student(name, student, teacher))
         if student.min_lead is not None:
             yield from within(f"students.{name}.min_lead", _conflicts_of_lead(student, teacher))
     yield from within("teacher", _conflicts_of_teacher(teacher))
@@ -173,7 +174,7 @@ def _conflicts_of_single_texts(learners: Named) -> Iterator[Refusal]:
 
 
 def _conflicts_of_student(
-    name: str, student: LearnerConfig, teacher: ModelConfig
+    name: str, student: LearnerConfig, teacher: LearnerConfig
 ) -> Iterator[Refusal]:
     if name == "teacher":
         yield "", "that name is the teacher's; choose another"
@@ -185,10 +186,10 @@ def _conflicts_of_student(
     if student.objective.from_student is not None:
         yield "objective.from_student", "is for the teacher; remove it"
     if student.init.teacher_layers is not None:
-        copied = _conflicts_of_copied_layers(student.init.teacher_layers, student.model, teacher)
+        copied = _conflicts_of_copied_layers(student.init.teacher_layers, student, teacher)
         yield from within("init.teacher_layers", copied)
     if student.init.teacher_embeddings:
-        unequal = _unequal(student.model, teacher, teacher.embedding_keys)
+        unequal = _unequal(student.model, teacher.model, teacher.model.embedding_keys)
         yield from within("init.teacher_embeddings", unequal)
 
 
@@ -205,13 +206,25 @@ def _conflicts_of_lead(student: LearnerConfig, teacher: LearnerConfig) -> Iterat
 
 
 def _conflicts_of_copied_layers(
-    chosen: Sequence[int], student: ModelConfig, teacher: ModelConfig
+    chosen: Sequence[int], student: LearnerConfig, teacher: LearnerConfig
 ) -> Iterator[Refusal]:
-    if not all(0 <= layer < teacher.layers for layer in chosen):
-        yield "", f"the teacher's layers are 0 to {teacher.layers - 1}"
-    if len(chosen) != student.layers:
-        yield "", f"lists {len(chosen)} for the student's {student.layers}"
-    yield from _unequal(student, teacher, teacher.meaning())
+    copy, original = student.model, teacher.model
+    if not all(0 <= layer < original.layers for layer in chosen):
+        yield "", f"the teacher's layers are 0 to {original.layers - 1}"
+    if len(chosen) != copy.layers:
+        yield "", f"lists {len(chosen)} for the student's {copy.layers}"
+    yield from _unequal(copy, original, original.meaning())
+    for depth in _depths_at_start(student.start, teacher):
+        layers = layers_of_the_moment(chosen, original.layers, depth)
+        if why := teacher.with_layers(depth).model.cannot_copy(layers):
+            yield "", why
+
+
+def _depths_at_start(start: StartConfig, teacher: LearnerConfig) -> list[int]:
+    """How many layers the teacher may have when a student joins; stacking lets them grow."""
+    is_known = start.teacher is None and start.fraction is None
+    steps = [start.step] if is_known else [0, *teacher.stacking.steps]
+    return [teacher.stacking.layers_at(step, teacher.model.layers) for step in steps]
 
 
 def _unequal(student: ModelConfig, teacher: ModelConfig, keys: Iterable[str]) -> Iterator[Refusal]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from trainer.durable import atomic_write
+
 MARKED = re.compile(r"<!-- table of (?P<study>\w+) -->\n(?P<table>.*?)<!-- end of table -->", re.S)
 
 
@@ -19,7 +21,6 @@ def renew(page: Path, study: str, table: str) -> None:
         return
     marked = f"<!-- table of {study} -->\n\n{table}\n\n<!-- end of table -->"
     text = page.read_text(encoding="utf-8")
-    page.write_text(
-        MARKED.sub(lambda found: marked if found["study"] == study else found[0], text),
-        encoding="utf-8",
-    )
+    renewed = MARKED.sub(lambda found: marked if found["study"] == study else found[0], text)
+    if renewed != text:
+        atomic_write(page, renewed)  # another runner may read it

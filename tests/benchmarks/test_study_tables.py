@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -65,6 +66,13 @@ def test_a_study_says_to_which_row_a_learner_is_compared():
     ]
 
 
+def test_a_row_is_known_by_its_arm_whatever_its_name_has():
+    config = two_arms()
+    config.arms["t0.5"] = config.arms["first"]
+    named = dataclasses.replace(config, against={"pupil": "t0.5.teacher"})
+    assert named.reference("second", "pupil") == ("t0.5", "teacher")
+
+
 @pytest.mark.parametrize(
     ("row", "other", "says"),
     [
@@ -107,6 +115,23 @@ def test_the_tables_of_the_page_are_those_of_the_results():
         found = results.read(kept / f"{name}.jsonl")
         table = tables.of_scores(study.load(name), found)
         assert marked["table"] == f"\n{table}\n\n", f"python benchmarks/study.py {name} --table"
+
+
+def test_a_page_is_whole_whenever_another_runner_reads_it(tmp_path):
+    text, seen, over = tmp_path / "studies.md", set[int](), threading.Event()
+    text.write_text("Before.\n<!-- table of why -->\n<!-- end of table -->\n", encoding="utf-8")
+
+    def read():
+        while not over.is_set():
+            seen.add(len(text.read_text(encoding="utf-8")))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for rows in range(100):
+        page.renew(text, "why", "| row |\n" * 1000 + str(rows % 2))
+    over.set()
+    reader.join()
+    assert len(seen) <= 2, "it was seen before, and with a table"
 
 
 def test_a_table_is_renewed_between_its_marks_as_soon_as_a_run_has_ended(tmp_path, monkeypatch):

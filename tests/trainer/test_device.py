@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
 
+from tests.fork_server import REPOSITORY
 from tests.gpu_kit.ranks import run_as_rank_zero
 from trainer import device
 from trainer.errors import TrainingError
@@ -49,6 +53,36 @@ def test_float32_products_use_tf32_on_a_gpu_only(gpus):
     assert torch.get_float32_matmul_precision() == "highest"
     device.own_device({})
     assert torch.get_float32_matmul_precision() == "high"
+
+
+FAULTS = """
+import resource, torch
+from trainer import device
+
+def faults():
+    "Those of ten tensors of 40 MB, one after the other, once fifty have come and gone."
+    for number in range(60):
+        if number == 50:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(10 * 2**20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+by_default = faults()
+device.own_device({})
+print(by_default, faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
+def test_a_process_on_a_cpu_keeps_the_memory_that_it_frees():
+    """In a process of its own: a fork may use a part of the heap that cannot hold them.
+
+    Small chunks that malloc keeps in between let it take some more memory first.
+    """
+    ran = subprocess.run([sys.executable, "-c", FAULTS], cwd=REPOSITORY, capture_output=True)
+    by_default, kept = map(int, ran.stdout.split())
+    assert by_default >= 10 * 20, "pages of 2 MB at most"
+    assert kept < by_default / 10
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,7 @@ PREDICTIONS = "students.tinybert.objective={hidden_mse: null, attention_mse: nul
         (["students.tinybert.start={fraction: 0.4}"], None),
         (["students.tinybert.start={teacher: {at_least: 0.1}}"], None),
         (["teacher.init.pretrained=elsewhere"], None),
+        (["teacher.init={pretrained: elsewhere, random: true}"], MIN_LEAD),
         (["students.tinybert.objective.mlm=null"], None),
         (["students.tinybert.objective.soft_kl=null"], None),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 import configs
@@ -84,11 +86,58 @@ def test_what_is_a_copys_own_need_not_be_the_teachers(override):
     configs.load("demo", JobConfig, "job", [f"students.distilbert.model.{override}"])
 
 
-def test_a_copy_of_embeddings_has_their_tables():
-    late = ["students.mobilebert.model.max_positions=128"]
+@pytest.mark.parametrize("layers", ["[3, 0]", "[1, 3]", "[0, 0]"])
+def test_a_copy_of_pre_norm_layers_begins_with_the_first(layers):
+    """Which has no norm before its attention, and so no weights for one in another place."""
+    late = [f"students.distilbert.init.teacher_layers={layers}"]
+    with pytest.raises(configs.ConfigError) as refused:
+        configs.load("demo", JobConfig, "job", late)
+    complaint = f"must begin with layer 0 and have it once, not {layers}: it alone has no norm"
+    assert f"students.distilbert.init.teacher_layers: {complaint}" in str(refused.value)
+    post_norm = [f"{one}.model.norm_placement=post" for one in ("teacher", "students.distilbert")]
+    configs.load("demo", JobConfig, "job", [*late, *post_norm])
+
+
+@pytest.mark.parametrize(
+    ("start", "may_start"),
+    [("{step: 10, teacher: null}", True), ("{step: 9, teacher: null}", False), ("{}", False)],
+)
+def test_a_copy_of_a_growing_teacher_is_judged_by_its_layers_when_it_starts(start, may_start):
+    growing = [
+        "teacher.stacking.steps=[10]",
+        "students.distilbert.init.teacher_layers=[0, 1]",  # at half of the depth: 0 and 0
+        f"students.distilbert.start={start}",
+    ]
+    refused = pytest.raises(configs.ConfigError, match=r"have it once, not \[0, 0\]")
+    with contextlib.nullcontext() if may_start else refused:
+        configs.load("demo", JobConfig, "job", growing)
+
+
+def test_layers_that_share_weights_in_groups_are_not_copied():
+    grouped = "{base: demo_teacher, layers: %d, sharing: all, groups: 2, norm_placement: post}"
+    refused = [
+        f"teacher.model={grouped % 8}",
+        f"students.distilbert.model={grouped % 4}",
+        "students.distilbert.init.teacher_layers=[0, 2, 4, 6]",
+    ]
+    with pytest.raises(configs.ConfigError, match="teacher_layers: is for models without groups"):
+        configs.load("demo", JobConfig, "job", refused)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("max_positions", 128),
+        ("norm_bias", False),
+        ("head_bias", False),
+        ("decoder_bias", False),
+    ],
+)
+def test_a_copy_of_embeddings_and_head_computes_what_they_do(key, value):
+    late = [f"students.mobilebert.model.{key}={value}"]
     with pytest.raises(configs.ConfigError) as refused:
         configs.load("mobilebert", JobConfig, "job", late)
-    complaint = "students.mobilebert.init.teacher_embeddings: model.max_positions is 128, and the t"
+    complaint = f"students.mobilebert.init.teacher_embeddings: model.{key} is {value}, and the t"
     assert complaint in str(refused.value)
 
 
