@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.job_configs import load_job
+from commands.job_configs import changes_since_run, load_job
 from commands.options import PATH
 from commands.output import ignore_write_errors
 from commands.submission import numbers
-from commands.training import announce_if_finished, run_ranks
+from commands.training import announce_if_finished, final_results, run_ranks
 
 if TYPE_CHECKING:
     from trainer.config import JobConfig
+
+MODEL = "teacher.init.pretrained"
 
 
 @click.command()
@@ -36,7 +38,7 @@ def finetune(
     ignore_write_errors()
     if not Path(model).is_dir():
         raise click.UsageError(f"--model {model}: no such folder")
-    words = [f"teacher.init.pretrained={model}", *overrides]
+    words = [f"{MODEL}={Path(model)}", *overrides]
     if not any(word.startswith("name=") for word in overrides):
         words.append(f"name={Path(task).stem}-{Path(model).resolve().name}")
     if not seeds:
@@ -52,7 +54,24 @@ def finetune(
 def _train(task: str, overrides: tuple[str, ...], nproc: int | None) -> int:
     """Train the run to its end, unless it has come to it already; the exit code."""
     job = load_job(task, overrides)
+    _require_same(job)
     return 0 if announce_if_finished(job) else run_ranks(task, overrides, nproc)
+
+
+def _require_same(job: JobConfig) -> None:
+    """Raise ConfigError where the run by that name is another one's.
+
+    That is, of another model, or finished and of other settings. An unfinished one may go on with
+    others, such as more epochs.
+    """
+    from configs import ConfigError
+
+    has_ended = final_results(job) is not None
+    if found := [one for one in changes_since_run(job) if has_ended or one.key == MODEL]:
+        raise ConfigError(
+            f"name: {Path(job.output_dir, job.name)} is of another job "
+            f"({'; '.join(map(str, found[:3]))}); set name=NEW, or delete that run"
+        )
 
 
 def _summary(jobs: dict[int, JobConfig]) -> str:

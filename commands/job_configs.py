@@ -9,6 +9,7 @@ import click
 if TYPE_CHECKING:
     from data_pipeline import BatchSizes, DataConfig
     from trainer.config import JobConfig
+    from trainer.lifecycle.continuity import Change
 
 
 def load_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
@@ -32,6 +33,20 @@ def task_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
     if not job.data.train:
         raise click.UsageError(f"{config}: names no examples of one task in data.train")
     return job
+
+
+def changes_since_run(job: JobConfig) -> list[Change]:
+    """In what the job differs from the run by its name; nothing where there is no such run.
+
+    The run's folder may have been moved.
+    """
+    from trainer.lifecycle.continuity import changes
+    from trainer.run_folder.folder import RunFolder
+
+    folder = RunFolder.of(job)
+    if not folder.config.exists():
+        return []
+    return [one for one in changes(folder.load_config(), job) if one.key != "output_dir"]
 
 
 def _kind(config: str) -> str:

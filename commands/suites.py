@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.job_configs import load_job
+from commands.job_configs import changes_since_run, load_job
 from commands.training import run_ranks
 
 if TYPE_CHECKING:
@@ -136,15 +136,11 @@ def _assignments(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
 def _require_same(job: JobConfig) -> None:
     """Raise ConfigError where the job's run was made by another, such as with another model."""
     from configs import ConfigError
-    from trainer.lifecycle.continuity import changes
-    from trainer.run_folder.folder import RunFolder
 
-    folder = RunFolder.of(job)
-    if not folder.config.exists():
-        return
-    if found := [str(change) for change in changes(folder.load_config(), job)]:
+    if found := changes_since_run(job):
+        run = Path(job.output_dir, job.name)
         raise ConfigError(
-            f"--out: {folder.path} is of another job ({'; '.join(found[:3])}); name another "
+            f"--out: {run} is of another job ({'; '.join(map(str, found[:3]))}); name another "
             "folder, or delete that run"
         )
 

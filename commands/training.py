@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from commands.job_configs import load_job
+from commands.job_configs import changes_since_run, load_job
 from commands.options import PATH
 from commands.output import ignore_write_errors
 
@@ -113,16 +113,26 @@ def _announce(folder: Any, results: dict[str, Any]) -> None:
     click.echo(f"\nReport: {folder.report}")
 
 
-def announce_if_finished(job: JobConfig) -> bool:
-    """If the run is finished, complete its exports and report, and say where they are."""
+def final_results(job: JobConfig) -> dict[str, Any] | None:
+    """What the job's run has come to; None where it has not reached its end."""
     from trainer.run_folder.folder import RunFolder
     from trainer.run_folder.run_files import read_evaluation
 
-    folder = RunFolder.of(job)
-    results = read_evaluation(folder.evaluation)
-    if results is None or results["step"] < job.steps:
+    results = read_evaluation(RunFolder.of(job).evaluation)
+    return None if results is None or results["step"] < job.steps else results
+
+
+def announce_if_finished(job: JobConfig) -> bool:
+    """If the run is finished, complete its exports and report, and say where they are."""
+    from trainer.run_folder.folder import RunFolder
+
+    folder, results = RunFolder.of(job), final_results(job)
+    if results is None:
         return False
     click.echo(f"{folder.path} is finished.\n")
+    if changed := [str(change) for change in changes_since_run(job)]:
+        way_out = "for another run, set another name"
+        click.echo(f"changed since, without effect: {'; '.join(changed[:3])}; {way_out}", err=True)
     if not (folder.has_final_report() and all(map(folder.has_export, results["learners"]))):
         from trainer.lifecycle.finalize import finalize
 

@@ -105,3 +105,4 @@ def test_a_finished_run_says_so(copied, corpus):
     assert f"{run} is finished" in again.stdout
     assert json.loads((run / "attempts/000001.json").read_text())["finished"]
     assert "report.html" in again.stdout
+    assert "changed since, without effect: profile.steps: 5:7 -> ; for another" in again.stderr

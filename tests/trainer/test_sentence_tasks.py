@@ -367,6 +367,9 @@ def test_a_test_file_without_labels_is_refused_before_training(job, tmp_path, la
     assert str(tmp_path / "test.tsv") in one_line(str(refused.value))
 
 
+RATE = "teacher.optimizer.learning_rate=1e-9"
+
+
 def test_finetune_takes_a_table_and_reports_over_seeds(finished, tmp_path) -> None:
     table = tmp_path / "mine.csv"
     rows = [f"{number} of them was here,{number % 2}" for number in range(40)]
@@ -384,6 +387,12 @@ def test_finetune_takes_a_table_and_reports_over_seeds(finished, tmp_path) -> No
     shown = tandem("data", "show", *[w for w in words if w not in ("--model", model)],
                    f"teacher.init.pretrained={model}")  # fmt: skip
     assert "36 examples to train on, 4 to score on" in shown.stdout, shown.stderr
+    others = {"teacher.init.pretrained: ": ("--model", best), "learning_rate: ": (RATE,)}
+    for change, other in others.items():
+        refused = tandem("finetune", *words, *other, "--seeds", "1")
+        assert refused.returncode == 1, "what has ended is not given as another's result"
+        assert "single_sentence-teacher-seed1 is of another job (" in refused.stderr
+        assert change in refused.stderr
     refused = tandem("finetune", "single_sentence", "--model", tmp_path / "none")
     assert refused.returncode == 2
     assert "no such folder" in refused.stderr
