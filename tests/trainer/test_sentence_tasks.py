@@ -367,6 +367,16 @@ def test_a_test_file_without_labels_is_refused_before_training(job, tmp_path, la
     assert str(tmp_path / "test.tsv") in one_line(str(refused.value))
 
 
+def test_too_few_examples_to_hold_some_out_need_a_validation_file(job, tmp_path) -> None:
+    write(tmp_path / "few.tsv", lines(6, 0))
+    given = [f"data.train={tmp_path / 'few.tsv'}", 'data.validation=""', 'data.test=""']
+    with pytest.raises(DataError) as refused:
+        load(job, *given)
+    assert "data.validation: must be set; " in str(refused.value)
+    assert "few.tsv has too few examples to hold some of them out" in str(refused.value)
+    assert load(job, *given, "data.validation_fraction=0.5").steps
+
+
 RATE = "teacher.optimizer.learning_rate=1e-9"
 
 

@@ -142,6 +142,11 @@ def _ready(job: JobConfig, one: TaskOfJob, tokenizer: Path) -> TaskOfJob:
     files = one.data.task_files
     splits = {split: files[of] for split, of in SPLITS.items() if of in files}
     folder = _encoded(job, one, tokenizer, splits)
+    if "val" not in splits and "val" not in manifest.read(folder)["tally"]["examples"]:
+        raise DataError(
+            f"{one.key}.validation: must be set; {files['train']} has too few examples to hold "
+            f"some of them out (or raise {one.key}.validation_fraction)"
+        )
     return dataclasses.replace(one, data=_at(one.data, folder))
 
 
