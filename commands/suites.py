@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 ROOT_KEY = "data.root"
 UNTRAINED = "untrained"
-MODELS = "models.json"  # in the folder of a suite: a checksum of each model's folder
+# In the folder of a suite; the first is written before anything else, and shows whose folder it is.
+MODELS = "models.json"  # a checksum of each model's folder
+RESULTS, REPORT = "suite.json", "report.html"
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,9 @@ def compare(
     _require_unchanged(models, out)
     evaluations = {run: _evaluation_of(run, job, out) for run, job in jobs.items()}
     results = _results(suite, models, evaluations, (*shared, *overrides))
-    (out / "suite.json").write_text(json.dumps(to_json(results), indent=2) + "\n")
-    write_comparison(out / "report.html", Path(name).stem, suite.about, results)
-    click.echo(f"{suite.about}\n\n{comparison_table(results)}\n\nReport: {out / 'report.html'}")
+    (out / RESULTS).write_text(json.dumps(to_json(results), indent=2) + "\n")
+    write_comparison(out / REPORT, Path(name).stem, suite.about, results)
+    click.echo(f"{suite.about}\n\n{comparison_table(results)}\n\nReport: {out / REPORT}")
 
 
 def _models(folders: Sequence[str], untrained: bool) -> dict[str, _Model]:
@@ -150,13 +152,16 @@ def _require_same(job: JobConfig) -> None:
 
 
 def _require_unchanged(models: Mapping[str, _Model], out: Path) -> None:
-    """Raise ConfigError where the folder of a model has changed since `out` has runs of it."""
+    """Raise ConfigError where the folder of a model has changed since `out` has runs of it.
+
+    Raises DataError where `out` is not the folder of a suite.
+    """
     from configs import ConfigError
     from trainer.durable import atomic_write
     from trainer.job_data.examples import digest_of
 
     record = out / MODELS
-    known = json.loads(record.read_text()) if record.exists() else {}
+    known = _known_digests(out)
     found = {str(one.folder): digest_of(one.folder) for one in models.values()}
     for folder, digest in found.items():
         if known.get(folder, digest) != digest:
@@ -166,6 +171,30 @@ def _require_unchanged(models: Mapping[str, _Model], out: Path) -> None:
             )
     out.mkdir(parents=True, exist_ok=True)
     atomic_write(record, json.dumps({**known, **found}, indent=2) + "\n")
+
+
+def _known_digests(out: Path) -> dict[str, Any]:
+    """What `out` says of the models that it has runs of; empty for a new folder.
+
+    Raises DataError where `out` has files of a suite's names that no suite wrote.
+    """
+    from configs.strict_json import parse_json
+    from data_pipeline import DataError
+    from data_pipeline.shards.writing import refuse_existing
+
+    record = out / MODELS
+    if not record.exists():
+        refuse_existing([record, out / RESULTS, out / REPORT])
+        return {}
+    try:
+        known = parse_json(record.read_bytes())
+    except ValueError:
+        known = None
+    if not isinstance(known, dict):
+        raise DataError(
+            f"{record}: damaged, or not of a suite; name another --out, or move {out} away"
+        )
+    return known
 
 
 def _evaluation_of(run: _Run, job: JobConfig, out: Path) -> dict[str, Any]:
