@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 
 ROOT_KEY = "data.root"
 UNTRAINED = "untrained"
+# Keys of jobs that each run has a value of its own for, and what to do instead of setting them.
+OWN_KEYS = {
+    "name": "leave it out, runs are named after task, model and seed",
+    "output_dir": "use --out",
+    "seed": "use seeds, or --seeds",
+    "teacher.init.pretrained": "name the folders of the models",
+}
+
 # In the folder of a suite; the first is written before anything else, and shows whose folder it is.
 MODELS = "models.json"  # a checksum of each model's folder
 RESULTS, REPORT = "suite.json", "report.html"
@@ -82,6 +90,7 @@ def compare(
     from trainer.suites.results import to_json
 
     suite = configs.load(name, SuiteConfig, "suite")
+    _refuse_own_keys(suite, overrides)
     models = _models(folders, untrained)
     shared = tuple(_assignments(suite.job))
 
@@ -104,6 +113,20 @@ def compare(
     (out / RESULTS).write_text(json.dumps(to_json(results), indent=2) + "\n")
     write_comparison(out / REPORT, Path(name).stem, suite.about, results)
     click.echo(f"{suite.about}\n\n{comparison_table(results)}\n\nReport: {out / REPORT}")
+
+
+def _refuse_own_keys(suite: SuiteConfig, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for a key of a job that a suite sets itself, for each of its runs."""
+    from configs import ConfigError
+
+    sections = {"": suite.job} | {f"tasks.{name}.": one.job for name, one in suite.tasks.items()}
+    in_file = [
+        f"{above}job.{word}" for above, job in sections.items() for word in _assignments(job)
+    ]
+    for word in (*in_file, *overrides):
+        key = word.partition("=")[0]
+        if instead := OWN_KEYS.get(key.rpartition("job.")[2]):
+            raise ConfigError(f"{key}: a suite sets this for each run; {instead}")
 
 
 def _models(folders: Sequence[str], untrained: bool) -> dict[str, _Model]:
