@@ -113,7 +113,11 @@ def _new_file(path: Path) -> Iterator[TextIO]:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     refuse_existing([path])
     try:
-        with part.open("x", encoding="utf-8") as file:
+        file = part.open("x", encoding="utf-8")
+    except OSError as error:  # about the file that was named
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    try:
+        with file:
             yield file
         os.replace(part, path)
     finally:

@@ -85,6 +85,8 @@ def test_predictions_replace_no_file_nor_their_input(tmp_path: Path) -> None:
     (folder := tmp_path / "folder").mkdir()
     code, output = run("predict", tmp_path / "none", path, "--out", folder)
     assert (code, output.partition(";")[0]) == (1, f"tandem: {folder}: exists")
+    code, output = run("predict", tmp_path / "none", path, "--out", lost := tmp_path / "no" / "out")
+    assert (code, output) == (1, f"tandem: {lost}: No such file or directory\n")
 
 
 @pytest.mark.parametrize("name", ["analysis.json", "analysis.html"])
