@@ -6,6 +6,7 @@ Torn or foreign lines and files are left out, so that they do not hide the rest.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from configs.strict_json import is_torn, parse_json
 TAIL_BYTES = 256 * 1024  # read from the end of metrics.jsonl: hundreds of rows
 
 RECORDS = ("metrics.jsonl", "slurm.jsonl", "alerts.jsonl", "slow_ranks.json", "setbacks.json")
+
+NUMBER = (int, float)
+EVENT_TYPES = {"event": str, "time": NUMBER, "job": str}  # of what the status is inferred from
+ATTEMPT_TYPES = {"host": str, "process": int, "time": NUMBER, "job": str}
 
 Row = dict[str, Any]
 
@@ -39,7 +44,8 @@ def damaged_files(run: Path) -> list[str]:
 
 def events_of(run: Path) -> list[dict[str, Any]]:
     """The batch script's events, oldest first; each has an ``event`` and a ``reason``."""
-    return [{"reason": "", **one} for one in _objects(run / "slurm.jsonl") if "event" in one]
+    found = _objects(run / "slurm.jsonl")
+    return [{"reason": "", **one} for one in found if "event" in one and _fits(one, EVENT_TYPES)]
 
 
 def alerts_of(run: Path) -> list[str]:
@@ -74,9 +80,12 @@ def json_object(file: Path) -> dict[str, Any]:
 
 
 def newest_attempt(run: Path) -> tuple[dict[str, Any], float]:
-    """The newest attempt's record, and when it was last touched (Unix time)."""
+    """The newest attempt's record, empty if damaged, and when it was last touched (Unix time)."""
     records = sorted(run.glob("attempts/*.json"))
-    return (json_object(records[-1]), records[-1].stat().st_mtime) if records else ({}, 0.0)
+    if not records:
+        return {}, 0.0
+    record = json_object(records[-1])
+    return record if _fits(record, ATTEMPT_TYPES) else {}, records[-1].stat().st_mtime
 
 
 def newest_checkpoint(run: Path) -> tuple[int | None, float | None]:
@@ -126,11 +135,16 @@ def _object(text: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _fits(record: dict[str, Any], types: Mapping[str, Any]) -> bool:
+    """Whether the values that a record has of these keys are of their types."""
+    return all(isinstance(record[key], kind) for key, kind in types.items() if key in record)
+
+
 def _numbers(line: bytes) -> Row:
     """A row, whose values may be the strings "NaN" and "Infinity"; empty where it is not a row."""
     row = _object(line)
     try:
         numbers: Row = {key: float(value) for key, value in row.items()}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return {}
     return {**numbers, "step": int(row["step"])} if isinstance(row.get("step"), int) else {}

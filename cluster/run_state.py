@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.run_files import Row, newest_checkpoint
-from cluster.scheduler import NEVER_PASSES, QueuedJob, job_ids, of_run
+from cluster.scheduler import NEVER_PASSES, QueuedJob, job_ids, of_run, words
 
 STALLED_AFTER = 300.0  # seconds without a row, or ten times the usual interval if that is longer
 FIRST_ROW_AFTER = 1800.0  # seconds that may pass before the first row
@@ -80,10 +80,10 @@ class Evidence:
         newest = max(self.run.glob("submissions/*/jobs"), default=None)
         if newest is None or self.jobs is None or self.job:
             return None
-        ids = newest.read_text().split()
+        ids = words(newest)
         begun = {str(event.get("job")) for event in self.events} | {self.attempt.get("job")}
         since = self.attempt.get("time", 0) > newest.stat().st_mtime
-        return None if since or begun & {*ids} else ids[-1]
+        return None if since or not ids or begun & {*ids} else ids[-1]
 
     @property
     def end(self) -> str:

@@ -14,6 +14,7 @@ from cluster.errors import LaunchError
 from cluster.sbatch_options import without_own
 
 ACCOUNTING_SECONDS = 20.0  # timeout: its database may be slow or down, and only adds details
+JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 
 # Reasons for which a job stays pending forever, and the option at fault.
 NEVER_PASSES = {
@@ -55,8 +56,12 @@ class QueuedJob:
 
 def job_ids(run: Path) -> list[str]:
     """The ids of all jobs ever submitted for a run, oldest first."""
-    files = sorted(run.glob("submissions/*/jobs"))
-    return [job_id for file in files for job_id in file.read_text().split()]
+    return [job_id for file in sorted(run.glob("submissions/*/jobs")) for job_id in words(file)]
+
+
+def words(file: Path) -> list[str]:
+    """The words of a small file; of one that is damaged, some may be strange or missing."""
+    return file.read_text(encoding="utf-8", errors="replace").split()
 
 
 def queued_jobs() -> list[QueuedJob] | None:
@@ -82,11 +87,12 @@ def recorded_ends(ids: Sequence[str]) -> dict[str, str]:
 
     A job counts as out of memory where any of its steps was. Empty without accounting.
     """
-    if not ids or not shutil.which("sacct"):
+    known = [one for one in ids if JOB_ID.fullmatch(one)]  # not what a damaged file holds
+    if not known or not shutil.which("sacct"):
         return {}
     try:
         form = ("-n", "-P", "-o", "JobIDRaw,State")
-        lines = slurm_command("sacct", "-j", ",".join(ids), *form, seconds=ACCOUNTING_SECONDS)
+        lines = slurm_command("sacct", "-j", ",".join(known), *form, seconds=ACCOUNTING_SECONDS)
     except LaunchError:
         return {}
     ends: dict[str, str] = {}

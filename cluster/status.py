@@ -31,9 +31,10 @@ from cluster.run_files import (
     slow_ranks,
 )
 from cluster.run_state import USUAL_ROWS, Evidence, state_of, training_rows
-from cluster.scheduler import QueuedJob, of_run, recorded_ends
+from cluster.scheduler import QueuedJob, of_run, recorded_ends, words
 from configs.strict_json import strict_json
 
+SEED = re.compile(r"[0-9]{1,19}")
 BEGUN = ("config.yaml", "slurm.jsonl")  # a run that a job has started has one of these
 
 EndStates = Mapping[str, str]  # SLURM_JOB_ID -> final state, from SLURM's accounting
@@ -74,7 +75,7 @@ def read_runs(
     """
     begun = {path.parent for name in BEGUN for path in root.glob(f"*/{name}")}
     waiting = {path.parents[2] for path in root.glob("*/submissions/*/config.yaml")} - begun
-    shown = begun | {run for run in waiting if not is_array(run) or _seeds_to_come(run)}
+    shown = begun | {run for run in waiting if not is_array(run) or _is_row(run)}
     return _rows([run for run in shown if not run.name.startswith(".")], jobs, read_ends)
 
 
@@ -83,7 +84,7 @@ def read_array(
 ) -> list[RunStatus]:
     """The runs of the seed array that was submitted as `run`, and the seeds that have not begun."""
     seeds = {path.parent for name in BEGUN for path in run.parent.glob(f"{run.name}-seed*/{name}")}
-    return _rows(seeds | {run} if _seeds_to_come(run) else seeds, jobs, read_ends)
+    return _rows(seeds | {run} if _is_row(run) else seeds, jobs, read_ends)
 
 
 def read_one(
@@ -98,10 +99,23 @@ def is_array(run: Path) -> bool:
     return not (run / "config.yaml").exists() and any(run.glob("submissions/*/seeds"))
 
 
+def _is_row(array: Path) -> bool:
+    """Whether an array is shown beside its runs: seeds are to come, or which ones is unknown."""
+    try:
+        return bool(_seeds_to_come(array))
+    except (LaunchError, OSError):
+        return True  # its row says why
+
+
 def _seeds_to_come(array: Path) -> dict[str, str]:
-    """Array index -> seed, for the seeds of the newest submission whose run has not begun."""
+    """Array index -> seed, for the seeds of the newest submission whose run has not begun.
+
+    Raises LaunchError where the list of seeds is damaged.
+    """
     newest = max(array.glob("submissions/*/seeds"))
-    seeds = newest.read_text(encoding="utf-8").split()
+    seeds = words(newest)
+    if not all(SEED.fullmatch(seed) for seed in seeds):
+        raise LaunchError(f"{newest}: damaged: not a list of seeds; submit the array again")
     runs = [array.with_name(f"{array.name}-seed{seed}") for seed in seeds]
     return {
         str(index): seed
@@ -186,8 +200,18 @@ def _jobs_to_come(array: Path, jobs: Sequence[QueuedJob] | None) -> list[QueuedJ
 
 def _unexplained(runs: Iterable[Path], jobs: Sequence[QueuedJob] | None) -> list[str]:
     """The last job of each run without results and without a job in the queue."""
-    silent = [_evidence(run, jobs, {}) for run in runs if not (run / "evaluation.json").exists()]
-    return [known.last_job for known in silent if known.job is None and known.last_job]
+    last = (_unexplained_job(run, jobs) for run in runs)
+    return [job for job in last if job]
+
+
+def _unexplained_job(run: Path, jobs: Sequence[QueuedJob] | None) -> str | None:
+    if (run / "evaluation.json").exists():
+        return None
+    try:
+        known = _evidence(run, jobs, {})
+        return known.last_job if known.job is None else None
+    except (LaunchError, OSError):  # its row says why
+        return None
 
 
 def to_json(runs: Sequence[RunStatus]) -> str:
@@ -211,7 +235,8 @@ def _budget(run: Path) -> tuple[int, float | None]:
         raise LaunchError(str(error)) from error
     if not isinstance(config.get("steps"), int):
         raise LaunchError(f"{file}: not the config of a run: it has no steps")
-    return config["steps"], config.get("hours")
+    hours = config.get("hours")
+    return config["steps"], float(hours) if isinstance(hours, int | float) else None
 
 
 def _restarts(events: Sequence[dict[str, Any]]) -> list[str]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trainer.analysis.examples import Examples
 
 PRUNED = "pruned"  # the folder of the pruned model, in the one of the analysis
+NUMBERS, PAGE = "analysis.json", "analysis.html"
 
 
 @click.command()
@@ -66,6 +67,7 @@ def analyze(
     from trainer.analysis.analysis import analyze, with_attention, with_pruned
     from trainer.device import own_device
 
+    _refuse_other_files(target)
     if prune:
         require_free(target / PRUNED)
     model = with_attention(source, own_device(), prune or 0)
@@ -105,6 +107,24 @@ def _examples(
     return TaskExamples(model, folder, job, limit)
 
 
+def _refuse_other_files(target: Path) -> None:
+    """Raise DataError where `target` has files of these names that are not of an analysis."""
+    from data_pipeline.shards.writing import refuse_existing
+
+    if not _is_analysis(target / NUMBERS):
+        refuse_existing([target / NUMBERS, target / PAGE])
+
+
+def _is_analysis(path: Path) -> bool:
+    from configs.strict_json import parse_json
+
+    try:
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"model", "scored", "patterns"} <= found.keys()
+
+
 def _written(found: Analysis, target: Path, as_json: bool) -> str:
     """What is printed of an analysis, whose JSON and page are written to `target`."""
     from configs.strict_json import strict_json
@@ -113,8 +133,8 @@ def _written(found: Analysis, target: Path, as_json: bool) -> str:
     from trainer.analysis.table import analysis_table
 
     target.mkdir(parents=True, exist_ok=True)
-    text, page = strict_json(to_json(found)), target / "analysis.html"
-    (target / "analysis.json").write_text(f"{text}\n", encoding="utf-8")
+    text, page = strict_json(to_json(found)), target / PAGE
+    (target / NUMBERS).write_text(f"{text}\n", encoding="utf-8")
     page.write_text(render(found), encoding="utf-8")
     return text if as_json else f"{analysis_table(found)}\n\nPage: {page}"
 

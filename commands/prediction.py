@@ -88,14 +88,37 @@ def _assignment(word: str) -> tuple[str, str]:
 
 @contextmanager
 def _written(out: str | None) -> Iterator[TextIO]:
-    """Standard output, or a file that has its name only once it is complete."""
+    """Standard output, a device or a pipe, or a new file, which is named once it is complete.
+
+    Raises DataError where `out` is a file or a folder that exists.
+    """
     if out is None:
         yield sys.stdout
-        return
-    part = Path(f"{out}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
+    elif _is_stream(Path(out)):  # renaming a file to it would replace the device
+        with open(out, "w", encoding="utf-8") as file:
             yield file
-        os.replace(part, out)
+    else:
+        with _new_file(Path(out)) as file:
+            yield file
+
+
+def _is_stream(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[TextIO]:
+    from data_pipeline.shards.writing import refuse_existing
+
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    refuse_existing([path])
+    try:
+        file = part.open("x", encoding="utf-8")
+    except OSError as error:  # about the file that was named
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    try:
+        with file:
+            yield file
+        os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

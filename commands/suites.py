@@ -23,7 +23,17 @@ if TYPE_CHECKING:
 
 ROOT_KEY = "data.root"
 UNTRAINED = "untrained"
-MODELS = "models.json"  # in the folder of a suite: a checksum of each model's folder
+# Keys of jobs that each run has a value of its own for, and what to do instead of setting them.
+OWN_KEYS = {
+    "name": "leave it out, runs are named after task, model and seed",
+    "output_dir": "use --out",
+    "seed": "use seeds, or --seeds",
+    "teacher.init.pretrained": "name the folders of the models",
+}
+
+# In the folder of a suite; the first is written before anything else, and shows whose folder it is.
+MODELS = "models.json"  # a checksum of each model's folder
+RESULTS, REPORT = "suite.json", "report.html"
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,7 @@ def compare(
     from trainer.suites.results import to_json
 
     suite = configs.load(name, SuiteConfig, "suite")
+    _refuse_own_keys(suite, overrides)
     models = _models(folders, untrained)
     shared = tuple(_assignments(suite.job))
 
@@ -99,9 +110,23 @@ def compare(
     _require_unchanged(models, out)
     evaluations = {run: _evaluation_of(run, job, out) for run, job in jobs.items()}
     results = _results(suite, models, evaluations, (*shared, *overrides))
-    (out / "suite.json").write_text(json.dumps(to_json(results), indent=2) + "\n")
-    write_comparison(out / "report.html", Path(name).stem, suite.about, results)
-    click.echo(f"{suite.about}\n\n{comparison_table(results)}\n\nReport: {out / 'report.html'}")
+    (out / RESULTS).write_text(json.dumps(to_json(results), indent=2) + "\n")
+    write_comparison(out / REPORT, Path(name).stem, suite.about, results)
+    click.echo(f"{suite.about}\n\n{comparison_table(results)}\n\nReport: {out / REPORT}")
+
+
+def _refuse_own_keys(suite: SuiteConfig, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for a key of a job that a suite sets itself, for each of its runs."""
+    from configs import ConfigError
+
+    sections = {"": suite.job} | {f"tasks.{name}.": one.job for name, one in suite.tasks.items()}
+    in_file = [
+        f"{above}job.{word}" for above, job in sections.items() for word in _assignments(job)
+    ]
+    for word in (*in_file, *overrides):
+        key = word.partition("=")[0]
+        if instead := OWN_KEYS.get(key.rpartition("job.")[2]):
+            raise ConfigError(f"{key}: a suite sets this for each run; {instead}")
 
 
 def _models(folders: Sequence[str], untrained: bool) -> dict[str, _Model]:
@@ -146,13 +171,16 @@ def _require_same(job: JobConfig) -> None:
 
 
 def _require_unchanged(models: Mapping[str, _Model], out: Path) -> None:
-    """Raise ConfigError where the folder of a model has changed since `out` has runs of it."""
+    """Raise ConfigError where the folder of a model has changed since `out` has runs of it.
+
+    Raises DataError where `out` is not the folder of a suite.
+    """
     from configs import ConfigError
     from trainer.durable import atomic_write
     from trainer.job_data.examples import digest_of
 
     record = out / MODELS
-    known = json.loads(record.read_text()) if record.exists() else {}
+    known = _known_digests(out)
     found = {str(one.folder): digest_of(one.folder) for one in models.values()}
     for folder, digest in found.items():
         if known.get(folder, digest) != digest:
@@ -162,6 +190,30 @@ def _require_unchanged(models: Mapping[str, _Model], out: Path) -> None:
             )
     out.mkdir(parents=True, exist_ok=True)
     atomic_write(record, json.dumps({**known, **found}, indent=2) + "\n")
+
+
+def _known_digests(out: Path) -> dict[str, Any]:
+    """What `out` says of the models that it has runs of; empty for a new folder.
+
+    Raises DataError where `out` has files of a suite's names that no suite wrote.
+    """
+    from configs.strict_json import parse_json
+    from data_pipeline import DataError
+    from data_pipeline.shards.writing import refuse_existing
+
+    record = out / MODELS
+    if not record.exists():
+        refuse_existing([record, out / RESULTS, out / REPORT])
+        return {}
+    try:
+        known = parse_json(record.read_bytes())
+    except ValueError:
+        known = None
+    if not isinstance(known, dict):
+        raise DataError(
+            f"{record}: damaged, or not of a suite; name another --out, or move {out} away"
+        )
+    return known
 
 
 def _evaluation_of(run: _Run, job: JobConfig, out: Path) -> dict[str, Any]:

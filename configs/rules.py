@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from configs.typed import shown
 
@@ -78,11 +78,16 @@ class Range(Rule):
         return f"{self.least:.10g} to {self.most:.10g}"
 
     def allows(self, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, Real):
+        if not _is_number(value):
             return False
-        number = float(value)
-        low = self.least <= number if self.with_least else self.least < number
-        return low and (number <= self.most if self.with_most else number < self.most)
+        low = self.least <= value if self.with_least else self.least < value
+        return low and (value <= self.most if self.with_most else value < self.most)
+
+    def refusal(self, value: Any) -> str:
+        """Why a value is refused; names the upper bound that `words` leave out, where it counts."""
+        if self.most >= _LARGEST and _is_number(value) and value > self.most:
+            return f"must be at most {self.most:.16g}, not {shown(value)}"
+        return super().refusal(value)
 
     def json_schema(self) -> dict[str, Any]:
         least = "minimum" if self.with_least else "exclusiveMinimum"
@@ -206,6 +211,10 @@ class Ascending(Rule):
 
     def json_schema(self) -> dict[str, Any]:
         return {"uniqueItems": True}
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 _LARGEST = 2**53  # larger integers are not exact as floats

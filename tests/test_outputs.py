@@ -79,6 +79,44 @@ def test_a_dump_replaces_dumps_only(corpus: Path, tmp_path: Path) -> None:
     assert list(out.parent.iterdir()) == [out]
 
 
+def test_predictions_replace_no_file_nor_their_input(tmp_path: Path) -> None:
+    """Nothing is predicted first: there is no model at all."""
+    refused(path := tmp_path / "rows.tsv", "predict", tmp_path / "none", path, "--out", path)
+    (folder := tmp_path / "folder").mkdir()
+    code, output = run("predict", tmp_path / "none", path, "--out", folder)
+    assert (code, output.partition(";")[0]) == (1, f"tandem: {folder}: exists")
+    code, output = run("predict", tmp_path / "none", path, "--out", lost := tmp_path / "no" / "out")
+    assert (code, output) == (1, f"tandem: {lost}: No such file or directory\n")
+
+
+@pytest.mark.parametrize("name", ["analysis.json", "analysis.html"])
+def test_an_analysis_replaces_analyses_only(tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    refused(out / name, "analyze", tmp_path / "none", tmp_path / "text.txt", "--out", out)
+    out.joinpath("analysis.json").write_text('{"model": "m", "scored": "", "patterns": {}}')
+    assert "exists" not in run("analyze", tmp_path / "none", "t.txt", "--out", out)[1]
+
+
+@pytest.mark.parametrize("name", ["suite.json", "report.html"])
+def test_a_suite_replaces_files_of_suites_only(tmp_path: Path, name: str) -> None:
+    model.save_pretrained(model.build(model.EncoderConfig(**SMALL), seed=0), tmp_path / "m")
+    (tmp_path / "suite.yaml").write_text("about: No tasks.\nminimal_pairs: {pairs: p.jsonl}\n")
+    (tmp_path / "p.jsonl").write_text("")
+    words = ["--suite", tmp_path / "suite.yaml", tmp_path / "m", f"data.root={tmp_path}"]
+    refused(tmp_path / "out" / name, "evaluate", *words, "--out", tmp_path / "out")
+
+
+@pytest.mark.parametrize("text", ['{"x"', "[1]", "\x00"])
+def test_a_record_of_models_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+    model.save_pretrained(model.build(model.EncoderConfig(**SMALL), seed=0), tmp_path / "m")
+    (tmp_path / "suite.yaml").write_text("about: No tasks.\nminimal_pairs: {pairs: p.jsonl}\n")
+    (tmp_path / "models.json").write_text(text)
+    words = ["--suite", tmp_path / "suite.yaml", tmp_path / "m", "--out", tmp_path]
+    code, output = run("evaluate", *words)
+    assert (code, len(output.splitlines())) == (1, 1)
+    assert output.startswith(f"tandem: {tmp_path / 'models.json'}: damaged, or not of a suite")
+
+
 def test_the_text_of_the_demo(tmp_path: Path) -> None:
     (path := tmp_path / "text.txt").write_bytes(MINE)
     with pytest.raises(SystemExit, match=rf"{path}: exists"):

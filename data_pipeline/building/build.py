@@ -19,7 +19,9 @@ replaces and removes only files that its journal lists as its own (`data_pipelin
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import os
 import time
 import zlib
@@ -45,6 +47,7 @@ from data_pipeline.text.documents import (
     FileSpan,
     RawChunk,
     ReadOptions,
+    find_files,
     input_slice,
     location_of,
     no_documents_error,
@@ -56,6 +59,7 @@ from data_pipeline.tokenization import tokenizer as tokenization
 JOURNAL_SECONDS = 20.0
 PROBLEMS_SHOWN = 20
 PARTS = "parts"
+TEXT = "text"  # in the identity of a part: what it is a slice of
 HISTOGRAM_LIMITS = [1 << power for power in range(4, 21)]
 
 
@@ -172,6 +176,8 @@ class _Build:
         # This checks every input before anything is written.
         self.share = input_slice(options.inputs, options.reading, options.task, options.tasks)
         self.identity = _identity(options, self.vocabulary.fingerprint, self.share)
+        if options.tasks > 1:
+            self.identity[TEXT] = _digest_of_sizes(options.inputs)
         self.tally = Tally()
         self.seen: set[bytes] = set()
 
@@ -324,6 +330,12 @@ def _identity(options: BuildOptions, fingerprint: str, share: Sequence[FileSpan]
     del tree["tokenizer_dir"], tree["inputs"]
     files = [[_full_path(one.path), one.start, _size(one)] for one in share]
     return {**tree, "files": files, "vocabulary": fingerprint}
+
+
+def _digest_of_sizes(inputs: Sequence[str]) -> str:
+    """Identifies the files that parts are slices of; their folder may differ from node to node."""
+    files = [[Path(path).name, os.path.getsize(path)] for path in find_files(inputs)]
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def _checksum(chunks: Iterable[RawChunk], before: int = 0) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.building.build import PARTS, Tally, part_folder
+from data_pipeline.building.build import PARTS, TEXT, Tally, part_folder
 from data_pipeline.building.claims import (
     JOURNAL,
     Claims,
@@ -85,9 +85,7 @@ def _merge(out: Path) -> dict:
     claims = Claims(out)
     for split in SPLITS:
         _join_split(out / split, [part / split for part in parts], claims)
-    identity = {
-        key: value for key, value in trees[0]["identity"].items() if key not in ("files", "task")
-    }
+    identity = {key: value for key, value in _options(trees[0]).items() if key != TEXT}
     return _finish(out, claims, Corpus.open(str(parts[0])), identity, tally)
 
 
@@ -129,14 +127,23 @@ def _parts(out: Path) -> list[Path]:
 
 
 def _require_alike(parts: list[Path], trees: list[dict]) -> None:
-    def options(tree: dict) -> dict:
-        return {k: v for k, v in tree["identity"].items() if k not in ("files", "task")}
-
+    first = _options(trees[0])
     for part, tree in zip(parts, trees, strict=True):
-        if options(tree) != options(trees[0]):
+        own = _options(tree)
+        if own.get(TEXT) != first.get(TEXT):
+            raise DataError(
+                f"{part}: is a slice of another TEXT than {parts[0].name}; remove it, and build it "
+                "again"
+            )
+        if own != first:
             raise DataError(
                 f"{part}: was built with other options than {parts[0].name}; build it again"
             )
+
+
+def _options(tree: dict) -> dict:
+    """What all parts of a build have in common: options, and what text they are slices of."""
+    return {k: v for k, v in tree["identity"].items() if k not in ("files", "task")}
 
 
 def _joined_tally(trees: list[dict]) -> Tally:

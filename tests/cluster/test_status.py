@@ -198,11 +198,21 @@ def test_an_array_that_has_just_been_handed_over_is_a_row(tmp_path):
 BROKEN = {
     "config.yaml": ["a: [1", "- 1\n- 2\n", "steps: many\n", "\x00", ""],
     "evaluation.json": ['{"step": 10', "{}", "[]"],
-    "metrics.jsonl": ['{"step": "x"}\n', '{"step": 5, "teacher/loss": "abc"}\n[]\n'],
-    "slurm.jsonl": ['{"a": 1}\n', '{"event": "final"}\n'],
+    "metrics.jsonl": [
+        f'{{"step": 1{"0" * 400}}}\n',
+        '{"step": "x"}\n',
+        '{"step": 5, "teacher/loss": "abc"}\n[]\n',
+    ],
+    "slurm.jsonl": [
+        '{"a": 1}\n',
+        '{"event": "final"}\n',
+        '{"event": "start", "time": "x"}\n',
+        '{"event": [], "job": {}}\n',
+    ],
     "alerts.jsonl": ['{"a": 1}\n'],
     "slow_ranks.json": ['{"a": 1}'],
-    "attempts/000001.json": ["[]", "{}", "{"],
+    "attempts/000001.json": ["[]", "{}", "{", '{"time": "x"}', '{"job": []}'],
+    "submissions/001/jobs": ["", "\n", "\x00"],
 }
 
 
@@ -210,7 +220,7 @@ def test_a_folder_that_is_broken_or_no_run_does_not_hide_the_others(run, tmp_pat
     cases = [(name, text) for name, texts in BROKEN.items() for text in texts]
     for number, (name, text) in enumerate(cases):
         broken = Folder(tmp_path / "runs", f"broken{number:02d}").path / name
-        broken.parent.mkdir(exist_ok=True)
+        broken.parent.mkdir(parents=True, exist_ok=True)
         broken.write_text(text)
     (tmp_path / "runs/odd/config.yaml").mkdir(parents=True)
     Folder(tmp_path / "runs", ".half.forking-1234")
@@ -225,6 +235,27 @@ def test_a_folder_that_is_broken_or_no_run_does_not_hide_the_others(run, tmp_pat
     assert "broken01 is unreadable: " in capsys.readouterr().out
     with pytest.raises(LaunchError, match=r"config\.yaml: not valid YAML"):
         commands.status("broken00", False, tmp_path / "runs")
+
+
+def test_a_foreign_event_does_not_hide_the_others(run):
+    run.attempt(1, job="8")
+    run.event("requeue", reason="the node failed")
+    run.event("start", time="x")
+    assert read_run(run.path, []).reason.startswith("the node failed")
+
+
+@pytest.mark.parametrize("seeds", [b"1\n\xff\n", b"1\n../2\n", b"\0"])
+def test_an_array_without_a_list_of_its_seeds_is_named(run, tmp_path, capsys, seeds):
+    array = Folder(tmp_path / "runs", "sweep").path
+    (array / "submissions/001").mkdir(parents=True)
+    (array / "config.yaml").rename(array / "submissions/001/config.yaml")
+    (array / "submissions/001/seeds").write_bytes(seeds)
+    (array / "submissions/001/jobs").write_bytes(b"12 \xff\n")
+    for rows in (read_runs(tmp_path / "runs", []), read_array(array, [])):
+        assert (rows[-1].name, rows[-1].state) == ("sweep", "unreadable")
+        assert "001/seeds: damaged" in rows[-1].reason
+    commands.status(None, False, tmp_path / "runs")
+    assert "demo" in capsys.readouterr().out
 
 
 def test_a_damaged_file_that_hides_how_a_run_went_is_said(run, capsys):

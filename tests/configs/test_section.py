@@ -26,6 +26,7 @@ from configs.rules import (
     positive,
 )
 from configs.section import Refusal, Section
+from configs.typed import shown
 
 Setting = float | dict[Annotated[int, INDEX], float]
 
@@ -67,6 +68,8 @@ ALLOWED: list[dict[str, Any]] = [
 ]
 REFUSED: list[tuple[str, Any, str]] = [
     ("count", 0, "count: must be at least 1, not 0"),
+    ("count", 2**53 + 1, "count: must be at most 9007199254740992, not 9007199254740993"),
+    ("count", 10**400, f"count: must be at most 9007199254740992, not {shown(10**400)}"),
     ("count", True, "count: must be at least 1, not True"),
     ("count", "many", "count: must be at least 1, not 'many'"),
     ("rate", 0.0, "rate: must be positive, and at most 1e+09, not 0.0"),

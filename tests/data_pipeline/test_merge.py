@@ -70,6 +70,23 @@ def test_a_missing_part_is_named(tmp_path: Path, inputs: list[str], tokenizer_di
         merge(out)
 
 
+def test_slices_of_different_text_are_not_merged(
+    tmp_path: Path, inputs: list[str], tokenizer_dir: Path
+) -> None:
+    """Their files may stand in another folder: nodes may name it differently."""
+    copies = [tmp_path / "copies" / Path(path).name for path in inputs]
+    copies[0].parent.mkdir()
+    for path, copy in zip(inputs, copies, strict=True):
+        copy.write_bytes(Path(path).read_bytes())
+    for name, others in {"same": copies, "fewer": inputs[:2]}.items():
+        out = tmp_path / name
+        build(inputs, str(tokenizer_dir), str(out), task=(0, 2), **OPTIONS)
+        build([str(one) for one in others], str(tokenizer_dir), str(out), task=(1, 2), **OPTIONS)
+    assert "text" not in merge(str(tmp_path / "same"))["identity"]
+    with pytest.raises(DataError, match="00001-of-00002: is a slice of another TEXT than 00000"):
+        merge(str(tmp_path / "fewer"))
+
+
 def test_a_merge_that_was_ended_goes_on(
     tmp_path: Path, inputs: list[str], tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,6 +221,17 @@ def test_a_fork_to_other_data_waits_for_scores_on_them(runs):
     assert state_at(other.folder, step).teacher_held_out is None
 
 
+def test_a_fork_that_cannot_be_made_says_why(runs):
+    folder = RunFolder(runs / "undisturbed")
+    step = published(folder.checkpoints)[-1]
+    with pytest.raises(TrainingError, match=r"^name: set it with --name only"):
+        fork(folder, step, "third", ["name=fourth"])
+    with pytest.raises(FileNotFoundError, match="/proc/none"):  # its own words, not of a checkpoint
+        fork(folder, step, "third", ["output_dir=/proc/none"])
+    assert not (runs / "third").exists()
+    assert not (runs / "fourth").exists()
+
+
 def test_a_schedule_runs_over_the_budget(runs):
     """To zero, by the fraction of the steps or of the tokens used."""
     rows = [row for row in metrics.read(runs / "limited" / "metrics.jsonl") if "memory" in row]

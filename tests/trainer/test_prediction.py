@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,11 @@ def test_ways_in_and_out_for_texts(classifier, tmp_path) -> None:
     answers = [json.loads(line) for line in out.read_text().splitlines()]
     assert answers[1:] == expected  # the header is a text too
     assert not list(tmp_path.glob("*.part"))
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
+        predicted(classifier, tmp_path / "a.csv", "--column", "text=1", "--out", pipe)
+        assert reader.communicate(timeout=60)[0] == out.read_text()
+    assert pipe.is_fifo(), "no file takes its place"
 
 
 def test_numbers_of_pairs(exported, tmp_path) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+import tandem
 from data_pipeline.tokenization.tokenizer import load
 from data_pipeline.tokenization.training import train
 from model import build, from_pretrained, save_pretrained
@@ -167,6 +169,16 @@ def test_models_are_fine_tuned_and_compared_once(folder: Path) -> None:
     assert (ended["untrained"] - begun).abs().mean() > 1e-2, "other random weights"
 
 
+def test_a_suite_file_sets_no_key_that_is_each_runs_own(folder: Path, tmp_path: Path) -> None:
+    own = SUITE.replace("job: {epochs: 1,", "job: {output_dir: other, epochs: 1,")
+    (tmp_path / "own.yaml").write_text(own)
+    words = ["evaluate", "--suite", str(tmp_path / "own.yaml"), str(folder / "big")]
+    ended = CliRunner().invoke(tandem.main, [*words, "--out", str(tmp_path / "out")])
+    assert ended.exit_code == 1
+    assert ended.stderr.startswith("tandem: tasks.moods.job.output_dir: a suite sets this")
+    assert not (tmp_path / "out").exists()
+
+
 def word_vectors(folder: Path) -> torch.Tensor:
     return from_pretrained(folder).embeddings.word.weight
 
@@ -177,6 +189,9 @@ def word_vectors(folder: Path) -> torch.Tensor:
         (["nowhere"], 1, "nowhere"),
         (["big", "big"], 1, "is named twice"),
         (["big", "data.train=none.tsv"], 1, "none.tsv"),
+        (["big", "name=other"], 1, "tandem: name: a suite sets this for each run; "),
+        (["big", "output_dir=other"], 1, "tandem: output_dir: a suite sets this for each run; "),
+        (["big", "seed=7"], 1, "tandem: seed: a suite sets this for each run; "),
         ([], 2, "name the folder of a model, or several"),
     ],
 )

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import configs
@@ -44,10 +45,12 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
     Weights & Biases. ``origin.json`` names the source.
 
     Raises:
-        TrainingError: the checkpoint does not exist, the new run already exists, or the teacher
-            would change its shape.
+        TrainingError: the checkpoint does not exist, the new run already exists, `overrides` name
+            it otherwise, or the teacher would change its shape.
         DataError: a corpus is missing.
     """
+    if any(word.partition("=")[0] == "name" for word in overrides):
+        raise TrainingError("name: set it with --name only")
     there = published(run.checkpoints)
     if step not in there:
         raise missing(run.checkpoints, step, there)
@@ -67,12 +70,18 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
         os.rename(beside, new.path)
         sync_folder(new.path.parent)
     except FileNotFoundError as error:
+        if not _is_below(error.filename, checkpoint.path):
+            raise
         raise CheckpointError(
             f"{error.filename} is gone: the run keeps newer checkpoints only; fork one of them"
         ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return Fork(new, step, found, [one for one in checkpoint.learners if one not in learners])
+
+
+def _is_below(path: str | None, folder: Path) -> bool:
+    return path is not None and Path(path).resolve().is_relative_to(folder.resolve())
 
 
 def _that_come_along(checkpoint: Checkpoint, before: JobConfig, now: JobConfig) -> list[str]:
