@@ -145,7 +145,7 @@ def _parquet_records(path: str, columns: Columns) -> Iterator[tuple[str, Mapping
             for record in batch.to_pylist():
                 number += 1
                 yield f"{path}: row {number}", record
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from None
 
 
