@@ -23,6 +23,7 @@ from trainer.scoring.metric import Metric
 from trainer.scoring.task_metrics import TAG_SCORES, TagMetric
 
 NAME = "tagging"
+WORD, TAG = "word", "tag"  # the fields of its files
 
 
 @register(NAME)
@@ -47,6 +48,10 @@ class Tagging(TaskConfig):
         labels = self.labels or UNKNOWN_LABELS
         return self.with_head(model, TaskHeadConfig(TAGGING, labels, crf=self.crf))
 
+    @property
+    def placed_fields(self) -> tuple[str, ...]:
+        return WORD, TAG
+
     def with_labels_of(self, file: TaskFile) -> TaskConfig:
         if self.labels:
             return self
@@ -56,7 +61,7 @@ class Tagging(TaskConfig):
         return dataclasses.replace(self, labels=found)
 
     def _sentences(self, file: TaskFile) -> Iterator[TaggedSentence]:
-        word, tag = (file.column_number(name) for name in ("word", "tag"))
+        word, tag = (file.column_number(name) for name in (WORD, TAG))
         return read_conll(str(file.path), word or 1, tag or LAST, self.encoding)
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
