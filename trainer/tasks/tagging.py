@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from configs.rules import NOT_EMPTY, Doc, OneOf
+from configs.rules import TEXT_ENCODING, Doc, OneOf
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.conll import LAST, TaggedSentence, read_conll
 from model import TAGGING, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
@@ -40,7 +40,7 @@ class Tagging(TaskConfig):
     metrics: Annotated[
         list[str], OneOf(*TAG_SCORES), Doc("The scores, the primary one first; empty: entity_f1.")
     ] = field(default_factory=list)
-    encoding: Annotated[str, NOT_EMPTY, Doc("The character encoding of the files.")] = "utf-8"
+    encoding: Annotated[str, TEXT_ENCODING, Doc("The character encoding of the files.")] = "utf-8"
 
     name: ClassVar[str] = NAME
 
