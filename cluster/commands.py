@@ -46,8 +46,6 @@ def submit(
     """
     if chain < 1:
         raise LaunchError(f"--chain {chain}: must be 1 or more")
-    if len(set(seeds)) < len(seeds):
-        raise LaunchError(f"--seeds {','.join(map(str, seeds))}: name each seed once")
     if seeds and chain > 1:
         raise LaunchError("--chain: cannot be combined with --seeds; submit one chain per seed")
     site = configs.load(cluster, ClusterConfig, "cluster") if cluster else ClusterConfig()

@@ -19,6 +19,7 @@ from cluster.errors import LaunchError
 
 # Below Linux's ephemeral ports (32768 and up), so that no client socket takes one first.
 FIRST_PORT, PORTS = 16000, 16000
+LAST_PORT = 2**16 - 1
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 EXPORTED = (*TORCHRUN, "GROUP_RANK")
 
@@ -146,6 +147,11 @@ def _from_torchrun(env: Mapping[str, str]) -> Ranks:
         raise LaunchError(
             f"{present} is set but {missing[0]} is not: unset it, or set all of {TORCHRUN}"
         )
+    if not env["MASTER_ADDR"]:
+        raise LaunchError("MASTER_ADDR is empty: set it to the host of rank 0")
+    port = _number(env, "MASTER_PORT")
+    if not 0 < port <= LAST_PORT:
+        raise LaunchError(f"MASTER_PORT={port}: must be a port, 1 to {LAST_PORT}")
     ranks = Ranks(
         rank=_number(env, "RANK"),
         world_size=_number(env, "WORLD_SIZE"),
@@ -153,7 +159,7 @@ def _from_torchrun(env: Mapping[str, str]) -> Ranks:
         local_world_size=_number(env, "LOCAL_WORLD_SIZE"),
         node_rank=_number(env, "GROUP_RANK") if "GROUP_RANK" in env else 0,
         master_addr=env["MASTER_ADDR"],
-        master_port=_number(env, "MASTER_PORT"),
+        master_port=port,
     )
     _refuse_shadowed_slurm(ranks, env)
     return ranks
@@ -195,6 +201,6 @@ def _text(env: Mapping[str, str], name: str) -> str:
 
 def _number(env: Mapping[str, str], name: str) -> int:
     text = _text(env, name)
-    if not re.fullmatch(r"\d+", text):
+    if not re.fullmatch(r"\d{1,18}", text):
         raise LaunchError(f"{name}={text!r} is not a number: check the launcher's variables")
     return int(text)

@@ -128,6 +128,7 @@ def _is_analysis(path: Path) -> bool:
 def _written(found: Analysis, target: Path, as_json: bool) -> str:
     """What is printed of an analysis, whose JSON and page are written to `target`."""
     from configs.strict_json import strict_json
+    from data_pipeline.text.surrogates import without_surrogates
     from trainer.analysis.analysis import to_json
     from trainer.analysis.page import render
     from trainer.analysis.table import analysis_table
@@ -135,8 +136,9 @@ def _written(found: Analysis, target: Path, as_json: bool) -> str:
     target.mkdir(parents=True, exist_ok=True)
     text, page = strict_json(to_json(found)), target / PAGE
     (target / NUMBERS).write_text(f"{text}\n", encoding="utf-8")
-    page.write_text(render(found), encoding="utf-8")
-    return text if as_json else f"{analysis_table(found)}\n\nPage: {page}"
+    page.write_text(without_surrogates(render(found)), encoding="utf-8")
+    # A file's name may hold bytes that are no UTF-8.
+    return text if as_json else without_surrogates(f"{analysis_table(found)}\n\nPage: {page}")
 
 
 def _is_task(named: str) -> bool:

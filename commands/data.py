@@ -9,7 +9,7 @@ import click
 
 from commands.errors import FAILED
 from commands.job_configs import data_section, task_job
-from commands.options import PATH, POSITIVE, parse_pair
+from commands.options import ENCODING, FRACTION, PATH, POSITIVE, parse_pair
 
 if TYPE_CHECKING:
     from trainer.augmentation.augmenting import Method
@@ -165,7 +165,7 @@ def data_dump(config: str, overrides: tuple[str, ...], steps: str, out: str, **s
 )
 @click.option("--copies", type=click.IntRange(1, 1000), default=20, show_default=True)
 @click.option("--candidates", type=click.IntRange(1, 1000), default=15, show_default=True)
-@click.option("--probability", type=click.FloatRange(0, 1), default=0.4, show_default=True)
+@click.option("--probability", type=FRACTION, default=0.4, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
 @click.option(
     "--mask-alone", is_flag=True, help="Predict words without the unmasked text beside them."
@@ -209,11 +209,13 @@ def data_augment(
 @click.option(
     "--tag-column", type=click.IntRange(2), help="The column of the parts of speech; default: last."
 )
-@click.option("--encoding", default="utf-8", show_default=True, help="Of the tagged file.")
+@click.option(
+    "--encoding", type=ENCODING, default="utf-8", show_default=True, help="Of the tagged file."
+)
 @click.option("--copies", type=click.IntRange(1, 1000), default=20, show_default=True)
-@click.option("--mask", type=click.FloatRange(0, 1), default=0.1, show_default=True)
-@click.option("--replace", type=click.FloatRange(0, 1), default=0.1, show_default=True)
-@click.option("--ngram", type=click.FloatRange(0, 1), default=0.25, show_default=True)
+@click.option("--mask", type=FRACTION, default=0.1, show_default=True)
+@click.option("--replace", type=FRACTION, default=0.1, show_default=True)
+@click.option("--ngram", type=FRACTION, default=0.25, show_default=True)
 @click.option("--longest", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--mask-token", default="[MASK]", show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True)

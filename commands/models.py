@@ -43,7 +43,7 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("--device", default="h100", show_default=True, help="A name or file, configs/device.")
-@click.option("--mfu", type=Number(0, 1, min_open=True), default=0.3, show_default=True)
+@click.option("--mfu", type=Number(1e-6, 1), default=0.3, show_default=True)
 @click.option("--price", type=Number(0), help="Price of a GPU hour, in any currency.")
 @click.option("--node-mtbf-hours", type=POSITIVE, default=6300.0, show_default=True)
 @click.option("--restart-seconds", type=Number(0, 1e9), default=600.0, show_default=True)

@@ -35,7 +35,23 @@ class PathOrName(click.ParamType):
         return str(value)
 
 
+class Encoding(click.ParamType):
+    """The name of a text encoding that Python knows."""
+
+    name = "encoding"
+
+    def convert(self, value: Any, *context: Any) -> str:
+        """The name unchanged."""
+        from configs.rules import TEXT_ENCODING
+
+        if not TEXT_ENCODING.allows(value):
+            self.fail(f"{value!r}: must be {TEXT_ENCODING.words}", *context)
+        return str(value)
+
+
 PATH = PathOrName()
+ENCODING = Encoding()
+FRACTION = Number(0, 1)
 POSITIVE = Number(0, 1e9, min_open=True)
 
 

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import click
 
-from commands.options import PATH
+from commands.options import FRACTION, PATH
 
 
 @click.command()
@@ -29,7 +29,7 @@ from commands.options import PATH
 )
 @click.option(
     "--speed",
-    type=click.FloatRange(0, 1),
+    type=FRACTION,
     help="Of a model with branches: examples leave at a layer whose uncertainty is less.",
 )
 @click.option("--documents", type=PATH, help="Rank the documents in this file for each query.")

@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.job_configs import load_job, warn_about_unreached
-from commands.options import PATH
+from commands.options import MAX_DIGITS, PATH
+from configs.typed import shown
 
 if TYPE_CHECKING:
     pass
 
 
 def numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:
-    """The seeds of an option such as 1,2,3."""
+    """The seeds of an option such as 1,2,3, each named once."""
     found = text.split(",") if text else []
-    if not all(number.isdecimal() for number in found):
-        raise click.BadParameter(f"{text}: must be numbers, such as 1,2,3")
-    return [int(number) for number in found]
+    if not all(number.isdecimal() and len(number) <= MAX_DIGITS for number in found):
+        raise click.BadParameter(f"{shown(text)}: must be numbers, such as 1,2,3")
+    seeds = [int(number) for number in found]
+    if len(set(seeds)) < len(seeds):
+        raise click.BadParameter(f"{text}: name each seed once")
+    return seeds
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

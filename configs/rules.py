@@ -128,6 +128,27 @@ class OneOf(Rule):
 
 
 @dataclass(frozen=True)
+class TextEncoding(Rule):
+    """Names of the text encodings that Python knows; hex and rot13 are none."""
+
+    @property
+    def words(self) -> str:
+        return "a text encoding, such as utf-8 or latin-1"
+
+    def allows(self, value: Any) -> bool:
+        try:
+            return isinstance(value, str) and bool("a".encode(value))
+        except (LookupError, ValueError):
+            return False
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"minLength": 1}
+
+
+TEXT_ENCODING = TextEncoding()
+
+
+@dataclass(frozen=True)
 class Matches(Rule):
     """Strings that match a whole regular expression; `description` says what they are."""
 

@@ -246,6 +246,13 @@ def nearest(name: str, candidates: Sequence[str]) -> str:
     return f"; there are: {', '.join(candidates)}" if candidates else ""
 
 
+def nearest_of_all(name: str, candidates: Sequence[str]) -> str:
+    """As `nearest`, and all of the `candidates` behind a suggestion."""
+    guess = nearest(name, candidates)
+    listed = f" There are: {', '.join(candidates)}"
+    return f"{guess}{'' if guess.startswith('; there are') or not candidates else listed}"
+
+
 def shown(value: Any) -> str:
     """A value for a message, shortened."""
     return _shown.repr(value)

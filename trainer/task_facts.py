@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from configs.typed import nearest_of_all
 from data_pipeline import DataError
 from model import ModelError
 from trainer.objectives.task import TaskConfig
@@ -52,8 +53,10 @@ class TaskFacts:
 
     def with_columns(self, columns: Mapping[str, str]) -> TaskFacts:
         """With other places of some fields. Raises DataError for a field that there is not."""
-        for name in columns.keys() - set(self.fields):
-            raise DataError(f"--column {name}: no such field; there are: {', '.join(self.fields)}")
+        for name in columns:
+            if name not in self.fields:
+                there = nearest_of_all(name, self.fields)
+                raise DataError(f"--column {name}: no such field{there}")
         return replace(self, columns={**self.columns, **columns})
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import DataError
+from data_pipeline.text.surrogates import without_surrogates
 from data_pipeline.text.text_files import COMPRESSED, STDIN, decompressing, open_text
 
 UTF_8 = "utf-8"
+_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)  # an escape of one, also in a pair
 
 
 def suffix_of(path: str) -> str:
@@ -60,19 +63,29 @@ def read_json(path: str) -> Any:
 
 
 def parse_json(text: str, path: str, line: int) -> Any:
-    """The value in `text`, which begins at this line of the file. Raises DataError."""
+    """The value in `text`, which begins at this line of the file. Raises DataError.
+
+    Lone surrogates in it become ?, as in the documents of a corpus.
+    """
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         where = place(path, line + error.lineno - 1)
         raise DataError(f"{where}: not valid JSON: {error.msg} (column {error.colno})") from None
     except RecursionError:
         raise DataError(f"{place(path, line)}: not usable JSON: nested too deeply") from None
+    except ValueError:  # Python reads no whole number of more than 4300 digits
+        raise DataError(
+            f"{place(path, line)}: not usable JSON: a number has too many digits; shorten it"
+        ) from None
+    if _SURROGATE.search(text) is None:
+        return value
+    return json.loads(without_surrogates(json.dumps(value, ensure_ascii=False)))
 
 
 def _decoded(line: bytes, path: str, number: int, encoding: str) -> str:
     try:
-        return line.decode(encoding)
+        return without_surrogates(line.decode(encoding))  # some encodings have escapes
     except UnicodeDecodeError:
         raise DataError(
             f"{place(path, number)}: is not {encoding.upper()}; convert the file, as with iconv"

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from configs.typed import nearest
+from configs.typed import nearest_of_all
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import parse_json, place, read_lines, suffix_of
 from data_pipeline.text.text_files import decompressing, is_plain, open_text
@@ -145,7 +145,7 @@ def _parquet_records(path: str, columns: Columns) -> Iterator[tuple[str, Mapping
             for record in batch.to_pylist():
                 number += 1
                 yield f"{path}: row {number}", record
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from None
 
 
@@ -198,9 +198,8 @@ def _position(where: str, field: str, column: str, names: list[str]) -> int:
         return names.index(column)
     if column in names:
         raise DataError(f"{where}: columns.{field}: there are several columns {column!r}")
-    guess = nearest(column, names)
-    there = "" if guess.startswith("; there are") else f" There are: {', '.join(names)}"
-    raise DataError(f"{where}: columns.{field}: no column {column!r}{guess}{there}")
+    there = nearest_of_all(column, names)
+    raise DataError(f"{where}: columns.{field}: no column {column!r}{there}")
 
 
 _ROWS: dict[str, Callable[[str, Columns], Iterator[Row]]] = {

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from data_pipeline.errors import DataError
+from data_pipeline.text.surrogates import without_surrogates
 from data_pipeline.text.text_files import COMPRESSED, STDIN, decompressing, is_plain, open_text
 
 TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
@@ -227,8 +228,7 @@ def _parse_part(
             parsed.problems.append(Problem(chunk.span.path, position, reason))
             return
         if isinstance(text, str):
-            # Lone surrogates come out of JSON escapes and cannot be encoded again.
-            text = text.encode("utf-8", "replace").decode()
+            text = without_surrogates(text)
     _add(parsed, chunk, position, text)
 
 

@@ -208,7 +208,15 @@ def test_the_command_plans_a_job_and_names_what_is_wrong():
 
 
 @pytest.mark.parametrize(
-    "option", ["--node-mtbf-hours=0", "--restart-seconds=-1", "--store-gbs=0", "--price=-1"]
+    "option",
+    [
+        "--mfu=0",
+        "--mfu=1e-320",
+        "--node-mtbf-hours=0",
+        "--restart-seconds=-1",
+        "--store-gbs=0",
+        "--price=-1",
+    ],
 )
 def test_machines_that_cannot_be(option):
     assert CliRunner().invoke(main, ["plan", "demo", option]).exit_code == 2

@@ -108,7 +108,6 @@ def test_slurm_that_is_not_installed_is_named(monkeypatch, tmp_path):
     [
         ({"chain": 0}, "--chain 0"),
         ({"chain": 2, "seeds": [1]}, "cannot be combined with --seeds"),
-        ({"seeds": [1, 2, 1]}, "--seeds 1,2,1: name each seed"),
         (
             {"batches": [64, 96], "options": ["--nodes=2-4"]},
             r"64 sequences .* 3 x 1 ranks; .* \(2-4\)",
@@ -119,6 +118,16 @@ def test_slurm_that_is_not_installed_is_named(monkeypatch, tmp_path):
 def test_a_submission_that_cannot_work_is_refused(arguments, words):
     with pytest.raises(LaunchError, match=words):
         commands.submit("demo", Path("runs/demo"), "", **arguments)
+
+
+@pytest.mark.parametrize("command", ["submit", "finetune", "evaluate"])
+@pytest.mark.parametrize(
+    ("seeds", "words"), [("3,03", "name each seed once"), ("1" * 5000, "must be numbers")]
+)
+def test_seeds_that_cannot_be(command, seeds, words):
+    ended = CliRunner().invoke(tandem.main, [command, "demo", "--seeds", seeds])
+    assert ended.exit_code == 2
+    assert words in ended.stderr
 
 
 def test_run_folder_that_cannot_be_made(tmp_path):

@@ -124,6 +124,14 @@ def test_the_command_writes_a_table_and_resumes_alike(tmp_path: Path) -> None:
         ([], "--tagged: must name a file of parts of speech, or set --replace 0"),
         (["--replace", 0, "--tag-column", 2], "are for --tagged; remove them"),
         (["--mask", 0.6, "--replace", 0.6], "must not be more than 1 together"),
+        *(
+            (["--replace", 0, f"--{one}", "nan"], "nan is not a number")
+            for one in ("mask", "ngram")
+        ),
+        *(
+            (["--tagged", "x", "--encoding", one], f"{one!r}: must be a text encoding")
+            for one in ("foo", "", "rot13", "hex", "undefined")
+        ),
         (["--tagged", "none"], "none: cannot be read"),
     ],
 )

@@ -131,6 +131,12 @@ def test_columns_by_number_need_no_header(tmp_path: Path) -> None:
         ("a.csv", 'review,stars\n"open,1\nx,2\n', COLUMNS, "a.csv:2: not valid CSV"),
         ("a.tsv", b"review\tstars\nna\xefve\t1\n", COLUMNS, "a.tsv:2: is not UTF-8"),
         ("a.jsonl", '{"review": "x", "stars": 1}\n{"re\n', COLUMNS, "a.jsonl:2: not valid JSON"),
+        (
+            "a.jsonl",
+            f'\n{{"stars": {"1" * 5000}}}',
+            COLUMNS,
+            "a.jsonl:2: not usable JSON",
+        ),
         ("a.jsonl", "[1]\n", COLUMNS, "a.jsonl:1: must be a JSON object"),
         ("a.jsonl", '{"text": "x"}\n', COLUMNS, "a.jsonl:1: columns.text: no column 'review'"),
         (
@@ -156,6 +162,16 @@ def test_a_table_that_cannot_be_read_as_asked(
         list(read_table(str(path), columns))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_lone_surrogates_become_question_marks(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(r'{"review": "a \ud83d cut, \ud83d\ude00", "stars": 2.50}')
+    assert next(read_table(str(path), COLUMNS))[1] == {"text": "a ? cut, 😀", "label": "2.5"}
+    # An answer keeps its place.
+    path = tmp_path / "squad.json"
+    path.write_text(spoilt(lambda p: p.update(context="\ud83d" * 14 + "on the river")))
+    assert next(read_squad(str(path))).context.startswith("??")
 
 
 def test_a_missing_table_is_named(tmp_path: Path) -> None:

@@ -107,6 +107,14 @@ def test_an_analysis_on_text(masked: Path, files: Path, tmp_path: Path) -> None:
     assert json.loads(again)["scores"] == pytest.approx(found["pruned"]["scores"])
 
 
+def test_a_name_that_is_not_utf_8(masked: Path, tmp_path: Path) -> None:
+    named = tmp_path / "caf\udce9.txt"
+    named.write_text(PROSE)
+    printed = run(masked, named, "--length", 16, "--examples", 2, "--out", tmp_path / "out")
+    assert "caf?.txt" in printed
+    assert "caf?.txt" in (tmp_path / "out/analysis.html").read_text(encoding="utf-8")
+
+
 def test_an_analysis_on_a_task(classifier: Path, files: Path, tmp_path: Path) -> None:
     task = ["single_sentence", f"data.train={files / 'moods.tsv'}"]
     task += [f"data.validation={files / 'moods.tsv'}", "data.sequence_length=32"]

@@ -215,7 +215,7 @@ def test_input_that_cannot_be_read(classifier, tokenizer, tmp_path) -> None:
     refused(classifier, write("a.tsv", "review\tx\na\tb\n\tb\n"), "--out", out)
     assert not out.exists()
     column = refused(classifier, write("a.tsv", "t\nx\n"), "--column", "txt=t")
-    assert "--column txt: no such field; there are: text" in column
+    assert "--column txt: no such field; did you mean text? There are: text" in column
     documents = tmp_path / "a.tsv", "--documents", tmp_path / "a.tsv"
     assert "has no head other" in refused(classifier, *documents, "--head", "other")
     bare = tmp_path / "bare"

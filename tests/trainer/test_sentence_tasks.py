@@ -252,6 +252,12 @@ def test_what_does_not_fit_is_refused(job, overrides, message) -> None:
         load(job, *overrides)
 
 
+@pytest.mark.parametrize("name", ["txet", "q"])
+def test_a_misspelt_field_is_named(job, name) -> None:
+    with pytest.raises(DataError, match=rf"^data.columns.{name}: no such.*here are: text, label$"):
+        load(job, f"data.columns.{name}=review")
+
+
 @pytest.mark.parametrize(
     ("rows", "overrides", "message"),
     [

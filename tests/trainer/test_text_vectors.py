@@ -168,6 +168,12 @@ def test_a_given_word_may_hold_spaces_and_marks() -> None:
     assert words("U.S.A.") == ["In", "New", "York", "U.S.A.", "it's", "newyork"]
 
 
+def test_a_text_of_another_encoding_is_read(bert) -> None:
+    text = "the caf\udce9"  # as Python reads Latin-1's é from the command line
+    assert "text 1: the caf?" in embed(bert, text).stdout
+    assert found(bert, text, "--word", "caf\udce9")["vectors"][0]["text"] == "the caf?"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

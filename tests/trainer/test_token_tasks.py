@@ -324,6 +324,13 @@ def test_a_frozen_encoder_gives_the_features_of_evaluation() -> None:
     [
         ("tagging", "{labels: [O, B-X]}", (), "'B-NAME' is not one of the tags: O, B-X"),
         ("tagging", "{}", ("data.columns.tag=tag",), "data.columns.tag: must be a column's number"),
+        (
+            "tagging",
+            "{}",
+            ("data.columns.tags=4",),
+            "columns.tags: no such field; did you mean",
+        ),
+        ("span", "{}", ("data.columns.text=4",), "columns.text: no such field; span has none, so"),
         ("span", "{}", ("data.validation=''",), "data.validation: must be set for span"),
         ("span", "{}", ("data.train=open_train",), "has no answer; set unanswerable: true"),
     ],

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.typed import nearest_of_all
 from data_pipeline import (
     DEFAULT_VIEW,
     MASKED,
@@ -98,7 +99,11 @@ class TaskOfJob:
         return self.task_file(self.data.task_files[split], is_scored=is_scored)
 
     def task_file(self, path: Path, *, is_scored: bool) -> TaskFile:
-        """A file of its examples, to train or to be scored on."""
+        """A file of its examples, to train or to be scored on.
+
+        Raises DataError where the section names the column of a field that the task does not have.
+        """
+        _require_fields(self)
         most = self.data.max_scored if is_scored else self.data.max_trained
         return TaskFile(path, self.data.columns, self.data.other_files, most)
 
@@ -178,6 +183,15 @@ def _require_files(one: TaskOfJob) -> None:
     for file in there.keys() - {*task.reads, *task.may_read}:
         known = ", ".join((*task.reads, *task.may_read)) or "no other files"
         raise DataError(f"{one.key}.files.{file}: {one.name} does not read it; it reads {known}")
+
+
+def _require_fields(one: TaskOfJob) -> None:
+    """Raise DataError for a column of a field that the task does not have: it has no effect."""
+    fields = one.task.placed_fields
+    for name in one.data.columns:
+        if name not in fields:
+            why = nearest_of_all(name, fields) or f"; {one.name} has none, so remove it"
+            raise DataError(f"{one.key}.columns.{name}: no such field{why}")
 
 
 def views_of(job: JobConfig, corpus: str, seed: int) -> dict[str, View]:

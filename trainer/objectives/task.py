@@ -28,6 +28,7 @@ from trainer.objectives.term import TermConfig
 from trainer.scoring.metric import Metric
 
 Record = TypeVar("Record")
+MAX_DIGITS = 18  # of a column's number
 LABEL = "label"  # the field that is predicted
 UNKNOWN_LABELS = ["0", "1"]  # placeholder labels of a head, until the training file is read
 
@@ -51,7 +52,7 @@ class TaskFile:
     def columns_of(self, *fields: str) -> Columns:
         """The column of each of these fields: from ``data.columns``, else the field's own name."""
         named = {name: self.columns.get(name, name) for name in fields}
-        return {name: int(one) if one.isdecimal() else one for name, one in named.items()}
+        return {name: int(one) if _is_number(one) else one for name, one in named.items()}
 
     def column_number(self, name: str) -> int | None:
         """The number of a field's column, from 1, in a file without a header; None if not set.
@@ -59,9 +60,14 @@ class TaskFile:
         Raises DataError where ``data.columns`` gives something other than a number.
         """
         named = self.columns.get(name)
-        if named is not None and not named.isdecimal():
+        if named is not None and not _is_number(named):
             raise DataError(f"data.columns.{name}: must be a column's number from 1, not {named}")
         return None if named is None else int(named)
+
+
+def _is_number(column: str) -> bool:
+    """Whether a column is named by its number; Python reads no number of 4301 digits."""
+    return column.isdecimal() and len(column) < MAX_DIGITS
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,11 @@ class TaskConfig(TermConfig):
     def with_labels_of(self, file: TaskFile) -> TaskConfig:
         """The section completed from its training file, for instance with its labels."""
         return self
+
+    @property
+    def placed_fields(self) -> tuple[str, ...]:
+        """The fields whose columns the job can name in ``data.columns``."""
+        return self.fields
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from configs.rules import NOT_EMPTY, Doc, OneOf
+from configs.rules import TEXT_ENCODING, Doc, OneOf
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.conll import LAST, TaggedSentence, read_conll
 from model import TAGGING, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
@@ -23,6 +23,7 @@ from trainer.scoring.metric import Metric
 from trainer.scoring.task_metrics import TAG_SCORES, TagMetric
 
 NAME = "tagging"
+WORD, TAG = "word", "tag"  # the fields of its files
 
 
 @register(NAME)
@@ -39,13 +40,17 @@ class Tagging(TaskConfig):
     metrics: Annotated[
         list[str], OneOf(*TAG_SCORES), Doc("The scores, the primary one first; empty: entity_f1.")
     ] = field(default_factory=list)
-    encoding: Annotated[str, NOT_EMPTY, Doc("The character encoding of the files.")] = "utf-8"
+    encoding: Annotated[str, TEXT_ENCODING, Doc("The character encoding of the files.")] = "utf-8"
 
     name: ClassVar[str] = NAME
 
     def equip(self, model: ModelConfig) -> ModelConfig:
         labels = self.labels or UNKNOWN_LABELS
         return self.with_head(model, TaskHeadConfig(TAGGING, labels, crf=self.crf))
+
+    @property
+    def placed_fields(self) -> tuple[str, ...]:
+        return WORD, TAG
 
     def with_labels_of(self, file: TaskFile) -> TaskConfig:
         if self.labels:
@@ -56,7 +61,7 @@ class Tagging(TaskConfig):
         return dataclasses.replace(self, labels=found)
 
     def _sentences(self, file: TaskFile) -> Iterator[TaggedSentence]:
-        word, tag = (file.column_number(name) for name in ("word", "tag"))
+        word, tag = (file.column_number(name) for name in (WORD, TAG))
         return read_conll(str(file.path), word or 1, tag or LAST, self.encoding)
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
