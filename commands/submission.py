@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from commands.job_configs import load_job, warn_about_unreached
 from commands.options import MAX_DIGITS, PATH
 from configs.typed import shown
-
-if TYPE_CHECKING:
-    pass
 
 
 def numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:

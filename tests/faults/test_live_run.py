@@ -171,15 +171,17 @@ def test_a_fork_from_a_step_that_is_not_there_lists_those_that_are(stopped):
 
 
 def test_a_fork_of_what_the_run_deletes_meanwhile_is_one_line(stopped, monkeypatch):
-    def gone(*arguments: object) -> None:
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "step/manifest.json")
-
     folder, _ = stopped
+    deleted = folder.checkpoints / "step/manifest.json"
+
+    def gone(*arguments: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(deleted))
+
     monkeypatch.setattr(forking, "branch", gone)
     step = published(folder.checkpoints)[0]
     answer = command("fork", folder.path, "--step", step, "--name", "late")
     assert answer.exit_code == 1
-    assert answer.output.startswith("tandem: step/manifest.json is gone: the run keeps newer")
+    assert answer.output.startswith(f"tandem: {deleted} is gone: the run keeps newer")
 
 
 def test_a_fork_does_not_overwrite_a_run(stopped):

@@ -70,7 +70,7 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
         os.rename(beside, new.path)
         sync_folder(new.path.parent)
     except FileNotFoundError as error:
-        if not _is_below(error.filename, checkpoint.path):
+        if not _is_below(error.filename, run.checkpoints):
             raise
         raise CheckpointError(
             f"{error.filename} is gone: the run keeps newer checkpoints only; fork one of them"
