@@ -26,17 +26,22 @@ from benchmarks.study import RESULTS, load
 @click.option("--results", "kept", default=RESULTS, type=Path, help="Where results are kept.")
 def main(x: str, y: str, kept: Path) -> None:
     """Say whether the scores X and Y, columns of studies' tables, order models alike."""
-    files = sorted(kept.glob("*.jsonl"))
-    studies = {
-        file.stem: agreement.scored(load(file.stem), results.read(file), x, y) for file in files
-    }
-    found = {name: models for name, models in studies.items() if models}
+    found = scored(kept, x, y)
     if not found:
         raise click.ClickException(f"{kept}: no study has both {x} and {y}")
     name, table = f"{x}_and_{y}", agreement.table(found)
     (kept / f"{name}.svg").write_text(agreement.drawn(found, x, y), encoding="utf-8")
     page.renew(page.of_results(kept), name, table)
     click.echo(table)
+
+
+def scored(kept: Path, x: str, y: str) -> dict[str, list[agreement.Scored]]:
+    """The models that have both scores, of each study of which results are kept."""
+    studies = {
+        file.stem: agreement.scored(load(file.stem), results.read(file), x, y)
+        for file in sorted(kept.glob("*.jsonl"))
+    }
+    return {name: models for name, models in studies.items() if models}
 
 
 if __name__ == "__main__":

@@ -179,9 +179,17 @@ def result(folder: Path, output: str) -> dict[str, Any]:
         if RECORDS.isdisjoint(Path(name).parts):
             found[name] = digest
             if name.endswith("metrics.jsonl"):
-                lines = (folder / name).read_text().splitlines()
-                found[name] = [lasting(json.loads(line)) for line in lines]
+                lines = (folder / name).read_text(errors="replace").splitlines()
+                found[name] = [lasting(row(line)) for line in lines]
     return found
+
+
+def row(line: str) -> Any:
+    """What a line of JSON says, or the line where it is damaged: a run goes on behind it."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return line
 
 
 def lasting(tree: Any) -> Any:

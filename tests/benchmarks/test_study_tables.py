@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import study
-from benchmarks.studies import page, pictures, results, tables
+from benchmarks import score_agreement, study
+from benchmarks.studies import agreement, page, pictures, results, tables
 from benchmarks.studies.jobs import digest
 from tests.benchmarks.made_studies import result, two_arms
 from tests.fork_server import REPOSITORY
@@ -112,9 +112,14 @@ def test_the_tables_of_the_page_are_those_of_the_results():
     text = page.of_results(kept).read_text(encoding="utf-8")
     for marked in page.MARKED.finditer(text):
         name = marked["study"]
-        found = results.read(kept / f"{name}.jsonl")
-        table = tables.of_scores(study.load(name), found)
-        assert marked["table"] == f"\n{table}\n\n", f"python benchmarks/study.py {name} --table"
+        x, both, y = name.partition("_and_")
+        if both:
+            table = agreement.table(score_agreement.scored(kept, x, y))
+            remedy = f"python benchmarks/score_agreement.py {x} {y}"
+        else:
+            table = tables.of_scores(study.load(name), results.read(kept / f"{name}.jsonl"))
+            remedy = f"python benchmarks/study.py {name} --table"
+        assert marked["table"] == f"\n{table}\n\n", remedy
 
 
 def test_a_page_is_whole_whenever_another_runner_reads_it(tmp_path):
