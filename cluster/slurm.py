@@ -7,13 +7,12 @@ config and a copy of the code. Later edits of the checkout or the YAML do not af
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.config import ClusterConfig
@@ -71,7 +70,7 @@ def submit(
         _write_submission(job, text, config, source)
         for _ in range(length):
             ids.append(_hand_over(job, ids))
-            _write_lines(job.submission / "jobs", ids)
+            (job.submission / "jobs").write_text("".join(f"{one}\n" for one in ids))
         _refuse_endless_wait(ids)
     except AnswerLost:
         raise
@@ -182,17 +181,7 @@ def _write_submission(job: Job, text: str, config: str, source: Path) -> None:
     (job.submission / "config.yaml").write_text(config)
     (job.submission / "job.sbatch").write_text(text)
     if job.seeds:
-        _write_lines(job.submission / "seeds", job.seeds)
-
-
-def _write_lines(path: Path, lines: Iterable[object]) -> None:
-    """Write a list, atomically: after a crash no reader finds half of it."""
-    beside = path.with_name(f"{path.name}.new")
-    with beside.open("w", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in lines)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+        (job.submission / "seeds").write_text("".join(f"{seed}\n" for seed in job.seeds))
 
 
 def _copy(source: Path, target: Path) -> None:

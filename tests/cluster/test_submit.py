@@ -58,7 +58,6 @@ def test_submission_folder(tmp_path, capsys):
     folder = tmp_path / "runs/demo/submissions/001"
     assert (folder / "config.yaml").read_text() == "steps: 3\n"
     assert (folder / "jobs").read_text() == "41\n"
-    assert not list(folder.glob("*.new"))
     assert (folder / "code/cluster/ranks.py").is_file()
     assert (folder / "code/configs/cluster/gpu.yaml").is_file()
     assert not list(folder.rglob("__pycache__"))
