@@ -37,9 +37,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import configs
 from benchmarks.studies import page, pictures, results, tables
 from benchmarks.studies.jobs import HERE, Sources, StudyJob, in_order
+from commands.job_configs import load_job
+from configs import assignment
 from configs.studies import StudyConfig
 from trainer.admission_config import BudgetConfig
-from trainer.config import JobConfig
 
 AT_ONCE = ("start={step: 0, fraction: null, teacher: null}", "min_lead=null")
 # Of a teacher that finishes first, time steps that train it and steps that do not.
@@ -205,9 +206,9 @@ def costs(jobs: Sequence[StudyJob], steps: int) -> str:
     seconds: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for job in jobs:
-            config = configs.load(str(job.write()), JobConfig, "job", job.overrides)
+            config = load_job(str(job.write()), tuple(job.words))
             flops[job.arm] = results.flops(config)
-            short = [f"steps={steps}", f"output_dir={folder}", *SHORT]
+            short = [f"steps={steps}", "epochs=null", assignment("output_dir", folder), *SHORT]
             if config.teacher.budget != BudgetConfig():
                 short.append(HALF)
             if train(job.write(), [*job.words, *short, *all_at_once(config.students)]):

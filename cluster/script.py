@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,9 +120,7 @@ def _work(job: Job, cluster: ClusterConfig) -> str:
         f"gpus={cluster.gpus}",
         f"min_free_gb={cluster.min_free_gb:g}",
         f"budget={cluster.max_requeues_without_progress}",
-        f"max_requeues={_number(cluster.max_requeues)}",
-        f"max_gpu_hours={_number(cluster.max_gpu_hours)}",
-        f"max_gpu_seconds={_number(cluster.max_gpu_hours, 3600)}",
+        *_limits(cluster),
         f"may_requeue={_yes(_may_requeue(job, cluster))}",
         f"chained={_yes(job.chained)}",
         f"preflight={_yes(cluster.preflight)}",
@@ -202,9 +201,12 @@ def _quote(text: str) -> str:
     return shlex.quote(text)
 
 
-def _number(value: float | None, unit: int = 1) -> str:
-    """The number as text; empty for no limit."""
-    return "" if value is None else f"{value:g}" if unit == 1 else str(int(value * unit))
+def _limits(cluster: ClusterConfig) -> Iterator[str]:
+    """The caps on all starts together, empty for no limit: bash computes in whole numbers."""
+    starts, hours = cluster.max_requeues, cluster.max_gpu_hours
+    yield f"max_requeues={'' if starts is None else starts}"
+    yield f"max_gpu_hours={'' if hours is None else f'{hours:g}'}"
+    yield f"max_gpu_seconds={'' if hours is None else int(hours * 3600)}"
 
 
 def _yes(value: bool) -> str:

@@ -9,6 +9,7 @@ import click
 
 from commands.job_configs import task_job
 from commands.options import PATH
+from configs import assignment
 
 if TYPE_CHECKING:
     from model import Model
@@ -103,7 +104,7 @@ def _examples(
 
     if not _is_task(named):
         return TextExamples(model, folder, named, length, limit)
-    job = task_job(named, (f"teacher.init.pretrained={folder}", *overrides))
+    job = task_job(named, (assignment("teacher.init.pretrained", folder), *overrides))
     return TaskExamples(model, folder, job, limit)
 
 

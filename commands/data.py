@@ -10,9 +10,15 @@ import click
 from commands.errors import FAILED
 from commands.job_configs import data_section, task_job
 from commands.options import ENCODING, FRACTION, PATH, POSITIVE, parse_pair
+from configs import assignment
 
 if TYPE_CHECKING:
     from trainer.augmentation.augmenting import Method
+
+SEPARATOR = click.option("--separator", help="The line between documents; default: blank lines.")
+FIELD = click.option(
+    "--field", "text_field", default="text", show_default=True, help="JSON key or column."
+)
 
 
 @click.group()
@@ -26,13 +32,23 @@ def tokenizer() -> None:
 @click.option("--vocab-size", type=click.IntRange(min=1), required=True)
 @click.option("--out", type=PATH, required=True)
 @click.option("--cased/--uncased", default=None, help="Default: wordpiece uncased, others cased.")
+@SEPARATOR
+@FIELD
 def tokenizer_train(
-    text: tuple[str, ...], kind: str, vocab_size: int, out: str, cased: bool | None
+    text: tuple[str, ...],
+    kind: str,
+    vocab_size: int,
+    out: str,
+    cased: bool | None,
+    separator: str | None,
+    text_field: str,
 ) -> None:
-    """Train a tokenizer on TEXT files."""
+    """Train a tokenizer on TEXT files, which are read as `data build` reads them."""
+    from data_pipeline.text.documents import ReadOptions
     from data_pipeline.tokenization.training import train
 
-    train(text, kind, vocab_size, out, cased=cased)
+    reading = ReadOptions(separator, text_field)
+    train(text, kind, vocab_size, out, cased=cased, reading=reading)
     click.echo(f"The tokenizer is in {out}")
 
 
@@ -53,10 +69,8 @@ def data() -> None:
 )
 @click.option("--val-fraction", type=float, default=0.01, show_default=True)
 @click.option("--task", metavar="I/N", help="Build slice I of N; `data merge` joins them.")
-@click.option("--separator", help="The line between documents; default: blank lines.")
-@click.option(
-    "--field", "text_field", default="text", show_default=True, help="JSON key or column."
-)
+@SEPARATOR
+@FIELD
 @click.option("--keep-duplicates", is_flag=True, help="Keep documents that repeat exactly.")
 @click.option("--strict", is_flag=True, help="Stop at the first bad document.")
 def data_build(
@@ -129,10 +143,7 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
 
     section, seed, sizes = data_section(config, overrides)
     console = Console()
-    examples = section.has_examples
-    for text in (
-        show_examples(section, seed, sizes, samples) if examples else show(section, seed, samples)
-    ):
+    for text in (show_examples if section.has_examples else show)(section, seed, sizes, samples):
         console.print(text)
 
 
@@ -198,7 +209,7 @@ def data_augment(
         None if vectors is None else Path(vectors),
         beside_original=not mask_alone,
     )
-    _augmented(task, (f"teacher.init.pretrained={model}", *overrides), how, out)
+    _augmented(task, (assignment("teacher.init.pretrained", model), *overrides), how, out)
 
 
 @data.command("perturb")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from commands.options import PATH
 from commands.output import ignore_write_errors
 from commands.submission import numbers
 from commands.training import announce_if_finished, final_results, run_ranks
+from configs import ConfigError, assignment
 
 if TYPE_CHECKING:
     from trainer.config import JobConfig
@@ -38,13 +38,15 @@ def finetune(
     ignore_write_errors()
     if not Path(model).is_dir():
         raise click.UsageError(f"--model {model}: no such folder")
-    words = [f"{MODEL}={Path(model)}", *overrides]
+    words = [assignment(MODEL, Path(model)), *overrides]
     if not any(word.startswith("name=") for word in overrides):
-        words.append(f"name={Path(task).stem}-{Path(model).resolve().name}")
+        words.append(assignment("name", f"{Path(task).stem}-{Path(model).resolve().name}"))
     if not seeds:
         sys.exit(_train(task, tuple(words), nproc))
     name = load_job(task, tuple(words)).name
-    runs = {seed: (*words, f"seed={seed}", f"name={name}-seed{seed}") for seed in seeds}
+    runs = {
+        seed: (*words, f"seed={seed}", assignment("name", f"{name}-seed{seed}")) for seed in seeds
+    }
     for own in runs.values():
         if code := _train(task, own, nproc):
             sys.exit(code)
@@ -64,8 +66,6 @@ def _require_same(job: JobConfig) -> None:
     That is, of another model, or finished and of other settings. An unfinished one may go on with
     others, such as more epochs.
     """
-    from configs import ConfigError
-
     has_ended = final_results(job) is not None
     if found := [one for one in changes_since_run(job) if has_ended or one.key == MODEL]:
         raise ConfigError(
@@ -78,6 +78,7 @@ def _summary(jobs: dict[int, JobConfig]) -> str:
     """The primary metric of each learner over the seeds, and where the best is."""
     from trainer.run_folder.folder import RunFolder
     from trainer.run_folder.run_files import primary_of, read_evaluation
+    from trainer.suites.results import TaskScore
 
     folders = {seed: RunFolder.of(job) for seed, job in jobs.items()}
     found: dict[int, dict[str, Any]] = {}
@@ -95,10 +96,11 @@ def _summary(jobs: dict[int, JobConfig]) -> str:
         if not scores:
             continue
         best = (max if column.higher_is_better else min)(scores, key=lambda seed: scores[seed])
-        mean, spread = statistics.fmean(scores.values()), statistics.pstdev(scores.values())
         export = found[best]["learners"][learner].get("export", folders[best].path)
+        over_seeds = TaskScore(column, scores)
+        measured = {"mean": over_seeds.mean, "standard deviation": over_seeds.deviation}
         lines.append(
-            f"{learner}: best {column.written(scores[best])} (seed {best}, {export}), "
-            f"mean {column.written(mean)}, standard deviation {column.written(spread)}"
+            f"{learner}: best {column.written(scores[best])} (seed {best}, {export})"
+            + "".join(f", {n} {column.written(v)}" for n, v in measured.items() if v is not None)
         )
     return "\n".join(lines)

@@ -110,5 +110,10 @@ def _is_job(config: str, kind: str) -> bool:
             return False
         return True
     keys = {field.name for field in dataclasses.fields(JobConfig)}
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return any(line.partition(":")[0] in keys for line in lines)
+    try:
+        tree = configs.plain(path.read_text(encoding="utf-8", errors="replace"), str(path))
+        if tree.keys() == {"base"}:
+            tree = configs.load_tree(config, JobConfig, "job")
+    except configs.ConfigError:
+        return False  # it is refused, whatever it is
+    return not keys.isdisjoint(tree)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import configs
 from commands.job_configs import changes_since_run, load_job
-from commands.training import run_ranks
+from commands.training import final_results, run_ranks
 
 if TYPE_CHECKING:
     from configs.suites import SuiteConfig, SuiteTaskConfig
     from trainer.config import JobConfig
     from trainer.suites.results import ModelResults, TaskScore
 
-ROOT_KEY = "data.root"
 UNTRAINED = "untrained"
 # Keys of jobs that each run has a value of its own for, and what to do instead of setting them.
 OWN_KEYS = {
@@ -46,7 +46,7 @@ class _Model:
     @property
     def words(self) -> tuple[str, ...]:
         """What a job says to begin with it."""
-        own = f"teacher.init.pretrained={self.folder}"
+        own = configs.assignment("teacher.init.pretrained", self.folder)
         return (own, "teacher.init.random=true") if self.untrained else (own,)
 
 
@@ -66,7 +66,7 @@ class _Run:
 
     @property
     def words(self) -> tuple[str, ...]:
-        return (*self.changes, f"name={self.name}")
+        return (*self.changes, configs.assignment("name", self.name))
 
 
 def compare(
@@ -84,7 +84,6 @@ def compare(
     anything is trained, also where `out` has a run of another job by the same name, or of a model
     that has been overwritten since.
     """
-    import configs
     from configs.suites import SuiteConfig
     from trainer.suites.comparison import comparison_table, write_comparison
     from trainer.suites.results import to_json
@@ -95,7 +94,7 @@ def compare(
     shared = tuple(_assignments(suite.job))
 
     def words(task: SuiteTaskConfig, model: _Model, seed: int) -> tuple[str, ...]:
-        own = (*model.words, f"output_dir={out / 'runs'}", f"seed={seed}")
+        own = (*model.words, configs.assignment("output_dir", out / "runs"), f"seed={seed}")
         return (*own, *shared, *_assignments(task.job), *overrides)  # the last one wins
 
     runs = [
@@ -117,8 +116,6 @@ def compare(
 
 def _refuse_own_keys(suite: SuiteConfig, overrides: Sequence[str]) -> None:
     """Raise ConfigError for a key of a job that a suite sets itself, for each of its runs."""
-    from configs import ConfigError
-
     sections = {"": suite.job} | {f"tasks.{name}.": one.job for name, one in suite.tasks.items()}
     in_file = [
         f"{above}job.{word}" for above, job in sections.items() for word in _assignments(job)
@@ -126,7 +123,7 @@ def _refuse_own_keys(suite: SuiteConfig, overrides: Sequence[str]) -> None:
     for word in (*in_file, *overrides):
         key = word.partition("=")[0]
         if instead := OWN_KEYS.get(key.rpartition("job.")[2]):
-            raise ConfigError(f"{key}: a suite sets this for each run; {instead}")
+            raise configs.ConfigError(f"{key}: a suite sets this for each run; {instead}")
 
 
 def _models(folders: Sequence[str], untrained: bool) -> dict[str, _Model]:
@@ -155,16 +152,14 @@ def _assignments(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
         if isinstance(value, dict) and value:
             yield from _assignments(value, f"{above}{key}.")
         else:
-            yield f"{above}{key}={json.dumps(value)}"
+            yield configs.assignment(f"{above}{key}", value)
 
 
 def _require_same(job: JobConfig) -> None:
     """Raise ConfigError where the job's run was made by another, such as with another model."""
-    from configs import ConfigError
-
     if found := changes_since_run(job):
         run = Path(job.output_dir, job.name)
-        raise ConfigError(
+        raise configs.ConfigError(
             f"--out: {run} is of another job ({'; '.join(map(str, found[:3]))}); name another "
             "folder, or delete that run"
         )
@@ -175,7 +170,6 @@ def _require_unchanged(models: Mapping[str, _Model], out: Path) -> None:
 
     Raises DataError where `out` is not the folder of a suite.
     """
-    from configs import ConfigError
     from trainer.durable import atomic_write
     from trainer.job_data.examples import digest_of
 
@@ -184,7 +178,7 @@ def _require_unchanged(models: Mapping[str, _Model], out: Path) -> None:
     found = {str(one.folder): digest_of(one.folder) for one in models.values()}
     for folder, digest in found.items():
         if known.get(folder, digest) != digest:
-            raise ConfigError(
+            raise configs.ConfigError(
                 f"--out: {out} has runs of {folder} as it was before; name another folder, or "
                 "delete that one"
             )
@@ -222,8 +216,8 @@ def _evaluation_of(run: _Run, job: JobConfig, out: Path) -> dict[str, Any]:
     from trainer.run_folder.run_files import primary_of, read_evaluation
 
     folder = RunFolder.of(job)
-    found = read_evaluation(folder.evaluation)
-    if found is None or found["step"] < job.steps:
+    found = final_results(job)
+    if found is None:
         with _output_to(out / "logs" / f"{run.name}.log"):
             code = run_ranks(run.config, run.words, None)
         if code:
@@ -289,8 +283,7 @@ def _pair_scores(
     from trainer.suites.results import pair_score
 
     device = own_device()
-    roots = [word.partition("=")[2].strip('"') for word in words if word.startswith(f"{ROOT_KEY}=")]
-    root = Path(roots[-1] if roots else "")
+    root = Path(_root(words))
     scores: dict[str, dict[str, TaskScore]] = {model: {} for model in models}
     for model, one in models.items():
         for name, path in suite.minimal_pairs.items():
@@ -298,6 +291,12 @@ def _pair_scores(
                 found = score_minimal_pairs(one.folder, str(root / path), device)
                 scores[model][name] = pair_score(found.accuracy, found.by_phenomenon)
     return scores
+
+
+def _root(words: Sequence[str]) -> str:
+    """The folder ``data.root`` that these words set, under whatever key; empty: none."""
+    data = configs.assigned(words).get("data")
+    return str(data.get("root") or "") if isinstance(data, dict) else ""
 
 
 def _parameters(folder: Path) -> int:

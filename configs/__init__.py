@@ -14,6 +14,8 @@ is the path of a file.
 from configs.errors import ConfigError
 from configs.loading import (
     SHIPPED,
+    assigned,
+    assignment,
     dump,
     find,
     load,
@@ -27,6 +29,8 @@ from configs.loading import (
 __all__ = [
     "SHIPPED",
     "ConfigError",
+    "assigned",
+    "assignment",
     "dump",
     "find",
     "load",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +28,8 @@ from configs.yaml_text import MAX_DEPTH, parse
 
 SHIPPED = Path(__file__).parent
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML has it
+# Characters that YAML does not allow, and line breaks, which it folds.
+_NOT_IN_YAML = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 T = TypeVar("T")
 
@@ -198,6 +202,27 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
         else:
             merged[key] = value
     return merged
+
+
+def assignment(key: str, value: object) -> str:
+    """The ``key=value`` that sets a key to exactly this value: a path, or what JSON can hold."""
+    text = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+    return f"{key}={_NOT_IN_YAML.sub(_escaped, text)}"
+
+
+def _escaped(character: re.Match[str]) -> str:
+    return f"\\u{ord(character[0]):04x}"
+
+
+def assigned(assignments: Sequence[str]) -> dict[str, Any]:
+    """What all these ``key=value`` set together, as sections of strings and lists.
+
+    Raises ConfigError for one that is not in this form.
+    """
+    tree: dict[str, Any] = {}
+    for one in assignments:
+        tree = merge(tree, _parse(one))
+    return tree
 
 
 def _parse(override: str) -> dict[str, Any]:

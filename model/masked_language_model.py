@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,10 @@ class MaskedLanguageModel(Model):
         """
         x = self.embeddings(input_ids, segment_ids)
         return self.encoder(x, attention_mask, capture, rows)
+
+    def as_last(self, states: Tensor) -> Tensor:
+        norm = self.encoder.final_norm
+        return states if norm is None else cast(Tensor, norm(states))
 
     def leave_early(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from model.accounting import describe
-from model.model_config import ModelConfig
+from model.model_config import Ability, ModelConfig
 from model.task_head_config import CHOICE, CLASSIFICATION, REGRESSION, SPAN, TAGGING, VECTOR
 
 _PIPELINES = {  # kind of head -> its task in the Hub's terms
@@ -17,6 +17,7 @@ _PIPELINES = {  # kind of head -> its task in the Hub's terms
     SPAN: "question-answering",
     VECTOR: "sentence-similarity",
 }
+_TAGS = {"fill-mask": "masked-language-modeling, ", "translation": "translation, "}
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ def model_card(name: str, config: ModelConfig, training: Training | None = None)
         "library_name: transformers",
         f"pipeline_tag: {_pipeline(config, predicts)}",
         f"license: {license}",
-        f"tags: [{'masked-language-modeling, ' * config.mlm_head}tandem]",
+        f"tags: [{_TAGS.get(_pipeline(config, config.mlm_head), '')}tandem]",
         "---",
         f"# {name}",
         "",
-        f"{'A masked language model' if config.mlm_head else 'An encoder'} with"
+        f"{_what(config)} with"
         f" {size.parameters:,} parameters (embeddings, encoder, pooler) and"
         f" {size.head_parameters:,} in its heads: {config.description}.",
         "",
@@ -77,7 +78,19 @@ def _pipeline(config: ModelConfig, predicts: bool) -> str:
     if len(config.task_heads) == 1 and not config.mlm_head:
         (head,) = config.task_heads.values()
         return _PIPELINES[head.kind]
-    return "fill-mask" if predicts else "feature-extraction"
+    if not predicts:
+        return "feature-extraction"
+    return "translation" if _generates(config) else "fill-mask"
+
+
+def _what(config: ModelConfig) -> str:
+    if not config.mlm_head:
+        return "An encoder"
+    return "A sequence-to-sequence model" if _generates(config) else "A masked language model"
+
+
+def _generates(config: ModelConfig) -> bool:
+    return Ability.GENERATE in config.abilities
 
 
 def _training(training: Training, untrained: bool) -> list[str]:

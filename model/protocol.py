@@ -113,6 +113,10 @@ class Model(nn.Module, ABC):
         nothing is padded: kernels without a mask are faster.
         """
 
+    def as_last(self, states: Tensor) -> Tensor:
+        """States of an earlier layer, [..., H], as they would leave the encoder had it no more."""
+        return states
+
     @abstractmethod
     def output_projection(self) -> tuple[Tensor, Tensor | None]:
         """Weight [V, E] and bias [V] of the vocabulary projection of a masked-LM head."""
@@ -294,7 +298,7 @@ class Model(nn.Module, ABC):
         rows = states.flatten(0, 1)
         if masked_positions is not None:
             rows = rows.index_select(0, masked_positions)
-        found = self._transform(rows)
+        found = self._transform(self.as_last(rows))
         assert found is not None, "exits of a model without a masked-LM head"
         return found
 

@@ -44,7 +44,7 @@ def _waits(student: Mapping[str, Any], teacher: Mapping[str, Any]) -> bool:
     init, its_init = (_section(one, "init", InitConfig) for one in (student, teacher))
     if start.step or start.fraction or start.teacher or init.teacher_layers:
         return False
-    if its_init.pretrained is not None and not its_init.random:
+    if its_init.weights is not None:
         return False
     own, its = (_section(one, "objective", ObjectiveConfig) for one in (student, teacher))
     heard = {name for name, term in own.terms().items() if term.source in HEARD}

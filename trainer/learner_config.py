@@ -96,6 +96,11 @@ class InitConfig(Section):
         if self.random and self.pretrained is None:
             yield "random", "is for pretrained, and weights are random without it; remove it"
 
+    @property
+    def weights(self) -> str | None:
+        """The folder whose weights the learner begins with; None: none, though it may be read."""
+        return None if self.random else self.pretrained
+
 
 @dataclass
 class LearnerConfig(Section):
@@ -218,7 +223,7 @@ class LearnerConfig(Section):
                 yield key, why
         yield from self._conflicts_with_transfer()
         yield from self.stacking.conflicts_with(self.model)
-        if self.stacking.steps and self.init.pretrained:
+        if self.stacking.steps and self.init.weights:
             yield "stacking", "begins with random weights; remove it, or init.pretrained"
         yield from within("objective", self.objective.unequippable(self.model))
 

@@ -15,6 +15,7 @@ from typing import Any
 import click
 import yaml
 
+from configs import assignment
 from configs.studies import StudyConfig
 
 SHARED = "shared"  # the file of what jobs have in common, before the name of their task
@@ -72,10 +73,10 @@ class StudyJob:
         Raises ClickException where a task's data are not named.
         """
         if not task_of(self.study, self.arm):
-            return [f"data.path={self.sources.corpus.absolute()}", *self.overrides]
+            return [assignment("data.path", self.sources.corpus.absolute()), *self.overrides]
         if self.sources.data is None:
             raise click.ClickException(f"{self.name}: reads tasks; name their folder by --data")
-        return [f"data.root={self.sources.data.absolute()}", *self.overrides]
+        return [assignment("data.root", self.sources.data.absolute()), *self.overrides]
 
     def needed(self) -> list[StudyJob]:
         """The jobs whose runs it begins with, each after those that it needs itself."""

@@ -12,7 +12,7 @@ MARKED = re.compile(r"<!-- table of (?P<study>\w+) -->\n(?P<table>.*?)<!-- end o
 
 def of_results(folder: Path) -> Path:
     """The page of a folder of results: ``docs/studies.md`` of ``docs/studies/results``."""
-    return folder.parent.with_suffix(".md")
+    return folder.resolve().parent.with_suffix(".md")
 
 
 def renew(page: Path, study: str, table: str) -> None:

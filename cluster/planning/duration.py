@@ -48,22 +48,27 @@ class LearnerTime:
     @property
     def total(self) -> float:
         """The learner's share of the step."""
-        return self.forward + self.backward + self.update + self.communication - self.hidden
+        return self.forward + self.backward + self.update + self.exposed
+
+    @property
+    def exposed(self) -> float:
+        """Its communication that nothing overlaps."""
+        return self.communication - self.hidden
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step: each learner's, and their sum weighted by `LearnerFacts.active`."""
+    """Seconds of a step: each learner's, and their sums weighted by `LearnerFacts.active`.
+
+    Attributes:
+        exposed: of communication that nothing overlaps.
+    """
 
     learners: dict[str, LearnerTime]
     seconds: float
+    exposed: float
     tokens_per_second: float
     flops: float  # matrix products of a step, on all ranks
-
-    @property
-    def exposed(self) -> float:
-        """Seconds of communication that nothing overlaps."""
-        return sum(one.communication - one.hidden for one in self.learners.values())
 
 
 def step_time(job: JobFacts, machine: Machine, micro_batch: int | None = None) -> StepTime:
@@ -72,10 +77,12 @@ def step_time(job: JobFacts, machine: Machine, micro_batch: int | None = None) -
     passes = math.ceil(rows / min(micro_batch or job.micro_batch, rows))
     learners = {one.name: _learner_time(one, machine, rows, passes) for one in job.learners}
     seconds = sum(one.active * learners[one.name].total for one in job.learners)
+    exposed = sum(one.active * learners[one.name].exposed for one in job.learners)
     flops = sum(one.active * (one.forward_flops + one.backward_flops) for one in job.learners)
     return StepTime(
         learners=learners,
         seconds=seconds,
+        exposed=exposed,
         tokens_per_second=job.rows * job.length / seconds,
         flops=flops * job.rows,
     )

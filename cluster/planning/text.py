@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.planning.duration import StepTime
-from cluster.planning.facts import JobFacts, Machine
+from cluster.planning.facts import NODE_MTBF_HOURS, JobFacts, Machine
 from cluster.planning.memory import LearnerMemory
 from cluster.planning.plan import Plan
 from cluster.planning.recipes import JOINT, SEPARATE, SHARED
@@ -221,9 +221,10 @@ def assumptions(job: JobFacts, machine: Machine) -> Iterator[str]:
         f"memory: {machine.reserved_gb:g} GB for the context and libraries, "
         f"{machine.fragmented:.0%} lost in the allocator; all sequences at the maximum length"
     )
+    source = " (Llama 3's rate)" if machine.node_mtbf_hours == NODE_MTBF_HOURS else ""
     yield (
-        f"failures: random, one per node every {machine.node_mtbf_hours:,.0f} hours (Llama 3's "
-        f"rate), {machine.restart_seconds / 60:.0f} minutes to restart, a spare node available"
+        f"failures: random, one per node every {machine.node_mtbf_hours:,.0f} hours{source}, "
+        f"{machine.restart_seconds / 60:.0f} minutes to restart, a spare node available"
     )
     yield (
         f"checkpoints: {machine.copy_gbs:g} GB/s from a GPU to its host while training stalls, "

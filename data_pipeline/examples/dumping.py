@@ -23,7 +23,9 @@ from data_pipeline.reading.stream import open_corpora
 def dump_examples(
     config: DataConfig, seed: int, sizes: BatchSizes, wanted: RankSteps, out: str
 ) -> int:
-    """Write exactly what a rank that reads examples trains on at the `wanted` steps to an .npz.
+    """Write exactly which examples a rank trains on at the `wanted` steps to an .npz.
+
+    They are whole: a learner may read another view of them, such as one text of two.
 
     There is one row for each example: step, sample_ids (unique within an epoch of a task), epochs,
     input_ids, segment_ids, attention_mask, and labels_NAME for each target. They are padded to
@@ -34,7 +36,8 @@ def dump_examples(
     """
     refuse_other_files(path := Path(out))
     corpora = open_corpora(config)
-    splits = {name: ExampleSplit(corpus, wanted.split) for name, corpus in corpora.items()}
+    skips = config.on_bad_shard == "skip"
+    splits = {name: ExampleSplit(corpus, wanted.split, skips) for name, corpus in corpora.items()}
     stream = open_stream(splits, seed, sizes, wanted.rank, wanted.world_size)
     batches = [stream.batch(step) for step in wanted.steps]
     vocabulary = next(iter(corpora.values())).vocabulary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -147,20 +148,23 @@ def _is_dump(path: Path) -> bool:
         return False
 
 
-def show(config: DataConfig, seed: int, count: int = 4, split: str = "train") -> Iterator[Text]:
-    """The fraction of padding, and a few masked, packed samples, in colour.
+def show(
+    config: DataConfig, seed: int, batch_sizes: BatchSizes | int, count: int = 4
+) -> Iterator[Text]:
+    """The fraction of padding, and the first masked, packed samples of a job, in colour.
 
     Blue: the mask token; red: a random token; green: predicted, but left unchanged. The original
     token follows in brackets.
     """
-    splits = open_splits(config, split)
-    stream = BatchStream(splits, config, seed, count)
+    splits = open_splits(config, "train")
+    stream = BatchStream(splits, config, seed, batch_sizes)
     yield _padding(splits, config)
     path = config.path or next(iter(config.mixture.values())).path
     folder = Corpus.open(path, config.cache_dir, config.cache_gb).tokenizer_dir
     tokenizer, vocabulary = tokenization.load(folder)
-    batch = stream.batch(0)
-    for row in range(count):
+    batches = map(stream.batch, itertools.count())
+    rows = ((batch, row) for batch in batches for row in range(len(batch.sample_ids)))
+    for batch, row in itertools.islice(rows, count):
         yield _heading(batch, row, config)
         yield _coloured(batch, row, tokenizer, vocabulary)
 

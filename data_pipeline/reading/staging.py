@@ -88,30 +88,28 @@ class Stager:
             with _locked_folder(self._folder):
                 self._follow()
         except OSError as error:
-            _log.warning(
-                "data.stage: %s: %s; from now on this node reads from the corpus",
-                error.filename or self._folder,
-                error.strerror,
-            )
+            why = f"data.stage: {error.filename or self._folder}: {error.strerror}"
+            _log.warning("%s; from now on this node reads from the corpus", why)
+        except DataError as error:
+            _log.warning("%s; this node reads from the corpus", error)
 
     def _follow(self) -> None:
         for step, entered in self._ahead:
             for split, number in entered:
                 if isinstance(split.shards, Staged):
                     self._stage(step, split, split.shards, number)
-            if not self._wait_until_due(step, 0):
+            if not self._wait_until_due(step):
                 return
 
     def _stage(self, step: int, split: CorpusSplit, shards: Staged, number: int) -> None:
         record = split.index.blocks[number]
         name = shard_name(split.index.shard_of(number))
         copy = _Copy(shards, name, int(record["offset"]), int(record["bytes"]))
-        known = copy in self._needed
-        if copy.bytes > self._room or not self._wait_until_due(step, 0 if known else copy.bytes):
+        if copy.bytes > self._room or not self._wait_until_due(step, copy):
             return
         if step <= self._reached:
             return  # too late: the reader is there already
-        if not known and not self._copy(copy, int(record["crc32"])):
+        if copy not in self._needed and not self._copy(copy, int(record["crc32"])):
             return
         self._needed[copy] = step
         heapq.heappush(self._queue, (step, id(copy), copy))
@@ -130,12 +128,16 @@ class Stager:
         self._copies += 1
         return True
 
-    def _wait_until_due(self, step: int, size: int) -> bool:
-        """Wait until `step` is near enough and there is room; False after the context has ended."""
+    def _wait_until_due(self, step: int, copy: _Copy | None = None) -> bool:
+        """Wait until `step` is near enough, and there is room for `copy` or it is there already.
+
+        It may be dropped meanwhile. False after the context has ended.
+        """
         with self._change:
             while not self._closed:
                 self._drop_what_was_read()
                 is_near = step <= self._reached + STEPS_AHEAD
+                size = 0 if copy is None or copy in self._needed else copy.bytes
                 if step <= self._reached or (is_near and self._bytes + size <= self._room):
                     return True
                 self._change.wait()

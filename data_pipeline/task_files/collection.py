@@ -142,7 +142,7 @@ def _drawn(
 ) -> Iterator[int]:
     """`count` documents that are none of the `others`. Raises DataError where there are too few."""
     readable = collection.readable
-    if count > len(readable) - len(others):
+    if count > len(readable) - len(others.intersection(readable)):
         raise DataError(f"{collection.names[0]}: has too few documents for negatives: {count}")
     attempt, taken = 0, set(others)
     while count:

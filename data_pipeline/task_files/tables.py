@@ -17,6 +17,8 @@ Row: TypeAlias = tuple[str, dict[str, str]]  # where it stands, and its values b
 Columns: TypeAlias = Mapping[str, "str | int"]  # by field: a column's name, or its number from 1
 
 TSV, CSV, JSONL, PARQUET = "tsv", "csv", "jsonl", "parquet"
+SEPARATED = "its columns are separated by tabs"
+QUOTED = "a field that holds a comma must be quoted"
 LAYOUTS = {
     ".tsv": TSV,
     ".txt": TSV,
@@ -40,6 +42,9 @@ def read_table(path: str, columns: Columns, layout: str | None = None) -> Iterat
     numbered = {isinstance(column, int) for column in columns.values()}
     if len(numbered) > 1:
         raise DataError(f"{path}: columns: give the names of all of them, or all their numbers")
+    for field, column in columns.items():
+        if isinstance(column, int) and column < 1:
+            raise DataError(f"{path}: {field}: columns are numbered from 1, and {column} is none")
     if layout in (JSONL, PARQUET) and numbered == {True}:
         raise DataError(f"{path}: columns: have names in this file, and no numbers")
     empty = True
@@ -74,9 +79,12 @@ def as_number(where: str, field: str, text: str) -> float:
 
 
 def _cell_rows(
-    path: str, columns: Columns, lines: Iterator[tuple[str, list[str]]]
+    path: str, columns: Columns, lines: Iterator[tuple[str, list[str]]], advice: str
 ) -> Iterator[Row]:
-    """Lines of cells as rows; the first line is a header where the columns have names."""
+    """Lines of cells as rows; the first line is a header where the columns have names.
+
+    `advice` is for a line with too few or too many cells.
+    """
     header: list[str] | None = None
     places: dict[str, int] = {}
     for where, cells in lines:
@@ -87,19 +95,22 @@ def _cell_rows(
                 header = [cell.strip() for cell in cells]
                 places = {f: _position(path, f, str(c), header) for f, c in columns.items()}
                 continue
-        _check_width(where, cells, header, places)
+        _check_width(where, cells, header, places, advice)
         yield where, {field: cells[at].strip() for field, at in places.items()}
 
 
 def _check_width(
-    where: str, cells: list[str], header: list[str] | None, places: Mapping[str, int]
+    where: str,
+    cells: list[str],
+    header: list[str] | None,
+    places: Mapping[str, int],
+    advice: str,
 ) -> None:
     """Refuse a row that lacks a column, or has more than the header: its cells may be shifted."""
     needed = len(header) if header else max(places.values()) + 1
     if len(cells) < needed or (header and len(cells) > needed):
-        means = "a field that holds a comma must be quoted" if header else "check its separators"
         asked = "the header names" if header else "columns go up to"
-        raise DataError(f"{where}: has {len(cells)} columns, where {asked} {needed}; {means}")
+        raise DataError(f"{where}: has {len(cells)} columns, where {asked} {needed}; {advice}")
 
 
 def _tab_separated(path: str) -> Iterator[tuple[str, list[str]]]:
@@ -203,8 +214,8 @@ def _position(where: str, field: str, column: str, names: list[str]) -> int:
 
 
 _ROWS: dict[str, Callable[[str, Columns], Iterator[Row]]] = {
-    TSV: lambda path, columns: _cell_rows(path, columns, _tab_separated(path)),
-    CSV: lambda path, columns: _cell_rows(path, columns, _comma_separated(path)),
+    TSV: lambda path, columns: _cell_rows(path, columns, _tab_separated(path), SEPARATED),
+    CSV: lambda path, columns: _cell_rows(path, columns, _comma_separated(path), QUOTED),
     JSONL: lambda path, columns: _record_rows(columns, _json_records(path)),
     PARQUET: lambda path, columns: _record_rows(columns, _parquet_records(path, columns)),
 }

@@ -217,7 +217,7 @@ def _parse_part(
         bad = position + error.start
         parsed.problems.append(Problem(chunk.span.path, bad, "not valid UTF-8"))
         return
-    if not text.strip() and reading.separator is None:
+    if not text.strip() and (chunk.span.kind == JSONL or reading.separator is None):
         return  # blank lines are not documents
     if chunk.span.kind == JSONL:
         try:

@@ -46,7 +46,8 @@ def decompressing(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be decompressed: {error}") from None
+        what = "read" if is_plain(path) or path == STDIN else "decompressed"
+        raise DataError(f"{path}: cannot be {what}: {error}") from None
     except Exception as error:  # ZstdError derives from Exception alone
         if type(error).__name__ != "ZstdError":
             raise

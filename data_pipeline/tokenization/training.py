@@ -13,7 +13,14 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.writing import refuse_existing
-from data_pipeline.text.documents import Problem, location_of, no_documents_error, read_documents
+from data_pipeline.text.documents import (
+    Problem,
+    ReadOptions,
+    location_of,
+    no_documents_error,
+    read_documents,
+)
+from data_pipeline.text.text_files import STDIN
 from data_pipeline.tokenization import sentencepiece_models
 from data_pipeline.tokenization.library_errors import as_data_errors
 from data_pipeline.tokenization.tokenizer import TOKENIZER_FILES, save
@@ -36,14 +43,20 @@ Read = Callable[[], Iterable[str]]  # all documents, from the first
 
 
 def train(
-    inputs: Sequence[str], kind: str, vocab_size: int, out: str, *, cased: bool | None = None
+    inputs: Sequence[str],
+    kind: str,
+    vocab_size: int,
+    out: str,
+    *,
+    cased: bool | None = None,
+    reading: ReadOptions | None = None,
 ) -> None:
     """Train a tokenizer on text and write it to the folder `out`, in Hugging Face format.
 
-    The same text gives the same files. [PAD] [UNK] [CLS] [SEP] [MASK] get the ids 0 to 4. By
-    default WordPiece is uncased, like BERT's, and the other kinds are cased. Raises DataError for
-    missing or empty inputs, an unknown kind, or a folder that holds a tokenizer. Also if the
-    vocabulary size does not fit the text or the kind.
+    The text is read several times. The same text gives the same files. [PAD] [UNK] [CLS] [SEP]
+    [MASK] get the ids 0 to 4. By default WordPiece is uncased, like BERT's, and the other kinds are
+    cased. Raises DataError for missing or empty inputs and for standard input, an unknown kind, or
+    a folder that holds a tokenizer. Also if the vocabulary size does not fit the text or the kind.
     """
     if kind not in KINDS:
         raise DataError(f"--kind {kind}: must be one of {', '.join(KINDS)}")
@@ -51,13 +64,15 @@ def train(
     if not len(SPECIAL_TOKENS) < vocab_size <= MAX_VOCAB_SIZE:
         least = len(SPECIAL_TOKENS) + 1
         raise DataError(f"--vocab-size {vocab_size}: must be from {least} to {MAX_VOCAB_SIZE:,}")
+    if STDIN in inputs:
+        raise DataError(f"{STDIN}: a tokenizer reads its text several times; save it in a file")
     problems = _Problems()
-    if next(read_documents(inputs, on_problem=problems), None) is None:
+    if next(read_documents(inputs, reading, on_problem=problems), None) is None:
         raise no_documents_error(inputs, problems.count, problems.first)
     trainer = {"wordpiece": _wordpiece, "bpe": _byte_level, "unigram": _unigram}[kind]
     lowercase = kind == "wordpiece" if cased is None else not cased
     with as_data_errors(f"--vocab-size {vocab_size}: the tokenizer cannot be trained"):
-        tokenizer, roles = trainer(lambda: read_documents(inputs), vocab_size, lowercase)
+        tokenizer, roles = trainer(lambda: read_documents(inputs, reading), vocab_size, lowercase)
     size = tokenizer.get_vocab_size()
     if size > vocab_size:
         raise DataError(

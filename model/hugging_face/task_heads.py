@@ -26,6 +26,7 @@ ENDINGS = {
     SPAN: "ForQuestionAnswering",
 }
 _POOLINGS = {"cls": "first", "mean": "mean"}  # their names and ours
+_DEFAULT_LABELS = {0: "LABEL_0", 1: "LABEL_1"}  # of which config.json says nothing
 _VECTOR = "tandem_vector"  # the key of config.json that says how an encoder makes a text's vector
 
 
@@ -77,7 +78,8 @@ def read_task_heads(
     form = forms.get(kind)
     if form is None or form.weight not in names:
         return {}
-    labels = {int(number): str(label) for number, label in theirs.get("id2label", {}).items()}
+    by_number = theirs.get("id2label", _DEFAULT_LABELS)
+    labels = {int(number): str(label) for number, label in by_number.items()}
     ordered = [labels[number] for number in sorted(labels)] if kind in LABELLED else []
     pooling = form.pooling
     if form.chooses_pooling:
@@ -90,8 +92,9 @@ def _kind(theirs: Mapping[str, Any]) -> str:
     classes = theirs.get("architectures") or [""]
     kinds = [kind for kind, ending in ENDINGS.items() if str(classes[0]).endswith(ending)]
     if REGRESSION in kinds:
-        is_number = theirs.get("problem_type") == "regression"
-        return REGRESSION if is_number or len(theirs.get("id2label", "ab")) == 1 else CLASSIFICATION
+        is_single = len(theirs.get("id2label", _DEFAULT_LABELS)) == 1
+        is_number = is_single or theirs.get("problem_type") == "regression"
+        return REGRESSION if is_number else CLASSIFICATION
     return kinds[0] if kinds else ""
 
 
@@ -106,7 +109,7 @@ def write_vector_head(name: str, head: TaskHeadConfig) -> dict[str, Any] | None:
 def write_task_head(name: str, head: TaskHeadConfig, form: HeadForm) -> dict[str, Any]:
     """The reverse of `read_task_heads`: keys of config.json."""
     count = 1 if head.kind in (REGRESSION, CHOICE) else 2
-    labels = head.labels or [f"LABEL_{number}" for number in range(count)]
+    labels = head.labels or list(_DEFAULT_LABELS.values())[:count]
     theirs = {ours: name for name, ours in _POOLINGS.items()}
     problem = {CLASSIFICATION: "single_label_classification", REGRESSION: "regression"}
     return {

@@ -167,7 +167,7 @@ def test_a_sample_that_cannot_be_read_is_shown_as_such(copied: Path) -> None:
     for shard in (copied / "train").glob("shard-*.tar"):
         shard.unlink()
     config = DataConfig(path=str(copied), packing="sop", on_bad_shard="skip")
-    assert ", unreadable" in "".join(map(str, show(config, 0, 2)))
+    assert ", unreadable" in "".join(map(str, show(config, 0, 2, 2)))
 
 
 def test_a_member_that_is_not_ours_is_named_though_its_checksum_is_right(copied: Path) -> None:

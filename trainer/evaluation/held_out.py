@@ -141,25 +141,25 @@ class ValidationSet:
 @dataclass(frozen=True)
 class _HeldOutCorpus:
     stream: BatchStream
-    steps: int
+    count: int  # sequences
     heartbeat: SendHeartbeat
 
     @classmethod
     def open(
         cls, split: CorpusSplit, data: DataConfig, wanted: int, heartbeat: SendHeartbeat
     ) -> _HeldOutCorpus:
-        total = BatchStream(split, data, SEED, 1).samples_per_epoch
-        rows = min(ROWS, total, wanted)
-        return cls(BatchStream(split, data, SEED, rows), min(wanted, total) // rows, heartbeat)
+        count = min(wanted, BatchStream(split, data, SEED, 1).samples_per_epoch)
+        return cls(BatchStream(split, data, SEED, min(ROWS, count)), count, heartbeat)
 
     def batches(self, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
         """This rank's share. Over all ranks each sequence is scored once.
 
         All ranks get the same number of rows, since their forward passes are collective.
         """
-        for step in range(self.steps):
+        for step, first in enumerate(range(0, self.count, ROWS)):
             self.heartbeat()
-            yield _share(self.stream.batch(step), rank, world_size)
+            batch = self.stream.batch(step)
+            yield _share(batch.take(np.arange(min(ROWS, self.count - first))), rank, world_size)
 
 
 @dataclass(frozen=True)

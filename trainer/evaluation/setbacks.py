@@ -79,7 +79,7 @@ def _diagnose(
     if len(newest) < 2 or newest[0][0] <= student.schedule.warmup_steps:
         return None
     steps, lead = newest[-1]
-    grew_up_here = not teacher.frozen and teacher.init.pretrained is None
+    grew_up_here = not teacher.frozen and teacher.init.weights is None
     expected = [_at_age(taught, age) if grew_up_here else None for age, _ in newest]
     is_known = all(one is None or one >= KNOWN for one in expected)
     if is_known and all(one < 0 for _, one in newest):

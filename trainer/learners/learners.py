@@ -212,8 +212,8 @@ class Learners:
     def _first_weights(self, name: str, config: LearnerConfig) -> Mapping[str, Tensor] | None:
         """The initial weights; None for random ones."""
         section = section_of(name)
-        if config.init.pretrained is not None and not config.init.random:
-            return from_folder(config.init.pretrained, config.architecture)
+        if config.init.weights is not None:
+            return from_folder(config.init.weights, config.architecture)
         if config.init.teacher_layers is not None:
             final, now = self.config.teacher.model.layers, self.teacher.config.model.layers
             layers = layers_of_the_moment(config.init.teacher_layers, final, now)

@@ -38,10 +38,10 @@ def _explained(section: str, config: LearnerConfig, part: str, micro_batch: int)
     remedies = []
     if micro_batch > 1 and part in IN_MICRO_BATCHES:
         remedies.append(f"batch.micro_batch={micro_batch // 2} (it is {micro_batch})")
-    if not config.checkpoint_activations and part in (FORWARD, BACKWARD):
+    if not (config.frozen or config.checkpoint_activations) and part in (FORWARD, BACKWARD):
         remedies.append(f"{section}.checkpoint_activations=true")
-    if config.zero_stage < 2:
-        remedies.append(f"{section}.zero_stage={config.zero_stage + 1}")
+    if config.zero_stage < (3 if config.frozen else 2):
+        remedies.append(f"{section}.zero_stage={3 if config.frozen else config.zero_stage + 1}")
     remedies.append("more GPUs")
     return TrainingError(
         f"{section}: out of memory in its {part}; try {', or '.join(remedies)} "

@@ -87,14 +87,22 @@ def _is_below(path: str | None, folder: Path) -> bool:
 def _that_come_along(checkpoint: Checkpoint, before: JobConfig, now: JobConfig) -> list[str]:
     """The learners of a checkpoint that the new config keeps, with the same shape."""
     reshaped = {
-        "/".join(change.key.partition(".model.")[0].partition(".objective.")[0].split("."))
+        _learner_of(change.key): change.key
         for change in changes(before, now)
         if change.refusal == SHAPE
     }
     if TEACHER in reshaped:
-        raise TrainingError("teacher.model: a fork keeps its teacher; start another run")
-    wanted = now.learners.keys() - reshaped
+        raise TrainingError(
+            f"{reshaped[TEACHER]}: a fork keeps its teacher's shape; start another run"
+        )
+    wanted = now.learners.keys() - reshaped.keys()
     return [name for name in checkpoint.learners if name in wanted]
+
+
+def _learner_of(key: str) -> str:
+    """The learner whose section of a job's config holds this key."""
+    section, _, below = key.partition(".")
+    return section if section == TEACHER else f"{section}/{below.partition('.')[0]}"
 
 
 def _fill(
@@ -106,13 +114,16 @@ def _fill(
     state: dict[str, Any],
     found: Sequence[str],
 ) -> None:
-    counters = {name: of for name, of in state["learners"].items() if name in learners}
+    counters, curves = (
+        {name: of for name, of in state.get(part, {}).items() if name in learners}
+        for part in ("learners", "held_out")
+    )
     there = contents(config.data)
-    own: dict[str, Any] = {"config": configs.dump(config), "corpora": there}
+    own: dict[str, Any] = {"config": configs.dump(config), "corpora": there, "held_out": curves}
     own["wandb_id"] = secrets.token_hex(4)
     moved = any(change.startswith("data.") for change in found)
     if moved or state.get("corpora", there) != there:  # its held-out text may be another
-        own["teacher_held_out"] = None
+        own |= {"teacher_held_out": None, "held_out": {}}
     state = {**state, "learners": counters, **own}
     new.path.mkdir(parents=True)
     if run.metrics.exists():

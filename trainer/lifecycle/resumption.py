@@ -55,6 +55,8 @@ class Resumption:
             state = JobState(wandb_id=tracking.first_id(RunFolder.of(self.config).path))
         else:
             state = JobState.from_json(self.checkpoint.trainer_state)
+        # A student that was removed, and comes back one day, starts anew.
+        state.held_out = {n: one for n, one in state.held_out.items() if n in self.config.learners}
         state.config = configs.dump(self.config)
         state.corpora = contents(self.config.data, corpora)
         state.rolled_back = applied_state(self.config.rollback)

@@ -60,7 +60,7 @@ class TaskFile:
         Raises DataError where ``data.columns`` gives something other than a number.
         """
         named = self.columns.get(name)
-        if named is not None and not _is_number(named):
+        if named is not None and not (_is_number(named) and int(named)):
             raise DataError(f"data.columns.{name}: must be a column's number from 1, not {named}")
         return None if named is None else int(named)
 

@@ -1,7 +1,8 @@
 """MFU: model FLOPs utilisation, the fraction of the devices' peak rate (arXiv 2204.02311).
 
 The FLOPs are those of the models' forward and backward matrix products (`model.flops_per_token`)
-for the tokens trained on, without padding; a frozen teacher has no backward. Recomputation is not
+for the tokens trained on, without padding; a frozen teacher has no backward, and counts in steps in
+which nobody reads it too. Recomputation is not
 counted, nor are matrix products of the losses beyond the learner's own projection. The peak is the
 manufacturer's dense rate for the learner's precision (``configs/device``).
 """
@@ -27,11 +28,11 @@ def seconds_at_peak(
     learners: Iterable[LearnerConfig], data: DataConfig, step: int, device: DeviceConfig
 ) -> float:
     """Seconds that a device at its peak rate would need per token of `step` in all `learners`."""
-    starts = [0, *(phase.from_step for phase in data.phases)]
-    lengths = [length for length, _ in data.lengths_and_packings()]
-    length = lengths[sum(start <= step for start in starts) - 1]
+    length, _ = data.length_and_packing_at(step)
     total = 0.0
     for one in learners:
+        if one.stored is not None:
+            continue  # its predictions are read, and it does not run
         size = describe(one.architecture, length, data.masking.rate_at(step))
         flops = size.flops_per_token_forward if one.frozen else size.flops_per_token
         total += flops / device.flops(one.precision)

@@ -13,7 +13,7 @@ from trainer.report.words import percent, plain_name, short
 from trainer.run_folder.run_files import RunFiles
 
 KNOWN = {"loss", "accuracy", "pair_accuracy"}  # held-out scores with charts of their own
-NOT_TERMS = ("loss", "lr", "grad_norm", "skipped_steps", "overflows", "loss_scale")
+NOT_TERMS = ("loss", "lr", "grad_norm", "skipped_steps", "overflows", "loss_scale", "lead")
 PARTS = ("forward", "backward", "step", "communication")
 MOST_STROKES = 100  # with more checkpoints than this, none is marked
 

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from trainer.batch_config import BatchConfig
 from trainer.learner_names import is_teacher
 from trainer.measure.durations import duration, seconds_left
 from trainer.report.curves import curves_section
@@ -81,7 +82,8 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
     """Facts about the run as a whole: (name, value, note)."""
     last, config = run.last, run.config
     batch, length = config["batch"], config["data"]["sequence_length"]
-    size = f"{batch['size']:,}" if batch["size"] else f"about {batch['tokens']:,} tokens in"
+    first = BatchConfig(batch["size"], batch["tokens"]).at(0)
+    size = f"{first.sequences:,}" if first.sequences else f"about {first.tokens:,} tokens in"
     is_text = not _files_of_examples(run)
     rows = f"sequences of {length:,}" if is_text else f"examples of at most {length:,} tokens"
     facts = [("Steps", f"{int(last['step']):,}", f"of {size} {rows}")]

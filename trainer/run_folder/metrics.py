@@ -15,6 +15,7 @@ Keys, all optional but ``step``:
 ``LEARNER/loss``, ``LEARNER/TERM``    mean over the global batch; TERM is a term of the objective
 ``LEARNER/lr``, ``LEARNER/grad_norm``
 ``LEARNER/skipped_steps``             total so far
+``LEARNER/overflows``                 total so far, in fp16, with the present ``LEARNER/loss_scale``
 ``LEARNER/lead``                      with `min_lead`: how far its teacher is ahead, in nats
 ``LEARNER/seconds_PART``              time of the logged step on rank 0; PART is forward, backward,
                                       step, or communication (which the others include)

@@ -35,7 +35,9 @@ class ScheduleConfig(Section):
         Doc("Warm-up as a fraction of the learner's steps, instead of warmup_steps."),
     ] = 0.0
     decay_fraction: Annotated[
-        float, positive(1.0), Doc("The last fraction of the steps, over which wsd falls.")
+        float,
+        positive(1.0),
+        Doc("The last fraction of the steps after the warm-up, over which wsd falls."),
     ] = 0.1
     min_lr_ratio: Annotated[
         float, FRACTION, Doc("Where the rate ends, as a fraction of its peak.")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from configs.rules import Doc, OneOf, positive
 from configs.section import Refusal
-from model import Capture, ModelShape
+from model import SPAN, Capture, ModelConfig, ModelShape
 from trainer.losses.states import (
     logit_squared_error,
     soft_label_cross_entropy,
@@ -60,6 +60,12 @@ class SoftLabels(HeadTermConfig, TeacherTermConfig):
         yield from super().conflicts()
         if self.loss == MSE and self.temperature != 1.0:
             yield "temperature", "has no part in mse; remove it"
+
+    def unequippable(self, model: ModelConfig) -> Iterator[str]:
+        yield from super().unequippable(model)
+        head = model.task_heads.get(self.head or "")
+        if self.mean_over_labels and head is not None and head.kind == SPAN:
+            yield "mean_over_labels: a span has no labels, and texts have other lengths; remove it"
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return SoftLabelsTerm(self)

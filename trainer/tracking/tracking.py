@@ -11,6 +11,7 @@ and the follower sends the rest of the file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,9 +21,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.strict_json import parse_json
 from trainer.seeds import derive
 
 MODES = ("auto", "offline", "disabled")
+LATER = ("ended", "finished")  # what an attempt adds to its record when it is over
 
 _log = logging.getLogger(__name__)
 _FOLLOWER = Path(__file__).with_name("wandb_follower.py")
@@ -54,9 +57,13 @@ class Tracking:
 
 
 def first_id(run_folder: Path) -> str:
-    """The run's first id at W&B: a hash of its first attempt's record, 8 hexadecimal digits."""
+    """The run's first id at W&B: a hash of who made its first attempt, 8 hexadecimal digits."""
     first = min((run_folder / "attempts").glob("*.json"))
-    return f"{derive(first.read_text(encoding='utf-8', errors='replace')) % 16**8:08x}"
+    text = first.read_text(encoding="utf-8", errors="replace")
+    with contextlib.suppress(ValueError):  # it is torn
+        record = parse_json(text)
+        text = json.dumps({key: record[key] for key in record if key not in LATER})
+    return f"{derive(text) % 16**8:08x}"
 
 
 def current_id(run_folder: Path, first: str) -> str:
