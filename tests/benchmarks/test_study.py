@@ -172,7 +172,7 @@ def test_files_are_made_once_and_a_change_of_their_command_is_another_arm(tmp_pa
     sources = Sources(tmp_path, tmp_path / "data")
     job, other = study.jobs_of("why", config, tmp_path, seeds=[1], sources=sources)
     path = tmp_path / "why" / "more.tsv"
-    root = f"data.root={tmp_path}/data"
+    root = f'data.root="{tmp_path}/data"'
     assert job.missing_files() == [["data", "perturb", "sst2", root, "--out", str(path)]]
     assert other.missing_files() == []
     path.parent.mkdir()
@@ -313,8 +313,7 @@ def timed(monkeypatch) -> Callable[[list[dict[str, float]]], None]:
 
     def use(rows: list[dict[str, float]]) -> None:
         def train(file: Path, overrides: list[str]) -> bool:
-            folder = next(one for one in overrides if one.startswith("output_dir="))
-            run = Path(folder.partition("=")[2], file.stem)
+            run = Path(configs.assigned(overrides)["output_dir"], file.stem)
             run.mkdir()
             text = "".join(json.dumps({"seconds": 9.0, **row}) + "\n" for row in rows)
             (run / "metrics.jsonl").write_text(text)

@@ -225,3 +225,12 @@ def test_machines_that_cannot_be(option):
 def test_a_device_needs_the_rate_that_every_precision_falls_back_to():
     with pytest.raises(ValueError, match=r"^tflops: .*fp32"):
         dataclasses.replace(H100, tflops={"bf16": 100.0})
+
+
+def test_waiting_is_weighted_as_the_time_is_by_when_a_learner_is_there():
+    seldom = dataclasses.replace(STUDENT, active=0.05)
+    machine = Machine(H100, 2, 8, overlaps=False)
+    time = step_time(dataclasses.replace(JOB, learners=(TEACHER, *[seldom] * 4)), machine)
+    teacher, student = (time.learners[name].exposed for name in ("teacher", "tiny"))
+    assert time.exposed == pytest.approx(teacher + 4 * 0.05 * student)
+    assert time.exposed < time.seconds

@@ -275,3 +275,10 @@ def test_a_time_needs_no_quotes(tmp_path):
     file = tmp_path / "site.yaml"
     file.write_text("sbatch:\n  time: 24:00:00\n")
     assert configs.load(str(file), ClusterConfig, "cluster").sbatch == {"time": "24:00:00"}
+
+
+def test_bash_compares_the_caps_as_whole_numbers():
+    caps = {"gpus_per_node": "8", "max_requeues": 1_000_000, "max_gpu_hours": 2_500_000.5}
+    lines = build(job(), ClusterConfig(**caps)).splitlines()
+    assert "max_requeues=1000000" in lines
+    assert "max_gpu_seconds=9000001800" in lines

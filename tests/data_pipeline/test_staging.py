@@ -27,6 +27,7 @@ from data_pipeline import (
 from data_pipeline.reading.staging import (
     LOCK,
     PREFIX,
+    STEPS_AHEAD,
     Stager,
     _locked_folder,
     remove_leftovers,
@@ -299,6 +300,32 @@ def test_what_a_killed_job_left_is_removed_and_nothing_else(tmp_path: Path) -> N
 
 def _no_locks(*_: object) -> None:
     raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+def test_without_locks_the_node_reads_from_the_corpus_and_says_so(
+    config: DataConfig,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", _no_locks)
+    with Stager(folder, ahead(open_stream(config, folder)), ROOM, 0):
+        until(lambda: "this node reads from the corpus" in caplog.text)
+    assert "cannot be locked" in caplog.text
+
+
+def test_a_copy_that_is_dropped_while_its_next_reading_waits_is_made_again(
+    config: DataConfig, folder: Path
+) -> None:
+    stream = open_stream(config, folder)
+    _, (block, *_) = next(ahead(stream))
+    again = iter([(1, [block]), (STEPS_AHEAD + 50, [block]), (10**9, [])])
+    with Stager(folder, again, ROOM, 0) as stager:
+        until(lambda: len(copies(folder)) == 1)
+        stager.reached(49)  # the copy has been read; its next reading is too far ahead
+        until(lambda: not copies(folder))
+        stager.reached(60)
+        until(lambda: len(copies(folder)) == 1)
 
 
 def test_where_the_disk_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,8 @@ def test_columns_by_number_need_no_header(tmp_path: Path) -> None:
         ("a.tsv", "review\tstars\nfine\n", COLUMNS, "a.tsv:2: has 1 columns, where the header"),
         ("a.csv", "review,stars\nno, no,0\n", COLUMNS, "a.csv:2: has 3 columns, where the header"),
         ("a.tsv", "x\ty\nx\n", {"text": 2}, "a.tsv:2: has 1 columns, where columns go up to 2"),
+        ("a.tsv", "review\tstars\nfine\n", COLUMNS, "its columns are separated by tabs"),
+        ("a.tsv", "x\ty\n", {"text": 0, "label": 2}, "text: columns are numbered from 1"),
         ("a.csv", 'review,stars\n"open,1\nx,2\n', COLUMNS, "a.csv:2: not valid CSV"),
         ("a.tsv", b"review\tstars\nna\xefve\t1\n", COLUMNS, "a.tsv:2: is not UTF-8"),
         ("a.jsonl", '{"review": "x", "stars": 1}\n{"re\n', COLUMNS, "a.jsonl:2: not valid JSON"),

@@ -239,3 +239,11 @@ def test_a_head_that_cannot_be_is_refused(head: dict[str, Any], message: str) ->
 def test_a_head_needs_a_name_of_its_own(name: str) -> None:
     with pytest.raises(ValueError, match="choose another name"):
         with_task_head(OURS, name, TaskHeadConfig("span"))
+
+
+def test_labels_that_transformers_leaves_to_its_default_are_read(tmp_path: Path) -> None:
+    theirs = transformers.BertForSequenceClassification(BertConfig(**FAMILIES["Bert"]))
+    theirs.save_pretrained(tmp_path)
+    assert "id2label" not in json.loads((tmp_path / "config.json").read_text())
+    (head,) = model.from_pretrained(tmp_path).config.task_heads.values()
+    assert head.labels == ["LABEL_0", "LABEL_1"]

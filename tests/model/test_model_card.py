@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 import model
+from model.kinds.seq2seq import Seq2SeqConfig
 
 SMALL = model.EncoderConfig(vocab_size=50, hidden_size=16, layers=2, heads=2, ffn_size=24)
 TRAINING = model.Training(
@@ -57,3 +58,11 @@ def test_every_saved_folder_has_a_model_card(tmp_path: Path) -> None:
     text = (tmp_path / "mine" / "README.md").read_text()
     assert "# mine" in text
     assert "not recorded" in text
+
+
+def test_a_model_that_translates_is_none_that_fills_masks() -> None:
+    config = Seq2SeqConfig(vocab_size=50, hidden_size=16, layers=2, heads=2, ffn_size=24)
+    _, front, body = model.model_card("captions", config, TRAINING).split("---\n", 2)
+    assert yaml.safe_load(front)["pipeline_tag"] == "translation"
+    assert "A sequence-to-sequence model with" in body
+    assert "masked language model" not in body

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from data_pipeline import DataConfig, open_corpora
+from data_pipeline import BatchStream, DataConfig, open_corpora
 from model import EncoderConfig, build
 from trainer.config import EvaluationConfig, JobConfig
 from trainer.evaluation.agreement import agreement
@@ -64,3 +64,17 @@ def test_a_model_agrees_with_itself(validation):
 
 def test_vocabularies_of_two_sizes_are_not_compared(validation):
     assert agreement(small(1, vocab_size=608), small(2), validation, 8, CPU) is None
+
+
+@pytest.mark.parametrize("wanted", [1, 64, 70, 10**6])
+def test_as_many_sequences_are_scored_as_are_asked_for_or_there(corpus, wanted):
+    data = DataConfig(path=str(corpus), sequence_length=16)
+    teacher = LearnerConfig(objective=ObjectiveConfig(mlm=MaskedLanguageModelling()))
+    evaluation = EvaluationConfig(sequences=wanted)
+    job = JobConfig("job", data, teacher, 1, evaluation=evaluation)
+    corpora = open_corpora(data)
+    there = BatchStream(next(iter(corpora.values())).split("val"), data, 0, 1).samples_per_epoch
+    assert there > 70
+    (held_out,) = ValidationSet(job, corpora).corpora.values()
+    ids = [one for batch in held_out.batches() for one in batch.sample_ids]
+    assert len(ids) == len(set(ids)) == min(wanted, there)

@@ -20,6 +20,7 @@ from tests.trainer import tiny
 from trainer.config import JobConfig, LogConfig
 from trainer.control.requested import NO_REQUESTS
 from trainer.errors import TrainingError
+from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learners import learner
 from trainer.learners.memory_errors import named_for
 from trainer.learners.state import JobState
@@ -142,6 +143,14 @@ def test_running_out_of_memory_names_the_learner_and_what_to_do(error):
     assert words.startswith("students.tiny: out of memory in its backward; try ")
     for remedy in ("batch.micro_batch=4", "students.tiny.zero_stage=1", "checkpoint_activations"):
         assert remedy in words
+
+
+def test_a_frozen_teacher_gets_advice_that_it_can_take():
+    config = LearnerConfig(frozen=True, init=InitConfig(pretrained="a"))
+    with pytest.raises(TrainingError) as raised, named_for("teacher", config, "forward", 1):
+        raise MemoryError
+    words = "teacher: out of memory in its forward; try teacher.zero_stage=3, or more GPUs"
+    assert str(raised.value).startswith(words)
 
 
 def test_a_learner_too_large_to_begin_is_named(monkeypatch):

@@ -219,6 +219,18 @@ def test_a_fork_to_other_data_waits_for_scores_on_them(runs):
     assert len(corpora) == 1
     other = fork(folder, step, "other", ["data.sequence_length=16"])
     assert state_at(other.folder, step).teacher_held_out is None
+    assert not state_at(other.folder, step).held_out
+
+
+def test_a_fork_leaves_a_reshaped_students_curve_behind_and_keeps_its_teacher(runs):
+    folder = RunFolder(runs / "undisturbed")
+    step = published(folder.checkpoints)[-1]
+    assert set(EVERYONE) <= state_at(folder, step).held_out.keys()
+    made = fork(folder, step, "frozen", ["students.late.encoder=frozen"])
+    assert made.begin_anew == ["students/late"]
+    assert state_at(made.folder, step).held_out.keys() == {"teacher", "students/tinybert"}
+    with pytest.raises(TrainingError, match=r"^teacher\.freeze_positions: a fork keeps"):
+        fork(folder, step, "third", ["teacher.freeze_positions=true"])
 
 
 def test_a_fork_that_cannot_be_made_says_why(runs):

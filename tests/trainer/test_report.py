@@ -14,6 +14,7 @@ import pytest
 from tests.waiting import read, until
 from trainer.report import student_table, write_report
 from trainer.report.chart import curve
+from trainer.report.curves import is_term
 from trainer.report.page import render
 from trainer.report.refreshing import LiveReport
 from trainer.run_folder.metrics_log import MetricsLog
@@ -165,6 +166,17 @@ def test_a_batch_that_is_stated_in_tokens(make):
     text = config(["half", "tiny"]).replace("size: 64,", "size: null, tokens: 8192,")
     (folder / "config.yaml").write_text(text, encoding="utf-8")
     assert "of about 8,192 tokens in sequences of 128" in Page(write_report(folder)).words
+
+
+def test_a_batch_that_is_not_stated(make):
+    folder = make()
+    text = config(["half", "tiny"]).replace("size: 64,", "size: null, tokens: null,")
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    assert "of 64 sequences of 128" in Page(write_report(folder)).words
+
+
+def test_what_is_logged_beside_terms_is_none():
+    assert [name for name in ("mlm", "lead", "lr", "seconds_step") if is_term(name)] == ["mlm"]
 
 
 def test_a_live_page_says_how_much_time_is_left(make):

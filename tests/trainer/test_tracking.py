@@ -13,9 +13,10 @@ import pytest
 from tests.waiting import until
 from tests.wandb_files import history, offline_folder, records
 from tests.wandb_server import WandbServer
+from trainer.checkpoint.attempts import Attempt
 from trainer.run_folder.metrics_log import MetricsLog, resume
 from trainer.tracking import tracking
-from trainer.tracking.tracking import current_id
+from trainer.tracking.tracking import current_id, first_id
 from trainer.tracking.wandb_follower import Alerts, by_step, is_prefix
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -327,3 +328,11 @@ def test_what_agrees_with_the_file():
     assert not is_prefix(theirs(1, loss=0.25), ours)
     assert not is_prefix([{"_step": 1, "step": 1}], ours)
     assert is_prefix([{"_step": 1, "step": 1, "a": "NaN"}], [{"step": 1, "a": math.nan}])
+
+
+def test_the_first_id_stays_when_the_attempt_has_ended(tmp_path):
+    attempt = Attempt.begin(tmp_path)
+    before = first_id(tmp_path)
+    attempt.end()
+    attempt.finish()
+    assert first_id(tmp_path) == before

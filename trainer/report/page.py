@@ -82,7 +82,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
     """Facts about the run as a whole: (name, value, note)."""
     last, config = run.last, run.config
     batch, length = config["batch"], config["data"]["sequence_length"]
-    first = BatchConfig(batch["size"], batch["tokens"]).at(0)
+    first = BatchConfig(batch["size"], batch.get("tokens")).at(0)
     size = f"{first.sequences:,}" if first.sequences else f"about {first.tokens:,} tokens in"
     is_text = not _files_of_examples(run)
     rows = f"sequences of {length:,}" if is_text else f"examples of at most {length:,} tokens"
