@@ -116,7 +116,9 @@ def status(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:
     if run is None:
         runs = read_runs(root, jobs)
     else:
-        folder = Path(run) if _is_run(Path(run)) else root / run
+        folder = next(filter(_is_run, (Path(run), root / run)), None)
+        if folder is None:
+            raise LaunchError(f"{run}: not a run: no config.yaml in {run} or {root / run}")
         runs = read_array(folder, jobs) if is_array(folder) else [read_one(folder, jobs)]
     if as_json:
         print(to_json(runs))

@@ -198,4 +198,4 @@ def test_a_fork_keeps_its_teacher(stopped):
     other = "teacher.model.norm_eps=1e-9"
     answer = command("fork", folder.path, "--step", step, "--name", "narrow", other)
     assert answer.exit_code == 1
-    assert "teacher.model: a fork keeps its teacher" in answer.output
+    assert "teacher.model.norm_eps: a fork keeps its teacher" in answer.output

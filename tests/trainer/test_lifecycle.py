@@ -229,8 +229,8 @@ def test_a_fork_leaves_a_reshaped_students_curve_behind_and_keeps_its_teacher(ru
     made = fork(folder, step, "frozen", ["students.late.encoder=frozen"])
     assert made.begin_anew == ["students/late"]
     assert state_at(made.folder, step).held_out.keys() == {"teacher", "students/tinybert"}
-    with pytest.raises(TrainingError, match=r"^teacher\.freeze_positions: a fork keeps"):
-        fork(folder, step, "third", ["teacher.freeze_positions=true"])
+    with pytest.raises(TrainingError, match=r"^teacher\.encoder: a fork keeps its teacher"):
+        fork(folder, step, "third", ["teacher.encoder=frozen"])
 
 
 def test_a_fork_that_cannot_be_made_says_why(runs):
