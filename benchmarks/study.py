@@ -40,6 +40,7 @@ from benchmarks.studies.jobs import HERE, Sources, StudyJob, in_order
 from commands.job_configs import load_job
 from configs import assignment
 from configs.studies import StudyConfig
+from data_pipeline import DataError
 from trainer.admission_config import BudgetConfig
 
 AT_ONCE = ("start={step: 0, fraction: null, teacher: null}", "min_lead=null")
@@ -206,7 +207,10 @@ def costs(jobs: Sequence[StudyJob], steps: int) -> str:
     seconds: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for job in jobs:
-            config = load_job(str(job.write()), tuple(job.words))
+            try:
+                config = load_job(str(job.write()), tuple(job.words))
+            except (configs.ConfigError, DataError) as error:
+                raise click.ClickException(str(error)) from None
             flops[job.arm] = results.flops(config)
             short = [f"steps={steps}", "epochs=null", assignment("output_dir", folder), *SHORT]
             if config.teacher.budget != BudgetConfig():
