@@ -37,10 +37,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import configs
 from benchmarks.studies import page, pictures, results, tables
 from benchmarks.studies.jobs import HERE, Sources, StudyJob, in_order
+from commands.errors import one_line
 from commands.job_configs import load_job
 from configs import assignment
 from configs.studies import StudyConfig
-from data_pipeline import DataError
 from trainer.admission_config import BudgetConfig
 
 AT_ONCE = ("start={step: 0, fraction: null, teacher: null}", "min_lead=null")
@@ -209,8 +209,10 @@ def costs(jobs: Sequence[StudyJob], steps: int) -> str:
         for job in jobs:
             try:
                 config = load_job(str(job.write()), tuple(job.words))
-            except (configs.ConfigError, DataError) as error:
-                raise click.ClickException(str(error)) from None
+            except Exception as error:
+                if (told := one_line(error)) is None:
+                    raise
+                raise click.ClickException(told) from None
             flops[job.arm] = results.flops(config)
             short = [f"steps={steps}", "epochs=null", assignment("output_dir", folder), *SHORT]
             if config.teacher.budget != BudgetConfig():

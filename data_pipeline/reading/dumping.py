@@ -148,16 +148,15 @@ def _is_dump(path: Path) -> bool:
         return False
 
 
-def show(
-    config: DataConfig, seed: int, batch_sizes: BatchSizes | int, count: int = 4
-) -> Iterator[Text]:
+def show(config: DataConfig, seed: int, sizes: BatchSizes, count: int) -> Iterator[Text]:
     """The fraction of padding, and the first masked, packed samples of a job, in colour.
 
     Blue: the mask token; red: a random token; green: predicted, but left unchanged. The original
     token follows in brackets.
     """
     splits = open_splits(config, "train")
-    stream = BatchStream(splits, config, seed, batch_sizes)
+    size = sizes.sizes[0]
+    stream = BatchStream(splits, config, seed, size, world_size=_ranks(size, count))
     yield _padding(splits, config)
     path = config.path or next(iter(config.mixture.values())).path
     folder = Corpus.open(path, config.cache_dir, config.cache_gb).tokenizer_dir
@@ -167,6 +166,11 @@ def show(
     for batch, row in itertools.islice(rows, count):
         yield _heading(batch, row, config)
         yield _coloured(batch, row, tokenizer, vocabulary)
+
+
+def _ranks(size: int, count: int) -> int:
+    """How many ranks, at most, a batch is cut for so that the first one reads `count` rows."""
+    return next(ranks for ranks in range(max(1, size // count), 0, -1) if size % ranks == 0)
 
 
 def _padding(splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig) -> Text:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import configs
 from configs import ConfigError, loading
 from configs.devices import DeviceConfig
-from configs.yaml_text import Plain
 
 
 @dataclass
@@ -417,15 +416,3 @@ def test_a_file_that_says_nothing_is_refused(text, tmp_path):
     (tmp_path / "empty.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"empty\.yaml: is empty"):
         configs.load(str(tmp_path / "empty.yaml"), DeviceConfig, "device")
-
-
-@given(st.text() | st.lists(st.none() | st.booleans() | st.text()))
-def test_an_assignment_is_read_as_what_was_assigned(value):
-    word = configs.assignment("a.b", value)
-    found = configs.assigned([word])["a"]["b"]
-    if isinstance(value, str):
-        assert found == value
-        assert not isinstance(found, Plain)
-    else:
-        shown = {None: None, True: "true", False: "false"}
-        assert found == [one if isinstance(one, str) else shown[one] for one in value]

@@ -158,3 +158,31 @@ def test_summary_has_counts_and_a_histogram(make_corpus: Callable[..., Corpus]) 
     assert sum(int(line.split()[2].replace(",", "")) for line in text.splitlines()
                if line.strip().startswith("<")) == 30  # fmt: skip
     assert check(str(corpus.folder)) == []
+
+
+def test_a_mixture_with_a_rare_corpus_is_shown_from_the_jobs_own_batches(
+    make_corpus: Callable[..., Corpus], tmp_path: Path
+) -> None:
+    often, seldom = (make_corpus(make_documents(40, seed)).folder for seed in (1, 2))
+    path = tmp_path / "mixed.yaml"
+    path.write_text(
+        f"mixture: {{often: {{path: {often}, weight: 9}}, seldom: {{path: {seldom}}}}}\n"
+        "sequence_length: 32\n"
+    )
+    assert in_process("data", "show", path, "--samples", 3).count("tokens, ") == 3
+
+
+def test_a_job_that_only_names_its_base_is_a_job(tmp_path: Path) -> None:
+    path = tmp_path / "same.yaml"
+    path.write_text("base: demo\n")
+    assert in_process("model", path) == in_process("model", "demo")
+
+
+def test_a_tokenizer_reads_the_field_that_is_named_and_no_standard_input(tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_text("".join(json.dumps({"body": text}) + "\n" for text in make_documents(20)))
+    train = ["tokenizer", "train", "--kind", "wordpiece", "--vocab-size", 300, "--out"]
+    in_process(*train, tmp_path / "out", path, "--field", "body")
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+    refused = in_process(*train, tmp_path / "other", "-", code=1)
+    assert "-: a tokenizer reads its text several times" in refused

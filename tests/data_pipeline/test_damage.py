@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline import MASKED, PAIRS, BadShard, BatchStream, Corpus, DataConfig
+from data_pipeline import MASKED, PAIRS, BadShard, BatchSizes, BatchStream, Corpus, DataConfig
 from data_pipeline.building.checking import check
 from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.reading.dumping import show
@@ -167,7 +167,7 @@ def test_a_sample_that_cannot_be_read_is_shown_as_such(copied: Path) -> None:
     for shard in (copied / "train").glob("shard-*.tar"):
         shard.unlink()
     config = DataConfig(path=str(copied), packing="sop", on_bad_shard="skip")
-    assert ", unreadable" in "".join(map(str, show(config, 0, 2, 2)))
+    assert ", unreadable" in "".join(map(str, show(config, 0, BatchSizes.constant(2), 2)))
 
 
 def test_a_member_that_is_not_ours_is_named_though_its_checksum_is_right(copied: Path) -> None:

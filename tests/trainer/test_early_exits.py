@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from configs import ConfigError
+from model import Capture, build
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from tests.trainer.tiny import encoder, random_batch
@@ -119,3 +120,14 @@ def test_exits_without_a_last_layer_or_head_to_learn_from(corpus, tmp_path, over
 def test_a_teacher_may_learn_from_itself(corpus, tmp_path) -> None:
     job = jobs.tiny_job(corpus, tmp_path, "teacher.objective.early_exits={layers: [1]}")
     assert dataclasses.asdict(job.teacher.objective)["early_exits"]["layers"] == [1]
+
+
+def test_an_exit_of_a_pre_norm_model_is_that_of_the_model_without_the_layers_above() -> None:
+    config = encoder(norm_placement="pre")
+    module = build(config, seed=1).eval()
+    ids = torch.randint(5, 20, (2, 8))
+    found = module.features(ids, None, None, None, Capture(exits=(1,)))
+    below = build(dataclasses.replace(config, layers=1), seed=2).eval()
+    below.load_state_dict({key: module.state_dict()[key] for key in below.state_dict()})
+    expected = below.features(ids, None, None, None, Capture()).vocabulary_input
+    torch.testing.assert_close(found.exits[1], expected)

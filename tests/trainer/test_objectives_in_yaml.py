@@ -164,3 +164,12 @@ def test_settings_are_read_from_yaml_and_the_command_line(tmp_path):
     written = tmp_path / "written.yaml"
     written.write_text(configs.dump(job))
     assert configs.load(str(written), JobConfig, "job") == job
+
+
+def test_soft_labels_of_spans_have_no_mean_over_labels():
+    files = ["data.root=.", "data.train=a.json", "data.validation=b.json"]
+    objective = "students.s.objective={span: {}, soft_labels: {mean_over_labels: true}}"
+    teacher = ["teacher.objective={span: {}}", "teacher.model=demo_teacher"]
+    small = ["students.s.model=demo_tinybert", objective]
+    with pytest.raises(configs.ConfigError, match="mean_over_labels: a span has no labels"):
+        configs.load_text("name: a\nsteps: 1\n", JobConfig, "job", [*files, *teacher, *small], "a")

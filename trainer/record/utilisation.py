@@ -1,10 +1,10 @@
 """MFU: model FLOPs utilisation, the fraction of the devices' peak rate (arXiv 2204.02311).
 
 The FLOPs are those of the models' forward and backward matrix products (`model.flops_per_token`)
-for the tokens trained on, without padding; a frozen teacher has no backward, and counts in steps in
-which nobody reads it too. Recomputation is not
-counted, nor are matrix products of the losses beyond the learner's own projection. The peak is the
-manufacturer's dense rate for the learner's precision (``configs/device``).
+for the tokens trained on, without padding; a frozen teacher has no backward, and counts too in
+steps in which nobody reads it. Recomputation is not counted, nor are matrix products of the losses
+beyond the learner's own projection. The peak is the manufacturer's dense rate for the learner's
+precision (``configs/device``).
 """
 
 from __future__ import annotations

@@ -60,9 +60,9 @@ def first_id(run_folder: Path) -> str:
     """The run's first id at W&B: a hash of who made its first attempt, 8 hexadecimal digits."""
     first = min((run_folder / "attempts").glob("*.json"))
     text = first.read_text(encoding="utf-8", errors="replace")
-    with contextlib.suppress(ValueError):  # it is torn
-        record = parse_json(text)
-        text = json.dumps({key: record[key] for key in record if key not in LATER})
+    with contextlib.suppress(ValueError, AttributeError):  # it is torn
+        record = parse_json(text).items()
+        text = json.dumps({key: value for key, value in record if key not in LATER})
     return f"{derive(text) % 16**8:08x}"
 
 
