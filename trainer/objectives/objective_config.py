@@ -17,6 +17,7 @@ from data_pipeline import MASKED, TASK_NAME
 from model import ModelConfig, ModelShape
 from trainer.learner_names import MEAN, OWN, TEACHER, is_teacher, section_of
 from trainer.objectives import terms
+from trainer.objectives.head_term import HeadTermConfig
 from trainer.objectives.task import TaskConfig
 from trainer.objectives.term import (
     LayerTermConfig,
@@ -156,8 +157,10 @@ class ObjectiveConfig(Section):
         return model
 
     def unequippable(self, model: ModelConfig) -> Iterator[Refusal]:
-        """The terms that train a head which this model cannot have."""
-        for name, section in self.terms().items():
+        """The terms that train or read a head which this model cannot have."""
+        terms = self.terms().items()
+        # Heads are there before those who read them are asked, whatever their places in the sum.
+        for name, section in sorted(terms, key=lambda one: isinstance(one[1], HeadTermConfig)):
             reasons = list(section.unequippable(model))
             yield from ((name, why) for why in reasons)
             if not reasons:
