@@ -36,6 +36,17 @@ PACKINGS = (
 PAIR_PACKINGS = ("segment_pair", "sentence_pair", "sop")
 UNITS = ("token", "word", "ngram")
 LENGTHS = Range(8, 2**15)
+OF_TEXT = (  # keys of `data` that say nothing about a task's examples
+    "mixture",
+    "packing",
+    "short_sequence_probability",
+    "phases",
+    "masking",
+    "cache_dir",
+    "cache_gb",
+    "stage",
+    "stage_gb",
+)
 TASK_NAME = Matches(r"(?!\d)[\w-]+", "made of letters, digits, - and _, and begin with no digit")
 
 
@@ -314,6 +325,8 @@ class DataConfig(TaskFilesConfig):
         yield from super().conflicts()
         if self.has_examples:
             yield from self._conflicts_with_examples()
+        else:
+            yield from self._conflicts_with_text()
         if self.tasks and (self.train or self.path):
             yield "tasks", "have examples of their own; remove them, or train and path"
         if self.path and self.mixture:
@@ -324,9 +337,15 @@ class DataConfig(TaskFilesConfig):
         if self.short_sequence_probability and "contiguous" in packings:
             yield "short_sequence_probability", "does not go with packing: contiguous"
 
-    def _conflicts_with_examples(self) -> Iterator[Refusal]:
-        for key in ("mixture", "phases", "stage", "short_sequence_probability"):
+    def _conflicts_with_text(self) -> Iterator[Refusal]:
+        for key in ("root", "tokenizer"):
             if getattr(self, key):
+                yield key, "is for a task's examples; set train too, or remove it"
+
+    def _conflicts_with_examples(self) -> Iterator[Refusal]:
+        usual = DataConfig()
+        for key in OF_TEXT:
+            if getattr(self, key) != getattr(usual, key):
                 yield key, "is for text, and the job reads a task's examples; remove one"
         if is_url(self.path):
             yield "path", "must be a folder where data.train is set"

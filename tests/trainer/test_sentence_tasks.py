@@ -226,13 +226,21 @@ def test_a_teacher_may_compute_the_first_tokens_only(job, tmp_path) -> None:
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
+NO_FILES = ["data.train=''", "data.validation=''", "data.test=''"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["teacher.objective.single_sentence.labels=[a]"], "labels: must name at least two labels"),
         (["data.train=''"], "is for a task's examples; set train too"),
+        (NO_FILES, "data.root: is for a task's examples; set train too"),
+        ([*NO_FILES, "data.root=''"], "data.tokenizer: is for a task's examples; set train too"),
+        (["data.packing=contiguous"], "data.packing: is for text, and the job reads a task's"),
+        (["data.masking.rate=0.3"], "data.masking: is for text, and the job reads a task's"),
+        (["data.cache_dir=/cache"], "data.cache_dir: is for text, and the job reads a task's"),
         (
-            ["data.train=''", "data.validation=''", "data.test=''"],
+            [*NO_FILES, "data.tokenizer=null", "data.root=''"],
             r"data\.train: must name the examples of",
         ),
         (["teacher.objective.mlm={}"], "objective.mlm: is about text, but the job reads the"),
