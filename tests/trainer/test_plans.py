@@ -71,6 +71,10 @@ def test_time_runs_from_a_learners_start_to_its_own_or_the_jobs_end():
     assert time_used(hour, LearnerState(5), 1e9, last=math.inf) == 0
     assert not is_over(hour, counters, 9, seconds=3699.0)
     assert is_over(hour, counters, 9, seconds=3700.0)
+    counters.finish(9, 3700.0)
+    assert is_over(hour, counters, 20, seconds=9000.0)
+    assert not is_over(BudgetConfig(hours=1.5), counters, 20, seconds=9000.0)  # was not used up
+    assert not is_over(BudgetConfig(steps=5), counters, 20, seconds=9000.0)
     with pytest.raises(ValueError, match="hours: must be positive"):
         BudgetConfig(hours=0.0)
 

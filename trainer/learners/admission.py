@@ -29,7 +29,13 @@ def is_due(start: StartConfig, state: JobState, unigram: Mapping[str, float], pr
 
 
 def is_over(budget: BudgetConfig, counters: LearnerState, step: int, seconds: float) -> bool:
-    """Whether a student has used up its budget once the job has done `step` steps in `seconds`."""
+    """Whether a learner has used up its budget once the job has done `step` steps in `seconds`.
+
+    Of one that is done: whether it had at the step and time at which it was done, since the budget
+    may have been edited.
+    """
+    if counters.finished_at is not None:
+        step, seconds = counters.finished_at, counters.finished_after or seconds
     steps = step - counters.started_at
     return (
         (budget.steps is not None and steps >= budget.steps)

@@ -158,7 +158,7 @@ class Learners:
         for learner in [self.teacher, *self.active]:
             budget = learner.config.budget.in_steps(self.config.steps)
             if learner.is_trained and is_over(budget, learner.counters, step, seconds):
-                learner.counters.finished_at = step
+                learner.counters.finish(step, seconds)
 
     def has_finished_at(self, step: int) -> bool:
         """Whether a student has just used up its budget."""
@@ -198,11 +198,12 @@ class Learners:
         learner was already done.
         """
         counters = state.learners[name]
-        step = counters.finished_at or state.step
-        budget = config.budget.in_steps(self.config.steps)
-        if is_over(budget, counters, step, state.seconds):
-            counters.finished_at = step
-        elif counters.finished_at is not None:
+        over = is_over(
+            config.budget.in_steps(self.config.steps), counters, state.step, state.seconds
+        )
+        if over and counters.finished_at is None:
+            counters.finish(state.step, state.seconds)
+        elif counters.finished_at is not None and not over:
             raise TrainingError(
                 f"{section_of(name)}.budget: a larger budget comes too late, it was done at step "
                 f"{counters.finished_at}; put it back, or fork the run from a step before"

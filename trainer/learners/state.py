@@ -20,12 +20,17 @@ class LearnerState:
     started_at: int
     tokens: int = 0  # trained on so far
     finished_at: int | None = None  # the job's step at which its own budget was used up
+    finished_after: float | None = None  # the job's training time in seconds at that step
     guard: Guard = field(default_factory=Guard)
     loss_scale: LossScale | None = None  # fp16 only, from the first step on
     overflows: int = 0  # steps that only lowered the loss scale
     given_heads: list[str] = field(default_factory=list)  # heads that its initial weights contained
     lead: float = 0.0  # a student's: how much lower its teacher's loss is, a running mean
     clocked_from: float | None = None  # the job's training time in seconds when its schedule began
+
+    def finish(self, step: int, seconds: float) -> None:
+        """Note that its own budget is used up after `step` steps of the job, in `seconds`."""
+        self.finished_at, self.finished_after = step, seconds
 
     @property
     def skipped_steps(self) -> int:
