@@ -11,6 +11,7 @@ import yaml
 import configs
 from commands.reference import kinds
 from trainer.config import JobConfig
+from trainer.objectives.term import registered_terms
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = {**kinds(), "task": JobConfig}
@@ -60,15 +61,20 @@ def test_an_example_job_in_the_documentation_loads(page, text, tmp_path):
     assert configs.load(str(path), JobConfig, "job").students, page
 
 
+OBJECTIVES = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
+
+
+def test_every_term_has_a_line_in_the_guide():
+    lines = re.findall(r"^\| (`[^|]+`) \|", OBJECTIVES, re.M)
+    stated = {name for line in lines for name in re.findall(r"`(\w+)`", line)}
+    assert set(registered_terms()) <= stated
+
+
 # A table of docs/objectives.md for each job that repeats an original: (job, key, ours).
 OWN = {"bert_large_cluster", "demo", "everything"}
 STATED = [
     (job, key, ours)
-    for job, section in re.findall(
-        r"^### `(\w+)`\n(.*?)(?=^### |\Z)",
-        (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8"),
-        re.S | re.M,
-    )
+    for job, section in re.findall(r"^### `(\w+)`\n(.*?)(?=^### |\Z)", OBJECTIVES, re.S | re.M)
     for key, ours in re.findall(r"^\| `(\S+)` \|.*?\| `([^`]+)` \| [^|]+ \|$", section, re.M)
 ]
 
