@@ -77,10 +77,13 @@ def export(run: str, learner: str, out: str, head: str | None, onnx: bool) -> No
     from trainer.evaluation.finished import SavedLearners
     from trainer.run_folder.folder import RunFolder
 
-    export_learner(SavedLearners(RunFolder.existing(run)), learner, folder, head=head)
+    saved = SavedLearners(RunFolder.existing(run))
     if onnx:
         from model import from_pretrained
-        from model.onnx_export import export_onnx
+        from model.onnx_export import export_onnx, require_onnx
 
+        require_onnx(saved.config(saved.resolve(learner)).architecture, folder / "model.onnx")
+    export_learner(saved, learner, folder, head=head)
+    if onnx:
         export_onnx(from_pretrained(folder), folder / "model.onnx")
     click.echo(f"{learner} of {run} is in {out}")

@@ -21,7 +21,7 @@ from configs.rules import (
     Unit,
     positive,
 )
-from configs.section import Refusal, Section
+from configs.section import Refusal, Section, within
 from data_pipeline.shards.sources import is_url, is_web
 from data_pipeline.text.text_files import COMPRESSED
 
@@ -47,7 +47,7 @@ OF_TEXT = (  # keys of `data` that say nothing about a task's examples
     "stage",
     "stage_gb",
 )
-TASK_NAME = Matches(r"(?!\d)[\w-]+", "made of letters, digits, - and _, and begin with no digit")
+TASK_NAME = Matches(r"(?!\d)\w+", "made of letters, digits and _, and begin with no digit")
 
 
 @dataclass
@@ -123,6 +123,21 @@ class MaskingConfig(Section):
     def highest_rate(self) -> float:
         """The highest rate of any step."""
         return self.rate if self.final_rate is None else max(self.rate, self.final_rate)
+
+    def slots(self, length: int) -> int:
+        """The most positions that are chosen in a sequence of `length` tokens."""
+        return _slots(self.highest_rate, length)
+
+    def without_slots(self, length: int) -> Iterator[Refusal]:
+        """The rates that are meant to mask, but choose nothing in a sequence of `length` tokens."""
+        for key in ("rate", "final_rate"):
+            rate = getattr(self, key)
+            if rate and not _slots(rate, length):
+                yield key, f"{rate:g} masks no token of sequences of {length}; raise it"
+
+
+def _slots(rate: float, length: int) -> int:
+    return round(rate * (length - 2))  # [CLS] and [SEP] are never chosen
 
 
 @dataclass
@@ -341,6 +356,8 @@ class DataConfig(TaskFilesConfig):
         for key in ("root", "tokenizer"):
             if getattr(self, key):
                 yield key, "is for a task's examples; set train too, or remove it"
+        shortest = min(length for length, _ in self.lengths_and_packings())
+        yield from within("masking", self.masking.without_slots(shortest))
 
     def _conflicts_with_examples(self) -> Iterator[Refusal]:
         usual = DataConfig()

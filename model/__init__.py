@@ -26,7 +26,7 @@ from model.initialisation import build
 from model.layer_selection import double_layers, select_layers
 from model.masked_language_model import MaskedLanguageModel
 from model.model_card import Training, model_card
-from model.model_config import Ability, ModelConfig, ModelShape
+from model.model_config import HEAD_NAMES, Ability, ModelConfig, ModelShape, may_name_a_head
 from model.outputs import QKV, Capture, Features, ModelOutput
 from model.protocol import HEADS, READ_OUT, Model, default_model, module_of
 from model.task_head_config import (
@@ -43,6 +43,7 @@ __all__ = [
     "CHOICE",
     "CLASSIFICATION",
     "HEADS",
+    "HEAD_NAMES",
     "QKV",
     "READ_OUT",
     "REGRESSION",
@@ -74,6 +75,7 @@ __all__ = [
     "greedy_search",
     "import_folder",
     "log_likelihood",
+    "may_name_a_head",
     "model_card",
     "module_of",
     "read_config",

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
+from torch import nn
+
 from configs.rules import Doc
 from configs.section import Refusal, Section, within
 from model.task_head_config import TaskHeadConfig
@@ -17,6 +19,12 @@ if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
 
 PAIRS = "pairs"  # the name of the pair head's output
+HEAD_NAMES = "that name is taken, or not of letters, digits and underscores; choose another"
+
+
+def may_name_a_head(name: str) -> bool:
+    """Whether a head can have this name: an identifier that no attribute of modules has."""
+    return name.isidentifier() and name != PAIRS and not hasattr(nn.ModuleDict(), name)
 
 
 class Ability(str, Enum):
@@ -183,8 +191,8 @@ class ModelConfig(Section, ABC):
             yield from within(f"task_heads.{name}", self._conflicts_with_head(name, head))
 
     def _conflicts_with_head(self, name: str, head: TaskHeadConfig) -> Iterator[Refusal]:
-        if name == PAIRS or not name.isidentifier():
-            yield "", "choose another name, of letters, digits and underscores"
+        if not may_name_a_head(name):
+            yield "", HEAD_NAMES
         if not head.per_token and not head.pooling:
             yield "pooling", "must be pooler, first or mean"
         if not head.transform:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from model.errors import ModelError
+from model.model_config import Ability, ModelConfig
 from model.protocol import Model
 
 
@@ -30,8 +31,25 @@ class _OutputsModel(nn.Module):
         return (*words, *(found.heads[name] for name in self.model.config.task_heads))
 
 
-def _output_names(model: Model) -> list[str]:
-    names = ["logits"] * model.config.mlm_head + [*model.config.task_heads]
+def require_onnx(config: ModelConfig, path: str | Path) -> None:
+    """Raise ModelError where `path` cannot be written.
+
+    The packages ``onnx`` and ``onnxscript`` may be missing, or the model has nothing to predict, or
+    predicts a text.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ModelError(f"{path}: ONNX export needs `pip install onnx onnxscript`") from error
+    if Ability.GENERATE in config.abilities:
+        raise ModelError(f"{path}: ONNX export is for encoders; this model generates text")
+    if not _output_names(config):
+        raise ModelError(f"{path}: ONNX is for predictions; this model has no head for them")
+
+
+def _output_names(config: ModelConfig) -> list[str]:
+    names = ["logits"] * config.mlm_head + [*config.task_heads]
     return ["logits"] if len(names) == 1 else names
 
 
@@ -47,17 +65,10 @@ def export_onnx(model: Model, path: str | Path) -> None:
     one is called logits. Of a CRF they are its emissions.
 
     Inputs are int64 [batch, length]: input_ids, attention_mask (1 at real tokens) and, where the
-    model has more than one segment type, token_type_ids. Raises ModelError when the packages
-    ``onnx`` and ``onnxscript`` are not installed.
+    model has more than one segment type, token_type_ids. Raises ModelError as `require_onnx` does.
     """
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ModelError(f"{path}: ONNX export needs `pip install onnx onnxscript`") from error
-    outputs = _output_names(model)
-    if not outputs:
-        raise ModelError(f"{path}: ONNX is for predictions; this model has no head for them")
+    require_onnx(model.config, path)
+    outputs = _output_names(model.config)
     names = ["input_ids", "attention_mask"]
     if model.config.reads_segments:
         names.append("token_type_ids")

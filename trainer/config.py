@@ -13,6 +13,7 @@ from configs.rules import (
     NOT_EMPTY,
     SECONDS,
     Doc,
+    Matches,
     OneOf,
     Rule,
     Unit,
@@ -36,7 +37,7 @@ from trainer.tasks import load_plugins
 from trainer.tracking import tracking
 from trainer.watch.rollback import RollbackConfig, conflicts_in_order
 
-LEARNER_NAME = TASK_NAME
+LEARNER_NAME = Matches(r"(?!\d)[\w-]+", "made of letters, digits, - and _, and begin with no digit")
 
 
 class FolderName(Rule):

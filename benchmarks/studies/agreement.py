@@ -29,14 +29,23 @@ class Scored:
 
 
 def scored(study: StudyConfig, results: Sequence[Result], x: str, y: str) -> list[Scored]:
-    """The models of a study's table that have both scores."""
+    """The models of a study's table that have both scores, each as it was asked last."""
+    again = _asked_again(study)
     return [
         Scored(f"{name}.{row}, seed {one.seed}", one.scores[row][x], one.scores[row][y])
         for name, arm in study.arms.items()
+        if name not in again
         for one in current(study, name, results)
         for row in arm.rows
         if {x, y} <= one.scores.get(row, {}).keys()
     ]
+
+
+def _asked_again(study: StudyConfig) -> set[str]:
+    """The arms whose model another scores on other text, after a step that changes nothing."""
+    asked = [arm.job for arm in study.arms.values() if arm.job.get("steps") == 1]
+    begun = [str(job["teacher"]["init"]["pretrained"]) for job in asked]
+    return {name for name in study.arms if any(f"$runs/{name}-$seed/" in one for one in begun)}
 
 
 def table(studies: Mapping[str, Sequence[Scored]]) -> str:

@@ -51,7 +51,7 @@ class Masker:
         self._key = scalar_key(seed, CHOICE)
         self._is_ordinary = ~vocabulary.is_special
         self._rarity = (np.maximum(token_counts, 1) ** config.smoothing).astype(np.float64)
-        self.capacity = int(np.rint(config.highest_rate * (length - 2)))
+        self.capacity = config.slots(length)
 
     def __call__(
         self,

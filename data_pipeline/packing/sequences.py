@@ -58,7 +58,7 @@ class PackingRules:
     @property
     def name(self) -> str:
         """A unique name of these rules, for file names."""
-        short = f"-short{self.short_probability:g}" if self.short_probability else ""
+        short = f"-short{self.short_probability!r}" if self.short_probability else ""
         units = f"-units{PAIR_UNITS}" if self.is_pair else ""
         return f"{self.kind}-{self.length}{short}{units}"
 

@@ -161,10 +161,10 @@ def show(config: DataConfig, seed: int, sizes: BatchSizes, count: int) -> Iterat
     path = config.path or next(iter(config.mixture.values())).path
     folder = Corpus.open(path, config.cache_dir, config.cache_gb).tokenizer_dir
     tokenizer, vocabulary = tokenization.load(folder)
-    batches = map(stream.batch, itertools.count())
-    rows = ((batch, row) for batch in batches for row in range(len(batch.sample_ids)))
-    for batch, row in itertools.islice(rows, count):
-        yield _heading(batch, row, config)
+    batches = ((step, stream.batch(step)) for step in itertools.count())
+    rows = ((step, batch, row) for step, batch in batches for row in range(len(batch.sample_ids)))
+    for step, batch, row in itertools.islice(rows, count):
+        yield _heading(batch, row, config.length_and_packing_at(step)[1])
         yield _coloured(batch, row, tokenizer, vocabulary)
 
 
@@ -183,7 +183,7 @@ def _padding(splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig
     return Text(f"padding: {', then '.join(parts)}")
 
 
-def _heading(batch: Batch, row: int, config: DataConfig) -> Text:
+def _heading(batch: Batch, row: int, packing: str) -> Text:
     used = int(batch.attention_mask[row].sum())
     masked = int((batch.targets[MASKED].labels[row] != NO_LABEL).sum())
     text = f"sample {batch.sample_ids[row]}: {used} tokens, {masked} to predict"
@@ -191,7 +191,7 @@ def _heading(batch: Batch, row: int, config: DataConfig) -> Text:
         text += ", unreadable"
     elif PAIRS in batch.targets:
         label = int(batch.targets[PAIRS].labels[row])
-        text += f", second segment: {PAIR_NAMES[config.packing][label]}"
+        text += f", second segment: {PAIR_NAMES[packing][label]}"
     return Text(text, style="bold underline")
 
 

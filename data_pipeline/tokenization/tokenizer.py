@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import models
+from tokenizers import decoders, models
 
 from data_pipeline.errors import DataError
 from data_pipeline.tokenization import vocabularies
@@ -105,7 +105,6 @@ def save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> list[str]:
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
-        "model_max_length": 512,
         "clean_up_tokenization_spaces": False,
         **{f"{role}_token": token for role, token in roles.items()},
     }
@@ -132,15 +131,19 @@ def word_starts(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> NDAr
     """[vocab_size] True for tokens that begin a word.
 
     WordPiece marks tokens that continue a word (``##``). Byte-level BPE and unigram mark tokens
-    that begin one. A punctuation mark is a word of its own, as in the pre-tokenizers.
+    that begin one. A punctuation mark is a word of its own, as in the pre-tokenizers. In
+    byte-level tokens a part of a longer character is none, whatever its sign looks like.
     """
     starts = np.ones(vocabulary.vocab_size, bool)
     wordpiece = isinstance(tokenizer.model, models.WordPiece)
+    byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
     for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
         if wordpiece:
             starts[number] = not token.startswith("##")
         else:
-            starts[number] = token[:1] in WORD_MARKS or not token[:1].isalnum()
+            first = token[:1]
+            is_letter = first.isalnum() or (byte_level and not first.isascii())
+            starts[number] = first in WORD_MARKS or not is_letter
     return starts
 
 

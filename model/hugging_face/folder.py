@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 from collections.abc import Collection, Mapping
@@ -54,9 +55,10 @@ _WRONG_VALUES = (
 )
 # Keys of config.json for token ids that the tokenizer uses and the model does not.
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
-    "tokenizer_config.json",
+    _TOKENIZER_CONFIG,
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.txt",
@@ -131,9 +133,20 @@ def save_pretrained(
         for path in files:
             if path.resolve() != (folder / path.name).resolve():
                 shutil.copyfile(path, folder / path.name)
+        _limit_tokenizer(folder, config.longest_sequence)
     except OSError as error:
         raise ModelError(f"{folder}: cannot be written ({error.strerror or error})") from error
     return reason
+
+
+def _limit_tokenizer(folder: Path, longest: int | None) -> None:
+    """Let the copied tokenizer truncate to the model's `longest` sequence; None: no limit."""
+    path = folder / _TOKENIZER_CONFIG
+    if longest is None or not path.is_file():
+        return
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if config.get("model_max_length", math.inf) > longest:
+        path.write_text(json.dumps({**config, "model_max_length": longest}, indent=2) + "\n")
 
 
 def _tokenizer_files(source: Path) -> list[Path]:

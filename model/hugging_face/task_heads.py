@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from model.errors import ModelError
 from model.task_head_config import (
     CHOICE,
     CLASSIFICATION,
@@ -92,6 +93,8 @@ def _kind(theirs: Mapping[str, Any]) -> str:
     classes = theirs.get("architectures") or [""]
     kinds = [kind for kind, ending in ENDINGS.items() if str(classes[0]).endswith(ending)]
     if REGRESSION in kinds:
+        if theirs.get("problem_type") == "multi_label_classification":
+            raise ModelError("problem_type: several labels of one text are not supported")
         is_single = len(theirs.get("id2label", _DEFAULT_LABELS)) == 1
         is_number = is_single or theirs.get("problem_type") == "regression"
         return REGRESSION if is_number else CLASSIFICATION

@@ -37,6 +37,19 @@ def test_models_are_the_rows_of_the_table_that_have_both_scores():
     ]
 
 
+def test_a_model_that_is_asked_again_counts_once():
+    config = two_arms()
+    again = {"steps": 1, "teacher": {"init": {"pretrained": "$runs/first-$seed/exports/teacher"}}}
+    config.arms["second"] = dataclasses.replace(config.arms["first"], job=again)
+    found = [
+        both(result(config, arm, 1, teacher=accuracy), teacher=0.6)
+        for arm, accuracy in (("first", 0.3), ("second", 0.2))
+    ]
+    assert agreement.scored(config, found, "accuracy", "minimal_pairs") == [
+        Scored("second.teacher, seed 1", 0.2, 0.6)
+    ]
+
+
 def test_studies_are_compared_within_themselves():
     """Each study's scores fall together; one study is better in the one and worse in the other."""
     rising = [Scored(str(one), 0.1 + one / 100, 0.9 + one / 100) for one in range(4)]

@@ -172,6 +172,22 @@ def test_a_mixture_with_a_rare_corpus_is_shown_from_the_jobs_own_batches(
     assert in_process("data", "show", path, "--samples", 3).count("tokens, ") == 3
 
 
+def test_samples_of_each_phase_are_shown_with_what_their_pairs_are(
+    make_corpus: Callable[..., Corpus], tmp_path: Path
+) -> None:
+    path = tmp_path / "phases.yaml"
+    path.write_text(
+        "base: demo\nbatch: {size: 8, micro_batch: 8}\ndata:\n  sequence_length: 32\n"
+        f"  path: {make_corpus(make_documents(60)).folder}\n"
+        "  phases: [{from_step: 1, packing: segment_pair}, {from_step: 2, packing: sop}]\n"
+    )
+    shown = in_process("data", "show", path, "--samples", 24)
+    said = [line.split("segment: ")[-1] for line in shown.splitlines() if " to predict" in line]
+    assert not any("another" in one or "order" in one for one in said[:8])
+    assert set(said[8:16]) == {"next", "from another document"}
+    assert set(said[16:]) == {"in order", "swapped"}
+
+
 def test_a_job_that_only_names_its_base_is_a_job(tmp_path: Path) -> None:
     path = tmp_path / "same.yaml"
     path.write_text("base: demo\n")

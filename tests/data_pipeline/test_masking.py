@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import MaskingConfig
+from data_pipeline import DataConfig, MaskingConfig, PhaseConfig
 from data_pipeline.hashing import array_keys
 from data_pipeline.masking import words as word_masking
 from data_pipeline.masking.masker import Masked, Masker
@@ -306,3 +306,15 @@ def test_ngram_lengths_are_albert_s_also_at_the_end_of_a_segment() -> None:
         shares = np.bincount(lengths[:, word], minlength=4)[1:] / 20000
         weights = np.array([1 / n if n <= room else 0 for n in (1, 2, 3)])
         assert np.abs(shares - weights / weights.sum()).max() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("masking", "key"),
+    [({"rate": 0.05}, "rate"), ({"final_rate": 0.01, "final_rate_step": 9}, "final_rate")],
+)
+def test_a_rate_that_masks_no_token_is_refused(masking: dict, key: str) -> None:
+    with pytest.raises(ValueError, match=rf"masking\.{key}: 0\.0\d masks no token of .* of 8;"):
+        DataConfig(path="corpus", sequence_length=8, masking=MaskingConfig(**masking))
+    phases = [PhaseConfig(from_step=5, sequence_length=8)]
+    with pytest.raises(ValueError, match=rf"masking\.{key}: "):
+        DataConfig(path="corpus", masking=MaskingConfig(**masking), phases=phases)

@@ -21,7 +21,7 @@ from data_pipeline.building.encoding import encode_whole
 from data_pipeline.building.merging import documents
 from data_pipeline.text.sentences import sentence_ends
 from data_pipeline.tokenization import training
-from data_pipeline.tokenization.tokenizer import load
+from data_pipeline.tokenization.tokenizer import load, word_starts
 from data_pipeline.tokenization.training import train
 from data_pipeline.tokenization.word_encoding import DocumentIds, WordEncoder
 from tests.data_pipeline.conftest import make_documents
@@ -286,6 +286,17 @@ def test_gpt2_vocabulary(tmp_path: Path) -> None:
     pieces = exported.tokenize(" unbelievable words")
     marks = [bool(starts[exported.convert_tokens_to_ids(piece)]) for piece in pieces]
     assert marks == [piece.startswith("Ġ") for piece in pieces]
+
+
+def test_a_part_of_a_long_character_begins_no_word(tmp_path: Path) -> None:
+    text = "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd, good morning"  # two Hebrew words
+    (tmp_path / "text.txt").write_text("\n\n".join([text] * 3), encoding="utf-8")
+    train([str(tmp_path / "text.txt")], "bpe", 270, str(tmp_path / "tokenizer"))
+    tokenizer, vocabulary = load(tmp_path / "tokenizer")
+    starts = word_starts(tokenizer, vocabulary)
+    found = tokenizer.encode(text, add_special_tokens=False)
+    begun = {start for id, (start, _) in zip(found.ids, found.offsets, strict=True) if starts[id]}
+    assert begun - {0} == {4, 9, 10, 15}  # spaces, the comma
 
 
 @needs_data

@@ -235,9 +235,9 @@ def test_a_head_that_cannot_be_is_refused(head: dict[str, Any], message: str) ->
         typed.build(tree, EncoderConfig)
 
 
-@pytest.mark.parametrize("name", ["pairs", "two words", "a.b"])
+@pytest.mark.parametrize("name", ["pairs", "two words", "a.b", "training"])
 def test_a_head_needs_a_name_of_its_own(name: str) -> None:
-    with pytest.raises(ValueError, match="choose another name"):
+    with pytest.raises(ValueError, match="that name is taken, or not of letters"):
         with_task_head(OURS, name, TaskHeadConfig("span"))
 
 
@@ -247,3 +247,10 @@ def test_labels_that_transformers_leaves_to_its_default_are_read(tmp_path: Path)
     assert "id2label" not in json.loads((tmp_path / "config.json").read_text())
     (head,) = model.from_pretrained(tmp_path).config.task_heads.values()
     assert head.labels == ["LABEL_0", "LABEL_1"]
+
+
+def test_several_labels_of_one_text_are_refused(tmp_path: Path) -> None:
+    config = BertConfig(**FAMILIES["Bert"], problem_type="multi_label_classification")
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(model.ModelError, match="problem_type: several labels of one text"):
+        model.from_pretrained(tmp_path)

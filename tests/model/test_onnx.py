@@ -13,6 +13,7 @@ import model
 from model import Model, TaskHeadConfig, with_task_head
 from model.onnx_export import export_onnx
 from tests.model.test_mechanics import FAMILIES, built
+from tests.model.test_seq2seq import seq2seq
 
 torch.set_num_threads(1)
 
@@ -61,3 +62,9 @@ def test_without_the_packages_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(model.ModelError, match="pip install onnx onnxscript"):
         export_onnx(built("bert"), tmp_path / "model.onnx")
+
+
+def test_a_model_that_generates_text_is_refused_in_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    with pytest.raises(model.ModelError, match=r"^\S+model\.onnx: ONNX export is for encoders"):
+        export_onnx(seq2seq(), tmp_path / "model.onnx")

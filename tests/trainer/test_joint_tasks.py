@@ -278,6 +278,15 @@ def test_a_step_leaves_the_heads_of_other_tasks_as_they_are(job, tmp_path) -> No
         (["tasks.other=single_sentence"], "data.tasks.other.train: must be set"),
         (["tasks.train=alike"], "no such task config"),
         (["tasks.items=sst2"], "teacher.objective.tasks.items: that name is taken"),
+        (["tasks.training=sst2"], "teacher.objective.tasks.training: that name is taken"),
+        (
+            ["tasks.of-two=sst2"],
+            "tasks: a key must be made of letters, digits and _, and begin with no",
+        ),
+        (
+            ["teacher.objective.tasks.moods.single_sentence.head_name=mine"],
+            "objective.tasks.moods.single_sentence.head_name: the head has the name of the task",
+        ),
         (["tasks.moods_two=sst2"], "begins with another task's name and _"),
         (["data.train=moods.tsv"], "data.tasks: have examples of their own"),
         (["data.tasks.moods.train=''"], "data.tasks.moods.validation: is for a task's examples"),

@@ -75,7 +75,7 @@ def test_a_plan_counts_its_products(corpus, tmp_path) -> None:
     config = job(corpus, tmp_path, *off)
     length = config.data.sequence_length
     student = config.students["lstm"]
-    masked = round(config.data.masking.highest_rate * (length - 2)) / length
+    masked = config.data.masking.slots(length) / length
     told = model.describe(student.architecture, length, masked)
     found = footprints(config, "gpu", length)["students/lstm"]
     flops = found.forward_flops + found.backward_flops

@@ -233,6 +233,10 @@ NO_FILES = ["data.train=''", "data.validation=''", "data.test=''"]
     ("overrides", "message"),
     [
         (["teacher.objective.single_sentence.labels=[a]"], "labels: must name at least two labels"),
+        (
+            ["teacher.objective.single_sentence.head_name=training"],
+            "teacher.objective.single_sentence.head_name: that name is taken",
+        ),
         (["data.train=''"], "is for a task's examples; set train too"),
         (NO_FILES, "data.root: is for a task's examples; set train too"),
         ([*NO_FILES, "data.root=''"], "data.tokenizer: is for a task's examples; set train too"),

@@ -9,12 +9,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from torch import nn
-
 from configs.rules import Doc
 from configs.section import Refusal, Section, declare_fields, within
 from data_pipeline import MASKED, TASK_NAME
-from model import ModelConfig, ModelShape
+from model import ModelConfig, ModelShape, may_name_a_head
 from trainer.learner_names import MEAN, OWN, TEACHER, is_teacher, section_of
 from trainer.objectives import terms
 from trainer.objectives.head_term import HeadTermConfig
@@ -96,8 +94,12 @@ class ObjectiveConfig(Section):
             if len(kind.sections()) != 1:
                 kinds = ", ".join(field.name for field in dataclasses.fields(kind))
                 yield f"tasks.{name}", f"must have one of {kinds}"
-            if getattr(self, name, None) is not None or hasattr(nn.ModuleDict, name):
+            if getattr(self, name, None) is not None or not may_name_a_head(name):
                 yield f"tasks.{name}", "that name is taken; choose another"
+            for term in kind.sections():
+                if term.head_name:
+                    key = f"tasks.{name}.{term.name}.head_name"
+                    yield key, "the head has the name of the task; remove it"
             if any(name.startswith(f"{other}_") for other in names):
                 yield f"tasks.{name}", "begins with another task's name and _; choose another"
 

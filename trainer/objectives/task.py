@@ -21,7 +21,14 @@ from configs.rules import Doc, Range
 from configs.section import Refusal
 from data_pipeline import TASK_NAME, DataError, EncodedExample, TextEncoder, View
 from data_pipeline.task_files.tables import Columns
-from model import Ability, ModelConfig, TaskHeadConfig, with_task_head
+from model import (
+    HEAD_NAMES,
+    Ability,
+    ModelConfig,
+    TaskHeadConfig,
+    may_name_a_head,
+    with_task_head,
+)
 from trainer.batches import MicroBatch
 from trainer.objectives.head_term import HeadTerm
 from trainer.objectives.term import TermConfig
@@ -132,6 +139,8 @@ class TaskConfig(TermConfig):
         # Its weight may be 0: the head then learns from soft labels alone.
         if self.head_name and not self.joins:
             yield "head_name", f"a head of {self.name} has that name; remove it"
+        if self.head_name and not may_name_a_head(self.head_name):
+            yield "head_name", HEAD_NAMES
 
     @property
     def head(self) -> str:
