@@ -106,6 +106,7 @@ def compare(
     jobs = {run: load_job(run.config, run.words) for run in runs}  # errors show before the first
     for job in jobs.values():
         _require_same(job)
+    _require_pairs(suite, models, (*shared, *overrides))
     _require_unchanged(models, out)
     evaluations = {run: _evaluation_of(run, job, out) for run, job in jobs.items()}
     results = _results(suite, models, evaluations, (*shared, *overrides))
@@ -283,14 +284,30 @@ def _pair_scores(
     from trainer.suites.results import pair_score
 
     device = own_device()
-    root = Path(_root(words))
     scores: dict[str, dict[str, TaskScore]] = {model: {} for model in models}
+    for model, name, path in _pairs_of(suite, models, words):
+        found = score_minimal_pairs(models[model].folder, path, device)
+        scores[model][name] = pair_score(found.accuracy, found.by_phenomenon)
+    return scores
+
+
+def _require_pairs(suite: SuiteConfig, models: Mapping[str, _Model], words: Sequence[str]) -> None:
+    """Raise DataError for pairs that cannot be read, ModelError for a model without words."""
+    from trainer.evaluation.minimal_pairs import require_scorable
+
+    for model, _, path in _pairs_of(suite, models, words):
+        require_scorable(models[model].folder, path)
+
+
+def _pairs_of(
+    suite: SuiteConfig, models: Mapping[str, _Model], words: Sequence[str]
+) -> Iterator[tuple[str, str, str]]:
+    """(model, name of pairs, their path) of all that are scored."""
+    root = Path(_root(words))
     for model, one in models.items():
         for name, path in suite.minimal_pairs.items():
             if not one.untrained:
-                found = score_minimal_pairs(one.folder, str(root / path), device)
-                scores[model][name] = pair_score(found.accuracy, found.by_phenomenon)
-    return scores
+                yield model, name, str(root / path)
 
 
 def _root(words: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from model.crf import Transitions, decode, log_likelihood
 from model.errors import ModelError
 from model.generation import Decoding, beam_search, greedy_search
 from model.hugging_face import (
+    encoder_from_pretrained,
     from_pretrained,
     import_folder,
     read_config,
@@ -71,6 +72,7 @@ __all__ = [
     "default_model",
     "describe",
     "double_layers",
+    "encoder_from_pretrained",
     "from_pretrained",
     "greedy_search",
     "import_folder",

@@ -5,7 +5,7 @@ Documents and queries are numbered from 0, in the order of their files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,8 +35,12 @@ class Collection:
     @classmethod
     def read(cls, documents: str, queries: str, numbered_by_order: bool = False) -> Collection:
         """Both files; the last argument as in `read_queries`. Raises DataError."""
-        found = [*read_retrieval_documents(documents)]
-        return cls(found, [*read_queries(queries, numbered_by_order)], (documents, queries))
+        return cls.of(documents, read_queries(queries, numbered_by_order), queries)
+
+    @classmethod
+    def of(cls, documents: str, queries: Iterable[RetrievalText], source: str) -> Collection:
+        """The documents of a file, and queries of a `source`. Raises DataError."""
+        return cls([*read_retrieval_documents(documents)], [*queries], (documents, source))
 
     def relevance(self, path: str) -> Relevance:
         """The judgements of a file. Raises DataError, with the line, for an unknown id."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import parse_json, place, read_lines, read_text
+from data_pipeline.task_files.contents import parse_json, place, read_lines
 from data_pipeline.task_files.json_records import text_in, texts_in, value_in
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -52,16 +52,15 @@ def _files(path: str) -> list[str]:
 
 def _records(path: str) -> Iterator[tuple[str, Any]]:
     """(where, record) of each dialogue or passage."""
-    lines = ((number, line) for number, line in read_lines(path) if line.strip())
-    first = next(lines, None)
-    if first is None:
+    every = list(read_lines(path))
+    lines = [(number, line) for number, line in every if line.strip()]
+    if not lines:
         raise DataError(f"{path}: is empty")
-    second = next(lines, None)
-    if second is not None and first[1].startswith("{") and second[1].startswith("{"):
-        for number, line in (first, second, *lines):
+    if len(lines) > 1 and all(line.startswith("{") for _, line in lines[:2]):
+        for number, line in lines:
             yield place(path, number), parse_json(line, path, number)
         return
-    document = parse_json(read_text(path), path, 1)
+    document = parse_json("\n".join(line for _, line in every), path, 1)
     for number, record in enumerate(document if isinstance(document, list) else [document], 1):
         yield f"{path}: record {number}", record
 

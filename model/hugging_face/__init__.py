@@ -6,6 +6,7 @@ same files, with the keys of its `ModelConfig` and our tensor names.
 """
 
 from model.hugging_face.folder import (
+    encoder_from_pretrained,
     from_pretrained,
     read_config,
     require_free,
@@ -16,6 +17,7 @@ from model.hugging_face.folder import (
 from model.hugging_face.importing import import_folder, write_config
 
 __all__ = [
+    "encoder_from_pretrained",
     "from_pretrained",
     "import_folder",
     "read_config",

@@ -41,7 +41,7 @@ from model.hugging_face.tensors import (
 from model.hugging_face.weights import read_weights, write_tensors
 from model.initialisation import empty
 from model.model_card import model_card
-from model.model_config import ModelConfig
+from model.model_config import Ability, ModelConfig
 from model.protocol import Model
 from model.task_head_config import TaskHeadConfig
 
@@ -90,6 +90,14 @@ def from_pretrained(folder: str | Path) -> Model:
     model = empty(config)
     model.load_state_dict(state)
     return model.eval()
+
+
+def encoder_from_pretrained(folder: str | Path) -> Model:
+    """As `from_pretrained`; raises ModelError for a model that reads a source and a target too."""
+    model = from_pretrained(folder)
+    if Ability.GENERATE in model.config.abilities:
+        raise ModelError(f"{folder}: translates; name an encoder")
+    return model
 
 
 def read_config(folder: str | Path) -> ModelConfig:

@@ -204,6 +204,13 @@ def test_what_cannot_be_analysed(
     size = load(tokenizer)[1].vocab_size
     save_pretrained(build(BiLSTMConfig(vocab_size=size), seed=1), tmp_path / "lstm", tokenizer)
     assert "bilstm has no attention" in refused(tmp_path / "lstm", prose, *out)
+    for name in ("a.de", "a.en"):
+        (tmp_path / name).write_text("a file is read\n" * 4)
+    task = ["c_mlm", f"data.train={tmp_path / 'a.de'}", f"data.validation={tmp_path / 'a.de'}"]
+    languages = ("source_language=de", "target_language=en")
+    task += [f"teacher.objective.translation.{one}" for one in languages]
+    task += ["data.sequence_length=32", f"output_dir={tmp_path}"]
+    assert "translation: has no head of its own" in refused(masked, *task, *out)
     (tmp_path / "out/pruned").mkdir(parents=True)
     (tmp_path / "out/pruned/config.json").write_text("mine")
     assert "config.json: exists" in refused(masked, prose, *out, "--prune", 1)

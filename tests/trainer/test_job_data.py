@@ -15,6 +15,7 @@ from data_pipeline.shards.staged import Staged
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.job_data.batch_plan import global_batches, usual_rows
+from trainer.objectives.task import Part
 
 GROWING = (
     "batch.size=4",
@@ -185,3 +186,12 @@ def test_settings_that_cannot_be(blocks, tmp_path):
         with pytest.raises(configs.ConfigError, match=message) as caught:
             jobs.tiny_job(blocks, tmp_path, override)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.45, 0.4, 0.3, 1 / 3, 0.1, 0.07])
+def test_as_many_examples_are_held_out_as_are_asked_for(fraction: float) -> None:
+    held, trained = (Part(is_held_out, fraction) for is_held_out in (True, False))
+    units = range(100)
+    chosen = [unit for unit in units if held.has(unit)]
+    assert len(chosen) == int(100 * fraction + 1e-9)
+    assert [unit for unit in units if not trained.has(unit)] == chosen

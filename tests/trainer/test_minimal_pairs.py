@@ -14,6 +14,7 @@ from data_pipeline import DataError
 from data_pipeline.tokenization.tokenizer import load
 from data_pipeline.tokenization.training import train
 from model import ModelError, build, from_pretrained, save_pretrained
+from model.kinds.seq2seq import Seq2SeqConfig
 from tests.trainer import tiny
 from trainer.evaluation.minimal_pairs import score_minimal_pairs
 from trainer.evaluation.pseudo_likelihood import pseudo_log_likelihoods
@@ -90,6 +91,10 @@ def test_models_and_pairs_that_cannot_be_scored(
     save_pretrained(build(config, seed=1), bare, tokenizer=exported)
     with pytest.raises(ModelError, match="bare: has no masked-LM head"):
         score_minimal_pairs(bare, str(pairs), torch.device("cpu"))
+    translator = Seq2SeqConfig(vocab_size=60, hidden_size=16, layers=2, heads=2, ffn_size=24)
+    save_pretrained(build(translator, seed=1), tmp_path / "mt", exported)
+    with pytest.raises(ModelError, match="mt: translates; name an encoder"):
+        score_minimal_pairs(tmp_path / "mt", str(pairs), torch.device("cpu"))
     record = json.loads(pairs.read_text().splitlines()[0])
     pairs.write_text(json.dumps(record | {"sentence_bad": "a " * 63}))
     with pytest.raises(DataError, match=r"blimp.jsonl:1: has 6\d tokens, and the model reads 64"):

@@ -117,6 +117,8 @@ def test_ways_in_and_out_for_texts(classifier, tmp_path) -> None:
     expected = predicted(classifier, "-", given=plain)
     (tmp_path / "a.csv").write_text("t\n" + "".join(f'"{text}"\n' for text in TEXTS))
     assert predicted(classifier, tmp_path / "a.csv", "--column", "text=t") == expected
+    (tmp_path / "a.txt").write_text(plain)
+    assert predicted(classifier, tmp_path / "a.txt") == expected
     out = tmp_path / "answers.jsonl"
     assert predicted(classifier, tmp_path / "a.csv", "--column", "text=1", "--out", out) == []
     answers = [json.loads(line) for line in out.read_text().splitlines()]
@@ -173,6 +175,7 @@ def test_choices(exported, tmp_path) -> None:
     path = tmp_path / "dev.json"
     path.write_text(json.dumps([[[TEXTS[3], "W: No."], [asked], "14-3"]]))
     (one,) = predicted(folder, path)
+    assert predicted(folder, "-", given=json.dumps(json.loads(path.read_text()), indent=1)) == [one]
     model = AutoModelForMultipleChoice.from_pretrained(folder).eval()
     passage = f"{TEXTS[3]}\nW: No."
     read = AutoTokenizer.from_pretrained(folder)

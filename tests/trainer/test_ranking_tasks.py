@@ -185,6 +185,8 @@ def test_negatives_and_held_out_queries(folder, corpus) -> None:
          "data.max_scored: retrieval reads whole files"),
         ("reranking", "{}", [], "data.files.candidates: must be set for reranking"),
         ("retrieval", "{numbered_by_order: true}", [], "train.tsv:2: "),
+        ("retrieval", "{}", ["data.validation_fraction=0.01"],
+         "train.tsv: has too few queries to hold out some with relevant documents; set data.val"),
     ],
 )  # fmt: skip
 def test_files_that_do_not_serve(folder, corpus, task, settings, more, message) -> None:

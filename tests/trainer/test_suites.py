@@ -57,8 +57,8 @@ def test_means_deviations_and_retention(models: dict[str, ModelResults]) -> None
     assert cola["deviation"] == pytest.approx(0.02**0.5)
     assert cola["examples_per_second"] == 105.0
     assert found["small"]["tasks"]["cola"]["by_seed"] == {1: 0.3}
-    assert found["small"]["retention"] == pytest.approx((0.3 / 0.6 + 0.6 / 0.8) / 2)
-    assert found["big"]["mean"] == pytest.approx(0.7)
+    assert found["small"]["retention"] == pytest.approx(0.3 / 0.6)
+    assert found["big"]["mean"] == pytest.approx(0.6)
     pairs = found["small"]["tasks"]["pairs"]
     assert pairs["by_phenomenon"] == {"agreement": 0.65, "islands": 0.55}
     assert "by_phenomenon" not in cola
@@ -77,17 +77,26 @@ def test_the_table_and_the_page_say_the_same(
         "retention",
         "examples/s",
     ]
-    assert lines[1].split() == ["big", "1M", "0.600", "±", "0.141", "80.0%", "70.0%", "105"]
-    assert lines[2].split() == ["small", "500k", "0.300", "60.0%", "45.0%", "62.5%", "300"]
+    assert lines[1].split() == ["big", "1M", "0.600", "±", "0.141", "80.0%", "60.0%", "105"]
+    assert lines[2].split() == ["small", "500k", "0.300", "60.0%", "30.0%", "50.0%", "300"]
     assert "Scores: cola matthews, pairs accuracy" in lines[4]
     write_comparison(tmp_path / "report.html", "glue", "Tasks <all>", models)
     page = (tmp_path / "report.html").read_text()
-    for cell in ("0.600 ± 0.141", "62.5%", "Tasks &lt;all&gt;", "models/small"):
+    for cell in ("0.600 ± 0.141", "50.0%", "Tasks &lt;all&gt;", "models/small"):
         assert cell in page
     assert page.count("by phenomenon") == 1
     for row in (("phenomenon", "big", "small"), ("agreement", "90.0%", "65.0%")):
         tag = "th" if row[0] == "phenomenon" else "td"
         assert "".join(f"<{tag}>{cell}</{tag}>" for cell in row) in page
+
+
+def test_means_are_over_the_same_tasks_for_every_model():
+    first, undefined = task_score({1: evaluation(0.8, 1.0)}), task_score({1: evaluation(None, 1.0)})
+    reference = ModelResults("a", 1, {"cola": first, "sst2": first})
+    failed = ModelResults("b", 1, {"cola": first, "sst2": undefined})
+    assert failed.mean is failed.retention(reference) is None
+    assert reference.mean == 0.8
+    assert reference.retention(failed) == 1.0, "over the one that the reference has"
 
 
 def test_a_score_undefined_for_every_seed_has_no_mean() -> None:
@@ -141,6 +150,11 @@ def test_models_are_fine_tuned_and_compared_once(folder: Path) -> None:
         assert json.loads(
             (folder / f"out/runs/moods-{name}-seed1/exports/teacher/task.json").read_text()
         )
+    pairs = (folder / "pairs.jsonl").rename(folder / "elsewhere.jsonl")
+    refused = evaluate(folder, *both, "--out", str(folder / "new"))
+    assert "pairs.jsonl" in refused[2]
+    assert not (folder / "new" / "runs").exists(), "before anything is trained"
+    pairs.rename(folder / "pairs.jsonl")
     metrics = folder / "out/runs/moods-big-seed1/metrics.jsonl"
     before = metrics.stat().st_mtime_ns
     code, output, errors = evaluate(folder, *both, "--untrained")

@@ -33,7 +33,7 @@ from model import Model, ModelError
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
 from trainer.evaluation.held_out import SEED, ValidationSet
-from trainer.job_data.examples import tasks_of, with_validation
+from trainer.job_data.examples import tasks_of, views_of, with_validation
 from trainer.learners.programs import score
 from trainer.scoring.column import LOSS, Column
 from trainer.scoring.metric import Tally
@@ -121,7 +121,8 @@ class TaskExamples(Examples):
         self.column = self._metrics[0].primary
         corpus = Corpus.open(job.data.path)
         self._validation = ValidationSet(job, {corpus.name: corpus})
-        self._split = ExampleSplit(corpus, "val")
+        self._view = job.teacher.view
+        self._split = ExampleSplit(corpus, "val", views=views_of(job, corpus.name, SEED))
         chosen = np.linspace(0, self._split.total - 1, min(limit, self._split.total))
         self._looked_at = chosen.round().astype(np.int64)
         self.scored = f"{self._split.total:,} validation examples"
@@ -130,12 +131,13 @@ class TaskExamples(Examples):
         for first in range(0, len(self._looked_at), self._job.batch.micro_batch):
             numbers = self._looked_at[first : first + self._job.batch.micro_batch]
             batch = self._split.batch(numbers, np.zeros_like(numbers))
-            yield from to_micro_batches(batch, len(numbers), self._device)
+            for one in to_micro_batches(batch, len(numbers), self._device):
+                yield one.view(self._view)
 
     @torch.inference_mode()
     def score(self, model: Model) -> dict[str, float]:
         def of_batch(batch: MicroBatch) -> Sequence[torch.Tensor]:
-            return score(model, batch, self._metrics)
+            return score(model, batch.view(self._view), self._metrics)
 
         size = self._job.batch.micro_batch
         found = self._validation.evaluate(of_batch, self._metrics, size, self._device).overall
@@ -169,7 +171,9 @@ def _is_punctuation(text: str) -> bool:
 def _metrics_of(model: Model, folder: Path, job: JobConfig) -> Metrics:
     """Those of the task's head. Raises ModelError where the model has no such head."""
     name = tasks_of(job)[0].task.head
-    expected = job.teacher.architecture.task_heads[name]
+    expected = job.teacher.architecture.task_heads.get(name)
+    if expected is None:
+        raise ModelError(f"{name}: has no head of its own whose scores could be compared")
     head = model.config.task_heads.get(name)
     if head is None:
         raise ModelError(f"{folder}: has no head for {name}; fine-tune it with `tandem finetune`")

@@ -14,7 +14,7 @@ from data_pipeline.augmentation.replacement import Replacement, replaceable
 from data_pipeline.augmentation.sentence import Sentence
 from data_pipeline.augmentation.word_vectors import WordVectors
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
-from model import ModelError, from_pretrained
+from model import ModelError, encoder_from_pretrained
 from trainer.augmentation.augmenting import Row
 from trainer.augmentation.input_vectors import InputVectors
 from trainer.augmentation.masked_words import MaskedWords
@@ -36,7 +36,7 @@ class Replacing:
 
     def identity(self) -> dict[str, Any]:
         """Plain values that are equal for equal results; DataError for a file that is not there."""
-        files = {"model": self.folder / "model.safetensors"}
+        files = {"model": self.folder}
         if self.vectors is not None:
             files["vectors"] = self.vectors
         return {
@@ -56,7 +56,7 @@ class _Copies:
 
     def __init__(self, settings: Replacing, texts: Sequence[str], device: torch.device) -> None:
         self._settings, self._texts = settings, texts
-        model = from_pretrained(settings.folder)
+        model = encoder_from_pretrained(settings.folder)
         if model.head is None:
             raise ModelError(f"{settings.folder}: has no masked-LM head; name a pre-trained model")
         self._tokenizer, vocabulary = load_tokenizer(settings.folder)

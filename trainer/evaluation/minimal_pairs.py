@@ -16,7 +16,7 @@ import torch
 from data_pipeline import DataError
 from data_pipeline.task_files.minimal_pairs import MinimalPair, read_minimal_pairs
 from data_pipeline.tokenization.tokenizer import load
-from model import Model, ModelError, from_pretrained
+from model import Model, ModelError, encoder_from_pretrained, read_config
 from trainer.evaluation.pseudo_likelihood import pseudo_log_likelihoods
 
 
@@ -35,11 +35,18 @@ def score_minimal_pairs(folder: Path, pairs_path: str, device: torch.device) -> 
     Raises ModelError for a model without a masked-LM head, DataError for pairs that cannot be read
     or are longer than the model reads.
     """
-    model = from_pretrained(folder).to(device)
-    if model.head is None:
-        raise ModelError(f"{folder}: has no masked-LM head, by which minimal pairs are scored")
+    require_scorable(folder, pairs_path)
+    model = encoder_from_pretrained(folder).to(device)
     pairs = list(read_minimal_pairs(pairs_path))
     return _scores(pairs, _are_right(model, folder, pairs))
+
+
+def require_scorable(folder: Path, pairs_path: str) -> None:
+    """Raise ModelError for a model that scores no pairs, DataError for unreadable pairs."""
+    if not read_config(folder).mlm_head:
+        raise ModelError(f"{folder}: has no masked-LM head, by which minimal pairs are scored")
+    for _ in read_minimal_pairs(pairs_path):
+        pass
 
 
 def _are_right(model: Model, folder: Path, pairs: Sequence[MinimalPair]) -> list[bool]:

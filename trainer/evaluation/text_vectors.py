@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from data_pipeline import DataError
 from data_pipeline.tokenization.tokenizer import load
-from model import from_pretrained
+from model import encoder_from_pretrained
 
 CLS, MEAN, STATIC = "cls", "mean", "static"
 POOLINGS = (CLS, MEAN, STATIC)
@@ -52,7 +52,7 @@ class TextEncoder:
     def __init__(self, folder: Path) -> None:
         """Raise ModelError where there is no model, DataError where there is no tokenizer."""
         self.folder = folder
-        self.model = from_pretrained(folder)
+        self.model = encoder_from_pretrained(folder)
         self.tokenizer, self.vocabulary = load(folder)
 
     def encode(self, texts: Sequence[str], word: str = "") -> list[TextVectors]:

@@ -339,17 +339,17 @@ def _examples(
     one: TaskOfJob, encoder: TextEncoder, files: Mapping[str, Path]
 ) -> dict[str, Iterable[EncodedExample]]:
     """The examples by split; without a validation file, a part of the training file is held out."""
-    every = None if "val" in files else round(1 / one.data.validation_fraction)
+    fraction = None if "val" in files else one.data.validation_fraction
     return {
         split: one.task.encode_part(
             one.task_file(
-                files[split if every is None else "train"],
-                is_scored=every is None and split == "val",
+                files[split if fraction is None else "train"],
+                is_scored=fraction is None and split == "val",
             ),
             encoder,
-            Part(is_held_out=split == "val", every=every),
+            Part(is_held_out=split == "val", fraction=fraction),
         )
-        for split in (files if every is None else SPLITS)
+        for split in (files if fraction is None else SPLITS)
     }
 
 

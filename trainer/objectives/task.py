@@ -11,6 +11,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -81,17 +82,18 @@ def _is_number(column: str) -> bool:
 class Part:
     """The examples of a file that are trained on, or those that are scored (`is_held_out`).
 
-    every: of the units that a file holds, one in this many is held out; None: the file is one part.
+    fraction: of the units that a file holds, how many are held out; None: the file is one part.
     """
 
     is_held_out: bool
-    every: int | None = None
+    fraction: float | None = None
 
     def has(self, unit: int) -> bool:
         """Whether the unit with this number, from 0, is in it."""
-        if self.every is None:
+        if self.fraction is None:
             return True
-        return (unit % self.every == self.every - 1) == self.is_held_out
+        held = Fraction(self.fraction).limit_denominator(10**6)  # 0.1 is meant to be 1 in 10
+        return ((unit + 1) * held // 1 > unit * held // 1) == self.is_held_out
 
 
 @dataclass

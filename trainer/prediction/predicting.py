@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from data_pipeline.task_files.contents import suffix_of
 from data_pipeline.text.text_files import STDIN
 from model import (
     CHOICE,
@@ -28,7 +29,7 @@ from trainer.prediction.fine_tuned import FineTuned
 from trainer.prediction.predictor import Predictor, Query
 from trainer.prediction.spans import SpanPredictor
 from trainer.prediction.tags import TagPredictor
-from trainer.prediction.texts import TextPredictor
+from trainer.prediction.texts import PLAIN, TextPredictor
 from trainer.prediction.translations import translations
 from trainer.prediction.vectors import VectorPredictor
 
@@ -65,7 +66,8 @@ def predictions(
         return
     tuned = FineTuned.of(folder, model, head)
     facts = tuned.facts
-    if path == STDIN:  # it has no header, even if the training file had one
+    is_plain = bool(facts.fields) and suffix_of(path) in PLAIN
+    if path == STDIN or is_plain:  # it has no header, even if the training file had one
         facts = replace(facts, columns={})
     facts = facts.with_columns(columns)
     predictor = PREDICTORS[tuned.head.kind](tuned.head, facts, tuned.encoder, tuned.transitions())

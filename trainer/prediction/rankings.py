@@ -74,7 +74,7 @@ def _reranked(
     tuned: FineTuned, queries: str, documents: str, candidates: str, count: int
 ) -> Iterator[dict[str, Any]]:
     by_order = tuned.facts.section(Reranking).numbered_by_order
-    collection = Collection.read(documents, queries, by_order)
+    collection = Collection.of(documents, queries_in(queries, by_order), queries)
     for number, ranked in sorted(collection.ranking(candidates).items()):
         first = [one for one in best_first(ranked, count) if collection.documents[one].text]
         scores = _pair_scores(tuned, collection, number, first)
@@ -87,6 +87,8 @@ def _pair_scores(
     tuned: FineTuned, collection: Collection, query: int, documents: Sequence[int]
 ) -> dict[int, float]:
     asked = collection.queries[query].text
+    if not asked:
+        return {}
     texts = [collection.documents[one] for one in documents]
     pairs = [tuned.encoder.sequence([asked, one.text], one.where) for one in texts]
     return {

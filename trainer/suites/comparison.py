@@ -105,6 +105,7 @@ def _legend(models: Models) -> list[str]:
     scores = ", ".join(f"{task} {one.column.heading}" for task, one in reference.tasks.items())
     return [
         f"Scores: {scores}; with several seeds, mean ± standard deviation.",
-        f"Retention: the share of {reference_name}'s score, the mean over the tasks.",
+        f"Retention: the share of {reference_name}'s score, the mean over the tasks. Minimal pairs "
+        "are in neither mean.",
         "Parameters: without the heads. Examples/s: of the encoder alone, on this machine.",
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ FINE_TUNED = "teacher"  # the learner of a fine-tuning job
 class TaskScore:
     """A model's scores on a task by seed; a seed with an undefined score is left out.
 
-    by_phenomenon: on minimal pairs, the score on each phenomenon; empty for other tasks.
+    by_phenomenon: on minimal pairs, the score on each phenomenon; empty for tasks.
     """
 
     column: Column
@@ -59,19 +59,28 @@ class ModelResults:
 
     @property
     def mean(self) -> float | None:
-        """The mean over the tasks whose score is better when higher."""
-        found = [
-            one.mean
-            for one in self.tasks.values()
-            if one.mean is not None and one.column.higher_is_better
-        ]
-        return statistics.fmean(found) if found else None
+        """The mean over the tasks whose score is better when higher, as of `task_mean`.
+
+        Minimal pairs are not among them, and None where a score is undefined: the means of two
+        models are then over the same tasks.
+        """
+        tasks = self._fine_tuned.values()
+        return _mean([one.mean for one in tasks if one.column.higher_is_better])
 
     def retention(self, reference: ModelResults) -> float | None:
-        """The retention of the reference's score, averaged over the tasks."""
-        found = [score.retention(reference.tasks[name]) for name, score in self.tasks.items()]
-        known = [one for one in found if one is not None]
-        return statistics.fmean(known) if known else None
+        """The retention of the reference's score, averaged over the tasks in which it has one."""
+        known = (name for name, one in reference._fine_tuned.items() if one.retention(one))
+        return _mean([self.tasks[name].retention(reference.tasks[name]) for name in known])
+
+    @property
+    def _fine_tuned(self) -> dict[str, TaskScore]:
+        return {name: one for name, one in self.tasks.items() if not one.by_phenomenon}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean; None where there is no value, or one is undefined."""
+    known = [one for one in values if one is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
 def task_score(evaluations: Mapping[int, Mapping[str, Any]]) -> TaskScore:

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from configs.rules import COUNT, INDEX, Doc, OneOf, Unit
-from data_pipeline import EncodedExample, TextEncoder
+from data_pipeline import DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.collection import (
     Collection,
     Ranking,
     Relevance,
     TrainingGroup,
     best_first,
+    is_relevant,
     training_groups,
 )
 from trainer.objectives.task import Part, TaskConfig, TaskFile
@@ -73,6 +74,11 @@ class CollectionTask(TaskConfig):
         collection = self.collection(file)
         judged = sorted(collection.relevance(str(file.path)).items())
         relevance = {query: ones for number, (query, ones) in enumerate(judged) if part.has(number)}
+        if not any(is_relevant(one) for ones in relevance.values() for one in ones.values()):
+            raise DataError(
+                f"{file.path}: has too few queries to hold out some with relevant documents; "
+                "set data.validation, or raise data.validation_fraction"
+            )
         candidates: Ranking = {}
         if "candidates" in file.others:
             found = collection.ranking(str(file.others["candidates"]))
