@@ -392,3 +392,11 @@ def test_too_few_examples_to_hold_some_out_need_a_validation_file(job, tmp_path)
     assert "data.validation: must be set; " in str(refused.value)
     assert "few.tsv has too few examples to hold some of them out" in str(refused.value)
     assert load(job, *given, "data.validation_fraction=0.5").steps
+
+
+def test_texts_that_are_cut_are_counted_once(job, tmp_path, caplog) -> None:
+    given = ["data.sequence_length=8", f"output_dir={tmp_path}", 'data.test=""']
+    for _ in range(2):
+        with_examples(load(job, *given))
+    (said,) = [one.getMessage() for one in caplog.records if "cuts" in one.getMessage()]
+    assert said.startswith("data.sequence_length: 8 cuts ")

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -42,7 +43,9 @@ from trainer.learner_names import MEAN, TEACHER, section_of
 from trainer.objectives.head_term import HeadTermConfig
 from trainer.objectives.task import Part, TaskConfig, TaskFile
 
-FORMAT = 2  # version of the encoding
+_log = logging.getLogger(__name__)
+
+FORMAT = 3  # version of the encoding, and of what is held out
 FOLDER = "examples"
 SPLITS = {"train": "train", "val": "validation"}  # split of the corpus -> key of the job's file
 
@@ -304,6 +307,11 @@ def _encoded(job: JobConfig, one: TaskOfJob, tokenizer: Path, files: Mapping[str
         assert one.data.sequence_length is not None
         encoder = TextEncoder(tokenizer, one.data.sequence_length)
         store_examples(folder, encoder, tokenizer, identity, _examples(one, encoder, files))
+        if encoder.cut:
+            where = f"{one.key}.sequence_length: {one.data.sequence_length}"
+            _log.warning(
+                "%s cuts %s texts; their ends are neither read nor scored", where, encoder.cut
+            )
     elif manifest.read(folder)["identity"] != identity:
         raise DataError(
             f"{one.key}.path: {folder} holds other examples; name another, or leave it out"
