@@ -25,7 +25,7 @@ open_account() { # fails when the run may not start again
   local best_before no_progress_before state attempt
   best=$(newest_step)
   if [ "$chained" = no ] && [ -z "$SLURM_RESTART_COUNT" ]; then
-    rm -f "$record" "$usage" # a user submitted it again
+    rm -f "$record" "$usage" "$run/requests/stop.json" # a user submitted it again
   fi
   if [ -e "$record" ]; then
     read -r best_before no_progress_before state attempt <"$record"

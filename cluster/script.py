@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import configs
 from cluster.config import ClusterConfig
 from cluster.errors import LaunchError
 from cluster.ranks import EXPORTED
@@ -132,7 +133,7 @@ def _work(job: Job, cluster: ClusterConfig) -> str:
             f"seeds=({' '.join(map(str, job.seeds))})",
             "seed=${seeds[$SLURM_ARRAY_TASK_ID]}",
             "run+=-seed$seed",
-            f'train+=("seed=$seed" {_quote(f"name={job.name}-seed")}"$seed")',
+            f'train+=("seed=$seed" {_name_of_seed(job.name)})',
             'mkdir -p "$run/logs" && exec >>"$run/logs/slurm-$SLURM_JOB_ID.log" 2>&1',
         ]
     return "\n".join(lines) + "\n"
@@ -199,6 +200,15 @@ def _array(name: str, words: list[str]) -> str:
 
 def _quote(text: str) -> str:
     return shlex.quote(text)
+
+
+def _name_of_seed(name: str) -> str:
+    """The override that names the run of $seed, in bash."""
+    plain = f"name={name}-seed"
+    if configs.assigned([f"{plain}0"]) == {"name": f"{name}-seed0"}:
+        return f'{_quote(plain)}"$seed"'
+    before, after = configs.assignment("name", f"{name}-seed\n").rsplit("\\n", 1)
+    return f'{_quote(before)}"$seed"{_quote(after)}'
 
 
 def _limits(cluster: ClusterConfig) -> Iterator[str]:

@@ -140,7 +140,7 @@ def test_hostile_values_reach_the_ranks_as_they_are(tmp_path):
         "train",
         f"{submission}/config.yaml",
         "seed=5",
-        f"name={HOSTILE}-seed5",
+        configs.assignment("name", f"{HOSTILE}-seed5"),
     ]
     assert not list(tmp_path.rglob("pwned"))
     assert (tmp_path / f"{run.name}-seed5/slurm.jsonl").exists()
@@ -282,3 +282,12 @@ def test_bash_compares_the_caps_as_whole_numbers():
     lines = build(job(), ClusterConfig(**caps)).splitlines()
     assert "max_requeues=1000000" in lines
     assert "max_gpu_seconds=9000001800" in lines
+
+
+@pytest.mark.parametrize("name", ["base", "exp #2", "a: b", "it's", "50%", "1e5"])
+def test_each_seed_has_a_run_of_its_name(name):
+    text = build(job(name=name, seeds=(4, 7)), ClusterConfig())
+    (line,) = [line for line in text.splitlines() if line.startswith("train+=")]
+    script = f"seed=7; train=(); {line}; printf '%s\\n' \"${{train[@]}}\""
+    words = subprocess.run(["bash", "-c", script], check=True, capture_output=True, text=True)
+    assert configs.assigned(words.stdout.splitlines()) == {"seed": "7", "name": f"{name}-seed7"}

@@ -114,6 +114,14 @@ def test_a_copy_that_slurm_requeued_does_not_start_after_a_stop(tmp_path):
     assert run.end("finish")[0] == "done"  # a person submitted it again
 
 
+def test_a_stop_of_before_a_submission_ends_none_of_its_starts(tmp_path):
+    run = Run(tmp_path)
+    (tmp_path / "run/requests").mkdir()
+    (tmp_path / "run/requests/stop.json").touch()
+    assert run.end("kill -9 $$")[0] == "requeue", "its ranks had no time to forget the request"
+    assert run.end("finish", restart=1)[0] == "done"
+
+
 def test_a_job_that_another_one_kept_out_is_not_requeued(tmp_path):
     """The steps of the other job do not count as progress of this one."""
     run = Run(tmp_path)

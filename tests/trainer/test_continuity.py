@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from functools import partial
 
@@ -87,7 +88,16 @@ def test_what_breaks_the_order_or_a_shape_is_refused_and_a_fork_offered(override
         accepted_changes(job(), job(override))
     line = str(refused.value)
     assert line.startswith(f"{key}: ")
-    assert f"tandem fork runs/tiny --step N --name NEW {key}=" in line
+    assert f"tandem fork runs/tiny --step N --name NEW {key}=" in line.replace("'", "")
+
+
+def test_the_fork_that_is_offered_makes_every_refused_change():
+    changed = job("seed=2", "data.phases=[{from_step: 4, sequence_length: 16}]")
+    with pytest.raises(TrainingError) as refused:
+        accepted_changes(job(), changed)
+    words = shlex.split(str(refused.value).partition("tandem fork ")[2])
+    assert words[:5] == ["runs/tiny", "--step", "N", "--name", "NEW"]
+    assert job(*words[5:]) == changed
 
 
 def test_what_has_optimizer_states_is_not_frozen_on_the_way():

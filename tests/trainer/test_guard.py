@@ -14,6 +14,7 @@ from trainer.admission_config import BudgetConfig
 from trainer.checkpoint import Checkpoint, CheckpointError, published, writer
 from trainer.errors import TrainingError
 from trainer.learners.learner import Learner
+from trainer.learners.state import LearnerState
 from trainer.run_folder.folder import RunFolder
 from trainer.schedules.learning_rate import ScheduleConfig
 from trainer.watch.guard import GRADIENT, LOSS, SPIKE, Guard, GuardConfig
@@ -51,6 +52,15 @@ def test_runs_of_bad_steps_are_counted_by_reason():
     assert guard.in_a_row == 3
     guard.record_step(WAVES, 1.0)
     assert (guard.in_a_row, guard.skipped) == (0, {SPIKE: 2, GRADIENT: 1})
+
+
+def test_one_that_is_done_skips_no_more():
+    counters = LearnerState(0)
+    assert not counters.is_skipping
+    counters.guard.record_skip(SPIKE)
+    assert counters.is_skipping
+    counters.finish(9, 1.0)
+    assert not counters.is_skipping, "the run would not be saved any more"
 
 
 @pytest.mark.parametrize("wrong", [{"sigmas": 0}, {"window": 1}, {"max_consecutive_skips": -1}])

@@ -24,7 +24,14 @@ from trainer.checkpoint.branching import branch
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.gather import full_state_dict
 from trainer.checkpoint.owner import Owner, send_heartbeat
-from trainer.checkpoint.reader import Checkpoint, missing, newest_intact, newest_sound, newest_state
+from trainer.checkpoint.reader import (
+    Checkpoint,
+    intact,
+    missing,
+    newest_intact,
+    newest_sound,
+    newest_state,
+)
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.writer import CheckpointWriter
 
@@ -38,6 +45,7 @@ __all__ = [
     "StaleAttempt",
     "branch",
     "full_state_dict",
+    "intact",
     "live_owner",
     "missing",
     "newest_intact",

@@ -149,16 +149,12 @@ def newest_intact(
     Raises:
         CheckpointError: all checkpoints are damaged. The user decides whether to restore one.
     """
-    rank, size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+    rank = 0 if group is None else dist.get_rank(group)
     steps: list[Any] = [published(folder)]
     if group is not None:
         dist.broadcast_object_list(steps, group=group, group_src=0)
     for step in reversed(steps[0]):
-        damages: list[str | None] = [_damage(folder, step, rank, size)]
-        if group is not None:
-            damages *= size
-            dist.all_gather_object(damages, damages[rank], group=group)
-        found = [damage for damage in damages if damage]
+        found = _damages(folder, step, group)
         if not found:
             return Checkpoint(folder, step)
         if group is None and not (folder / step_name(step)).exists():
@@ -200,6 +196,27 @@ def newest_state(folder: Path) -> dict[str, Any] | None:
             continue
         return checkpoint.trainer_state
     return None
+
+
+def intact(folder: Path, step: int, group: dist.ProcessGroup | None = None) -> Checkpoint:
+    """The checkpoint of a step, every file of which matches its checksum.
+
+    With a process group this is collective, and the ranks share the reading. Raises
+    CheckpointError, on every rank, for one that is missing or damaged.
+    """
+    for damage in _damages(folder, step, group):
+        raise CheckpointError(damage)
+    return Checkpoint(folder, step)
+
+
+def _damages(folder: Path, step: int, group: dist.ProcessGroup | None) -> list[str]:
+    """What is wrong with a checkpoint: the first damaged file that each rank has found."""
+    rank, size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+    damages: list[str | None] = [_damage(folder, step, rank, size)]
+    if group is not None:
+        damages *= size
+        dist.all_gather_object(damages, damages[rank], group=group)
+    return [damage for damage in damages if damage]
 
 
 def _damage(folder: Path, step: int, part: int, parts: int) -> str | None:

@@ -114,6 +114,7 @@ def _learner(
         "name": name.removeprefix("students/"),
         "teaches": is_teacher(name),
         "zero_stage": config.zero_stage if config.stored is None else 0,
+        "offloaded": config.offload != "none",
         "precision": config.precision,
         "exchanged": 2 if config.communication == "bf16" else 4,
         "parameters": largest.parameters,
@@ -187,6 +188,9 @@ def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     yield waits, "no student waits for the teacher's quality"
     yield any(clocks), "budgets of hours are not used up before those of steps"
     yield bool(job.batch.growth), "the global batch is that of most steps"
+    offloads = [one.offload for one in job.learners.values()]
+    yield any(one != "none" for one in offloads), "offloaded optimizers take no time of their own"
+    yield "parameters" in offloads, "offloaded parameters stay in the device's memory"
     yield bool(job.teacher.stacking.steps), "the teacher has all of its layers from the start"
     yield bool(job.data.tasks and job.teachers), "every teacher runs in every step"
     views = {one.view for one in job.learners.values()}

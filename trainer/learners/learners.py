@@ -204,9 +204,11 @@ class Learners:
         if over and counters.finished_at is None:
             counters.finish(state.step, state.seconds)
         elif counters.finished_at is not None and not over:
+            made = counters.finished_at - counters.started_at
             raise TrainingError(
                 f"{section_of(name)}.budget: a larger budget comes too late, it was done at step "
-                f"{counters.finished_at}; put it back, or fork the run from a step before"
+                f"{counters.finished_at}; put it back (a fraction of more steps is larger: set "
+                f"{section_of(name)}.budget.steps={made}), or fork the run from a step before"
             )
         return counters.finished_at is not None
 

@@ -33,6 +33,11 @@ class LearnerState:
         self.finished_at, self.finished_after = step, seconds
 
     @property
+    def is_skipping(self) -> bool:
+        """Whether it has skipped its last step, and may skip the next; never once it is done."""
+        return self.finished_at is None and self.guard.in_a_row > 0
+
+    @property
     def skipped_steps(self) -> int:
         """Steps of the job that it skipped."""
         return sum(self.guard.skipped.values())

@@ -8,6 +8,7 @@ stay the same.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,6 +16,7 @@ from typing import Any
 
 from torch import Size
 
+import configs
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
@@ -62,7 +64,7 @@ class Change:
     refusal: str | None
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.old} -> {self.new}"
+        return f"{self.key}: {_shown(self.old)} -> {_shown(self.new)}"
 
 
 def accepted_changes(
@@ -82,12 +84,14 @@ def accepted_changes(
         "begin another run from a checkpoint of this one: "
         f"tandem fork {now.output_dir}/{now.name} --step N --name NEW"
     )
-    for change in found:
-        if change.refusal and change.key not in same:  # otherwise the corpus has only moved
-            way_out = f"{fork} {change.key}={change.new}"
-            if change.key.startswith("teacher."):
-                way_out = "begin another run: name=NEW (a fork would keep its teacher)"
-            raise TrainingError(f"{change}: {change.refusal}; put {change.old} back, or {way_out}")
+    refused = [one for one in found if one.refusal and one.key not in same]  # others only moved
+    if refused:
+        words = [shlex.quote(configs.assignment(one.key, one.new)) for one in refused]
+        way_out = " ".join([fork, *words])
+        if any(one.key.startswith("teacher.") for one in refused):
+            way_out = "begin another run: name=NEW (a fork would keep its teacher)"
+        first, old = refused[0], _shown(refused[0].old)
+        raise TrainingError(f"{first}: {first.refusal}; put {old} back, or {way_out}")
     if read.keys() == there.keys() and [*read] != [*there]:  # rows are assigned in this order
         raise TrainingError(f"data.mixture: {ORDER}; put its entries back in order, or {fork}")
     for key in sorted(read.keys() & there.keys() - same):
@@ -137,7 +141,7 @@ def _differences(prefix: str, old: Any, new: Any) -> Iterator[tuple[str, object,
             pair = old.get(key, ABSENT), new.get(key, ABSENT)
             yield from _differences(f"{prefix}.{key}" if prefix else key, *pair)
     elif old != new:
-        yield prefix, _shown(old), _shown(new)
+        yield prefix, old, new
 
 
 def _shown(value: object) -> object:

@@ -58,7 +58,9 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
     checkpoint.verify()
     text, source = checkpoint.trainer_state["config"], str(checkpoint.path)
     before = configs.load_text(text, JobConfig, "job", [], source)
-    now = configs.load_text(text, JobConfig, "job", [f"name={name}", *overrides], source)
+    now = configs.load_text(
+        text, JobConfig, "job", [configs.assignment("name", name), *overrides], source
+    )
     new = RunFolder.of(now)
     if new.path.exists():
         raise TrainingError(f"{new.path}: exists; give the fork another name")

@@ -42,7 +42,7 @@ class Resumption:
         """
         folder = RunFolder.of(config).checkpoints
         newest = newest_intact(folder, _log.warning, dist.group.WORLD)
-        return cls(config, checkpoint_to_resume(newest, config.rollback), newest)
+        return cls(config, checkpoint_to_resume(newest, config.rollback, dist.group.WORLD), newest)
 
     @property
     def learners(self) -> set[str]:

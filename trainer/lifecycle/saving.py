@@ -40,7 +40,7 @@ class Saving:
         """
         learners, step = self._learners, self._state.step
         active = [learners.teacher, *learners.active]
-        if any(learner.counters.guard.in_a_row for learner in active):
+        if any(learner.counters.is_skipping for learner in active):
             return requested
         return (
             requested

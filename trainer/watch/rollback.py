@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
+import torch.distributed as dist
+
 from configs.rules import INDEX, Ascending, Doc, Length, Unit
 from configs.section import Refusal, Section
-from trainer.checkpoint import Checkpoint, published
+from trainer.checkpoint import Checkpoint, intact, published
 from trainer.errors import TrainingError
 
 
@@ -113,9 +115,13 @@ def applied_state(rollbacks: Sequence[RollbackConfig]) -> list[dict[str, Any]]:
 
 
 def checkpoint_to_resume(
-    newest: Checkpoint | None, rollbacks: Sequence[RollbackConfig]
+    newest: Checkpoint | None,
+    rollbacks: Sequence[RollbackConfig],
+    group: dist.ProcessGroup | None = None,
 ) -> Checkpoint | None:
     """The `newest` intact checkpoint, or an earlier one that a new entry names.
+
+    With a process group this is collective.
 
     Raises TrainingError where an applied entry was removed or changed, and CheckpointError where
     the checkpoint to roll back to is missing or damaged.
@@ -132,6 +138,4 @@ def checkpoint_to_resume(
     folder = newest.path.parent
     if target == newest.step or (target > newest.step and target in published(folder)):
         return newest  # the named checkpoint is damaged
-    checkpoint = Checkpoint(folder, target)
-    checkpoint.verify()
-    return checkpoint
+    return intact(folder, target, group)
