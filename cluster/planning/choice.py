@@ -33,7 +33,13 @@ class Choice:
 
 
 def options(job: JobFacts, machine: Machine) -> list[Option]:
-    """Every combination of stages, lowest first; students are never at a higher one."""
+    """Every combination of stages, lowest first.
+
+    Students are never at a higher stage than a teacher that is trained. A frozen one has stage 0 or
+    3, and keeps its own where that is decided by what it stores or offloads.
+    """
+    first = job.learners[0]
+    frozen = (first.zero_stage,) if first.offloaded or job.stored else (0, 3)
     sizes = list(micro_batches(job.rows // machine.ranks))
     return [
         Option(
@@ -41,8 +47,8 @@ def options(job: JobFacts, machine: Machine) -> list[Option]:
             students,
             largest_micro_batch(at_stages(job, teacher, students), machine, sizes),
         )
-        for teacher in range(4)
-        for students in range(teacher + 1)
+        for teacher in (range(4) if first.trained else frozen)
+        for students in range(teacher + 1 if first.trained else 4)
     ]
 
 

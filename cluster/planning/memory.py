@@ -137,11 +137,11 @@ def job_memory(job: JobFacts, machine: Machine, micro_batch: int | None = None) 
 
 
 def at_stages(job: JobFacts, teacher: int, students: int) -> JobFacts:
-    """The same job with these ZeRO stages; a frozen learner keeps its own."""
+    """The same job with these ZeRO stages; frozen learners keep theirs, except the teacher."""
     stages = [teacher, *[students] * (len(job.learners) - 1)]
     learners = tuple(
-        replace(one, zero_stage=stage) if one.trained else one
-        for one, stage in zip(job.learners, stages, strict=True)
+        replace(one, zero_stage=stage) if one.trained or not number else one
+        for number, (one, stage) in enumerate(zip(job.learners, stages, strict=True))
     )
     return replace(job, learners=learners)
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import configs
 from cluster import LaunchError
 from cluster.planning import CacheFacts, JobFacts, LearnerFacts, Machine, describe, make_plan
-from cluster.planning.choice import choose
+from cluster.planning.choice import choose, options
 from cluster.planning.duration import collective, step_time
 from cluster.planning.failures import best_interval, expect, simulate
 from cluster.planning.memory import at_stages, job_memory, learner_memory
@@ -67,7 +67,8 @@ def test_a_frozen_teacher_has_parameters_only():
     memory = learner_memory(frozen, 8, 8, accumulates=False, overlaps=True)
     assert (memory.states, memory.gradients) == (4 * TEACHER.parameters, 0)
     job = dataclasses.replace(JOB, learners=(frozen, STUDENT))
-    assert at_stages(job, 3, 0).learners[0].zero_stage == 0
+    others = dataclasses.replace(JOB, learners=(TEACHER, frozen))
+    assert at_stages(others, 3, 1).learners[1].zero_stage == 0
     assert step_time(job, Machine(H100, nodes=2)).learners["teacher"].communication == 0
 
 
@@ -163,6 +164,16 @@ def test_the_smallest_stages_that_leave_room_are_recommended():
     assert tight.memory.needed < 80e9
     huge = dataclasses.replace(big, trained=400_000_000_000, parameters=400_000_000_000)
     assert choose(dataclasses.replace(JOB, learners=(huge,)), Machine(H100)) is None
+
+
+def test_what_is_recommended_for_a_frozen_teacher_can_be_set():
+    frozen = dataclasses.replace(TEACHER, trained=0, zero_stage=0)
+    job = dataclasses.replace(JOB, learners=(frozen, STUDENT))
+    there = {(one.teacher_stage, one.student_stage) for one in options(job, Machine(H100))}
+    assert there == {(teacher, student) for teacher in (0, 3) for student in range(4)}
+    offloaded = dataclasses.replace(frozen, zero_stage=3, offloaded=True)
+    job = dataclasses.replace(JOB, learners=(offloaded, STUDENT))
+    assert {one.teacher_stage for one in options(job, Machine(H100))} == {3}
 
 
 def test_a_plan_scales_to_thousands_of_gpus():
