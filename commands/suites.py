@@ -103,11 +103,11 @@ def compare(
         for model, one_model in models.items()
         for seed in seeds or suite.seeds
     ]
-    _require_pairs(suite, models, (*shared, *overrides))
     jobs = {run: load_job(run.config, run.words) for run in runs}  # errors show before the first
     for job in jobs.values():
         _require_same(job)
     _require_unchanged(models, out)
+    _require_pairs(suite, models, (*shared, *overrides))
     evaluations = {run: _evaluation_of(run, job, out) for run, job in jobs.items()}
     results = _results(suite, models, evaluations, (*shared, *overrides))
     (out / RESULTS).write_text(json.dumps(to_json(results), indent=2) + "\n")

@@ -334,7 +334,7 @@ def test_a_frozen_teacher_is_scored_by_the_task_of_its_students(job) -> None:
     assert isinstance(metric, NumberMetric)
     states = "{single_sentence: null, soft_labels: null, hidden_mse: {}}"
     words = [f"students.{name}.objective={states}" for name in ("small", "lstm")]
-    text = ["data.train=''", "data.validation=''", "data.test=''", "data.path=x"]
+    text = [*NO_FILES, "data.root=''", "data.tokenizer=null", "data.path=x"]
     with pytest.raises(ConfigError, match="teacher: has no head that could be scored"):
         configs.load(str(job), JobConfig, "job", [*frozen, *words, *text])
 

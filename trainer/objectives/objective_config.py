@@ -97,7 +97,7 @@ class ObjectiveConfig(Section):
             if getattr(self, name, None) is not None or not may_name_a_head(name):
                 yield f"tasks.{name}", "that name is taken; choose another"
             for term in kind.sections():
-                if term.head_name:
+                if term.head_name not in (None, name):
                     key = f"tasks.{name}.{term.name}.head_name"
                     yield key, "the head has the name of the task; remove it"
             if any(name.startswith(f"{other}_") for other in names):
