@@ -173,7 +173,7 @@ def _metrics_of(model: Model, folder: Path, job: JobConfig) -> Metrics:
     name = tasks_of(job)[0].task.head
     expected = job.teacher.architecture.task_heads.get(name)
     if expected is None:
-        raise ModelError(f"{tasks_of(job)[0].name}: has no head of its own whose scores could be compared")
+        raise ModelError(f"{tasks_of(job)[0].name}: has no head of its own whose scores compare")
     head = model.config.task_heads.get(name)
     if head is None:
         raise ModelError(f"{folder}: has no head for {name}; fine-tune it with `tandem finetune`")
