@@ -36,17 +36,9 @@ PACKINGS = (
 PAIR_PACKINGS = ("segment_pair", "sentence_pair", "sop")
 UNITS = ("token", "word", "ngram")
 LENGTHS = Range(8, 2**15)
-OF_TEXT = (  # keys of `data` that say nothing about a task's examples
-    "mixture",
-    "packing",
-    "short_sequence_probability",
-    "phases",
-    "masking",
-    "cache_dir",
-    "cache_gb",
-    "stage",
-    "stage_gb",
-)
+# Keys of `data` that say nothing about a task's examples.
+OF_TEXT: tuple[str, ...] = ("mixture", "packing", "short_sequence_probability", "phases", "masking")
+OF_TEXT += ("cache_dir", "cache_gb", "stage", "stage_gb")
 TASK_NAME = Matches(r"(?!\d)\w+", "made of letters, digits and _, and begin with no digit")
 
 
@@ -338,10 +330,8 @@ class DataConfig(TaskFilesConfig):
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()
-        if self.has_examples:
-            yield from self._conflicts_with_examples()
-        else:
-            yield from self._conflicts_with_text()
+        own = self._conflicts_with_examples() if self.has_examples else self._conflicts_with_text()
+        yield from own
         if self.tasks and (self.train or self.path):
             yield "tasks", "have examples of their own; remove them, or train and path"
         if self.path and self.mixture:

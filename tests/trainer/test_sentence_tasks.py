@@ -233,10 +233,7 @@ NO_FILES = ["data.train=''", "data.validation=''", "data.test=''"]
     ("overrides", "message"),
     [
         (["teacher.objective.single_sentence.labels=[a]"], "labels: must name at least two labels"),
-        (
-            ["teacher.objective.single_sentence.head_name=training"],
-            "teacher.objective.single_sentence.head_name: that name is taken",
-        ),
+        (["teacher.objective.single_sentence.head_name=training"], "head_name: that name is taken"),
         (["data.train=''"], "is for a task's examples; set train too"),
         (NO_FILES, "data.root: is for a task's examples; set train too"),
         ([*NO_FILES, "data.root=''"], "data.tokenizer: is for a task's examples; set train too"),
@@ -245,7 +242,7 @@ NO_FILES = ["data.train=''", "data.validation=''", "data.test=''"]
         (["data.cache_dir=/cache"], "data.cache_dir: is for text, and the job reads a task's"),
         (
             [*NO_FILES, "data.tokenizer=null", "data.root=''"],
-            r"data\.train: must name the examples of",
+            r"data\.train: must name the examples",
         ),
         (["teacher.objective.mlm={}"], "objective.mlm: is about text, but the job reads the"),
         (["students.small.objective.sentence_pair={}"], "one task must read it"),
@@ -395,8 +392,7 @@ def test_too_few_examples_to_hold_some_out_need_a_validation_file(job, tmp_path)
 
 
 def test_texts_that_are_cut_are_counted_once(job, tmp_path, caplog) -> None:
-    given = ["data.sequence_length=8", f"output_dir={tmp_path}", 'data.test=""']
     for _ in range(2):
-        with_examples(load(job, *given))
+        load(job, "data.sequence_length=8", f"output_dir={tmp_path}", 'data.test=""')
     (said,) = [one.getMessage() for one in caplog.records if "cuts" in one.getMessage()]
     assert said.startswith("data.sequence_length: 8 cuts ")
