@@ -153,7 +153,7 @@ def _limit_tokenizer(folder: Path, longest: int | None) -> None:
     if longest is None or not path.is_file():
         return
     config = json.loads(path.read_text(encoding="utf-8"))
-    if config.get("model_max_length", math.inf) > longest:
+    if (config.get("model_max_length") or math.inf) > longest:  # null is no limit
         path.write_text(json.dumps({**config, "model_max_length": longest}, indent=2) + "\n")
 
 
