@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from configs.typed import nearest_of_all
@@ -53,6 +53,24 @@ def read_table(path: str, columns: Columns, layout: str | None = None) -> Iterat
         yield row
     if empty:
         raise DataError(f"{path}: holds no rows")
+
+
+def read_plain_lines(path: str, fields: Sequence[str]) -> Iterator[Row]:
+    """A row for each line of a file without a header: its fields in order, with tabs between them.
+
+    No line is left out, so that whoever answers each row answers each line. Raises DataError for a
+    line with another number of fields, and for a file without lines.
+    """
+    where = None
+    for number, line in read_lines(path):
+        where = place(path, number)
+        cells = [cell.strip() for cell in line.split("\t")]
+        if len(cells) != len(fields):
+            asked = "one text, without a tab" if len(fields) == 1 else f"{' TAB '.join(fields)}"
+            raise DataError(f"{where}: a line must be {asked}")
+        yield where, dict(zip(fields, cells, strict=True))
+    if where is None:
+        raise DataError(f"{path}: holds no lines")
 
 
 def column_names(path: str) -> list[str]:

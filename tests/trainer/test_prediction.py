@@ -131,6 +131,20 @@ def test_ways_in_and_out_for_texts(classifier, tmp_path) -> None:
     assert pipe.is_fifo(), "no file takes its place"
 
 
+def test_no_line_of_a_plain_file_is_lost(classifier, exported, tmp_path) -> None:
+    (tmp_path / "a.txt").write_text("good\tcheap\n")
+    assert "a.txt:1: a line must be one text" in refused(classifier, tmp_path / "a.txt")
+    (tmp_path / "a.txt").write_text("good\n\nbad\n")
+    assert "a.txt:2: a text is empty" in refused(classifier, tmp_path / "a.txt")
+    (tmp_path / "a.txt").write_text("")
+    assert "a.txt: holds no lines" in refused(classifier, tmp_path / "a.txt")
+    facts = TaskFacts(("text_a", "text_b"), sequence_length=64)
+    pairs = exported(TaskHeadConfig(REGRESSION), facts)
+    (tmp_path / "a.txt").write_text("good\n")
+    asked = "a.txt:1: a line must be text_a TAB text_b"
+    assert asked in refused(pairs, tmp_path / "a.txt")
+
+
 def test_numbers_of_pairs(exported, tmp_path) -> None:
     facts = TaskFacts(("text_a", "text_b"), sequence_length=64)
     folder = exported(TaskHeadConfig(REGRESSION), facts)

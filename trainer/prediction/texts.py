@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from data_pipeline.task_files.contents import suffix_of
-from data_pipeline.task_files.tables import LAYOUTS, TSV, Columns, read_table
+from data_pipeline.task_files.tables import TSV, Row, read_plain_lines, read_table
 from model import REGRESSION
 from trainer.objectives.task import TaskFile
 from trainer.prediction.predictor import Predictor, Query
@@ -21,10 +21,9 @@ class TextPredictor(Predictor):
     """Predicts ``{"label": ..., "probabilities": {...}}``, or ``{"number": ...}``, for each row."""
 
     def queries(self, path: str) -> Iterator[Query]:
-        fields = self.facts.fields
-        layout = TSV if suffix_of(path) in PLAIN else LAYOUTS.get(suffix_of(path))
-        for where, row in read_table(path, self._columns(path), layout):
-            yield Query([self.encoder.sequence([row[name] for name in fields], where)])
+        for where, row in self._rows(path):
+            texts = [row[name] for name in self.facts.fields]
+            yield Query([self.encoder.sequence(texts, where)])
 
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
         (output,) = outputs
@@ -34,8 +33,10 @@ class TextPredictor(Predictor):
         label = self.head.labels[int(output.argmax())]
         return {"label": label, "probabilities": dict(zip(self.head.labels, chances, strict=True))}
 
-    def _columns(self, path: str) -> Columns:
-        """The columns of the texts: as in the training file or, in a plain file, in order."""
-        if suffix_of(path) in PLAIN and not self.facts.columns:
-            return {name: number for number, name in enumerate(self.facts.fields, start=1)}
-        return TaskFile(Path(path), self.facts.columns).columns_of(*self.facts.fields)
+    def _rows(self, path: str) -> Iterator[Row]:
+        """The texts of each example, in the training file's columns; a plain file has no others."""
+        is_plain = suffix_of(path) in PLAIN
+        if is_plain and not self.facts.columns:
+            return read_plain_lines(path, self.facts.fields)
+        columns = TaskFile(Path(path), self.facts.columns).columns_of(*self.facts.fields)
+        return read_table(path, columns, TSV if is_plain else None)
