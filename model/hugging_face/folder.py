@@ -95,14 +95,25 @@ def from_pretrained(folder: str | Path) -> Model:
 def encoder_from_pretrained(folder: str | Path) -> Model:
     """As `from_pretrained`; raises ModelError for a model that reads a source and a target too."""
     model = from_pretrained(folder)
-    if Ability.GENERATE in model.config.abilities:
-        raise ModelError(f"{folder}: translates; name an encoder")
+    _require_encoder(folder, model.config)
     return model
 
 
 def read_config(folder: str | Path) -> ModelConfig:
     """The configuration of the model in a folder; as `from_pretrained`."""
     return read_folder(Path(folder))[0]
+
+
+def read_encoder_config(folder: str | Path) -> ModelConfig:
+    """As `read_config`; raises ModelError for a model that reads a source and a target too."""
+    config = read_config(folder)
+    _require_encoder(folder, config)
+    return config
+
+
+def _require_encoder(folder: str | Path, config: ModelConfig) -> None:
+    if Ability.GENERATE in config.abilities:
+        raise ModelError(f"{folder}: translates; name an encoder")
 
 
 def save_pretrained(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from data_pipeline.tokenization.training import train
 from model import ModelError, build, from_pretrained, save_pretrained
 from model.kinds.seq2seq import Seq2SeqConfig
 from tests.trainer import tiny
-from trainer.evaluation.minimal_pairs import score_minimal_pairs
+from trainer.evaluation.minimal_pairs import PairScores, require_scorable, score_minimal_pairs
 from trainer.evaluation.pseudo_likelihood import pseudo_log_likelihoods
 
 PAIRS = [
@@ -75,7 +76,7 @@ def test_sentences_are_as_probable_as_in_a_plain_loop(exported: Path, tokens_per
 
 
 def test_accuracy_by_phenomenon(exported: Path, pairs: Path) -> None:
-    found = score_minimal_pairs(exported, str(pairs), torch.device("cpu"))
+    found = scored(exported, str(pairs))
     right = [plain_loop(exported, good) > plain_loop(exported, bad) for good, bad, _ in PAIRS]
     assert found.pairs == 3
     assert found.accuracy == sum(right) / 3
@@ -83,19 +84,24 @@ def test_accuracy_by_phenomenon(exported: Path, pairs: Path) -> None:
     assert 0 < sum(right) < 3, "a model that finds all pairs right or wrong shows little"
 
 
+def scored(folder: Path, pairs: str) -> PairScores:
+    return score_minimal_pairs(folder, pairs, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("asked", [require_scorable, scored], ids=["before training", "after it"])
 def test_models_and_pairs_that_cannot_be_scored(
-    exported: Path, pairs: Path, tmp_path: Path
+    asked: Callable[[Path, str], object], exported: Path, pairs: Path, tmp_path: Path
 ) -> None:
     bare = tmp_path / "bare"
     config = tiny.encoder(vocab_size=60, mlm_head=False)
     save_pretrained(build(config, seed=1), bare, tokenizer=exported)
     with pytest.raises(ModelError, match="bare: has no masked-LM head"):
-        score_minimal_pairs(bare, str(pairs), torch.device("cpu"))
+        asked(bare, str(pairs))
     translator = Seq2SeqConfig(vocab_size=60, hidden_size=16, layers=2, heads=2, ffn_size=24)
     save_pretrained(build(translator, seed=1), tmp_path / "mt", exported)
     with pytest.raises(ModelError, match="mt: translates; name an encoder"):
-        score_minimal_pairs(tmp_path / "mt", str(pairs), torch.device("cpu"))
+        asked(tmp_path / "mt", str(pairs))
     record = json.loads(pairs.read_text().splitlines()[0])
     pairs.write_text(json.dumps(record | {"sentence_bad": "a " * 63}))
     with pytest.raises(DataError, match=r"blimp.jsonl:1: has 6\d tokens, and the model reads 64"):
-        score_minimal_pairs(exported, str(pairs), torch.device("cpu"))
+        asked(exported, str(pairs))

@@ -10,13 +10,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from data_pipeline import DataError
 from data_pipeline.task_files.minimal_pairs import MinimalPair, read_minimal_pairs
-from data_pipeline.tokenization.tokenizer import load
-from model import Model, ModelError, encoder_from_pretrained, read_config
+from data_pipeline.tokenization.tokenizer import Vocabulary, load
+from model import ModelError, encoder_from_pretrained, read_encoder_config
 from trainer.evaluation.pseudo_likelihood import pseudo_log_likelihoods
 
 
@@ -32,35 +33,42 @@ class PairScores:
 def score_minimal_pairs(folder: Path, pairs_path: str, device: torch.device) -> PairScores:
     """The scores of an exported model, with its own tokenizer, on BLiMP's files.
 
-    Raises ModelError for a model without a masked-LM head, DataError for pairs that cannot be read
-    or are longer than the model reads.
+    Raises ModelError for a model without a masked-LM head or with a decoder, DataError for pairs
+    that cannot be read or are longer than the model reads.
     """
-    require_scorable(folder, pairs_path)
+    read = _read(folder, pairs_path)
     model = encoder_from_pretrained(folder).to(device)
-    pairs = list(read_minimal_pairs(pairs_path))
-    return _scores(pairs, _are_right(model, folder, pairs))
+    found = pseudo_log_likelihoods(model, read.vocabulary, read.sentences)
+    return _scores(read.pairs, [bool(good > bad) for good, bad in found.reshape(-1, 2)])
 
 
 def require_scorable(folder: Path, pairs_path: str) -> None:
-    """Raise ModelError for a model that scores no pairs, DataError for unreadable pairs."""
-    if not read_config(folder).mlm_head:
+    """Raise what `score_minimal_pairs` raises, without the model's weights."""
+    _read(folder, pairs_path)
+
+
+class _Readable(NamedTuple):
+    """Pairs, and the token ids of each good sentence and of the bad one after it."""
+
+    pairs: list[MinimalPair]
+    sentences: list[list[int]]
+    vocabulary: Vocabulary
+
+
+def _read(folder: Path, pairs_path: str) -> _Readable:
+    config = read_encoder_config(folder)
+    if not config.mlm_head:
         raise ModelError(f"{folder}: has no masked-LM head, by which minimal pairs are scored")
-    for _ in read_minimal_pairs(pairs_path):
-        pass
-
-
-def _are_right(model: Model, folder: Path, pairs: Sequence[MinimalPair]) -> list[bool]:
-    """For each pair, whether the good sentence is the more probable one."""
+    pairs = list(read_minimal_pairs(pairs_path))
     tokenizer, vocabulary = load(folder)
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
-    encoded = [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
-    longest = model.config.longest_sequence
-    for number, ids in enumerate(encoded):
+    sentences = [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    longest = config.longest_sequence
+    for number, ids in enumerate(sentences):
         if longest is not None and len(ids) + 2 > longest:
             where = pairs[number // 2].where
             raise DataError(f"{where}: has {len(ids) + 2} tokens, and the model reads {longest}")
-    found = pseudo_log_likelihoods(model, vocabulary, encoded)
-    return [bool(good > bad) for good, bad in found.reshape(-1, 2)]
+    return _Readable(pairs, sentences, vocabulary)
 
 
 def _scores(pairs: Sequence[MinimalPair], right: Sequence[bool]) -> PairScores:
