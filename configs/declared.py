@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.rules import Doc, Unit
-from configs.section import annotated_hints, split
+from configs.section import annotated_hints, default_of, split
 from configs.typed import options_of
 
 
@@ -41,7 +41,7 @@ def declared(schema: Any) -> list[Declared]:
     """The keys of a dataclass, in order."""
     hints = annotated_hints(schema)
     fields = [field for field in dataclasses.fields(schema) if field.init]
-    return [Declared(field.name, hints[field.name], _default(field)) for field in fields]
+    return [Declared(field.name, hints[field.name], default_of(field)) for field in fields]
 
 
 def explanation(schema: Any) -> list[str]:
@@ -75,9 +75,3 @@ def sections_within(hint: Any) -> list[tuple[str, Any]]:
         if dataclasses.is_dataclass(inner):
             found.append((mark, inner))
     return found
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default

@@ -33,6 +33,21 @@ class Section:
         """Refusals by rules across fields; every value is valid by itself."""
         yield from ()
 
+    def changed(self, *keys: str) -> Iterator[str]:
+        """Those of `keys` whose values differ from their defaults.
+
+        For `conflicts`: a key that has no effect is refused only where it was set to something.
+        """
+        fields = typing.cast(Any, self).__dataclass_fields__
+        return (key for key in keys if getattr(self, key) != default_of(fields[key]))
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The default of a field; `dataclasses.MISSING` if it has none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
 
 def declare_fields(schema: type[Section], kinds: Mapping[str, Any]) -> None:
     """Give a dataclass exactly these fields, each None by default, as if its body declared them.

@@ -116,6 +116,12 @@ def test_keys_are_compared_once_each_is_allowed() -> None:
         Example(count=0, kind="wide", stage=3)
 
 
+def test_a_section_names_the_keys_that_differ_from_their_defaults() -> None:
+    section = Example(rate=2.0, steps=[], betas=[0, 0.5], points=[Point()], kind="")
+    keys = ("points", "count", "rate", "steps", "betas", "kind")
+    assert [*section.changed(*keys)] == ["points", "rate", "betas"]
+
+
 @dataclass
 class Outer(Section):
     inner: Example = field(default_factory=Example)
