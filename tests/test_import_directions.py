@@ -20,7 +20,7 @@ ROOMS = {
         "loading devices studies suites"
     ),
     "data_pipeline": (
-        "errors hashing text task_files shards config tokenization packing order masking reading "
+        "errors hashing text task_files shards tokenization packing masking config order reading "
         "building examples augmentation"
     ),
     "data_pipeline/text": (
@@ -40,9 +40,9 @@ ROOMS = {
         "library_errors sentencepiece_models vocabularies tokenizer training unigram word_table "
         "word_rules word_encoding"
     ),
-    "data_pipeline/packing": "sequences pairs",
+    "data_pipeline/packing": "kinds sequences pairs",
     "data_pipeline/order": "epoch block_cursors slots mixing",
-    "data_pipeline/masking": "words masker torch_masker",
+    "data_pipeline/masking": "config words masker torch_masker",
     "data_pipeline/reading": "corpus padding pools lanes batches stream staging dumping",
     "data_pipeline/examples": (
         "example text_encoder order storing views reading stream joint dumping showing"
@@ -65,14 +65,14 @@ ROOMS = {
     "trainer": (
         "errors durable device process_group seeds learner_names measure tracking checkpoint "
         "optimizers watch batches denominators losses teacher_outputs scoring objectives tasks "
-        "schedules admission_config stored_config learner_config batch_config folder_models "
-        "default_lead named_tasks roles config run_folder control stored_logits job_data report "
-        "learners teacher_passes step footprint task_facts evaluation record lifecycle job loop "
-        "run storing prediction augmentation suites analysis"
+        "schedules admission_config stored_config learner_config batch_config job_tree "
+        "folder_models default_lead named_tasks roles config run_folder control stored_logits "
+        "job_data report learners teacher_passes step footprint task_facts evaluation record "
+        "lifecycle job loop run storing prediction augmentation suites analysis"
     ),
     "trainer/checkpoint": (
         "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "
-        "manifest restore attempts reader branching carried publication writer"
+        "manifest restore attempts reader carried branching publication writer"
     ),
     "trainer/objectives": (
         "layer_maps step_schedule transfer progressive first_stage intermediate task_first term "

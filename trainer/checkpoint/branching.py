@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.carried import Carried
 from trainer.checkpoint.folder import MANIFEST, TRAINER, read_trainer_file, step_name
-from trainer.checkpoint.manifest import LearnerRecord, Manifest, read_manifest
+from trainer.checkpoint.manifest import Manifest, read_manifest
+from trainer.checkpoint.reader import Checkpoint
 from trainer.checkpoint.storage import StoredFile, copy_durably, write_durably, write_json
 from trainer.durable import sync_folder
 
@@ -30,42 +31,23 @@ def branch(
     """
     old, new = source / step_name(step), target / step_name(step)
     manifest = read_manifest(old)
-    kept = {name: record for name, record in manifest.learners.items() if name in learners}
+    carried = Carried.of(Checkpoint(source, step), [n for n in manifest.learners if n in learners])
     new.mkdir(parents=True)
     trainer = {**read_trainer_file(source, step), "state": state, "attempt": 0}
-    files = [write_json(new, TRAINER, trainer)]
-    moved: dict[int, int] = {}  # the index of a file in the old manifest -> in the new one
-    for record in kept.values():
-        for index in sorted(_files_of(record)):
-            moved[index] = len(files)
-            files.append(_share(manifest.files[index], old, new))
-    records = {name: _renumbered(record, moved) for name, record in kept.items()}
-    health = {name: one for name, one in manifest.health.items() if name in kept}
+    files = [write_json(new, TRAINER, trainer), *carried.files]
+    for file in carried.files:
+        _share(file, old, new)
+    records = carried.records(first_file=1)
+    health = {name: one for name, one in manifest.health.items() if name in records}
     written = Manifest(step, manifest.world_size, files, records, health, manifest.suspect)
     write_durably(new, MANIFEST, [written.encode()])
     for folder, _, _ in os.walk(target):
         sync_folder(Path(folder))
 
 
-def _files_of(record: LearnerRecord) -> set[int]:
-    return {file for tensor in record.tensors.values() for _, _, file in tensor.fragments}
-
-
-def _share(file: StoredFile, old: Path, new: Path) -> StoredFile:
+def _share(file: StoredFile, old: Path, new: Path) -> None:
     (new / file.path).parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(old / file.path, new / file.path)
     except OSError:  # another file system, or one without hard links
         copy_durably(old / file.path, new / file.path)
-    return file
-
-
-def _renumbered(record: LearnerRecord, moved: Mapping[int, int]) -> LearnerRecord:
-    tensors = {
-        name: replace(
-            tensor,
-            fragments=[(start, numel, moved[file]) for start, numel, file in tensor.fragments],
-        )
-        for name, tensor in record.tensors.items()
-    }
-    return replace(record, tensors=tensors)
