@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from configs import ConfigError
 from configs.typed import convert
 from trainer.admission_config import StartConfig
-from trainer.learner_config import InitConfig
+from trainer.learner_config import TRANSFERS, InitConfig
 from trainer.objectives.objective_config import HEARD, ObjectiveConfig
 
 Kind = TypeVar("Kind")
@@ -17,7 +17,7 @@ MIN_LEAD = 0.25  # nats; docs/studies.md, "Listening to an untrained teacher"
 # disturb it where they set in later.
 LABELS, PREDICTIONS = "mlm", {"soft_kl", "soft_cross_entropy"}
 # Whoever has one of these says itself when it learns from whom.
-_CHOSEN = ("min_lead", "progressive", "intermediate")
+_CHOSEN = ("min_lead", *TRANSFERS)
 
 
 def fill_in_leads(tree: Mapping[str, Any]) -> None:

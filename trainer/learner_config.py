@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import trainer.tasks  # noqa: F401 - their terms are keys of an objective
 from configs.rules import (
@@ -23,11 +23,11 @@ from data_pipeline import DEFAULT_VIEW
 from model import Ability, ModelConfig, ModelShape, default_model
 from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.objectives import Objective, ObjectiveConfig
-from trainer.objectives.intermediate import AllLayersFirst, IntermediateConfig
-from trainer.objectives.progressive import LayerByLayer, ProgressiveConfig
+from trainer.objectives.intermediate import IntermediateConfig
+from trainer.objectives.progressive import ProgressiveConfig
 from trainer.objectives.task import TaskConfig
-from trainer.objectives.task_first import TaskFirst, TaskFirstConfig
-from trainer.objectives.transfer import Transfer
+from trainer.objectives.task_first import TaskFirstConfig
+from trainer.objectives.transfer import Transfer, TransferConfig
 from trainer.optimizers import OptimizerConfig
 from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.schedules.learning_rate import ScheduleConfig
@@ -48,14 +48,10 @@ _ABILITIES = {
     "checkpoint_activations": Ability.CHECKPOINT,
     "compile": Ability.COMPILE,
 }
-_TRANSFERS: dict[str, type[Transfer]] = {
-    "progressive": LayerByLayer,
-    "intermediate": AllLayersFirst,
-    "task_first": TaskFirst,
-}
+TRANSFERS = ("progressive", "intermediate", "task_first")
 _FOR_TRAINING = (
     "objective", "optimizer", "schedule", "loss_scale", "gradient_clipping", "guard",
-    "dropout", "checkpoint_activations", "stacking", "freeze_positions", "encoder", "task_first",
+    "dropout", "checkpoint_activations", "stacking", "freeze_positions", "encoder", *TRANSFERS,
 )  # fmt: skip
 
 
@@ -263,20 +259,19 @@ class LearnerConfig(Section):
 
     def in_steps(self, steps: int) -> LearnerConfig:
         """The same with a `transfer` that is told in steps, in a job of `steps`."""
-        return dataclasses.replace(
-            self,
-            intermediate=self.intermediate and self.intermediate.in_steps(steps),
-            task_first=self.task_first and self.task_first.in_steps(steps),
-        )
+        told: dict[str, Any] = {key: one.in_steps(steps) for key, one in self.transfers.items()}
+        return dataclasses.replace(self, **told)
+
+    @property
+    def transfers(self) -> dict[str, TransferConfig]:
+        """The sections about what it learns before everything else, by key: one at most."""
+        sections = {key: getattr(self, key) for key in TRANSFERS}
+        return {key: one for key, one in sections.items() if one is not None}
 
     @property
     def transfer(self) -> Transfer | None:
         """What it learns before everything else, if anything."""
-        if self.progressive is not None:
-            return LayerByLayer(self.progressive, self.model.layers)
-        if self.intermediate is not None:
-            return AllLayersFirst(self.intermediate)
-        return None if self.task_first is None else TaskFirst(self.task_first)
+        return next((one.build(self.model.layers) for one in self.transfers.values()), None)
 
     def with_layers(self, layers: int) -> LearnerConfig:
         """The same config with a model that has, and keeps, this many layers."""
@@ -294,12 +289,12 @@ class LearnerConfig(Section):
 
     def _conflicts_with_transfer(self) -> Iterator[Refusal]:
         """A transfer is by terms of its own, which others follow."""
-        there = {key: one for key, one in _TRANSFERS.items() if getattr(self, key) is not None}
-        for key in [*there][1:]:
-            yield key, f"set either this or {next(iter(there))}"
-        for key, kind in there.items():
-            if not all(self.objective.parts(kind.first)):
-                yield key, f"objective must have {kind.needs}"
+        for key in [*self.transfers][1:]:
+            yield key, f"set either this or {next(iter(self.transfers))}"
+        for key, section in self.transfers.items():
+            transfer = section.build(self.model.layers)
+            if not all(self.objective.parts(transfer.first)):
+                yield key, f"objective must have {transfer.needs}"
         if self.task_first is not None and len(self.objective.tasks or ()) > 1:
             yield "task_first", "is for one task; objective.tasks has several"
 

@@ -139,6 +139,13 @@ def test_what_the_steps_do_not_reach_is_said_in_one_line_and_never_refused():
     ]
     assert warning(load(*long_job)) == (
         "steps: 8 end before teacher.schedule.warmup_steps (8), students.distilbert.start.step (9),"
-        " students.tinybert.schedule.warmup_steps (3), students.tinybert.intermediate.steps (4), "
-        "batch.growth (8), data.phases (1000), profile.steps (20); fine for a trial run"
+        " students.tinybert.schedule.warmup_steps (3), "
+        "the end of students.tinybert.intermediate (4), batch.growth (8), data.phases (1000), "
+        "profile.steps (20); fine for a trial run"
+    )
+    layer_by_layer = [*short, "students.tinybert.intermediate=null"]
+    per_layer = "students.tinybert.progressive.steps_per_layer"  # of four layers
+    assert warning(load(*layer_by_layer, f"{per_layer}=1")) == ""
+    assert warning(load(*layer_by_layer, f"{per_layer}=2")) == (
+        "steps: 8 end before the end of students.tinybert.progressive (8); fine for a trial run"
     )

@@ -26,10 +26,10 @@ def _unreached(config: JobConfig) -> Iterator[str]:
         section = section_of(name)
         if learner.schedule.warmup_steps >= _steps_of(learner, steps):
             yield f"{section}.schedule.warmup_steps ({learner.schedule.warmup_steps})"
-        own = learner.in_steps(steps)
-        for key, first in {"intermediate": own.intermediate, "task_first": own.task_first}.items():
-            if first is not None and first.length >= _steps_of(learner, steps):
-                yield f"{section}.{key}.steps ({first.length})"
+        for key, transfer in learner.in_steps(steps).transfers.items():
+            first = transfer.build(learner.model.layers).steps
+            if first >= _steps_of(learner, steps):
+                yield f"the end of {section}.{key} ({first})"
         if learner.start.in_steps(steps).step >= steps:
             yield f"{section}.start.step ({learner.start.in_steps(steps).step})"
     for key, starts in {

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from configs.rules import COUNT, Doc, Range, Unit, positive
-from configs.section import Refusal, Section
-from trainer.objectives.transfer import Transfer
+from configs.section import Refusal
+from trainer.objectives.transfer import Transfer, TransferConfig
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
 
 
 @dataclass
-class FirstStageConfig(Section):
+class FirstStageConfig(TransferConfig):
     """A first stage: its length, in steps or as a fraction of the job's, and its rate."""
 
     steps: Annotated[int | None, COUNT, Unit("steps"), Doc("How long it takes.")] = None
@@ -33,7 +33,6 @@ class FirstStageConfig(Section):
             yield "fraction", "set either this or steps"
 
     def in_steps(self, steps: int) -> Self:
-        """The same, without a fraction, in a job of this many steps."""
         if self.fraction is None:
             return self
         return replace(self, steps=max(1, round(self.fraction * steps)), fraction=None)

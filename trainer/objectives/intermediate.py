@@ -23,6 +23,11 @@ class IntermediateConfig(FirstStageConfig):
     other terms are on, the optimizer has fresh moments, and the schedule begins.
     """
 
+    simplified: ClassVar[str] = "students compare intermediate layers in all steps"
+
+    def build(self, layers: int) -> AllLayersFirst:
+        return AllLayersFirst(self)
+
 
 @dataclass(frozen=True)
 class AllLayersFirst(FirstStage):

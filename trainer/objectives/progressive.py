@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from configs.rules import COUNT, Doc, Range, Unit, positive
-from configs.section import Section
-from trainer.objectives.transfer import LAYERS, Transfer
+from trainer.objectives.transfer import LAYERS, Transfer, TransferConfig
 
 _LAYER = re.compile(r"model\.encoder\.\w+\.(\d+)\.")
 
 
 @dataclass
-class ProgressiveConfig(Section):
+class ProgressiveConfig(TransferConfig):
     """Train a student layer by layer before it learns to predict.
 
     Each layer in turn is compared with the teacher's for `steps_per_layer` steps. Meanwhile only
@@ -27,6 +26,8 @@ class ProgressiveConfig(Section):
     embeddings included, is frozen. Afterwards only the other terms are on, all parameters learn
     and the schedule begins. Each phase, including the last, starts with fresh optimizer moments.
     """
+
+    simplified: ClassVar[str] = "students learn all of their layers at once"
 
     steps_per_layer: Annotated[
         int, COUNT, Unit("steps"), Doc("How long each layer is compared with the teacher's.")
@@ -37,6 +38,9 @@ class ProgressiveConfig(Section):
     earlier: Annotated[
         float, Range(0, 1e4), Doc("Factor on the learning rate of the layers before it.")
     ] = 0.3
+
+    def build(self, layers: int) -> LayerByLayer:
+        return LayerByLayer(self, layers)
 
 
 @dataclass(frozen=True)

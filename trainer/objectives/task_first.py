@@ -21,12 +21,17 @@ class TaskFirstConfig(FirstStageConfig):
     each of the two stages, and the optimizer begins the second with fresh moments.
     """
 
+    simplified: ClassVar[str] = "the task is learnt in all steps"
+
     steps: Annotated[
         int | None,
         INDEX,
         Unit("steps"),
         Doc("How long it takes; 0: the initial weights have learnt the task."),
     ] = None
+
+    def build(self, layers: int) -> TaskFirst:
+        return TaskFirst(self)
 
 
 @dataclass(frozen=True)

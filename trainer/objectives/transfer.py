@@ -6,10 +6,34 @@ Everything is a pure function of the learner's own step, so a resumed learner co
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from configs.section import Section
+
+if TYPE_CHECKING:
+    from typing import Self  # of Python 3.11 on
 
 # What a term compares: predictions (with labels, too), states, pairs of layers, or branches.
 PREDICTIONS, STATES, LAYERS, BRANCHES = "predictions", "states", "layers", "branches"
+
+
+@dataclass
+class TransferConfig(Section, ABC):
+    """The section of a learner that says what it learns first.
+
+    simplified: what a plan of the job assumes instead, in words.
+    """
+
+    simplified: ClassVar[str]
+
+    @abstractmethod
+    def build(self, layers: int) -> Transfer:
+        """The transfer of a learner with this many layers."""
+
+    def in_steps(self, steps: int) -> Self:
+        """The same, without a fraction, in a job of this many steps."""
+        return self
 
 
 class Transfer(ABC):
