@@ -64,7 +64,7 @@ class SavedLearners:
             return self.job.teacher.with_layers(self.state.teacher_layers)
         return self.job.learners[name]
 
-    @property
+    @cached_property
     def state(self) -> JobState:
         """The job's state at the checkpoint."""
         return JobState.from_json(self.checkpoint.trainer_state)
