@@ -74,6 +74,14 @@ class BatchConfig(Section):
     def conflicts(self) -> Iterator[Refusal]:
         if self.size is not None and self.tokens is not None:
             yield "tokens", "set either size or tokens, and the other one to null"
+        if not self.in_tokens:
+            for key in self.changed("multiple"):
+                yield key, "is for sizes in tokens; remove it"
+
+    @property
+    def in_tokens(self) -> bool:
+        """Whether the batch is stated in tokens at some steps."""
+        return any(one.tokens for one in (self, *self.growth))
 
     def at(self, step: int) -> BatchSize:
         """The size at a step."""

@@ -97,6 +97,15 @@ def test_a_batch_may_be_stated_in_tokens():
             "students.tinybert.init.pretrained: set one of this, teacher_layers and teacher_embed",
         ),
         (
+            "teacher.schedule={kind: constant, min_lr_ratio: 0.1}",
+            "teacher.schedule.min_lr_ratio: constant stays at the peak; remove it",
+        ),
+        (
+            "teacher.schedule.decay_fraction=0.2",
+            "teacher.schedule.decay_fraction: is for kind: wsd; remove it",
+        ),
+        ("batch.multiple=4", "batch.multiple: is for sizes in tokens; remove it"),
+        (
             "teacher.optimizer.learning_rate=9e18",
             "learning_rate: must be positive, and at most",
         ),

@@ -24,7 +24,8 @@ from trainer.seeds import derive
     ],
 )
 def test_schedules_by_hand(kind, expected):
-    config = ScheduleConfig(kind=kind, warmup_steps=2, decay_fraction=0.5)
+    wsd = {"decay_fraction": 0.5} if kind == "wsd" else {}
+    config = ScheduleConfig(kind=kind, warmup_steps=2, **wsd)
     assert [factor(config, step, 6) for step in range(6)] == pytest.approx(expected, abs=1e-6)
 
 

@@ -15,8 +15,7 @@ def global_batches(config: JobConfig, corpora: Mapping[str, Corpus] | None = Non
     the job's, if they are already open. Raises DataError when they cannot be opened.
     """
     batch = config.batch
-    in_tokens = batch.tokens or any(growth.tokens for growth in batch.growth)
-    splits = open_splits(config.data, "train", corpora=corpora) if in_tokens else {}
+    splits = open_splits(config.data, "train", corpora=corpora) if batch.in_tokens else {}
     sizes = {}
     for step in _changes(config):
         target = batch.at(step)

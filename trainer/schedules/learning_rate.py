@@ -56,6 +56,12 @@ class ScheduleConfig(Section):
             yield "warmup_fraction", "set either this or warmup_steps, and the other one to 0"
         if bool(self.points) != (self.kind == "points"):
             yield "points", "set these together with kind: points, or neither"
+        if self.kind != "wsd":
+            for key in self.changed("decay_fraction"):
+                yield key, "is for kind: wsd; remove it"
+        if self.kind == "constant":
+            for key in self.changed("min_lr_ratio"):
+                yield key, "constant stays at the peak; remove it"
 
 
 def factor(config: ScheduleConfig, step: int, steps: float, time_used: float = 0.0) -> float:
