@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from configs import ConfigError
 from model import ModelError, read_config
+from trainer.job_tree import is_frozen, learners_of
 
 # Keys of heads, which the objective adds again where it trains them.
 _HEADS = ("pair_head", "task_heads")
@@ -21,7 +22,7 @@ def fill_in_models(tree: Mapping[str, Any]) -> None:
     not exist on this machine is skipped; the start of the job reports it. Raises ConfigError,
     naming the key, for a damaged folder.
     """
-    for section, learner in _learners(tree):
+    for section, learner in learners_of(tree):
         init = learner.get("init")
         folder = init.get("pretrained") if isinstance(init, dict) else None
         if isinstance(folder, str) and "model" not in learner and _holds_model(folder):
@@ -30,7 +31,7 @@ def fill_in_models(tree: Mapping[str, Any]) -> None:
             except ModelError as error:
                 raise ConfigError(f"{section}.init.pretrained: {error}") from error
             model = dataclasses.asdict(config)
-            kept = learner.get("frozen") in ("true", True)
+            kept = is_frozen(learner)
             learner["model"] = {
                 key: value for key, value in model.items() if kept or key not in _HEADS
             }
@@ -38,12 +39,3 @@ def fill_in_models(tree: Mapping[str, Any]) -> None:
 
 def _holds_model(folder: str) -> bool:
     return (Path(folder) / "config.json").is_file()
-
-
-def _learners(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    found = [("teacher", tree.get("teacher"))]
-    for role in ("teachers", "students"):
-        named = tree.get(role)
-        items = named.items() if isinstance(named, dict) else ()
-        found += [(f"{role}.{name}", one) for name, one in items]
-    yield from ((section, one) for section, one in found if isinstance(one, dict))

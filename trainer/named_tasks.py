@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import configs
 from configs import ConfigError
 from data_pipeline import TaskDataConfig
+from trainer.job_tree import is_frozen, learners_of
 
 # What a task's own YAML says of its examples; the rest of its data section is about one task.
 _DATA = {field.name for field in dataclasses.fields(TaskDataConfig)} - {"path"}
@@ -36,8 +37,10 @@ def fill_in_tasks(tree: dict[str, Any], schema: Any) -> None:
         examples[name] = {one: value for one, value in data.items() if one in _DATA}
         kinds[name] = _kind_of(task, key)
     _add(_section(tree, "data"), "tasks", examples)
-    for learner in _learners(tree):
-        _add(_section(learner, "objective"), "tasks", kinds)
+    _section(tree, "teacher")  # has them also where the file says nothing else of it
+    for _, learner in learners_of(tree):
+        if not is_frozen(learner):
+            _add(_section(learner, "objective"), "tasks", kinds)
     tree["tasks"] = {}
 
 
@@ -48,14 +51,6 @@ def _kind_of(task: dict[str, Any], key: str) -> dict[str, Any]:
     if len(found) != 1:
         raise ConfigError(f"{key}: its teacher.objective must have one term, a task")
     return found
-
-
-def _learners(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Those that are trained."""
-    teacher = _section(tree, "teacher")
-    if teacher.get("frozen") not in ("true", True):
-        yield teacher
-    yield from (one for one in _section(tree, "students").values() if isinstance(one, dict))
 
 
 def _section(tree: dict[str, Any], key: str) -> dict[str, Any]:

@@ -8,11 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import configs
 from model import from_pretrained, import_folder
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from trainer.checkpoint import published
 from trainer.checkpoint.folder import read_trainer_file
+from trainer.config import JobConfig
 from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.record.gauges import Gauges
 from trainer.run_folder.folder import RunFolder
@@ -44,7 +46,7 @@ def offline_and_online(corpus, runs):
     if dist.get_rank() == 0:
         shutil.rmtree(runs / "imported")
     dist.barrier()
-    finish(run(parts))
+    finish(run(configs.load(str(runs / "parts" / "config.yaml"), JobConfig, "job")))
 
 
 def counted_in_mfu():

@@ -331,7 +331,7 @@ def test_a_resolved_job_is_the_job(job) -> None:
 
 def test_a_frozen_teacher_needs_the_heads_that_it_teaches(of_two, job) -> None:
     exported = of_two.path / "exports" / "teacher"
-    frozen = ["teacher=null", f"teacher.init.pretrained={exported}", "teacher.frozen=true"]
+    frozen = ["teacher=null", f"teacher.init.pretrained={exported}", "teacher.frozen=Yes"]
     found = load(job, *frozen)
     assert set(found.teacher.model.task_heads) == set(EXAMPLES)
     more = [f"tasks.more={job.parent}/alike.yaml"]
