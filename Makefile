@@ -33,12 +33,12 @@ $(READY): constraints.txt pyproject.toml
 	    --build-constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# The text, the tokenizer and the corpus are made once. The job goes on where it was, and says so
+# The text, the tokenizer and the corpus are made once. The job resumes where it stopped, and says so
 # when it is done.
 demo: $(DEMO)-data/corpus.json
 	@$(BIN)/tandem train configs/job/demo.yaml --nproc $$($(BIN)/python -c \
 	    'import torch; n = torch.cuda.device_count(); print(max(k for k in (1, 2, 4, 8) if k <= (n or 2)))') || \
-	    { code=$$?; [ $$code != 75 ] || echo "Saved: make demo goes on from here."; exit $$code; }
+	    { code=$$?; [ $$code != 75 ] || echo "Saved: make demo resumes it."; exit $$code; }
 
 $(DEMO)-data/corpus.json: $(DEMO)-tokenizer/tokenizer.json
 	@$(BIN)/tandem data build $(DEMO)-text.txt --tokenizer $(<D) --out $(@D) --val-fraction 0.03

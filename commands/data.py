@@ -17,7 +17,26 @@ if TYPE_CHECKING:
 
 SEPARATOR = click.option("--separator", help="The line between documents; default: blank lines.")
 FIELD = click.option(
-    "--field", "text_field", default="text", show_default=True, help="JSON key or column."
+    "--field",
+    "text_field",
+    default="text",
+    show_default=True,
+    help="JSON key or column of the text.",
+)
+
+COPIES = click.option(
+    "--copies",
+    type=click.IntRange(1, 1000),
+    default=20,
+    show_default=True,
+    help="Copies of each example; those that come out alike are written once.",
+)
+SEED = click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="The seed of all that is random.",
 )
 
 
@@ -28,10 +47,21 @@ def tokenizer() -> None:
 
 @tokenizer.command("train")
 @click.argument("text", type=PATH, nargs=-1, required=True)
-@click.option("--kind", type=click.Choice(["wordpiece", "bpe", "unigram"]), required=True)
-@click.option("--vocab-size", type=click.IntRange(min=1), required=True)
-@click.option("--out", type=PATH, required=True)
-@click.option("--cased/--uncased", default=None, help="Default: wordpiece uncased, others cased.")
+@click.option(
+    "--kind",
+    type=click.Choice(["wordpiece", "bpe", "unigram"]),
+    required=True,
+    help="As BERT, RoBERTa and ALBERT have it.",
+)
+@click.option(
+    "--vocab-size", type=click.IntRange(min=1), required=True, help="Entries of the vocabulary."
+)
+@click.option("--out", type=PATH, required=True, help="The folder to write.")
+@click.option(
+    "--cased/--uncased",
+    default=None,
+    help="Keep case, or fold it. Default: wordpiece uncased, others cased.",
+)
 @SEPARATOR
 @FIELD
 def tokenizer_train(
@@ -62,12 +92,20 @@ def data() -> None:
 @click.option(
     "--tokenizer", "tokenizer_dir", type=PATH, required=True, help="A tokenizer's folder."
 )
-@click.option("--out", type=PATH, required=True)
-@click.option("--shard-mb", type=POSITIVE, default=64.0, show_default=True)
+@click.option("--out", type=PATH, required=True, help="The corpus folder to write.")
+@click.option(
+    "--shard-mb", type=POSITIVE, default=64.0, show_default=True, help="The size of a shard, in MB."
+)
 @click.option(
     "--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Processes."
 )
-@click.option("--val-fraction", type=float, default=0.01, show_default=True)
+@click.option(
+    "--val-fraction",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="The fraction of the documents that is held out.",
+)
 @click.option("--task", metavar="I/N", help="Build slice I of N; `data merge` joins them.")
 @SEPARATOR
 @FIELD
@@ -133,7 +171,9 @@ def data_check(folder: str) -> None:
 @data.command("show")
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option(
+    "--samples", type=click.IntRange(min=1), default=4, show_default=True, help="How many to show."
+)
 def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
     """Show the padding and a few samples of the job, task or data CONFIG."""
     from rich.console import Console
@@ -151,9 +191,23 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--steps", metavar="A:B", required=True, help="From step A up to step B.")
-@click.option("--world-size", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--split", type=click.Choice(["train", "val"]), default="train", show_default=True)
+@click.option(
+    "--world-size",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="The number of ranks that share each batch.",
+)
+@click.option(
+    "--rank", type=click.IntRange(min=0), default=0, show_default=True, help="The rank, from 0."
+)
+@click.option(
+    "--split",
+    type=click.Choice(["train", "val"]),
+    default="train",
+    show_default=True,
+    help="The training or the held-out part.",
+)
 @click.option("--out", type=PATH, required=True, help="The .npz file to write.")
 def data_dump(config: str, overrides: tuple[str, ...], steps: str, out: str, **share: Any) -> None:
     """Write exactly what a rank of the job or task CONFIG trains on."""
@@ -174,10 +228,22 @@ def data_dump(config: str, overrides: tuple[str, ...], steps: str, out: str, **s
 @click.option(
     "--vectors", type=PATH, help="Word vectors, as GloVe's; default: the model's embeddings."
 )
-@click.option("--copies", type=click.IntRange(1, 1000), default=20, show_default=True)
-@click.option("--candidates", type=click.IntRange(1, 1000), default=15, show_default=True)
-@click.option("--probability", type=FRACTION, default=0.4, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
+@COPIES
+@click.option(
+    "--candidates",
+    type=click.IntRange(1, 1000),
+    default=15,
+    show_default=True,
+    help="Words that may take a word's place.",
+)
+@click.option(
+    "--probability",
+    type=FRACTION,
+    default=0.4,
+    show_default=True,
+    help="How often a word is replaced in a copy.",
+)
+@SEED
 @click.option(
     "--mask-alone", is_flag=True, help="Predict words without the unmasked text beside them."
 )
@@ -221,15 +287,48 @@ def data_augment(
     "--tag-column", type=click.IntRange(2), help="The column of the parts of speech; default: last."
 )
 @click.option(
-    "--encoding", type=ENCODING, default="utf-8", show_default=True, help="Of the tagged file."
+    "--encoding",
+    type=ENCODING,
+    default="utf-8",
+    show_default=True,
+    help="The encoding of the tagged file.",
 )
-@click.option("--copies", type=click.IntRange(1, 1000), default=20, show_default=True)
-@click.option("--mask", type=FRACTION, default=0.1, show_default=True)
-@click.option("--replace", type=FRACTION, default=0.1, show_default=True)
-@click.option("--ngram", type=FRACTION, default=0.25, show_default=True)
-@click.option("--longest", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--mask-token", default="[MASK]", show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
+@COPIES
+@click.option(
+    "--mask",
+    type=FRACTION,
+    default=0.1,
+    show_default=True,
+    help="How often a word is masked in a copy.",
+)
+@click.option(
+    "--replace",
+    type=FRACTION,
+    default=0.1,
+    show_default=True,
+    help="How often a word is replaced in a copy.",
+)
+@click.option(
+    "--ngram",
+    type=FRACTION,
+    default=0.25,
+    show_default=True,
+    help="How often a copy is cut to an n-gram.",
+)
+@click.option(
+    "--longest",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="The most words of such an n-gram.",
+)
+@click.option(
+    "--mask-token",
+    default="[MASK]",
+    show_default=True,
+    help="What a masked word becomes: the mask token of the student's tokenizer.",
+)
+@SEED
 def data_perturb(
     task: str,
     overrides: tuple[str, ...],

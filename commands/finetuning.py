@@ -63,7 +63,7 @@ def _train(task: str, overrides: tuple[str, ...], nproc: int | None) -> int:
 def _require_same(job: JobConfig) -> None:
     """Raise ConfigError where the run by that name is another one's.
 
-    That is, of another model, or finished and of other settings. An unfinished one may go on with
+    That is, of another model, or finished and of other settings. An unfinished one may resume with
     others, such as more epochs.
     """
     has_ended = final_results(job) is not None

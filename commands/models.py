@@ -40,14 +40,48 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
 @click.command("plan")
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--gpus-per-node", type=click.IntRange(min=1), default=8, show_default=True)
-@click.option("--device", default="h100", show_default=True, help="A name or file, configs/device.")
-@click.option("--mfu", type=Number(1e-6, 1), default=0.3, show_default=True)
+@click.option(
+    "--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes of the job."
+)
+@click.option(
+    "--gpus-per-node",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="GPUs of each node.",
+)
+@click.option(
+    "--device", default="h100", show_default=True, help="The GPU: a name or file of configs/device."
+)
+@click.option(
+    "--mfu",
+    type=Number(1e-6, 1),
+    default=0.3,
+    show_default=True,
+    help="The fraction of the GPU's peak that forward and backward reach.",
+)
 @click.option("--price", type=Number(0), help="Price of a GPU hour, in any currency.")
-@click.option("--node-mtbf-hours", type=POSITIVE, default=6300.0, show_default=True)
-@click.option("--restart-seconds", type=Number(0, 1e9), default=600.0, show_default=True)
-@click.option("--store-gbs", type=POSITIVE, default=2.0, show_default=True, help="Storage, GB/s.")
+@click.option(
+    "--node-mtbf-hours",
+    type=POSITIVE,
+    default=6300.0,
+    show_default=True,
+    help="Mean hours between the failures of a node.",
+)
+@click.option(
+    "--restart-seconds",
+    type=Number(0, 1e9),
+    default=600.0,
+    show_default=True,
+    help="Seconds from a failure until training continues.",
+)
+@click.option(
+    "--store-gbs",
+    type=POSITIVE,
+    default=2.0,
+    show_default=True,
+    help="GB/s at which checkpoints reach the storage.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def make_plan(
     config: str, overrides: tuple[str, ...], device: str, as_json: bool, **machine: Any
@@ -84,7 +118,7 @@ def make_plan(
 
 @click.command("import")
 @click.argument("folder", type=PATH)
-@click.option("--out", type=PATH, required=True)
+@click.option("--out", type=PATH, required=True, help="The folder to write.")
 def import_model(folder: str, out: str) -> None:
     """Convert the Hugging Face checkpoint in FOLDER into a teacher or student."""
     from model import describe, import_folder

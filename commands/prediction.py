@@ -19,7 +19,7 @@ from commands.options import FRACTION, PATH
 @click.argument("folder", type=PATH, metavar="DIR")
 @click.argument("input_", type=PATH, metavar="INPUT")
 @click.option("--out", type=PATH, help="The file to write; standard output without it.")
-@click.option("--head", help="Of a model with several: the task that INPUT is about.")
+@click.option("--head", help="The task that INPUT is about, for a model of several.")
 @click.option(
     "--column",
     "columns",
@@ -30,7 +30,7 @@ from commands.options import FRACTION, PATH
 @click.option(
     "--speed",
     type=FRACTION,
-    help="Of a model with branches: examples leave at a layer whose uncertainty is less.",
+    help="For a model with branches: examples leave at a layer whose uncertainty is less.",
 )
 @click.option("--documents", type=PATH, help="Rank the documents in this file for each query.")
 @click.option("--candidates", type=PATH, help="The run that a cross-encoder is to re-rank.")

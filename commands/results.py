@@ -15,9 +15,9 @@ from commands.suites import compare
 @click.argument("names", nargs=-1, required=True, metavar="RUN | DIR... [KEY=VALUE]...")
 @click.option("--learner", help="Only this learner: teacher, or a student's name.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--suite", type=PATH, help="A file, or a name from configs/suite/.")
+@click.option("--suite", type=PATH, help="A suite: a file, or a name from configs/suite/.")
 @click.option("--out", type=PATH, help="Where the runs and the report of a suite go.")
-@click.option("--seeds", callback=numbers, help="Instead of the suite's, such as 1,2,3.")
+@click.option("--seeds", callback=numbers, help="Seeds instead of the suite's, such as 1,2,3.")
 @click.option("--untrained", is_flag=True, help="Compare the first DIR with random weights too.")
 def evaluate(
     names: tuple[str, ...],
@@ -64,9 +64,12 @@ def _evaluate_run(run: str, learner: str | None, as_json: bool) -> None:
 @click.command()
 @click.argument("run", type=PATH)
 @click.option("--learner", required=True, help="teacher, or a student's name.")
-@click.option("--out", type=PATH, required=True)
-@click.option("--head", help="Of several tasks: this one's head alone, for transformers to load.")
-@click.option("--onnx", is_flag=True, help="Also write model.onnx.")
+@click.option("--out", type=PATH, required=True, help="The folder to write.")
+@click.option(
+    "--head",
+    help="Write the head of this task alone, for a model of several; transformers loads it.",
+)
+@click.option("--onnx", is_flag=True, help="Also write model.onnx, for ONNX Runtime.")
 def export(run: str, learner: str, out: str, head: str | None, onnx: bool) -> None:
     """Write a learner of RUN in Hugging Face format."""
     from model import require_free

@@ -49,7 +49,10 @@ def _ask(run: str, kind: str, wait: float) -> None:
 @click.option("--step", type=int, required=True, help="The step of the checkpoint to start from.")
 @click.option("--name", required=True, help="The new run's name.")
 def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None:
-    """Create a new run from a checkpoint of RUN; any key of its config may change."""
+    """Create a new run from a checkpoint of RUN, with changes of its config.
+
+    Every key may change but the shape of the teacher. --name names the new run.
+    """
     from trainer.lifecycle.forking import fork
     from trainer.run_folder.folder import RunFolder
 

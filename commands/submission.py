@@ -26,11 +26,19 @@ def numbers(context: click.Context, parameter: click.Parameter, text: str | None
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("config", type=PATH)
 @click.argument("rest", nargs=-1, metavar="[KEY=VALUE]... [--SBATCH-OPTION VALUE]...")
-@click.option("--cluster", help="A name or file of configs/cluster.")
+@click.option("--cluster", help="The cluster: a name or file of configs/cluster.")
 @click.option("--seeds", callback=numbers, help="One run per seed, such as 1,2,3.")
-@click.option("--chain", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--chain",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Submit this many jobs that follow each other, for queues without requeues.",
+)
 @click.option("--dry-run", is_flag=True, help="Only print the script.")
-@click.option("--check/--no-check", default=True, help="Check corpora and weights from here.")
+@click.option(
+    "--check/--no-check", default=True, help="Whether to check corpora and weights first."
+)
 def submit(config: str, rest: tuple[str, ...], check: bool, **options: Any) -> None:
     """Submit the job CONFIG to SLURM, with any option of sbatch."""
     import configs
