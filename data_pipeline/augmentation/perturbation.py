@@ -2,7 +2,7 @@
 
 In each copy a word is masked with one probability, and with another it is replaced by a word with
 its part of speech, drawn by frequency. Then, with a third probability, only an n-gram of one to
-five words is kept. Of an example of two texts, the copies vary the first, the second, and both in
+five words is kept. Of an example of two texts, the copies vary the second, the first, and both in
 turn. Copies that come out alike are one.
 """
 
