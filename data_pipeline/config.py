@@ -11,7 +11,6 @@ from typing import Annotated
 from configs.rules import (
     COUNT,
     FRACTION,
-    INDEX,
     NOT_EMPTY,
     Ascending,
     Doc,
@@ -22,114 +21,16 @@ from configs.rules import (
     positive,
 )
 from configs.section import Refusal, Section, within
+from data_pipeline.masking.config import MaskingConfig
+from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.shards.sources import is_url, is_web
 from data_pipeline.text.text_files import COMPRESSED
 
-PACKINGS = (
-    "full_sentences",
-    "contiguous",
-    "doc_sentences",
-    "segment_pair",
-    "sentence_pair",
-    "sop",
-)
-PAIR_PACKINGS = ("segment_pair", "sentence_pair", "sop")
-UNITS = ("token", "word", "ngram")
 LENGTHS = Range(8, 2**15)
 # Keys of `data` that say nothing about a task's examples.
 OF_TEXT: tuple[str, ...] = ("mixture", "packing", "short_sequence_probability", "phases", "masking")
 OF_TEXT += ("cache_dir", "cache_gb", "stage", "stage_gb")
 TASK_NAME = Matches(r"(?!\d)\w+", "made of letters, digits and _, and begin with no digit")
-
-
-@dataclass
-class MaskingConfig(Section):
-    """How positions are chosen for masked-language modelling and what they become."""
-
-    rate: Annotated[
-        float, FRACTION, Doc("Fraction of a sequence's ordinary tokens that is chosen.")
-    ] = 0.15
-    final_rate: Annotated[
-        float | None,
-        FRACTION,
-        Doc("The rate changes linearly from step 0 to this at `final_rate_step`, and stays there."),
-    ] = None
-    final_rate_step: Annotated[
-        int, INDEX, Unit("steps"), Doc("The step at which `final_rate` is reached.")
-    ] = 0
-    unit: Annotated[
-        str,
-        OneOf(*UNITS),
-        Doc("What is chosen as one: a token, a whole word, or up to `max_ngram` whole words."),
-    ] = "token"
-    max_ngram: Annotated[
-        int,
-        Range(1, 16),
-        Unit("words"),
-        Doc("The longest n-gram; n has a probability proportional to 1/n, as in ALBERT."),
-    ] = 3
-    smoothing: Annotated[
-        float,
-        Range(0, 10),
-        Doc("Tokens are drawn in proportion to count**-smoothing (DistilBERT: 0.7); 0: all alike."),
-    ] = 0.0
-    copies: Annotated[
-        int,
-        Range(0, 2**31),
-        Doc(
-            "0: new masks every epoch. k: k fixed masks for each sequence in turn, and of pairs k "
-            "fixed splits, partners and labels."
-        ),
-    ] = 0
-    on_device: Annotated[
-        bool, Doc("Make token masks on the device that trains; the same masks, to the bit.")
-    ] = False
-    mask_fraction: Annotated[
-        float, FRACTION, Doc("Fraction of the chosen positions that becomes the mask token.")
-    ] = 0.8
-    random_fraction: Annotated[
-        float,
-        FRACTION,
-        Doc("Fraction that becomes a random ordinary token; the rest stays as it is."),
-    ] = 0.1
-
-    def conflicts(self) -> Iterator[Refusal]:
-        if self.final_rate is not None and self.final_rate_step == 0:
-            yield "final_rate_step", "must be set to the step at which final_rate is reached"
-        if self.smoothing and self.unit != "token":
-            yield "smoothing", "needs unit: token"
-        if self.on_device and (self.unit != "token" or self.smoothing):
-            yield "on_device", "needs unit: token and smoothing: 0"
-        if self.mask_fraction + self.random_fraction > 1.0 + 1e-9:
-            yield "random_fraction", "together with mask_fraction it must not exceed 1"
-
-    def rate_at(self, step: int) -> float:
-        """The masking rate of a step."""
-        if self.final_rate is None:
-            return self.rate
-        progress = min(step / self.final_rate_step, 1.0)
-        rate = self.rate + progress * (self.final_rate - self.rate)
-        return min(rate, self.highest_rate)  # rounding may go beyond, and there are no slots then
-
-    @property
-    def highest_rate(self) -> float:
-        """The highest rate of any step."""
-        return self.rate if self.final_rate is None else max(self.rate, self.final_rate)
-
-    def slots(self, length: int) -> int:
-        """The most positions that are chosen in a sequence of `length` tokens."""
-        return _slots(self.highest_rate, length)
-
-    def without_slots(self, length: int) -> Iterator[Refusal]:
-        """The rates that are meant to mask, but choose nothing in a sequence of `length` tokens."""
-        for key in ("rate", "final_rate"):
-            rate = getattr(self, key)
-            if rate and not _slots(rate, length):
-                yield key, f"{rate:g} masks no token of sequences of {length}; raise it"
-
-
-def _slots(rate: float, length: int) -> int:
-    return round(rate * (length - 2))  # [CLS] and [SEP] are never chosen
 
 
 @dataclass
@@ -203,19 +104,13 @@ class TaskFilesConfig(Section):
     ] = 0.1
 
     def conflicts(self) -> Iterator[Refusal]:
-        usual = TaskFilesConfig.validation_fraction
-        of_examples = {
-            "validation": self.validation,
-            "test": self.test,
-            "columns": self.columns,
-            "files": self.files,
-            "validation_fraction": self.validation_fraction != usual,
-        }
-        for key, value in of_examples.items():
-            if value and not self.train:
+        if not self.train:
+            for key in self.changed(
+                "validation", "test", "columns", "files", "validation_fraction"
+            ):
                 yield key, "is for a task's examples; set train too, or remove it"
-        for key in ("max_trained", "max_scored"):
-            if getattr(self, key) is not None and not self.validation:
+        if not self.validation:
+            for key in self.changed("max_trained", "max_scored"):
                 why = "is for a task that names its validation file; set validation, or remove it"
                 yield key, why
 
@@ -343,17 +238,14 @@ class DataConfig(TaskFilesConfig):
             yield "short_sequence_probability", "does not go with packing: contiguous"
 
     def _conflicts_with_text(self) -> Iterator[Refusal]:
-        for key in ("root", "tokenizer"):
-            if getattr(self, key):
-                yield key, "is for a task's examples; set train too, or remove it"
+        for key in self.changed("root", "tokenizer"):
+            yield key, "is for a task's examples; set train too, or remove it"
         shortest = min(length for length, _ in self.lengths_and_packings())
         yield from within("masking", self.masking.without_slots(shortest))
 
     def _conflicts_with_examples(self) -> Iterator[Refusal]:
-        usual = DataConfig()
-        for key in OF_TEXT:
-            if getattr(self, key) != getattr(usual, key):
-                yield key, "is for text, and the job reads a task's examples; remove one"
+        for key in self.changed(*OF_TEXT):
+            yield key, "is for text, and the job reads a task's examples; remove one"
         if is_url(self.path):
             yield "path", "must be a folder where data.train is set"
 

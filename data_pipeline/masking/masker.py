@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.config import MaskingConfig
 from data_pipeline.hashing import array_keys, random_uint32, scalar_key
+from data_pipeline.masking.config import MaskingConfig
 from data_pipeline.masking.words import choose_words
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
@@ -159,8 +159,7 @@ def _replace(
     drawn = random_uint32(both, np.concatenate([positions, positions])).astype(np.int64)
     action, draw = drawn[: len(keys)], drawn[len(keys) :]
     random_ids = vocabulary.ordinary.take((draw * len(vocabulary.ordinary)) >> 32)
-    to_mask = round(config.mask_fraction * 2**32)
-    to_random = round((config.mask_fraction + config.random_fraction) * 2**32)
+    to_mask, to_random = config.thresholds
     shown = np.where(action < to_random, random_ids, original)
     shown = np.where(action < to_mask, vocabulary.mask, shown)
     # Unused slots come last and hold column 0; they write its own id back.

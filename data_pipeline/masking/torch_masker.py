@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data_pipeline.config import MaskingConfig
 from data_pipeline.hashing import GOLDEN32, GOLDEN64, MASK64, MIX32, MIX64, scalar_key
+from data_pipeline.masking.config import MaskingConfig
 from data_pipeline.masking.masker import ACTION, CHOICE, NO_LABEL, REPLACEMENT, UNMASKABLE
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
@@ -60,8 +60,7 @@ class TorchMasker:
         action = _random_uint32(_array_keys(ACTION, keys), positions)
         draw = _random_uint32(_array_keys(REPLACEMENT, keys), positions)
         random_ids = self._ordinary[(draw * len(self._ordinary)) >> 32]
-        to_mask = round(self._config.mask_fraction * 2**32)
-        to_random = round((self._config.mask_fraction + self._config.random_fraction) * 2**32)
+        to_mask, to_random = self._config.thresholds
         shown = torch.where(action < to_random, random_ids, original)
         shown = torch.where(action < to_mask, self._vocabulary.mask, shown)
         # Unused slots hold column 0; they write its [CLS] back.

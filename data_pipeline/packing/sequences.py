@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.config import PAIR_PACKINGS
 from data_pipeline.hashing import array_keys, scalar_key
+from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.shards.blocks import Block
 
 SHORT = 21  # domain tag: what a hash decides, in its key
@@ -43,12 +43,12 @@ class PackingRules:
     @property
     def is_pair(self) -> bool:
         """Whether sequences are pairs of segments."""
-        return self.kind in PAIR_PACKINGS
+        return bool(PACKINGS[self.kind].pair_labels)
 
     @property
     def needs_boundary(self) -> bool:
         """Whether each sequence is split into segments at a sentence boundary."""
-        return self.kind in ("segment_pair", "sop")
+        return PACKINGS[self.kind].needs_boundary
 
     @property
     def capacity(self) -> int:

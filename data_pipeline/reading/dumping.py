@@ -17,6 +17,7 @@ from data_pipeline.config import DataConfig
 from data_pipeline.errors import DataError
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order.slots import BatchSizes
+from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.reading.batches import MASKED, PAIRS, Batch
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.reading.padding import padding_fractions
@@ -25,11 +26,6 @@ from data_pipeline.shards.writing import disk_errors, refuse_existing
 from data_pipeline.tokenization import tokenizer as tokenization
 
 MASK_STYLE, RANDOM_STYLE, UNCHANGED_STYLE = "bold white on blue", "bold white on red", "bold green"
-PAIR_NAMES = {
-    "sop": ("in order", "swapped"),
-    "segment_pair": ("next", "from another document"),
-    "sentence_pair": ("next", "from another document"),
-}
 
 
 @dataclass(frozen=True)
@@ -191,7 +187,7 @@ def _heading(batch: Batch, row: int, packing: str) -> Text:
         text += ", unreadable"
     elif PAIRS in batch.targets:
         label = int(batch.targets[PAIRS].labels[row])
-        text += f", second segment: {PAIR_NAMES[packing][label]}"
+        text += f", second segment: {PACKINGS[packing].pair_labels[label]}"
     return Text(text, style="bold underline")
 
 

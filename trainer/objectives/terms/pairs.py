@@ -9,12 +9,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from data_pipeline import PAIRS
+from data_pipeline.packing.kinds import PACKINGS
 from model import Ability, Capture, ModelConfig, ModelShape
 from trainer.losses.states import label_cross_entropy
 from trainer.objectives.term import LossInputs, Term, TermConfig
-
-# The values of `data.packing` whose sequences are labelled pairs.
-PAIRED = ("segment_pair", "sentence_pair", "sop")
 
 
 @dataclass
@@ -36,7 +34,7 @@ class PairConfig(TermConfig):
         return model.with_pair_head()
 
     def refusals(self, packings: Collection[str], masked: bool) -> Iterator[str]:
-        wrong = [one for one in packings if one in PAIRED and one not in self.packings]
+        wrong = [one for one in packings if PACKINGS[one].pair_labels and one not in self.packings]
         if wrong or not set(packings) & set(self.packings):
             there = ", ".join(wrong or packings)
             yield (f"data.packing {there} has no such pairs; it takes {' or '.join(self.packings)}")

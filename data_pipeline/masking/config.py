@@ -1,0 +1,111 @@
+"""The `data.masking` section: how many positions are predicted, and what the model sees there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from configs.rules import FRACTION, INDEX, Doc, OneOf, Range, Unit
+from configs.section import Refusal, Section
+
+UNITS = ("token", "word", "ngram")
+
+
+@dataclass
+class MaskingConfig(Section):
+    """How positions are chosen for masked-language modelling and what they become."""
+
+    rate: Annotated[
+        float, FRACTION, Doc("Fraction of a sequence's ordinary tokens that is chosen.")
+    ] = 0.15
+    final_rate: Annotated[
+        float | None,
+        FRACTION,
+        Doc("The rate changes linearly from step 0 to this at `final_rate_step`, and stays there."),
+    ] = None
+    final_rate_step: Annotated[
+        int, INDEX, Unit("steps"), Doc("The step at which `final_rate` is reached.")
+    ] = 0
+    unit: Annotated[
+        str,
+        OneOf(*UNITS),
+        Doc("What is chosen as one: a token, a whole word, or up to `max_ngram` whole words."),
+    ] = "token"
+    max_ngram: Annotated[
+        int,
+        Range(1, 16),
+        Unit("words"),
+        Doc("The longest n-gram; n has a probability proportional to 1/n, as in ALBERT."),
+    ] = 3
+    smoothing: Annotated[
+        float,
+        Range(0, 10),
+        Doc("Tokens are drawn in proportion to count**-smoothing (DistilBERT: 0.7); 0: all alike."),
+    ] = 0.0
+    copies: Annotated[
+        int,
+        Range(0, 2**31),
+        Doc(
+            "0: new masks every epoch. k: k fixed masks for each sequence in turn, and of pairs k "
+            "fixed splits, partners and labels."
+        ),
+    ] = 0
+    on_device: Annotated[
+        bool, Doc("Make token masks on the device that trains; the same masks, to the bit.")
+    ] = False
+    mask_fraction: Annotated[
+        float, FRACTION, Doc("Fraction of the chosen positions that becomes the mask token.")
+    ] = 0.8
+    random_fraction: Annotated[
+        float,
+        FRACTION,
+        Doc("Fraction that becomes a random ordinary token; the rest stays as it is."),
+    ] = 0.1
+
+    def conflicts(self) -> Iterator[Refusal]:
+        if self.final_rate is not None and self.final_rate_step == 0:
+            yield "final_rate_step", "must be set to the step at which final_rate is reached"
+        if self.smoothing and self.unit != "token":
+            yield "smoothing", "needs unit: token"
+        if self.on_device and (self.unit != "token" or self.smoothing):
+            yield "on_device", "needs unit: token and smoothing: 0"
+        if self.mask_fraction + self.random_fraction > 1.0 + 1e-9:
+            yield "random_fraction", "together with mask_fraction it must not exceed 1"
+
+    @property
+    def thresholds(self) -> tuple[int, int]:
+        """A chosen position is masked if its 32-bit draw is below the first.
+
+        Otherwise it becomes a random token if its draw is below the second.
+        """
+        either = self.mask_fraction + self.random_fraction
+        return round(self.mask_fraction * 2**32), round(either * 2**32)
+
+    def rate_at(self, step: int) -> float:
+        """The masking rate of a step."""
+        if self.final_rate is None:
+            return self.rate
+        progress = min(step / self.final_rate_step, 1.0)
+        rate = self.rate + progress * (self.final_rate - self.rate)
+        return min(rate, self.highest_rate)  # rounding may go beyond, and there are no slots then
+
+    @property
+    def highest_rate(self) -> float:
+        """The highest rate of any step."""
+        return self.rate if self.final_rate is None else max(self.rate, self.final_rate)
+
+    def slots(self, length: int) -> int:
+        """The most positions that are chosen in a sequence of `length` tokens."""
+        return _slots(self.highest_rate, length)
+
+    def without_slots(self, length: int) -> Iterator[Refusal]:
+        """The rates that are meant to mask, but choose nothing in a sequence of `length` tokens."""
+        for key in ("rate", "final_rate"):
+            rate = getattr(self, key)
+            if rate and not _slots(rate, length):
+                yield key, f"{rate:g} masks no token of sequences of {length}; raise it"
+
+
+def _slots(rate: float, length: int) -> int:
+    return round(rate * (length - 2))  # [CLS] and [SEP] are never chosen

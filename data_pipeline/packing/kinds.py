@@ -1,0 +1,25 @@
+"""The packings by name, and what distinguishes them; `sequences` and `pairs` have their rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What the rest of the pipeline must know of a packing."""
+
+    pair_labels: tuple[str, ...] = ()  # what labels 0 and 1 of its pairs mean; empty: no pairs
+    needs_boundary: bool = False  # each sequence is split in two at the beginning of a sentence
+
+
+_NEXT = ("next", "from another document")
+
+PACKINGS = {
+    "full_sentences": Packing(),
+    "contiguous": Packing(),
+    "doc_sentences": Packing(),
+    "segment_pair": Packing(_NEXT, needs_boundary=True),
+    "sentence_pair": Packing(_NEXT),
+    "sop": Packing(("in order", "swapped"), needs_boundary=True),
+}
