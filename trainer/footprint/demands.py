@@ -165,8 +165,8 @@ def _predicted(job: JobConfig) -> float:
         splits = [ExampleSplit(Corpus.open(path), "train") for path in job.data.paths()]
         tokens = sum(split.predicted_tokens() for split in splits)
         return tokens / sum(split.total for split in splits)
-    rate = job.data.masking.highest_rate
-    return sum(share * round(rate * (length - 2)) for length, share in _lengths(job).items())
+    slots = job.data.masking.slots
+    return sum(share * slots(length) for length, share in _lengths(job).items())
 
 
 def _cache(job: JobConfig) -> dict[str, Any] | None:
@@ -191,17 +191,14 @@ def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     offloads = [one.offload for one in job.learners.values()]
     yield any(one != "none" for one in offloads), "offloaded optimizers take no time of their own"
     yield "parameters" in offloads, "offloaded parameters stay in the device's memory"
+    is_two_way = job.teacher.objective.from_student is not None
+    yield is_two_way, "the teacher learns from its student in all of its steps, and in each recipe"
     yield bool(job.teacher.stacking.steps), "the teacher has all of its layers from the start"
     yield bool(job.data.tasks and job.teachers), "every teacher runs in every step"
     views = {one.view for one in job.learners.values()}
     tasks = [one.task for one in tasks_of(job)]
     is_part = any({*one.texts_of(view)} < {*one.texts} for one in tasks for view in views)
     yield is_part, "every learner reads whole examples"
-    yield any(one.progressive for one in students), "students learn all of their layers at once"
     yield job.teacher.stored is not None, "the teacher's weights are in host memory"
-    yield (
-        any(one.intermediate for one in students),
-        "students compare intermediate layers in all steps",
-    )
-    is_task_first = any(one.task_first for one in job.learners.values())
-    yield is_task_first, "the task is learnt in all steps"
+    transfers = (transfer for one in job.learners.values() for transfer in one.transfers.values())
+    yield from ((True, line) for line in sorted({transfer.simplified for transfer in transfers}))
