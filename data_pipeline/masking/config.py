@@ -66,6 +66,11 @@ class MaskingConfig(Section):
     def conflicts(self) -> Iterator[Refusal]:
         if self.final_rate is not None and self.final_rate_step == 0:
             yield "final_rate_step", "must be set to the step at which final_rate is reached"
+        if self.final_rate is None and self.final_rate_step:
+            yield "final_rate_step", "is for final_rate; set that too, or remove it"
+        if self.unit != "ngram":
+            for key in self.changed("max_ngram"):
+                yield key, "is for unit: ngram; remove it"
         if self.smoothing and self.unit != "token":
             yield "smoothing", "needs unit: token"
         if self.on_device and (self.unit != "token" or self.smoothing):

@@ -232,11 +232,13 @@ def test_configs_that_cannot_be() -> None:
         ({"rate": 1.5}, "rate"),
         ({"unit": "letter"}, "unit"),
         ({"final_rate": 0.1}, "final_rate_step"),
+        ({"final_rate_step": 100}, "final_rate_step: is for final_rate; set that too"),
+        ({"unit": "word", "max_ngram": 2}, "max_ngram: is for unit"),
         ({"smoothing": 0.7, "unit": "word"}, "smoothing"),
         ({"mask_fraction": 0.95}, "random_fraction"),
         ({"copies": -1}, "copies"),
     ):
-        with pytest.raises(ValueError, match=f"^{key}: "):
+        with pytest.raises(ValueError, match=f"^{key}"):
             MaskingConfig(**options)
 
 

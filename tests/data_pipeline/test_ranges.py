@@ -68,7 +68,8 @@ def server(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def stream(path: str, cache: Path, staged: Path | None = None) -> BatchStream:
-    config = DataConfig(path=path, sequence_length=64, cache_dir=str(cache))
+    cache_dir = str(cache) if sources.is_url(path) else None
+    config = DataConfig(path=path, sequence_length=64, cache_dir=cache_dir)
     return BatchStream.open(config, "train", 3, 6, staged=staged)
 
 

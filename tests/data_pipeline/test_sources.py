@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,8 @@ STEPS = 40
 
 
 def stream(path: str, cache: Path, **options) -> BatchStream:
-    config = DataConfig(path=path, sequence_length=64, cache_dir=str(cache), **options)
+    cache_dir = str(cache) if sources.is_url(path) else None
+    config = DataConfig(path=path, sequence_length=64, cache_dir=cache_dir, **options)
     return BatchStream.open(config, "train", 3, 6)
 
 
@@ -97,6 +99,26 @@ def test_the_cache_is_bounded(
     config = DataConfig(mixture={"a": SourceConfig(url), "b": SourceConfig(url)}, cache_gb=1.0)
     config.cache_dir = str(tmp_path)
     assert [one.cache_bytes for one in open_corpora(config).values()] == [5e8, 5e8]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cache_gb": 9.0}, "cache_gb: is for corpora behind URLs; remove it"),
+        ({"cache_dir": "there"}, "cache_dir: is for corpora behind URLs; remove it"),
+        ({"stage_gb": 9.0}, "stage_gb: is for stage; set that too, or remove it"),
+    ],
+)
+def test_sizes_and_places_of_copies_that_are_not_made_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    folder, url = SourceConfig("corpus"), SourceConfig("pipe:cat {}")
+    for config in ({"path": "corpus"}, {"mixture": {"a": folder, "b": folder}}):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            DataConfig(**config, **settings)
+    if "stage_gb" not in settings:
+        assert DataConfig(mixture={"a": folder, "b": url}, **settings)
+        assert DataConfig(**settings), "the path may come later"
 
 
 def test_what_a_process_that_died_leaves_behind_is_in_nobody_s_way(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
-from data_pipeline import BatchStream, DataConfig, open_corpora
+from data_pipeline import BatchStream, DataConfig, MaskingConfig, open_corpora
 from model import EncoderConfig, build
 from trainer.config import EvaluationConfig, JobConfig
 from trainer.evaluation.agreement import agreement
@@ -64,6 +65,19 @@ def test_a_model_agrees_with_itself(validation):
 
 def test_vocabularies_of_two_sizes_are_not_compared(validation):
     assert agreement(small(1, vocab_size=608), small(2), validation, 8, CPU) is None
+
+
+def test_held_out_sequences_have_one_masking_rate(corpus):
+    """That of the first step, though the job's changes."""
+    teacher = LearnerConfig(objective=ObjectiveConfig(mlm=MaskedLanguageModelling()))
+
+    def labels(**masking: float):
+        data = DataConfig(path=str(corpus), masking=MaskingConfig(rate=0.3, **masking))
+        job = JobConfig("job", data, teacher, 1, evaluation=EvaluationConfig(sequences=16))
+        (held_out,) = ValidationSet(job, open_corpora(data)).corpora.values()
+        return np.concatenate([batch.labels() for batch in held_out.batches()])
+
+    np.testing.assert_array_equal(labels(), labels(final_rate=0.15, final_rate_step=9))
 
 
 @pytest.mark.parametrize("wanted", [1, 64, 70, 10**6])

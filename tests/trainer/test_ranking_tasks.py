@@ -185,6 +185,7 @@ def test_negatives_and_held_out_queries(folder, corpus) -> None:
          "data.max_scored: retrieval reads whole files"),
         ("reranking", "{}", [], "data.files.candidates: must be set for reranking"),
         ("retrieval", "{numbered_by_order: true}", [], "train.tsv:2: "),
+        ("retrieval", "{depth: 10}", [], "retrieval.depth: is for data.files.candidates; set that"),
         ("retrieval", "{}", ["data.validation_fraction=0.01"],
          "train.tsv: has too few queries to hold out some with relevant documents; set data.val"),
     ],

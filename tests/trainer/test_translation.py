@@ -285,6 +285,10 @@ def test_a_vocabulary_without_a_token_that_ends_is_refused(folder, corpus, tmp_p
             "translation.target_language: is that of the sources",
         ),
         ("teacher.objective.translation.layers=[1]", "translation.layers: the decoder's last"),
+        (
+            "teacher.objective.translation={beams: 1, length_penalty: 0.5}",
+            "translation.length_penalty: is for beams, and the search is greedy",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(folder, corpus, override, message) -> None:

@@ -78,7 +78,9 @@ class ValidationSet:
         # So that held-out scores can be compared over time, there is one length, one packing and
         # one masking rate, also for learners that train on unmasked text.
         rate = config.data.masking.rate or MaskingConfig().rate
-        still = dataclasses.replace(config.data.masking, rate=rate, final_rate=None)
+        still = dataclasses.replace(
+            config.data.masking, rate=rate, final_rate=None, final_rate_step=0
+        )
         data = dataclasses.replace(config.data, phases=[], mixture={}, masking=still)
         wanted = config.evaluation.sequences
         self._opened = corpora

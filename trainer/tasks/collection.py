@@ -79,10 +79,7 @@ class CollectionTask(TaskConfig):
                 f"{file.path}: has too few queries to hold out some with relevant documents; "
                 "set data.validation, or raise data.validation_fraction"
             )
-        candidates: Ranking = {}
-        if "candidates" in file.others:
-            found = collection.ranking(str(file.others["candidates"]))
-            candidates = {query: best_first(ones, self.depth) for query, ones in found.items()}
+        candidates = self._candidates(collection, file)
         if part.is_held_out:
             yield from self.scored_examples(collection, relevance, candidates, encoder)
             return
@@ -93,6 +90,17 @@ class CollectionTask(TaskConfig):
         """The documents and queries."""
         documents, queries = str(file.others["documents"]), str(file.others["queries"])
         return Collection.read(documents, queries, self.numbered_by_order)
+
+    def _candidates(self, collection: Collection, file: TaskFile) -> Ranking:
+        """The first of each query's candidates; none where there is no file of them."""
+        if "candidates" not in file.others:
+            for key in self.changed("depth"):
+                raise DataError(
+                    f"{self.name}.{key}: is for data.files.candidates; set that too, or remove it"
+                )
+            return {}
+        found = collection.ranking(str(file.others["candidates"]))
+        return {query: best_first(ones, self.depth) for query, ones in found.items()}
 
     @abstractmethod
     def training_example(

@@ -98,6 +98,9 @@ class Translation(TaskConfig):
             yield key, "set both languages of parallel files, or neither for a table"
         if self.source_language and self.source_language == self.target_language:
             yield "target_language", "is that of the sources, whose names are then the same"
+        if self.beams == 1:
+            for key in self.changed("length_penalty"):
+                yield key, "is for beams, and the search is greedy; set beams above 1, or remove it"
 
     @property
     def head(self) -> str:
