@@ -240,10 +240,6 @@ class DataConfig(TaskFilesConfig):
     def _conflicts_with_text(self) -> Iterator[Refusal]:
         for key in self.changed("root", "tokenizer"):
             yield key, "is for a task's examples; set train too, or remove it"
-        corpora = [one for one in self.paths() if one]
-        if corpora and not any(map(is_url, corpora)):
-            for key in self.changed("cache_dir", "cache_gb"):
-                yield key, "is for corpora behind URLs; remove it"
         if self.stage is None:
             for key in self.changed("stage_gb"):
                 yield key, "is for stage; set that too, or remove it"

@@ -68,8 +68,7 @@ def server(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def stream(path: str, cache: Path, staged: Path | None = None) -> BatchStream:
-    cache_dir = str(cache) if sources.is_url(path) else None
-    config = DataConfig(path=path, sequence_length=64, cache_dir=cache_dir)
+    config = DataConfig(path=path, sequence_length=64, cache_dir=str(cache))
     return BatchStream.open(config, "train", 3, 6, staged=staged)
 
 

@@ -37,7 +37,7 @@ def job(*overrides: str) -> JobConfig:
         ("teacher.optimizer.learning_rate=0.5", "teacher.optimizer.learning_rate: 0.003 -> 0.5"),
         ("batch.micro_batch=2", "batch.micro_batch: 4 -> 2"),
         ("students.tinybert.zero_stage=2", "students.tinybert.zero_stage: 0 -> 2"),
-        ("data.on_bad_shard=skip", "data.on_bad_shard: stop -> skip"),
+        ("data.cache_gb=1.0", "data.cache_gb: 50.0 -> 1.0"),
         ("data.stage=/local", "data.stage: None -> /local"),
         ("teacher.model.attention_dropout=0.2", "teacher.model.attention_dropout: 0.0 -> 0.2"),
         (
