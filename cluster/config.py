@@ -66,13 +66,21 @@ class ClusterConfig(Section):
         Doc("The job fails after this many requeues in a row without a new step."),
     ] = 3
     max_requeues: Annotated[
-        int | None, INDEX, Doc("The most requeues in total, for any reason; null: no limit.")
+        int | None,
+        INDEX,
+        Doc(
+            "The most requeues of one submission or chain, for any reason; null: no limit. "
+            "Submitting the run again begins to count anew."
+        ),
     ] = None
     max_gpu_hours: Annotated[
         float | None,
         positive(1e9),
         Unit("GPU hours"),
-        Doc("The budget of all starts together; when it is spent, the job saves and ends."),
+        Doc(
+            "The budget of all starts of one submission or chain; when it is spent, the job saves "
+            "and ends."
+        ),
     ] = None
     preflight: Annotated[bool, Doc("Check every node before the ranks start.")] = True
     min_free_gb: Annotated[

@@ -22,6 +22,9 @@ message begins with the file and the key. A section may be the name of a file of
 (`model: bert_base`), or a path. A file or a section with `base: NAME` starts from that file. On the
 command line, `key=value` with a dotted key changes any key.
 
+A task's file, in `configs/task/`, is a job's and has its keys; its schema is `configs/schema/task.json`. Where a
+shipped file has `???`, whoever uses it must give the value.
+
 An editor that knows JSON schemas completes and checks these files. With the
 [YAML language server](https://github.com/redhat-developer/yaml-language-server) (VS Code's YAML
 extension, Neovim, Emacs), one line at the top of a file names its schema, by a path from the file

@@ -54,9 +54,9 @@ class _Page:
             if schema in self._kinds.values():
                 continue
             yield f"### {self._titles[schema]}"
-            also = [f"`{path}`" for path, one in found if one is schema][1:]
-            if also:
-                yield f"Also {', '.join(also)}."
+            _, *others = dict.fromkeys(f"`{path}`" for path, one in found if one is schema)
+            if others:
+                yield f"Also {', '.join(others)}."
             yield from self._keys(schema)
 
     def _walk(self, schema: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -32,7 +32,7 @@ class ArmConfig(Section):
     speeds: Annotated[
         list[Annotated[float, Range(0.0, 1.0)]],
         Doc(
-            "Of a teacher with branches: the thresholds at which examples leave early, each with a "
+            "The thresholds at which examples leave a teacher with branches early, each with a "
             "row of its own, scored on the validation file."
         ),
     ] = field(default_factory=list)

@@ -163,12 +163,15 @@ class DataConfig(TaskFilesConfig):
     ] = ""
     tasks: Annotated[
         dict[Annotated[str, TASK_NAME], TaskDataConfig],
-        Doc("Of several tasks that are learnt together: the examples of each, by its name."),
+        Doc("The examples of each of several tasks that are learnt together, by its name."),
     ] = field(default_factory=dict)
     tokenizer: Annotated[
         str | None,
         NOT_EMPTY,
-        Doc("A task's tokenizer; null: that of the teacher's init.pretrained."),
+        Doc(
+            "A task's tokenizer; null: that of the first learner with init.pretrained, teachers "
+            "before students."
+        ),
     ] = None
     mixture: Annotated[
         dict[str, SourceConfig], Doc("Several corpora, by name, instead of `path`.")
@@ -177,7 +180,10 @@ class DataConfig(TaskFilesConfig):
         int,
         LENGTHS,
         Unit("tokens"),
-        Doc("Of every sequence, special tokens included; of a task's examples, the longest."),
+        Doc(
+            "The length of every sequence, special tokens included; of a task's examples, the "
+            "longest."
+        ),
     ] = 128
     packing: Annotated[
         str, OneOf(*PACKINGS), Doc("How documents become sequences or pairs of segments.")
@@ -202,8 +208,9 @@ class DataConfig(TaskFilesConfig):
         str | None,
         NOT_EMPTY,
         Doc(
-            "Where shards of URLs are kept, shared by the ranks of a node. Of a web server that "
-            "sends parts of files, only the index is kept."
+            "Where shards of URLs are kept, shared by the ranks of a node; null: "
+            "`$XDG_CACHE_HOME/tandem`, or `~/.cache/tandem`. Where a web server sends parts of "
+            "files, only the index is kept."
         ),
     ] = None
     cache_gb: Annotated[

@@ -132,7 +132,7 @@ class EncoderConfig(ModelConfig):
         int,
         _REPEATS,
         Unit("layers"),
-        Doc("Of every group of this many layers, the first is global."),
+        Doc("The first of every group of this many layers is global."),
     ] = 1
     global_rope_theta: Annotated[
         float, positive(1e12), Doc("Base of the rotary positions in global layers.")

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,20 @@ def test_a_command_has_the_options_that_a_page_gives_it(page, command):
     free = group.context_settings.get("ignore_unknown_options", False)
     given = {word.partition("=")[0] for word in arguments if word.startswith("--")}
     assert free or given <= known, given - known
+
+
+def options(command: click.Command, name: str) -> Iterator[tuple[str, click.Option]]:
+    """(the words that name it, an option) for every option of a command, or of those in a group."""
+    if isinstance(command, click.Group):
+        for word, inner in command.commands.items():
+            yield from options(inner, f"{name} {word}")
+    yield from ((name, one) for one in command.params if isinstance(one, click.Option))
+
+
+def test_every_option_has_a_help_text():
+    found = [*options(command_line.main, "tandem")]
+    assert len(found) > 60
+    assert [(name, *one.opts) for name, one in found if not one.help] == []
 
 
 @pytest.mark.parametrize("page", PAGES)

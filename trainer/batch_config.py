@@ -49,12 +49,15 @@ class BatchConfig(Section):
         TOKENS,
         Unit("tokens"),
         Doc(
-            "Or about this many tokens without padding, whatever the sequence length and packing. "
-            "The size in sequences is then a multiple of `multiple`."
+            "About this many tokens without padding, instead of `size`, whatever the sequence "
+            "length and packing. The size in sequences is then a multiple of `multiple`."
         ),
     ] = None
     multiple: Annotated[
-        int, ROWS, Unit("sequences"), Doc("For `tokens`; the number of ranks must divide it.")
+        int,
+        ROWS,
+        Unit("sequences"),
+        Doc("Sizes that `tokens` gives are multiples of this, which the ranks must divide."),
     ] = 8
     micro_batch: Annotated[
         int,
@@ -81,7 +84,7 @@ class BatchConfig(Section):
     @property
     def in_tokens(self) -> bool:
         """Whether the batch is stated in tokens at some steps."""
-        return any(one.tokens for one in (self, *self.growth))
+        return bool(self.tokens or any(growth.tokens for growth in self.growth))
 
     def at(self, step: int) -> BatchSize:
         """The size at a step."""

@@ -66,10 +66,11 @@ class EvaluationConfig(Section):
         str | None,
         NOT_EMPTY,
         Doc(
-            "The run's primary metric: a held-out score of the teacher (loss, accuracy, "
-            "pair_accuracy, HEAD_accuracy). It decides when students start and which checkpoints "
-            "are kept, and learners are compared by it. null: the accuracy, or other primary "
-            "score, of the first head; of several tasks, task_mean, the mean of theirs."
+            "The run's primary metric: a held-out score of the teacher. On text it is loss, "
+            "accuracy or pair_accuracy; on a task it is HEAD_SCORE, such as "
+            "single_sentence_accuracy, or bleu. It decides when students start and which "
+            "checkpoints are kept, and learners are compared by it. null: the primary score of "
+            "the first head; of several tasks, task_mean, the mean of theirs."
         ),
     ] = None
 
@@ -148,7 +149,7 @@ class JobConfig(Section):
         float | None,
         positive(1e6),
         Unit("epochs"),
-        Doc("For a task, instead of steps: how often each training example is read."),
+        Doc("How often each training example of a task is read; instead of `steps`."),
     ] = None
     tasks: Annotated[
         dict[Annotated[str, TASK_NAME], str],
@@ -178,7 +179,8 @@ class JobConfig(Section):
         str, NOT_EMPTY, Doc("The folder in which the run's folder is created.")
     ] = "runs"
     plugins: Annotated[
-        list[str], Doc("Your own Python files that define tasks (see `trainer.tasks`).")
+        list[str],
+        Doc("Your own Python files that define tasks, terms of objectives or kinds of models."),
     ] = field(default_factory=list)
     seed: Annotated[int, Doc("The seed of order, masks, dropout and random weights.")] = 0
     hours: Annotated[

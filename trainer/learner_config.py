@@ -74,7 +74,7 @@ class InitConfig(Section):
     ] = None
     random: Annotated[
         bool,
-        Doc("Of pretrained, only the model and its tokenizer are read; the weights are random."),
+        Doc("Read only the model and the tokenizer of `pretrained`; the weights are random."),
     ] = False
     seed: Annotated[
         int | None,
@@ -117,39 +117,39 @@ class LearnerConfig(Section):
         positive(100.0),
         Unit("nats"),
         Doc(
-            "Of a student, while the teacher is trained: terms that read the teacher are off until "
-            "the teacher's loss is lower by this much, and count fully from twice that lead on. "
-            "null: they always count fully. default: 0.25 for a student that begins with the job "
-            "beside a teacher with random first weights, but not as a copy of its layers, where "
-            "both have the term mlm, and the student reads the teacher by soft_kl or "
-            "soft_cross_entropy only."
+            "While the teacher is trained, a student's terms that read it are off until the "
+            "teacher's loss is lower by this much. They count fully from twice that lead on. null: "
+            "they always count fully. default: 0.25 for a student that begins with the job beside "
+            "a teacher with random first weights, but not as a copy of its layers, where both have "
+            "the term mlm, and the student reads the teacher by soft_kl or soft_cross_entropy only."
         ),
     ] = None
     view: Annotated[
         str,
         NOT_EMPTY,
         Doc(
-            "The form in which it reads an example of a task that has several: of a sentence_pair "
-            "`first` or `second`; of a translation, by a model without a decoder, `masked` or "
-            "`every_token`. default: the whole example."
+            "The form in which the learner reads an example, where its task has several. "
+            "sentence_pair has `first` and `second`; translation has `masked` and `every_token`, "
+            "for models without a decoder. default: the whole example."
         ),
     ] = DEFAULT_VIEW
     masked_only: Annotated[
         bool,
         Doc(
-            "Of a teacher: its last layer computes only the masked positions, or only the first "
-            "tokens where a task reads no others, which saves up to 12% of the work. Students can "
-            "then learn only from its predictions there. Students do this automatically."
+            "The teacher's last layer computes only the masked positions, or only the first tokens "
+            "where a task reads no others, which saves up to 12% of the work. Students can then "
+            "learn only from its predictions there. A student's last layer does this by itself."
         ),
     ] = False
     stacking: StackingConfig = field(default_factory=StackingConfig)
     frozen: Annotated[
-        bool, Doc("Of a teacher: it is not trained, only read (offline distillation).")
+        bool, Doc("The teacher is not trained, only read (offline distillation).")
     ] = False
     stored: Annotated[
         StoredConfig | None,
         Doc(
-            "Of a frozen teacher: its predictions at masked positions are read, and it never runs."
+            "A frozen teacher's predictions are read from here in each step, and the teacher does "
+            "not run. It still runs for held-out scores."
         ),
     ] = None
     freeze_positions: Annotated[bool, Doc("Do not train the position embeddings (DistilBERT).")] = (

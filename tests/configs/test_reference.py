@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,6 +92,12 @@ def test_every_key_has_a_meaning() -> None:
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:3] == "| `"]
     assert len(rows) > 200
     assert [row for row in rows if row.endswith("|  |")] == []
+
+
+def test_the_page_names_each_place_of_a_section_once() -> None:
+    for title, line in re.findall(r"(?m)^### \w+: (.+)\n\nAlso (.+)\.$", MADE[PAGE]):
+        places = [f"`{title}`", *line.split(", ")]
+        assert sorted(set(places)) == sorted(places)
 
 
 @dataclasses.dataclass

@@ -21,10 +21,12 @@ class ProgressiveConfig(TransferConfig):
     """Train a student layer by layer before it learns to predict.
 
     Each layer in turn is compared with the teacher's for `steps_per_layer` steps. Meanwhile only
-    the terms between layers are on, and only for this layer. The layer learns at `current` times
-    the peak learning rate and the layers before it at `earlier` times; everything else, the
-    embeddings included, is frozen. Afterwards only the other terms are on, all parameters learn
-    and the schedule begins. Each phase, including the last, starts with fresh optimizer moments.
+    the terms between layers are on, and only for this layer. The layer learns at up to `current`
+    times the peak learning rate and the layers before it at up to `earlier` times; everything
+    else, the embeddings included, is frozen. Within a layer's steps these rates rise from 0 over
+    the first tenth, then fall to 0.9 of themselves. Afterwards only the other terms are on, all
+    parameters learn and the schedule begins. Each phase, including the last, starts with fresh
+    optimizer moments.
     """
 
     simplified: ClassVar[str] = "students learn all of their layers at once"

@@ -29,8 +29,10 @@ Keys, all optional but ``step``:
 ``slowest_rank``                      busy time of the slowest rank, divided by the median
 ``rollbacks``                         entries of `rollback` that have been applied
 ``restarts``                          how often the run has been restarted so far
-``val/CORPUS/LEARNER/loss``,            on the held-out split of a corpus; also ``accuracy`` and,
+``val/CORPUS/LEARNER/loss``           on the held-out split of a corpus; also ``accuracy`` and,
                                       where there are pairs, ``pair_accuracy``
+``val/TASK/LEARNER/HEAD_SCORE``       on a task's validation file, such as
+                                      ``single_sentence_accuracy``; of a translation ``bleu``
 ``val/tasks/LEARNER/task_mean``       the mean of several tasks' primary scores
 ====================================  ==============================================================
 

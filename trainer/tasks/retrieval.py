@@ -49,7 +49,9 @@ class Retrieval(CollectionTask):
         bool, Doc("The documents of the other examples of a step are negatives too.")
     ] = True
     similarity: Annotated[
-        str, OneOf("cosine", "dot"), Doc("Of two vectors; cosine: they are scaled to length 1.")
+        str,
+        OneOf("cosine", "dot"),
+        Doc("The similarity of two vectors; cosine: they are scaled to length 1."),
     ] = "cosine"
     temperature: Annotated[
         float, positive(1e3), Doc("Divides the similarities; 1 is usual for dot.")
@@ -58,11 +60,11 @@ class Retrieval(CollectionTask):
         str, OneOf(*POOLINGS), Doc("A text's vector: the mean of the last states, or the first.")
     ] = "mean"
     size: Annotated[
-        int, INDEX, Doc("Width of the vectors, by a projection; 0: that of the states, without.")
+        int, INDEX, Doc("Width to which vectors are projected; 0: they keep that of the states.")
     ] = 0
-    query_length: Annotated[int, COUNT, Unit("tokens"), Doc("A query is cut after these.")] = 64
-    query_prefix: Annotated[str, Doc("Before every query, such as 'query: '.")] = ""
-    document_prefix: Annotated[str, Doc("Before every document.")] = ""
+    query_length: Annotated[int, COUNT, Unit("tokens"), Doc("A query is cut after this many.")] = 64
+    query_prefix: Annotated[str, Doc("Text before every query, such as 'query: '.")] = ""
+    document_prefix: Annotated[str, Doc("Text before every document.")] = ""
 
     name: ClassVar[str] = NAME
     may_read: ClassVar[tuple[str, ...]] = ("candidates",)

@@ -51,10 +51,11 @@ class Translation(TaskConfig):
     """
 
     source_language: Annotated[
-        str, Doc("Of parallel files: what the names of those with sources have, as de of train.de.")
+        str,
+        Doc("The part of a parallel file's name that marks the sources: `de` in train.de."),
     ] = ""
     target_language: Annotated[
-        str, Doc("What the names of those with the translations have instead, as en of train.en.")
+        str, Doc("The part that marks the translations: `en` in train.en.")
     ] = ""
     label_smoothing: Annotated[
         float, FRACTION, Doc("e: the label counts 1 - e, and e is shared by the whole vocabulary.")
