@@ -100,7 +100,7 @@ def test_the_cache_is_bounded(
 
 
 def test_a_size_of_copies_that_are_not_made_is_refused() -> None:
-    with pytest.raises(ValueError, match="^stage_gb: is for stage; set that too, or remove it$"):
+    with pytest.raises(ValueError, match=r"^stage_gb: is for stage; set that too, or remove it$"):
         DataConfig(path="corpus", stage_gb=9.0)
 
 
