@@ -75,13 +75,13 @@ class TaskFilesConfig(Section):
         int | None,
         COUNT,
         Unit("examples"),
-        Doc("Only the first of the training file are trained on, or augmented; null: all."),
+        Doc("Train on, or augment, only this many from the training file's start; null: all."),
     ] = None
     max_scored: Annotated[
         int | None,
         COUNT,
         Unit("examples"),
-        Doc("Only the first of the validation and test files are scored; null: all."),
+        Doc("Score only this many from the start of the validation and test files; null: all."),
     ] = None
     root: Annotated[
         str, Doc("The folder of these files; a name may leave out .gz, .xz or .zst.")
@@ -157,7 +157,7 @@ class DataConfig(TaskFilesConfig):
     path: Annotated[
         str,
         Doc(
-            "A corpus folder or URL; or set `mixture`. Of a task, the folder of its encoded "
+            "A corpus folder or URL; or set `mixture`. For a task, the folder of its encoded "
             "examples; empty: one beside the runs, named after its content."
         ),
     ] = ""

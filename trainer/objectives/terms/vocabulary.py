@@ -141,7 +141,7 @@ class SoftCrossEntropy(PredictionTermConfig):
 
     temperature: Temperature = 1.0
     teacher_temperature: Annotated[
-        Setting | None, positive(1000.0), Doc("T': that of the teacher alone. null: T.")
+        Setting | None, positive(1000.0), Doc("T', which divides the teacher's logits; null: T.")
     ] = None
     mean_over_labels: Annotated[
         bool, Doc("Divide by the size of the vocabulary, as TinyBERT's code does.")
