@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import configs
 from benchmarks.cotraining_speed import random_batch
 from model import Capture, EncoderConfig, build
+from tests.trainer.tiny import totals_of
 from trainer.batches import to_device
-from trainer.denominators import Totals, totals_of
+from trainer.denominators import Totals
 from trainer.learner_names import TEACHER
 from trainer.objectives import LossInputs, Objective, ObjectiveConfig
 from trainer.objectives.terms import (

@@ -16,25 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline import MASKED, PAIRS, Batch
+from data_pipeline import MASKED, Batch
 
 ATTENDED, ATTENDED_PAIRS, ROWS = "attended", "attended_pairs", "rows"
 Count = Callable[[Batch], int]
 Totals = Mapping[str, Tensor]  # denominator -> its count over all ranks, at least 1, float32
 Key = TypeVar("Key", bound=Hashable)
-
-_COUNTS: dict[str, Count] = {}
-
-
-def register(name: str, count: Count) -> None:
-    """Register a denominator under `name`, which must be new."""
-    assert name not in _COUNTS, name
-    _COUNTS[name] = count
-
-
-def count(name: str, batch: Batch) -> int:
-    """A denominator's count of these rows."""
-    return _COUNTS.get(name, labelled(name))(batch)
 
 
 def labelled(target: str) -> Count:
@@ -59,11 +46,23 @@ def _lengths(batch: Batch) -> np.ndarray:
     return lengths
 
 
-register(MASKED, _masked)
-register(ATTENDED, attended)
-register(ATTENDED_PAIRS, lambda batch: int((_lengths(batch) ** 2).sum()))  # in one row
-register(ROWS, lambda batch: int((_lengths(batch) > 0).sum()))  # with any token
-register(PAIRS, labelled(PAIRS))
+_COUNTS: dict[str, Count] = {
+    MASKED: _masked,
+    ATTENDED: attended,
+    ATTENDED_PAIRS: lambda batch: int((_lengths(batch) ** 2).sum()),  # in one row
+    ROWS: lambda batch: int((_lengths(batch) > 0).sum()),  # with any token
+}
+
+
+def register(name: str, count: Count) -> None:
+    """Register a denominator under `name`, which must be new. For plugins."""
+    assert name not in _COUNTS, name
+    _COUNTS[name] = count
+
+
+def count(name: str, batch: Batch) -> int:
+    """A denominator's count of these rows."""
+    return _COUNTS.get(name, labelled(name))(batch)
 
 
 @dataclass(frozen=True)
@@ -117,9 +116,3 @@ def sum_over_ranks(values: Mapping[Key, float], device: torch.device) -> dict[Ke
     summed = summed.to(device, non_blocking=True)
     dist.all_reduce(summed)
     return dict(zip(values, summed.unbind(), strict=True))
-
-
-def totals_of(batch: Batch) -> dict[str, Tensor]:
-    """Every denominator of a global batch that one process holds, in the form of `Totals`."""
-    names = _COUNTS.keys() | batch.targets.keys()
-    return {name: torch.tensor(float(max(1, count(name, batch)))) for name in names}

@@ -282,7 +282,7 @@ def _conflicts_of_peer(teacher: LearnerConfig, students: Named) -> Iterator[Refu
     if term is None:
         return
     if len(teacher.objective.terms()) == 1:
-        yield "", "needs mlm beside it"
+        yield "", "needs another term beside it, such as mlm"
     if term.student not in students:
         there = ", ".join(students) or "none"
         yield "student", f"no student {term.student!r}; there are: {there}"

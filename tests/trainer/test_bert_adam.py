@@ -16,7 +16,6 @@ from tests.thorough import zero_stages
 from tests.trainer import tiny
 from trainer.batches import to_device
 from trainer.checkpoint import full_state_dict
-from trainer.denominators import totals_of
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner, StepShape
@@ -69,7 +68,7 @@ def plain() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[floa
     norms = []
     for step in range(STEPS):
         batch = tiny.random_batch(step, ROWS)
-        totals = totals_of(batch)
+        totals = tiny.totals_of(batch)
         micro, capture = to_device(batch, torch.device("cpu")), always_captured(TEACHER, config(0))
         loss, _, _ = module(Train(totals, {}, capture, step), micro)
         loss.backward()

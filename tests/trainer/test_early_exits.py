@@ -13,9 +13,8 @@ from configs import ConfigError
 from model import Capture, build
 from tests.distributed import run_distributed
 from tests.trainer import jobs
-from tests.trainer.tiny import encoder, random_batch
+from tests.trainer.tiny import encoder, random_batch, totals_of
 from trainer.batches import to_device
-from trainer.denominators import totals_of
 from trainer.learner_config import LearnerConfig
 from trainer.learners.module import build_module
 from trainer.learners.programs import Train

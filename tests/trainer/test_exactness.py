@@ -19,7 +19,6 @@ import torch.distributed as dist
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_micro_batches
-from trainer.denominators import totals_of
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner, StepShape
 from trainer.learners.module import AUTOCAST, build_module
@@ -174,7 +173,7 @@ def gradients(module):
 def losses_and_gradients(models, step, cuts):
     """Forward and backward of all learners on the whole batch, in this many micro-batches."""
     batch = tiny.random_batch(step)
-    totals = totals_of(batch)
+    totals = tiny.totals_of(batch)
     students = dict(list(models.items())[1:])
     objectives = [model.module.objective for model in students.values()]
     capture = union(objective.source_capture(step) for objective in objectives)

@@ -12,9 +12,8 @@ from torch.nn import functional as F
 import configs
 from data_pipeline import MASKED
 from model import QKV, Capture, build
-from tests.trainer.tiny import LENGTH, encoder, random_batch
+from tests.trainer.tiny import LENGTH, encoder, random_batch, totals_of
 from trainer.batches import to_device
-from trainer.denominators import totals_of
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.module import build_module

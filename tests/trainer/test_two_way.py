@@ -107,7 +107,11 @@ def test_while_the_student_is_not_there_the_teacher_is_as_ever(results):
     ("overrides", "reason"),
     [
         (["teacher.objective.from_student={student: half}"], "no student 'half'; there are:"),
-        (["teacher.objective={from_student: {student: tinybert}, mlm: null}"], "needs mlm beside"),
+        (["teacher.objective={from_student: {}}"], "teacher.objective.from_student.student: "),
+        (
+            ["teacher.objective={from_student: {student: tinybert}, mlm: null}"],
+            "needs another term beside it, such as mlm",
+        ),
         (
             ["students.tinybert.objective.from_student={student: tinybert}"],
             "from_student: is for the teacher",

@@ -15,7 +15,6 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_device
 from trainer.config import JobConfig
-from trainer.denominators import totals_of
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner, StepShape
 from trainer.learners.module import build_module
@@ -41,7 +40,7 @@ def full_batch(**changes):
         for name, config in configs.items()
     }
     batch = tiny.random_batch(0)
-    totals = totals_of(batch)
+    totals = tiny.totals_of(batch)
     micro = to_device(batch, torch.device("cpu"))
     teacher = modules[TEACHER]
     capture = union(module.objective.source_capture(0) for module in modules.values())

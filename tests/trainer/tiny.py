@@ -6,11 +6,14 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
 
 from data_pipeline import MASKED, PAIRS, Batch, Target
 from model import EncoderConfig
+from trainer.denominators import ATTENDED, ATTENDED_PAIRS, ROWS, count
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner, StepShape
@@ -124,3 +127,9 @@ def random_batch(seed: int, rows: int = 8) -> Batch:
         sample_ids=np.arange(rows),
         epochs=np.zeros(rows, np.int64),
     )
+
+
+def totals_of(batch: Batch) -> dict[str, Tensor]:
+    """Every denominator of a global batch that one process holds, as `Totals`."""
+    names = {ATTENDED, ATTENDED_PAIRS, ROWS, *batch.targets}
+    return {name: torch.tensor(float(max(1, count(name, batch)))) for name in names}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from configs.rules import Doc
-from model import Ability, Capture
+from data_pipeline import MASKED
+from model import Ability, Capture, ModelConfig
 from trainer.objectives.term import Term, TermConfig
 
 
@@ -30,6 +31,11 @@ class HeadTermConfig(TermConfig):
         if len(tasks) < 2 and len(chosen) < 2:
             return {name: dataclasses.replace(self, tasks=chosen)}
         return {f"{name}_{task}": dataclasses.replace(self, tasks=[task]) for task in chosen}
+
+    def unequippable(self, model: ModelConfig) -> Iterator[str]:
+        yield from super().unequippable(model)
+        if self.head == MASKED:
+            yield "is about the head of a task, and a translation has none; remove it"
 
     @property
     def head(self) -> str:

@@ -16,18 +16,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline import NO_LABEL
-from model import Capture
 from trainer.batches import MicroBatch
-from trainer.objectives.term import ExampleLosses, LossInputs, Term
+from trainer.objectives.task import TaskTerm
+from trainer.objectives.term import ExampleLosses, LossInputs
 
 
-class WholeBatchTerm(Term):
-    """A term whose loss of one example depends on the whole global batch.
+class WholeBatchTerm(TaskTerm):
+    """A task's loss of which one example's depends on the whole global batch.
 
-    head: whose outputs it reads, and nothing else of the model. Its denominator counts a target.
+    It reads the outputs of the task's head, and nothing else of the model.
     """
-
-    head: str
 
     @abstractmethod
     def over_batch(
@@ -37,9 +35,6 @@ class WholeBatchTerm(Term):
 
         The gradients are those of the sum over all examples of all ranks, in the outputs' shape.
         """
-
-    def student_capture(self, step: int) -> Capture:
-        return Capture(heads=(self.head,))
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         outputs = inputs.features.heads[self.head]

@@ -94,36 +94,23 @@ class HeadAccuracy(SummedMetric[ScoreInputs]):
 
 
 Metrics = tuple[Metric[ScoreInputs], ...]
-_METRICS: dict[str, Metric[ScoreInputs]] = {}
-
-
-def register(metric: Metric[ScoreInputs]) -> None:
-    """Make `metric` the metric of its head. A head has one metric, with columns of its own.
-
-    Without one, a classifier reports its accuracy in the column ``HEAD_accuracy``.
-    """
-    names = {column.name for one in _METRICS.values() for column in one.columns}
-    assert metric.head not in _METRICS, metric.head
-    assert names.isdisjoint(column.name for column in metric.columns), metric.head
-    _METRICS[metric.head] = metric
-
-
-register(MaskedTokens())
-register(HeadAccuracy(PAIRS, PAIR_ACCURACY))
+_OF_TEXT = (MaskedTokens(), HeadAccuracy(PAIRS, PAIR_ACCURACY))
 
 
 def metrics_of(
     model: ModelConfig, of_tasks: Mapping[str, Metrics] = MappingProxyType({})
 ) -> Metrics:
-    """The metrics of a model's heads; `of_tasks` maps the heads of tasks to their metrics."""
+    """The metrics of a model's heads; `of_tasks` maps the heads of tasks to their metrics.
+
+    A classifier that is no task's has its accuracy, in the column ``HEAD_accuracy``.
+    """
     heads = [*([MASKED] if model.mlm_head else []), *([PAIRS] if model.pair_head else [])]
     by_accuracy = {
-        name: HeadAccuracy(name, Column(f"{name}_accuracy", name))
+        name: (HeadAccuracy(name, Column(f"{name}_accuracy", name)),)
         for name, head in model.task_heads.items()
         if head.kind == CLASSIFICATION
     }
-    usual = {name: (metric,) for name, metric in {**by_accuracy, **_METRICS}.items()}
-    known = {**usual, **of_tasks}
+    known = {**by_accuracy, **{one.head: (one,) for one in _OF_TEXT}, **of_tasks}
     return tuple(one for head in [*heads, *model.task_heads] for one in known.get(head, ()))
 
 

@@ -12,17 +12,16 @@ from torch import Tensor
 from configs.rules import COUNT
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.collection import Collection, Ranking, Relevance, TrainingGroup
-from model import REGRESSION, Capture, ModelConfig, ModelShape, TaskHeadConfig
-from trainer import denominators
+from model import REGRESSION, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.losses.states import label_cross_entropy
+from trainer.objectives.task import TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.ranking_metric import USUAL, PairRanking, RankingMetric
 from trainer.tasks.collection import NEGATIVES, CollectionTask
 
 NAME = "reranking"
-denominators.register(NAME, denominators.labelled(NAME))
 
 
 @register(NAME)
@@ -86,14 +85,9 @@ class Reranking(CollectionTask):
         return RerankingTerm(self)
 
 
-class RerankingTerm(Term):
+class RerankingTerm(TaskTerm):
     """Cross-entropy among an example's documents, of which the first is relevant."""
 
-    denominator = NAME
-
-    def student_capture(self, step: int) -> Capture:
-        return Capture(heads=(NAME,))
-
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        scores, weights = Reranking.choices(inputs.features.heads[NAME], inputs.batch)
+        scores, weights = Reranking.choices(inputs.features.heads[self.head], inputs.batch)
         return label_cross_entropy(scores, torch.where(weights > 0, 0, NO_LABEL))

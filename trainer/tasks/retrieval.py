@@ -17,11 +17,11 @@ from configs.section import Refusal
 from data_pipeline import NO_LABEL, EncodedExample, TextEncoder
 from data_pipeline.task_files.collection import Collection, Ranking, Relevance, TrainingGroup
 from data_pipeline.task_files.retrieval import RetrievalText
-from model import VECTOR, Capture, ModelConfig, ModelShape, TaskHeadConfig
-from trainer import denominators
+from model import VECTOR, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.losses.ranking import contrastive, hidden_documents
 from trainer.losses.states import label_cross_entropy
+from trainer.objectives.task import TaskTerm
 from trainer.objectives.term import ExampleLosses, LossInputs, Term, register
 from trainer.objectives.whole_batch import WholeBatchTerm, over_ranks
 from trainer.scoring.metric import Metric
@@ -31,7 +31,6 @@ from trainer.tasks.collection import CollectionTask
 NAME = "retrieval"
 DOCUMENTS, RELEVANT = f"{NAME}_documents", f"{NAME}_relevant"  # by number, of an example
 POOLINGS = {"mean": "mean", "cls": "first"}
-denominators.register(NAME, denominators.labelled(NAME))
 
 
 @register(NAME)
@@ -152,28 +151,21 @@ def by_example(vectors: Tensor, batch: MicroBatch) -> Tensor:
     return vectors.float().unflatten(0, (-1, batch.sequences))
 
 
-class OwnDocumentsTerm(Term):
+class OwnDocumentsTerm(TaskTerm):
     """Cross-entropy among an example's own documents, of which the first is relevant."""
-
-    denominator = NAME
 
     def __init__(self, config: Retrieval) -> None:
         super().__init__(config)
         self.temperature = config.temperature
 
-    def student_capture(self, step: int) -> Capture:
-        return Capture(heads=(NAME,))
-
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        scores, weights = Retrieval.choices(inputs.features.heads[NAME], inputs.batch)
+        scores, weights = Retrieval.choices(inputs.features.heads[self.head], inputs.batch)
         labels = torch.where(weights > 0, 0, NO_LABEL)
         return label_cross_entropy(scores / self.temperature, labels)
 
 
 class InBatchTerm(WholeBatchTerm):
     """Cross-entropy among the documents of the whole global batch."""
-
-    denominator = head = NAME
 
     def __init__(self, config: Retrieval) -> None:
         super().__init__(config)
@@ -189,14 +181,14 @@ class InBatchTerm(WholeBatchTerm):
         numbers = over_ranks(torch.cat([batch.targets[DOCUMENTS].labels for batch in batches]))
         first, count = dist.get_rank() * len(queries), documents.shape[1]
         own = (first + torch.arange(len(queries), device=queries.device)) * count
-        rows = [len(batch.row_labels(NAME)) for batch in batches]
+        rows = [len(batch.row_labels(self.head)) for batch in batches]
         hidden = torch.cat(
             [
                 hidden_documents(numbers.flatten(), batch.targets[RELEVANT].labels, places)
                 for batch, places in zip(batches, own.split(rows), strict=True)
             ]
         )
-        there = torch.cat([batch.row_labels(NAME) for batch in batches]) != NO_LABEL
+        there = torch.cat([batch.row_labels(self.head) for batch in batches]) != NO_LABEL
         with torch.enable_grad(), torch.autocast(queries.device.type, enabled=False):
             leaves = queries.requires_grad_(), documents.requires_grad_()
             own = torch.where(there, own, NO_LABEL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from configs.rules import Doc
@@ -25,7 +25,9 @@ class FromStudent(VocabularyTermConfig):
     student starts and once it is done.
     """
 
-    student: Annotated[str, Doc("The name of the student that the teacher learns from.")] = ""
+    student: Annotated[str, Doc("The name of the student that the teacher learns from.")] = field(
+        kw_only=True
+    )
     temperature: Temperature = 1.0
 
     @property
