@@ -40,7 +40,7 @@ from data_pipeline.building.parallel_encoding import encode_all
 from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS
 from data_pipeline.shards import manifest
-from data_pipeline.shards.blocks import BLOCK_BYTES, SHARD_MB, token_dtype
+from data_pipeline.shards.blocks import BLOCK_BYTES, SHARD_MB
 from data_pipeline.shards.manifest import DIGESTS, MANIFEST
 from data_pipeline.shards.writing import SplitWriter
 from data_pipeline.text.documents import (
@@ -124,7 +124,7 @@ def build(
     *,
     shard_mb: float = SHARD_MB,
     workers: int = 1,
-    val_fraction: float = 0.01,
+    val_fraction: float = BuildOptions.val_fraction,
     task: tuple[int, int] | None = None,
     separator: str | None = None,
     text_field: str = "text",
@@ -215,9 +215,8 @@ class _Build:
         return SplitWriter(
             self.folder / split,
             self.claims.add,
-            token_dtype(self.vocabulary.vocab_size),
             self.vocabulary.vocab_size,
-            int(self.options.shard_mb * (1 << 20)),
+            self.options.shard_mb,
             self.options.block_bytes,
         )
 

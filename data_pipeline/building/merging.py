@@ -31,7 +31,6 @@ from data_pipeline.building.journal import alone_in
 from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS, Corpus, CorpusSplit
 from data_pipeline.shards import manifest
-from data_pipeline.shards.blocks import token_dtype
 from data_pipeline.shards.index import (
     DOCUMENTS,
     INDEX_FILES,
@@ -177,23 +176,13 @@ def _rewrite(part: Path, digests: list[bytes], keep: NDArray[np.bool_]) -> None:
     """Replace a part by one with only the documents that `keep` [documents] marks."""
     tree, corpus = manifest.read(part), Corpus.open(str(part))
     fresh, old = part.with_name(f"{part.name}.new"), part.with_name(f"{part.name}.old")
-    Claims(fresh).refuse_foreign_files()
-    with disk_errors(fresh):
-        (fresh / JOURNAL).mkdir(parents=True, exist_ok=True)
-    claims = Claims(fresh)
-    claims.remove_files()
+    claims = _emptied(fresh)
     identity, tally = tree["identity"], Tally(**tree["tally"])
     tally.documents, tally.tokens_per_document = 0, Tally().tokens_per_document
     in_val = np.array([held_out(one, identity["val_fraction"]) for one in digests], bool)
     for split, chosen in (("train", keep[~in_val]), ("val", keep[in_val])):
-        writer = SplitWriter(
-            fresh / split,
-            claims.add,
-            token_dtype(corpus.vocab_size),
-            corpus.vocab_size,
-            int(identity["shard_mb"] * (1 << 20)),
-            identity["block_bytes"],
-        )
+        sizes = identity["shard_mb"], identity["block_bytes"]
+        writer = SplitWriter(fresh / split, claims.add, corpus.vocab_size, *sizes)
         found = documents(corpus.split(split)) if len(chosen) else iter(())
         for wanted, document in zip(chosen, found, strict=True):
             if wanted:
@@ -209,6 +198,19 @@ def _rewrite(part: Path, digests: list[bytes], keep: NDArray[np.bool_]) -> None:
     fresh.rename(part)
     Claims(part).remove_journal()
     remove_corpus(old)
+
+
+def _emptied(folder: Path) -> Claims:
+    """The claims of a folder, without what an interrupted process wrote there.
+
+    Raises DataError if another file is there.
+    """
+    Claims(folder).refuse_foreign_files()
+    with disk_errors(folder):
+        (folder / JOURNAL).mkdir(parents=True, exist_ok=True)
+    claims = Claims(folder)
+    claims.remove_files()
+    return claims
 
 
 def documents(split: CorpusSplit) -> Iterator[tuple[NDArray[np.integer], NDArray[np.uint16]]]:

@@ -28,8 +28,6 @@ from data_pipeline.reading.corpus import SPLITS
 from data_pipeline.shards.blocks import token_dtype
 from data_pipeline.shards.writing import SplitWriter, disk_errors
 
-SHARD_BYTES = 64 << 20
-
 
 def target_file(split: str, target: str) -> str:
     """Where the values of a target are, inside the folder."""
@@ -92,9 +90,7 @@ class _SplitOfExamples:
         self.folder, self.split = folder, split
         self.layout: Layout | None = None
         self._dtype = token_dtype(vocab_size)
-        self._writer = SplitWriter(
-            folder / split, lambda *paths: None, self._dtype, vocab_size, SHARD_BYTES
-        )
+        self._writer = SplitWriter(folder / split, lambda *paths: None, vocab_size)
         self._targets: dict[str, list[Any]] = {}
 
     def write(self, examples: Iterable[EncodedExample]) -> list[str]:

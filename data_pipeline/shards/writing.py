@@ -8,7 +8,6 @@ says how many bytes of each file are valid; `restore` verifies them and discards
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +19,14 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.append_only import CommittedPrefix
-from data_pipeline.shards.blocks import BLOCK_BYTES, END_OF_TAR, Block, encode_block
+from data_pipeline.shards.blocks import (
+    BLOCK_BYTES,
+    END_OF_TAR,
+    SHARD_MB,
+    Block,
+    encode_block,
+    token_dtype,
+)
 from data_pipeline.shards.index import (
     BLOCK,
     DOCUMENTS,
@@ -31,6 +37,7 @@ from data_pipeline.shards.index import (
     shard_number,
     write_index,
 )
+from data_pipeline.shards.manifest import sha256
 
 State = dict[str, NDArray]
 
@@ -45,15 +52,14 @@ class SplitWriter:
         self,
         folder: Path,
         claim: Callable[..., None],
-        dtype: np.dtype,
         vocab_size: int,
-        shard_bytes: int,
+        shard_mb: float = SHARD_MB,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         self.folder, self._claim = folder, claim
-        self._dtype = dtype
-        self._shard_bytes = shard_bytes
-        self._block_tokens = block_bytes // dtype.itemsize
+        self._dtype = token_dtype(vocab_size)
+        self._shard_bytes = int(shard_mb * (1 << 20))
+        self._block_tokens = block_bytes // self._dtype.itemsize
         self._token_counts = np.zeros(vocab_size, np.int64)
         self._shards = np.zeros(0, SHARD)
         self._blocks: list[NDArray[np.void]] = []  # to be concatenated
@@ -230,13 +236,11 @@ class SplitWriter:
 
 def publish(part: Path, number: int) -> bytes:
     """Sync a finished shard to disk and rename it to its visible name; returns its SHA-256."""
-    with disk_errors(part), open(part, "rb") as file:
-        digest = hashlib.sha256()
-        while data := file.read(1 << 22):
-            digest.update(data)
-        os.fsync(file.fileno())
+    with disk_errors(part):
+        digest = bytes.fromhex(sha256(part))
+        fsync(part)
         part.rename(part.with_name(shard_name(number)))
-    return digest.digest()
+    return digest
 
 
 def fsync(path: Path) -> None:

@@ -71,7 +71,7 @@ def test_wide_ids_and_what_the_format_adds(tmp_path: Path) -> None:
     """32 bits where the vocabulary needs them; less than 1% more than the raw arrays."""
     tokens = np.random.default_rng(0).integers(0, 70_000, 1_000_000).astype(token_dtype(70_000))
     sentences = np.full(len(tokens) // 20, 20, np.uint16)
-    writer = SplitWriter(tmp_path, lambda *_: None, tokens.dtype, 70_000, shard_bytes=2 << 20)
+    writer = SplitWriter(tmp_path, lambda *_: None, 70_000, shard_mb=2.0)
     for part in np.split(np.arange(len(tokens)), 1000):
         writer.add(tokens[part], sentences[part[::20] // 20])
     writer.finish()

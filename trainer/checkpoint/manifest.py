@@ -10,11 +10,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.shards.manifest import sha256
 from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.folder import MANIFEST
 from trainer.checkpoint.snapshot import Fragment, Snapshot
 from trainer.checkpoint.soundness import Health
-from trainer.checkpoint.storage import StoredFile, sha256
+from trainer.checkpoint.storage import StoredFile
 
 FORMAT = 1
 
