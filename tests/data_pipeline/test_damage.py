@@ -19,7 +19,7 @@ from data_pipeline.building.checking import check
 from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.reading.dumping import show
 from data_pipeline.shards import manifest
-from data_pipeline.shards.blocks import RECORD, Block, decode_block, encode_block
+from data_pipeline.shards.blocks import MEMBERS, RECORD, Block, decode_block, encode_block
 from data_pipeline.shards.index import shard_name
 
 SHARD = 1
@@ -154,13 +154,19 @@ def test_pickles_are_never_read() -> None:
 def test_whatever_a_block_holds_is_a_block_or_an_error_that_is_expected() -> None:
     plain = Block(np.arange(50, dtype="<u2"), np.full(2, 25, "<u2"), np.array([2], "<u4"))
     data = encode_block("block-000000000", plain)
-    draw = random.Random(0)
+    found = decode_block(data)
+    for name in MEMBERS:
+        np.testing.assert_array_equal(getattr(found, name), getattr(plain, name), strict=True)
+    draw, decoded = random.Random(0), 0
     for _ in range(2000):
         changed = bytearray(data)
         # The length and text of the first npy header, of which no checksum knows.
         changed[RECORD + draw.randrange(8, 128)] = draw.randrange(256)
         with contextlib.suppress(ValueError, tarfile.TarError):
-            decode_block(bytes(changed))
+            found = decode_block(bytes(changed))
+            assert {getattr(found, name).dtype.kind for name in MEMBERS} == {"u"}
+            decoded += 1
+    assert 0 < decoded < 2000
 
 
 def test_a_sample_that_cannot_be_read_is_shown_as_such(copied: Path) -> None:
