@@ -26,7 +26,7 @@ from trainer.job_data.examples import views_of
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher
 from trainer.learners.module import LearnerModule, always_captured, assemble
-from trainer.learners.programs import Train
+from trainer.learners.programs import Predict, Train
 from trainer.objectives.demand import Demand
 from trainer.objectives.term import ExampleLosses
 from trainer.teacher_outputs import (
@@ -80,20 +80,13 @@ def fake_step(
     }
     sources: dict[str, TeacherOutputs] = {}
     for name, demand in demands.items():
-        module = modules[name]
         if learners[name].stored is not None:
             vocabulary = learners[name].model.vocab_size
             sources[name] = of_stored(batch.stored[name], vocabulary, demand.own_logits)
             continue
-        projection = _projection(module) if demand.reads_logits else None
-        run = meter(module)
-        always = always_captured(name, learners[name])
-        seen = batch.view(learners[name].view)
-        features = run(_train(module, {}, [demand.capture, always], batch), seen)
-        with run.mode, module.autocast(device):
-            sources[name] = detach(features, projection, demand.own_logits)
-        del features
-        yield name, run, 0 if projection is None else projection.weight.numel()
+        run = meter(modules[name])
+        sources[name], projected = _teach(run, name, modules, learners, demand, batch)
+        yield name, run, projected
     if any(objective.reads(0, MEAN, batch.targets) for objective, _ in readers):
         read = [sources[name] for name, demand in demands.items() if demand.is_read]
         sources[MEAN] = mean_of(read, demands[TEACHER].mean_logits)
@@ -118,6 +111,44 @@ def fake_batch(
     return _to_fake(mode, to_device(whole, CPU), device)
 
 
+def _teach(
+    run: Meter,
+    name: str,
+    modules: Mapping[str, LearnerModule],
+    learners: Mapping[str, LearnerConfig],
+    demand: Demand,
+    batch: MicroBatch,
+) -> tuple[TeacherOutputs, int]:
+    """Run a teacher; returns its outputs, and the elements of a projection that students read."""
+    module, config = modules[name], learners[name]
+    projection = _projection(module) if demand.reads_logits else None
+    with run.mode:  # what the teacher reads of students is for its own sake
+        peers = _peers(module, modules, learners, batch)
+    captures = [demand.capture, always_captured(name, config)]
+    features = run(_train(module, peers, captures, batch), batch.view(config.view))
+    with run.mode, module.autocast(batch.input_ids.device):
+        outputs = detach(features, projection, demand.own_logits)
+    return outputs, 0 if projection is None else projection.weight.numel()
+
+
+@torch.no_grad()
+def _peers(
+    module: LearnerModule,
+    modules: Mapping[str, LearnerModule],
+    learners: Mapping[str, LearnerConfig],
+    batch: MicroBatch,
+) -> dict[str, TeacherOutputs]:
+    """The predictions of the students from which a teacher's `module` learns, without dropout."""
+    found = {}
+    for name in module.objective.sources & modules.keys():
+        peer = modules[name].eval()
+        features = peer(Predict(), batch.view(learners[name].view))
+        with peer.autocast(batch.input_ids.device):
+            found[name] = detach(features, _projection(peer))
+        peer.train()
+    return found
+
+
 def _projection(module: LearnerModule) -> OutputProjection:
     weight, bias = module.model.output_projection()
     return OutputProjection(weight.detach(), None if bias is None else bias.detach())
@@ -138,9 +169,8 @@ def _train(
 
 
 def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
-    others = {name: one.model for name, one in job.other_teachers.items()}
     own = config.in_steps(job.steps)
-    module = assemble(name, own, job.teacher.model, job.seed, _make, others)
+    module = assemble(name, own, job.teacher.model, job.seed, _make, job.other_models)
     return module.train(not config.frozen)
 
 
