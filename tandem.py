@@ -43,7 +43,7 @@ for command in (
     runs.fork_run,
     runs.sync,
     models.describe_models,
-    models.make_plan,
+    models.plan_job,
     models.import_model,
     schema.print_schema,
     results.evaluate,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from cluster.planning.machine import Machine
 from commands.job_configs import load_job, models, warn_about_unreached
 from commands.options import PATH, POSITIVE, Number
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command("model")
@@ -41,12 +39,16 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
-    "--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes of the job."
+    "--nodes",
+    type=click.IntRange(min=1),
+    default=Machine.nodes,
+    show_default=True,
+    help="Nodes of the job.",
 )
 @click.option(
     "--gpus-per-node",
     type=click.IntRange(min=1),
-    default=8,
+    default=Machine.gpus_per_node,
     show_default=True,
     help="GPUs of each node.",
 )
@@ -56,7 +58,7 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
 @click.option(
     "--mfu",
     type=Number(1e-6, 1),
-    default=0.3,
+    default=Machine.mfu,
     show_default=True,
     help="The fraction of the GPU's peak that forward and backward reach.",
 )
@@ -64,55 +66,40 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
 @click.option(
     "--node-mtbf-hours",
     type=POSITIVE,
-    default=6300.0,
+    default=Machine.node_mtbf_hours,
     show_default=True,
     help="Mean hours between the failures of a node.",
 )
 @click.option(
     "--restart-seconds",
     type=Number(0, 1e9),
-    default=600.0,
+    default=Machine.restart_seconds,
     show_default=True,
     help="Seconds from a failure until training continues.",
 )
 @click.option(
     "--store-gbs",
     type=POSITIVE,
-    default=2.0,
+    default=Machine.store_gbs,
     show_default=True,
     help="GB/s at which checkpoints reach the storage.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def make_plan(
+def plan_job(
     config: str, overrides: tuple[str, ...], device: str, as_json: bool, **machine: Any
 ) -> None:
     """Estimate the memory, time, cost and failures of the job CONFIG on a cluster."""
     import configs
-    from cluster.planning import (
-        CacheFacts,
-        JobFacts,
-        LearnerFacts,
-        Machine,
-        StoredFacts,
-        describe,
-        make_plan,
-    )
+    from cluster.planning.plan import make_plan
+    from cluster.planning.text import describe
     from configs.devices import DeviceConfig
     from trainer.footprint.demands import demands, demands_apart
 
     on = Machine(configs.load(device, DeviceConfig, "device"), **machine)
     job = load_job(config, overrides)
     warn_about_unreached(job)
-    facts, learners = demands(job)
-    stored, cache = facts.pop("stored"), facts.pop("cache")
-    planned = JobFacts(
-        **facts,
-        learners=tuple(LearnerFacts(**one) for one in learners),
-        stored=None if stored is None else StoredFacts(**stored),
-        cache=None if cache is None else CacheFacts(**cache),
-    )
-    apart = demands_apart(job, learners)
-    plan = make_plan(planned, on, [LearnerFacts(**one) for one in apart])
+    facts = demands(job)
+    plan = make_plan(facts, on, demands_apart(job, facts.learners))
     click.echo(plan.to_json() if as_json else describe(plan))
 
 

@@ -17,7 +17,7 @@ ROOMS = {
     ".": "configs data_pipeline model cluster trainer commands tandem",
     "configs": (
         "errors strict_json yaml_text kinds typed rules section declared json_schema reference "
-        "loading devices studies suites"
+        "loading devices studies suites plan_facts runs"
     ),
     "data_pipeline": (
         "errors hashing text task_files shards tokenization packing masking config order reading "
@@ -125,7 +125,7 @@ ROOMS = {
         "errors signals sbatch_options ranks scheduler run_files config limits script slurm "
         "shell_lines local preflight run_state status status_table planning commands"
     ),
-    "cluster/planning": "facts duration failures memory choice recipes plan text",
+    "cluster/planning": "machine duration failures memory choice recipes plan text",
     "commands": (
         "errors options output job_configs data submission runs models embedding training "
         "storing finetuning suites results prediction analysis reference schema"

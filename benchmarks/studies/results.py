@@ -126,11 +126,11 @@ def early_scores(job: StudyJob, config: JobConfig, metric: str) -> dict[str, dic
 
 def flops(config: JobConfig) -> dict[str, float]:
     """Matrix products of each learner of a job over its steps, by the job's own accounting."""
-    facts, learners = demands(config, "cpu")
-    rows = facts["steps"] * facts["rows"]
+    job = demands(config, "cpu")
+    rows = job.steps * job.rows
     return {
-        one["name"]: one["active"] * rows * (one["forward_flops"] + one["backward_flops"])
-        for one in learners
+        one.name: one.active * rows * (one.forward_flops + one.backward_flops)
+        for one in job.learners
     }
 
 
@@ -139,13 +139,12 @@ def seconds(config: JobConfig, a_step: Mapping[tuple[str, bool], float]) -> dict
 
     A teacher whose budget is used up takes what a step takes that does not train it.
     """
-    facts, learners = demands(config, "cpu")
-    found = {}
-    for one in learners:
-        trained, untrained = (a_step.get((one["name"], trains), 0.0) for trains in (True, False))
-        share = one["training"] if trained else 0.0
+    job, found = demands(config, "cpu"), {}
+    for one in job.learners:
+        trained, untrained = (a_step.get((one.name, trains), 0.0) for trains in (True, False))
+        share = one.training if trained else 0.0
         mean = share * trained + (1 - share) * untrained
-        found[one["name"]] = one["active"] * facts["steps"] * mean
+        found[one.name] = one.active * job.steps * mean
     return found
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from cluster.planning.duration import StepTime, step_time
-from cluster.planning.facts import JobFacts, Machine
+from cluster.planning.machine import Machine
 from cluster.planning.memory import JobMemory, at_stages, job_memory, largest_micro_batch
+from configs.plan_facts import JobFacts
 
 # Tokens per micro-batch that keep a device busy with matrix products; more gains little.
 ENOUGH_TOKENS = 8192

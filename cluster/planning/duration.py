@@ -23,7 +23,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cluster.planning.facts import JobFacts, LearnerFacts, Machine
+from cluster.planning.machine import Machine
+from configs.plan_facts import JobFacts, LearnerFacts
 
 FLOAT = 4
 UPDATE_BYTES = 7 * FLOAT  # read: parameter, gradient, two moments; write: parameter, two moments

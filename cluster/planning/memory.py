@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cluster.planning.facts import JobFacts, LearnerFacts, Machine
+from cluster.planning.machine import Machine
+from configs.plan_facts import JobFacts, LearnerFacts
 
 STAGES = (0, 1, 2, 3)
 FLOAT = 4

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from cluster.errors import LaunchError
 from cluster.planning.choice import Choice, Option, choose, options
 from cluster.planning.duration import StepTime, step_time
-from cluster.planning.facts import JobFacts, LearnerFacts, Machine
 from cluster.planning.failures import HOUR, Reliability, expect
+from cluster.planning.machine import Machine
 from cluster.planning.memory import STAGES, JobMemory, LearnerMemory, job_memory, learner_memory
 from cluster.planning.recipes import RecipeCost, compare
+from configs.plan_facts import JobFacts, LearnerFacts
 from configs.strict_json import strict_json
 
 STORED_BYTES = 12  # in a checkpoint, per trained parameter: weight and two moments, float32

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.planning.duration import step_time
-from cluster.planning.facts import JobFacts, LearnerFacts, Machine
 from cluster.planning.failures import HOUR
+from cluster.planning.machine import Machine
+from configs.plan_facts import JobFacts, LearnerFacts
 
 JOINT, SEPARATE, SHARED = "joint", "separate", "shared"
 

@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.planning.duration import StepTime
-from cluster.planning.facts import NODE_MTBF_HOURS, JobFacts, Machine
+from cluster.planning.machine import NODE_MTBF_HOURS, Machine
 from cluster.planning.memory import LearnerMemory
 from cluster.planning.plan import Plan
 from cluster.planning.recipes import JOINT, SEPARATE, SHARED
+from configs.plan_facts import JobFacts
 
 WIDTH = 100
 

@@ -10,31 +10,20 @@ import random
 import pytest
 from click.testing import CliRunner
 
-import configs
 from cluster import LaunchError
-from cluster.planning import CacheFacts, JobFacts, LearnerFacts, Machine, describe, make_plan
 from cluster.planning.choice import choose, options
 from cluster.planning.duration import collective, step_time
 from cluster.planning.failures import best_interval, expect, simulate
+from cluster.planning.machine import Machine
 from cluster.planning.memory import at_stages, job_memory, learner_memory
-from configs.devices import DeviceConfig, device_named
+from cluster.planning.plan import make_plan
+from cluster.planning.text import describe
+from configs.devices import device_named
+from configs.plan_facts import CacheFacts, JobFacts
 from tandem import main
+from tests.cluster.plans import H100, TEACHER
 from tests.conftest import tandem
 
-H100 = configs.load("h100", DeviceConfig, "device")
-TEACHER = LearnerFacts(
-    name="teacher",
-    zero_stage=0,
-    precision="bf16",
-    parameters=1_000_000,
-    trained=1_000_000,
-    bucket=1_000_000,
-    forward_flops=1e9,
-    backward_flops=2e9,
-    kernels=1,
-    activations=(0.0, 1e6),
-    captured=(0.0, 1e5),
-)
 STUDENT = dataclasses.replace(TEACHER, name="tiny", parameters=500_000, trained=500_000)
 JOB = JobFacts("job", 1000, 64, 128, 8, 100, (TEACHER, STUDENT))
 

@@ -7,26 +7,17 @@ import json
 
 import pytest
 
-import configs
-from cluster.planning import JobFacts, LearnerFacts, Machine, describe, make_plan
 from cluster.planning.duration import UPDATE_BYTES
+from cluster.planning.machine import Machine
+from cluster.planning.plan import make_plan
 from cluster.planning.recipes import compare
-from configs.devices import DeviceConfig
+from cluster.planning.text import describe
+from configs.plan_facts import JobFacts
+from tests.cluster import plans
+from tests.cluster.plans import H100
 from tests.conftest import tandem
 
-H100 = configs.load("h100", DeviceConfig, "device")
-TEACHER = LearnerFacts(
-    name="teacher",
-    zero_stage=0,
-    precision="bf16",
-    parameters=1_000_000,
-    trained=1_000_000,
-    bucket=1_000_000,
-    forward_flops=3e9,
-    backward_flops=6e9,
-    kernels=1,
-    activations=(0.0, 1e6),
-)
+TEACHER = dataclasses.replace(plans.TEACHER, forward_flops=3e9, backward_flops=6e9)
 SMALL = dataclasses.replace(TEACHER, name="small", forward_flops=1e9, backward_flops=2e9)
 LATE = dataclasses.replace(SMALL, name="late", active=0.5)
 JOB = JobFacts("job", 1000, 64, 128, 8, 100, (TEACHER, SMALL, LATE))

@@ -16,6 +16,7 @@ from transformers import AutoModelForMaskedLM
 
 import configs
 from configs import ConfigError
+from configs.plan_facts import StoredFacts
 from data_pipeline import (
     MASKED,
     Batch,
@@ -312,18 +313,17 @@ def test_only_the_student_translates(runs) -> None:
 
 def test_a_plan_counts_the_seven_sequences_and_what_is_stored(runs, corpus) -> None:
     some, every = (
-        demands(fine_tuning(runs, f"teacher.view={view}"))[1][0]["forward_flops"]
+        demands(fine_tuning(runs, f"teacher.view={view}")).learners[0].forward_flops
         for view in ("masked", "every_token")
     )
     assert 6 < every / some < 19  # seven times the layers, and a head at 19 tokens, not at some
-    facts, learners = demands(student(runs, *stored_in(runs, "some", *SOME)))
-    assert learners[0]["forward_flops"] == 0
+    facts = demands(student(runs, *stored_in(runs, "some", *SOME)))
+    assert facts.learners[0].forward_flops == 0
     mean = sum(len(ids) - begin for ids, begin in sequences(runs, corpus)) / PAIRS
     size = TOP_K * (4 + 2)
-    assert facts["stored"] == {
-        **{"top_k": TOP_K, "precision": "fp32", "position_bytes": size},
-        "bytes": pytest.approx(size * mean * 8 * STEPS),
-    }
+    assert facts.stored == StoredFacts(
+        TOP_K, "fp32", size, bytes=pytest.approx(size * mean * 8 * STEPS)
+    )
 
 
 def test_another_view_of_the_teacher_is_another_folder(runs) -> None:

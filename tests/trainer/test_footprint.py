@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import data_pipeline
-from cluster.planning import JobFacts, LearnerFacts, Machine
+from cluster.planning.machine import Machine
 from cluster.planning.memory import job_memory
 from configs.devices import DeviceConfig
 from data_pipeline import Batch, DataConfig, Target
@@ -23,7 +23,7 @@ from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner, StepShape
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import Cosine, HiddenMSE, SoftKL
+from trainer.objectives.terms import Cosine, FromStudent, HiddenMSE, SoftKL
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 
@@ -94,10 +94,9 @@ def measured() -> list[float]:
 
 def planned(config: JobConfig) -> float:
     """The bytes that a plan expects at most."""
-    facts, learners = demands(config, device="cpu")
-    made = JobFacts(**facts, learners=tuple(LearnerFacts(**one) for one in learners))
     device = DeviceConfig(1.0, {"fp32": 1.0}, 1.0, 1.0, 1.0)
-    return job_memory(made, Machine(device, gpus_per_node=RANKS, overlaps=False)).peak
+    machine = Machine(device, gpus_per_node=RANKS, overlaps=False)
+    return job_memory(demands(config, device="cpu"), machine).peak
 
 
 def test_planned_memory_is_within_a_tenth_of_what_tensors_take_on_two_ranks():
@@ -107,11 +106,11 @@ def test_planned_memory_is_within_a_tenth_of_what_tensors_take_on_two_ranks():
 
 
 def test_flops_of_a_teacher_are_those_of_its_model():
-    facts, (teacher, *_) = demands(job())
+    facts = demands(job())
     size = describe(job().teacher.model, LENGTH, MASKED / LENGTH)
-    counted = teacher["forward_flops"] + teacher["backward_flops"]
+    counted = facts.learners[0].forward_flops + facts.learners[0].backward_flops
     assert counted == pytest.approx(size.flops_per_token * LENGTH, rel=0.01)
-    assert (facts["rows"], facts["length"]) == (32, LENGTH)
+    assert (facts.rows, facts.length) == (32, LENGTH)
 
 
 def test_demands_of_phases_starts_and_frozen_teachers():
@@ -119,46 +118,64 @@ def test_demands_of_phases_starts_and_frozen_teachers():
     phase = dataclasses.replace(config.data, phases=[_phase(4, 32)])
     config = dataclasses.replace(config, data=phase)
     config.students["half"].start.step = 5
-    facts, (_, half, narrow) = demands(config)
-    assert facts["length"] == pytest.approx(0.4 * 64 + 0.6 * 32)
-    assert (half["active"], narrow["active"]) == (0.5, 1.0)
+    facts = demands(config)
+    _, half, narrow = facts.learners
+    assert facts.length == pytest.approx(0.4 * 64 + 0.6 * 32)
+    assert (half.active, narrow.active) == (0.5, 1.0)
     shorter = demands(dataclasses.replace(config, data=DataConfig(path="x", sequence_length=32)))
-    assert shorter[1][2]["forward_flops"] < narrow["forward_flops"] < _narrow_flops(64)
+    assert shorter.learners[2].forward_flops < narrow.forward_flops < _narrow_flops(64)
 
 
 def test_a_learner_apart_costs_what_it_costs_in_a_job_with_a_frozen_teacher():
     """Measured in a real job with one student, which shares the teacher's outputs with no other."""
     config = job()
     config.students["narrow"].objective.soft_kl = SoftKL()
-    _, joint = demands(config)
+    joint = demands(config).learners
     teacher, *students = demands_apart(config, joint)
     init = InitConfig(pretrained="finished")
     frozen = LearnerConfig(config.teacher.model, ObjectiveConfig(), init=init, frozen=True)
     for name, student in zip(config.students, students, strict=True):
         one = dataclasses.replace(config, teacher=frozen, students={name: config.students[name]})
-        _, (read, alone) = demands(one)
+        read, alone = demands(one).learners
         for ours, counted in ((teacher, read), (student, alone)):
             for key in ("forward_flops", "backward_flops", "trained", "zero_stage"):
-                assert ours[key] == pytest.approx(counted[key]), (name, key)
-    assert students[1]["forward_flops"] > joint[2]["forward_flops"]  # it was not the first to ask
+                assert getattr(ours, key) == pytest.approx(getattr(counted, key)), (name, key)
+    assert students[1].forward_flops > joint[2].forward_flops  # it was not the first to ask
+
+
+def test_a_teacher_that_learns_from_a_student_runs_it_forward():
+    config = job()
+    advice = FromStudent(student="half")
+    two_way = dataclasses.replace(config.teacher.objective, from_student=advice)
+    advised = dataclasses.replace(config.teacher, objective=two_way)
+    (alone, *students), (both, *same) = (
+        demands(dataclasses.replace(config, teacher=one)).learners
+        for one in (config.teacher, advised)
+    )
+    half = describe(config.students["half"].model, LENGTH, MASKED / LENGTH)
+    unread = 2 * (LENGTH - MASKED) * (192 * 192 + 2 * 192 * 768)  # behind its last attention
+    more = both.forward_flops - alone.forward_flops
+    assert more == pytest.approx(half.flops_per_token * LENGTH / 3 - unread, rel=0.01)
+    assert both.backward_flops == alone.backward_flops
+    assert same == students
 
 
 def test_a_frozen_encoder_has_no_backward_pass():
     config = job()
     frozen = dataclasses.replace(config.teacher, encoder="frozen")
     (whole, *_), (heads, *_) = (
-        demands(dataclasses.replace(config, teacher=one, students={}))[1]
+        demands(dataclasses.replace(config, teacher=one, students={})).learners
         for one in (config.teacher, frozen)
     )
     size = describe(config.teacher.architecture)
-    assert heads["trained"] == size.head_parameters + 192 * 192 + 192  # and the pooler
-    assert heads["forward_flops"] == pytest.approx(whole["forward_flops"], rel=0.05)
-    assert heads["backward_flops"] < 0.01 * whole["backward_flops"]
+    assert heads.trained == size.head_parameters + 192 * 192 + 192  # and the pooler
+    assert heads.forward_flops == pytest.approx(whole.forward_flops, rel=0.05)
+    assert heads.backward_flops < 0.01 * whole.backward_flops
 
 
 def _narrow_flops(length: int) -> float:
     config = dataclasses.replace(job(), data=DataConfig(path="x", sequence_length=length))
-    return demands(config)[1][2]["forward_flops"]
+    return demands(config).learners[2].forward_flops
 
 
 def _phase(step: int, length: int):

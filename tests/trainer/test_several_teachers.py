@@ -27,7 +27,7 @@ from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner, StepShape
 from trainer.learners.module import build_module
-from trainer.losses.states import logit_squared_error, soft_label_loss
+from trainer.losses.labels import logit_squared_error, soft_label_loss
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import HiddenMSE, SoftCrossEntropy, SoftKL
 from trainer.run_folder.folder import RunFolder
@@ -232,18 +232,18 @@ def test_a_further_teacher_is_scored_exported_and_reported(jobs_run):
 
 def test_a_plan_counts_it(corpus, finished, tmp_path):
     config = job(corpus, tmp_path, finished[0] / "exports" / "teacher")
-    _, learners = demands(config)
+    learners = demands(config).learners
     names = ["teacher", "teachers/second", "distilbert", "tinybert"]
-    assert [one["name"] for one in learners] == names
+    assert [one.name for one in learners] == names
     teacher, second, *_ = learners
-    assert (second["trained"], second["active"]) == (0, 1.0)
-    assert second["forward_flops"] > 0 == second["backward_flops"]
-    assert second["projection"] == teacher["projection"] > 0
+    assert (second.trained, second.active) == (0, 1.0)
+    assert second.forward_flops > 0 == second.backward_flops
+    assert second.projection == teacher.projection > 0
     apart = demands_apart(config, learners)
-    assert [one["name"] for one in apart] == names
+    assert [one.name for one in apart] == names
     of_one = tiny_job(corpus, tmp_path, STEPS)
-    alone = demands_apart(of_one, demands(of_one)[1])
-    assert alone[-1]["forward_flops"] < apart[-1]["forward_flops"]  # the logits of one, and of two
+    alone = demands_apart(of_one, demands(of_one).learners)
+    assert alone[-1].forward_flops < apart[-1].forward_flops  # the logits of one, and of two
 
 
 @pytest.mark.parametrize(

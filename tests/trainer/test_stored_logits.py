@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from configs.errors import ConfigError
+from configs.plan_facts import StoredFacts
 from data_pipeline import MASKED, DataError, Target, open_corpora
 from data_pipeline.shards.locking import exclusive
 from tests.conftest import TINY_JOB, tandem
@@ -281,19 +282,17 @@ def test_configs_that_need_a_running_teacher_are_refused(corpus, tmp_path, overr
 
 def test_the_plan_states_the_size_and_the_saving(corpus, tmp_path):
     reads = job(corpus, tmp_path, Path("x"), "folder")
-    facts, learners = demands(reads)
+    facts = demands(reads)
     masked = round(0.15 * 30)
     size = 8 * (2 + 2)
-    assert facts["stored"] == {
-        "top_k": 8, "precision": "fp16", "position_bytes": size,
-        "bytes": size * masked * 8 * STEPS,
-    }  # fmt: skip
-    running, theirs = demands(dataclasses.replace(
+    assert facts.stored == StoredFacts(8, "fp16", size, bytes=size * masked * 8 * STEPS)
+    running = demands(dataclasses.replace(
         reads, teacher=dataclasses.replace(reads.teacher, stored=None)))  # fmt: skip
-    assert running["stored"] is None
-    assert learners[0]["forward_flops"] == 0 < theirs[0]["forward_flops"]
-    assert learners[1]["forward_flops"] < theirs[1]["forward_flops"]  # without its logits
-    assert demands_apart(reads, learners)[0]["forward_flops"] > 0
+    assert running.stored is None
+    (teacher, student), (theirs, same) = facts.learners, running.learners
+    assert teacher.forward_flops == 0 < theirs.forward_flops
+    assert student.forward_flops < same.forward_flops  # without its logits
+    assert demands_apart(reads, facts.learners)[0].forward_flops > 0
 
 
 def test_from_the_command_line(corpus, finished_job, tmp_path):

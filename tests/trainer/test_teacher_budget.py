@@ -80,12 +80,12 @@ def test_stopped_before_at_and_after_the_end_of_its_budget(runs, stage):
 
 def test_afterwards_it_costs_its_forward(corpus, tmp_path):
     halves, whole = (
-        demands(tiny_job(corpus, tmp_path, *override), "cpu")[1][0]
+        demands(tiny_job(corpus, tmp_path, *override), "cpu").learners[0]
         for override in (["teacher.budget.fraction=0.5"], [])
     )
-    assert halves["active"] == whole["active"] == 1.0
-    assert halves["backward_flops"] == pytest.approx(whole["backward_flops"] / 2)
-    assert whole["forward_flops"] / 2 < halves["forward_flops"] < whole["forward_flops"]
+    assert halves.active == whole.active == 1.0
+    assert halves.backward_flops == pytest.approx(whole.backward_flops / 2)
+    assert whole.forward_flops / 2 < halves.forward_flops < whole.forward_flops
 
 
 @pytest.mark.parametrize(

@@ -150,8 +150,7 @@ def whole(path: Path, overrides: list[str]) -> str:
 
 def test_the_job_resumes_ends_and_is_planned(job, words) -> None:
     assert Path(run_distributed(whole, 1, job, words)[0]).is_file()
-    _, learners = demands(load(job, *words))
-    assert len(learners) == 5
+    assert len(demands(load(job, *words)).learners) == 5
 
 
 @pytest.mark.parametrize(

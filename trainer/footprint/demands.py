@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from configs.plan_facts import CacheFacts, JobFacts, LearnerFacts, StoredFacts
 from data_pipeline import Corpus, ExampleSplit
 from data_pipeline.shards.blocks import SHARD_MB
 from data_pipeline.shards.sources import is_url
@@ -18,8 +19,8 @@ from trainer.learner_names import TEACHER, is_teacher
 from trainer.learners.engine import bucket_size
 
 
-def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(the job, its learners with the teachers first), as the fields of the cluster's plan.
+def demands(job: JobConfig, device: str = "gpu") -> JobFacts:
+    """The job and its learners, the teachers first, with the kernels that `device` would run.
 
     With phases of several sequence lengths, memory is for the longest sequences and FLOPs are the
     mean over the steps. The job's ``assumed`` lists the other simplifications.
@@ -30,23 +31,21 @@ def demands(job: JobConfig, device: str = "gpu") -> tuple[dict[str, Any], list[d
         _learner(name, config, {length: found[name] for length, found in sizes.items()}, job)
         for name, config in job.learners.items()
     ]
-    facts = {
-        "name": job.name,
-        "steps": job.steps,
-        "rows": usual_rows(job),
-        "length": sum(length * share for length, share in shares.items()),
-        "micro_batch": job.batch.micro_batch,
-        "checkpoint_every": job.checkpoint.every,
-        "assumed": tuple(line for holds, line in _simplified(job) if holds),
-        "stored": _stored(job),
-        "cache": _cache(job),
-    }
-    return facts, learners
+    return JobFacts(
+        name=job.name,
+        steps=job.steps,
+        rows=usual_rows(job),
+        length=sum(length * share for length, share in shares.items()),
+        micro_batch=job.batch.micro_batch,
+        checkpoint_every=job.checkpoint.every,
+        learners=tuple(learners),
+        assumed=tuple(line for holds, line in _simplified(job) if holds),
+        stored=_stored(job),
+        cache=_cache(job),
+    )
 
 
-def demands_apart(
-    job: JobConfig, learners: list[dict[str, Any]], device: str = "gpu"
-) -> list[dict[str, Any]]:
+def demands_apart(job: JobConfig, learners: Sequence[LearnerFacts]) -> list[LearnerFacts]:
     """The `learners` of `demands` if each student were distilled in a separate job.
 
     The job's own teacher has been pre-trained alone, and all teachers are frozen. Empty without
@@ -55,20 +54,19 @@ def demands_apart(
     if not job.students:
         return []
     shares = _lengths(job)
-    passes = {length: passes_apart(job, device, length) for length in shares}
-    apart = [
-        {
-            **learner,
+    passes = {length: passes_apart(job, "gpu", length) for length in shares}
+    teacher, *others = (
+        dataclasses.replace(
+            learner,
             **_mean_passes({length: found[name] for length, found in passes.items()}, shares),
-        }
+        )
         for name, learner in zip(job.learners, learners, strict=True)
-    ]
+    )
     stage = job.teacher.zero_stage if job.teacher.zero_stage in FROZEN_STAGES else 0
-    apart[0] |= {"trained": 0, "zero_stage": stage, "active": 1.0}
-    return apart
+    return [dataclasses.replace(teacher, trained=0, zero_stage=stage, active=1.0), *others]
 
 
-def _mean_passes(passes: Mapping[int, Passes], shares: Mapping[int, float]) -> dict[str, float]:
+def _mean_passes(passes: Mapping[int, Passes], shares: Mapping[int, float]) -> dict[str, Any]:
     """A row's FLOPs, averaged over the steps, and the kernels at the largest length."""
     return {
         "forward_flops": sum(shares[length] * one.forward_flops for length, one in passes.items()),
@@ -108,25 +106,25 @@ def _lengths(job: JobConfig) -> dict[int, float]:
 
 def _learner(
     name: str, config: LearnerConfig, sizes: dict[int, Footprint], job: JobConfig
-) -> dict[str, Any]:
+) -> LearnerFacts:
     largest = sizes[max(sizes)]
-    return {
-        "name": name.removeprefix("students/"),
-        "teaches": is_teacher(name),
-        "zero_stage": config.zero_stage if config.stored is None else 0,
-        "offloaded": config.offload != "none",
-        "precision": config.precision,
-        "exchanged": 2 if config.communication == "bf16" else 4,
-        "parameters": largest.parameters,
-        "trained": largest.trained,
-        "bucket": max(1, bucket_size(largest.parameters)),
+    return LearnerFacts(
+        name=name.removeprefix("students/"),
+        teaches=is_teacher(name),
+        zero_stage=config.zero_stage if config.stored is None else 0,
+        offloaded=config.offload != "none",
+        precision=config.precision,
+        exchanged=2 if config.communication == "bf16" else 4,
+        parameters=largest.parameters,
+        trained=largest.trained,
+        bucket=max(1, bucket_size(largest.parameters)),
         **_mean_passes(sizes, _lengths(job)),
-        "activations": largest.activations,
-        "captured": largest.captured,
-        "projection": largest.projection,
-        "active": _active_steps(config, job) / job.steps,
-        "training": _budget_steps(config, job) / job.steps if config is job.teacher else 1.0,
-    }
+        activations=largest.activations,
+        captured=largest.captured,
+        projection=largest.projection,
+        active=_active_steps(config, job) / job.steps,
+        training=_budget_steps(config, job) / job.steps if config is job.teacher else 1.0,
+    )
 
 
 def _active_steps(config: LearnerConfig, job: JobConfig) -> float:
@@ -145,18 +143,18 @@ def _budget_steps(config: LearnerConfig, job: JobConfig) -> float:
     return min([job.steps, *(budget for budget in budgets if budget)])
 
 
-def _stored(job: JobConfig) -> dict[str, Any] | None:
+def _stored(job: JobConfig) -> StoredFacts | None:
     """What the job reads of a teacher that does not run; None where it runs."""
     stored, vocabulary = job.teacher.stored, job.teacher.model.vocab_size
     if stored is None:
         return None
     each = stored.position_bytes(vocabulary)
-    return {
-        "top_k": stored.size(vocabulary),
-        "precision": stored.precision,
-        "position_bytes": each,
-        "bytes": each * _predicted(job) * usual_rows(job) * job.steps,
-    }
+    return StoredFacts(
+        top_k=stored.size(vocabulary),
+        precision=stored.precision,
+        position_bytes=each,
+        bytes=each * _predicted(job) * usual_rows(job) * job.steps,
+    )
 
 
 def _predicted(job: JobConfig) -> float:
@@ -169,7 +167,7 @@ def _predicted(job: JobConfig) -> float:
     return sum(share * slots(length) for length, share in _lengths(job).items())
 
 
-def _cache(job: JobConfig) -> dict[str, Any] | None:
+def _cache(job: JobConfig) -> CacheFacts | None:
     """What a node caches of corpora behind URLs; None where all corpora are folders.
 
     Each sequence of a batch is read from a shard of its own. Shards have the size that `tandem data
@@ -177,7 +175,7 @@ def _cache(job: JobConfig) -> dict[str, Any] | None:
     """
     if not any(map(is_url, job.data.paths())):
         return None
-    return {"shard_bytes": SHARD_MB * 2**20, "limit_gb": job.data.cache_gb}
+    return CacheFacts(shard_bytes=SHARD_MB * 2**20, limit_gb=job.data.cache_gb)
 
 
 def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
@@ -192,7 +190,7 @@ def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     yield any(one != "none" for one in offloads), "offloaded optimizers take no time of their own"
     yield "parameters" in offloads, "offloaded parameters stay in the device's memory"
     is_two_way = job.teacher.objective.from_student is not None
-    yield is_two_way, "the teacher learns from its student in all of its steps, and in each recipe"
+    yield is_two_way, "the teacher learns from its student in all steps, and in each recipe"
     yield bool(job.teacher.stacking.steps), "the teacher has all of its layers from the start"
     yield bool(job.data.tasks and job.teachers), "every teacher runs in every step"
     views = {one.view for one in job.learners.values()}
