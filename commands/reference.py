@@ -22,8 +22,9 @@ message begins with the file and the key. A section may be the name of a file of
 (`model: bert_base`), or a path. A file or a section with `base: NAME` starts from that file. On the
 command line, `key=value` with a dotted key changes any key.
 
-A task's file, in `configs/task/`, is a job's and has its keys; its schema is `configs/schema/task.json`. Where a
-shipped file has `???`, whoever uses it must give the value.
+A task's file, in `configs/task/`, is a job's and has its keys; its schema is
+`configs/schema/task.json`, which refers to `job.json` beside it. Where a shipped file has `???`,
+whoever uses it must give the value.
 
 An editor that knows JSON schemas completes and checks these files. With the
 [YAML language server](https://github.com/redhat-developer/yaml-language-server) (VS Code's YAML
@@ -68,8 +69,7 @@ def made_files() -> dict[Path, str]:
     from configs.reference import reference
 
     roots = kinds()
-    with_tasks = {**roots, TASK: roots["job"]}  # a task's file is a job whose bases are tasks
-    schemas = {kind: schema_of(kind, root) for kind, root in with_tasks.items()}
+    schemas = {kind: schema_of(kind, root) for kind, root in roots.items()} | {TASK: _of_tasks()}
     page = {REPOSITORY / "docs" / "reference.md": f"{_INTRODUCTION}\n{reference(roots)}"}
     return page | {
         SHIPPED / "schema" / f"{kind}.json": json.dumps(schema, indent=2) + "\n"
@@ -85,6 +85,17 @@ def schema_of(kind: str, root: Any) -> dict[str, Any]:
     every_kind = [*kinds(), TASK]
     names = {one: [path.stem for path in (SHIPPED / one).glob("*.yaml")] for one in every_kind}
     return json_schema(kind, root, names)
+
+
+def _of_tasks() -> dict[str, Any]:
+    """The schema of a task's file: a job's, whose ``base`` is a task."""
+    made = schema_of(TASK, kinds()["job"])
+    del made["$defs"]
+    made["properties"] = {
+        key: own if key == "base" else {"$ref": f"job.json#/properties/{key}"}
+        for key, own in made["properties"].items()
+    }
+    return made
 
 
 def main() -> None:

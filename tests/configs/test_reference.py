@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
 
 import configs
 from commands.reference import REPOSITORY, TASK, kinds, made_files
@@ -29,9 +30,16 @@ SHIPPED = {
 }
 
 
+# Schemas refer to others in their folder by the name of the file.
+FOLDER: Registry[Any] = Registry().with_resources(
+    (f"{kind}.json", Resource.from_contents(schema)) for kind, schema in SHIPPED.items()
+)
+
+
 def complaints(schema: dict[str, Any], tree: Any) -> list[str]:
     """What an editor would mark as an error; empty where nothing is wrong."""
-    return [error.message for error in Draft202012Validator(schema).iter_errors(tree)]
+    validator = Draft202012Validator(schema, registry=FOLDER)
+    return [error.message for error in validator.iter_errors(tree)]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -66,6 +74,8 @@ def test_a_shipped_file_names_its_schema_and_keeps_it(path: Path) -> None:
         ("job", "demo", {"teacher": {"model": "bert_bse"}}),
         ("job", "demo", {"steps": "many"}),
         ("data", "bert", {"base": "bret"}),
+        ("task", "sst2", {"base": "bert"}),
+        ("task", "sst2", {"teacher": {"optimizer": {"learning_rate": -1}}}),
         ("device", "h100", {"memory_gb": 0}),
         ("device", "h100", {"tflops": {"fp33": 1}}),
     ],

@@ -105,7 +105,7 @@ def accepted_changes(
 
 
 def _require_folders_of_models(now: JobConfig, refused: Sequence[Change]) -> None:
-    """Raise TrainingError where a refused model is a default: its folder, which told it, is gone."""
+    """Raise TrainingError where a refused model is the default, since its folder is gone."""
     for name, learner in now.learners.items():
         folder, section = learner.init.pretrained, section_of(name)
         has_other_model = any(one.key.startswith(f"{section}.model.") for one in refused)
