@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from configs.rules import FRACTION, PROBABILITY, Doc, OneOf, Range, Unit, positive
 from configs.section import Refusal
-from model.model_config import Ability, ModelConfig
+from model.model_config import (
+    REPEATS,
+    WIDTH,
+    Ability,
+    ModelConfig,
+    PaddingToken,
+    VocabularySize,
+)
+from model.task_head_config import WIDEST
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
-_MOST = 2**24  # no machine could hold a larger model
-_WIDTH, _WIDTH_OR_NONE = Range(1, _MOST), Range(0, _MOST)
-_REPEATS = Range(1, 4096)
+_WIDTH_OR_NONE = Range(0, WIDEST)
 DROPOUT_PLACES = ("embedding", "attention", "attention_output", "feed_forward", "head")
 
 
@@ -41,25 +47,21 @@ class EncoderConfig(ModelConfig):
     )
 
     # Sizes
-    vocab_size: Annotated[int, _WIDTH, Unit("tokens"), Doc("Rows of the word embedding.")] = 30522
-    hidden_size: Annotated[int, _WIDTH, Doc("Width of the hidden states.")] = 768
-    layers: Annotated[int, _REPEATS, Doc("Number of layers.")] = 12
-    heads: Annotated[int, _WIDTH, Doc("Attention heads in a layer.")] = 12
-    ffn_size: Annotated[int, _WIDTH, Doc("Width inside a feed-forward network.")] = 3072
+    vocab_size: VocabularySize = 30522
+    hidden_size: Annotated[int, WIDTH, Doc("Width of the hidden states.")] = 768
+    layers: Annotated[int, REPEATS, Doc("Number of layers.")] = 12
+    heads: Annotated[int, WIDTH, Doc("Attention heads in a layer.")] = 12
+    ffn_size: Annotated[int, WIDTH, Doc("Width inside a feed-forward network.")] = 3072
     embedding_size: Annotated[
         int, _WIDTH_OR_NONE, Doc("Width of the word vectors; 0: the hidden size.")
     ] = 0
     max_positions: Annotated[
-        int, _WIDTH, Unit("tokens"), Doc("Rows of the position embedding; the longest sequence.")
+        int, WIDTH, Unit("tokens"), Doc("Rows of the position embedding; the longest sequence.")
     ] = 512
     segment_types: Annotated[
         int, _WIDTH_OR_NONE, Doc("Rows of the segment embedding; 0: no segment embedding.")
     ] = 2
-    pad_token_id: Annotated[
-        int,
-        Range(-1, _MOST),
-        Doc("The padding token: its word vector gets no gradient from the input side; -1: none."),
-    ] = 0
+    pad_token_id: PaddingToken = 0
 
     # Embedding
     positions: Annotated[
@@ -105,7 +107,7 @@ class EncoderConfig(ModelConfig):
         Doc("The feed-forward network; glu: gated linear unit (ModernBERT)."),
     ] = "mlp"
     feed_forwards: Annotated[
-        int, _REPEATS, Doc("Feed-forward networks stacked in a layer (MobileBERT: 4).")
+        int, REPEATS, Doc("Feed-forward networks stacked in a layer (MobileBERT: 4).")
     ] = 1
     attention_bias: Annotated[bool, Doc("The attention's projections have biases.")] = True
     ffn_bias: Annotated[bool, Doc("The feed-forward networks have biases.")] = True
@@ -130,7 +132,7 @@ class EncoderConfig(ModelConfig):
     ] = 0
     global_every: Annotated[
         int,
-        _REPEATS,
+        REPEATS,
         Unit("layers"),
         Doc("The first of every group of this many layers is global."),
     ] = 1
@@ -148,7 +150,7 @@ class EncoderConfig(ModelConfig):
         Doc("The weights that the layers of a group share (ALBERT)."),
     ] = "none"
     groups: Annotated[
-        int, _REPEATS, Doc("Groups of sharing layers; layer i is in floor(i * groups / layers).")
+        int, REPEATS, Doc("Groups of sharing layers; layer i is in floor(i * groups / layers).")
     ] = 1
 
     # Heads
@@ -206,9 +208,7 @@ class EncoderConfig(ModelConfig):
             yield "bottleneck_size", "is for norm_placement: post"
         if self.pair_head and self.pooler == "none":
             yield "pair_head", "needs a pooler"
-        yield from self.conflicts_with_heads()
-        if self.pad_token_id >= self.vocab_size:
-            yield "pad_token_id", f"{self.pad_token_id} is outside the vocabulary"
+        yield from super().conflicts()
         if self.positions == "learned_after_padding" and self.first_position >= self.max_positions:
             yield "max_positions", "must exceed pad_token_id + 1"
 

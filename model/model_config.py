@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
 from torch import nn
 
-from configs.rules import Doc
+from configs.rules import Doc, Range, Unit
 from configs.section import Refusal, Section, within
-from model.task_head_config import TaskHeadConfig
+from model.task_head_config import WIDEST, TaskHeadConfig
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
+
+WIDTH = Range(1, WIDEST)
+REPEATS = Range(1, 4096)
+# Keys of every kind.
+VocabularySize = Annotated[int, WIDTH, Unit("tokens"), Doc("Rows of the word embedding.")]
+PaddingToken = Annotated[
+    int,
+    Range(-1, WIDEST),
+    Doc("The padding token: its word vector gets no gradient from the input side; -1: none."),
+]
 
 PAIRS = "pairs"  # the name of the pair head's output
 HEAD_NAMES = "that name is taken, or not of letters, digits and underscores; choose another"
@@ -95,6 +105,11 @@ class ModelConfig(Section, ABC):
     @abstractmethod
     def vocab_size(self) -> int:
         """Rows of the word embedding."""
+
+    @property
+    def pad_token_id(self) -> int:
+        """The padding token; -1: none."""
+        return -1
 
     @property
     @abstractmethod
@@ -185,8 +200,10 @@ class ModelConfig(Section, ABC):
         """Dropout probability of a part; ``head`` is the input of a task head's last layer."""
         return 0.0
 
-    def conflicts_with_heads(self) -> Iterator[Refusal]:
-        """The task heads that the model cannot have."""
+    def conflicts(self) -> Iterator[Refusal]:
+        """The rules of every kind, about its task heads and its padding token."""
+        if self.pad_token_id >= self.vocab_size:
+            yield "pad_token_id", f"{self.pad_token_id} is outside the vocabulary"
         for name, head in self.task_heads.items():
             yield from within(f"task_heads.{name}", self._conflicts_with_head(name, head))
 

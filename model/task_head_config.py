@@ -14,7 +14,7 @@ TAGGING, SPAN, VECTOR = "tagging", "span", "vector"
 KINDS = (CLASSIFICATION, REGRESSION, CHOICE, TAGGING, SPAN, VECTOR)
 PER_TOKEN = (TAGGING, SPAN)  # the others have one output per text
 LABELLED = (CLASSIFICATION, TAGGING)
-_WIDEST = 2**24
+WIDEST = 2**24  # no machine could hold a larger model
 
 
 @dataclass
@@ -62,7 +62,7 @@ class TaskHeadConfig(Section):
         ),
     ] = ""
     size: Annotated[
-        int, Range(0, _WIDEST), Doc("Width of a vector; 0: as what it reads, without a projection.")
+        int, Range(0, WIDEST), Doc("Width of a vector; 0: as what it reads, without a projection.")
     ] = 0
     normalise: Annotated[bool, Doc("Scale a vector to length 1.")] = False
     crf: Annotated[

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from configs.rules import PROBABILITY, Doc, OneOf, Range, Unit, positive
+from configs.rules import PROBABILITY, Doc, OneOf, positive
 from configs.section import Refusal
 from model.crf import ConditionalRandomField
 from model.errors import ModelError
 from model.flops import head_flops
 from model.heads import MaskedLanguageModelHead
-from model.model_config import Ability, ModelConfig
+from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded
 from model.precision import Dense
 from model.protocol import Model, register
@@ -24,8 +24,6 @@ from model.segment_pairs import SegmentPairs
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
-
-_WIDTH = Range(1, 2**24)
 
 
 @dataclass
@@ -45,13 +43,13 @@ class BiLSTMConfig(ModelConfig):
     kind: Annotated[str, OneOf("bilstm"), Doc("The kind of model.")] = field(
         default="bilstm", kw_only=True
     )
-    vocab_size: Annotated[int, _WIDTH, Unit("tokens"), Doc("Rows of the word embedding.")] = 30522
+    vocab_size: VocabularySize = 30522
     hidden_size: Annotated[
-        int, _WIDTH, Doc("Width of the word vectors, and of the two directions' states together.")
+        int, WIDTH, Doc("Width of the word vectors, and of the two directions' states together.")
     ] = 300
-    layers: Annotated[int, Range(1, 4096), Doc("Number of layers.")] = 1
+    layers: Annotated[int, REPEATS, Doc("Number of layers.")] = 1
     pooled_size: Annotated[
-        int, _WIDTH, Doc("Width of the hidden layer between the last states and the labels.")
+        int, WIDTH, Doc("Width of the hidden layer between the last states and the labels.")
     ] = 200
     siamese: Annotated[
         bool,
@@ -60,11 +58,7 @@ class BiLSTMConfig(ModelConfig):
             "states, the hidden layer reads [h1, h2, h1 * h2, |h1 - h2|]."
         ),
     ] = False
-    pad_token_id: Annotated[
-        int,
-        Range(-1, 2**24),
-        Doc("The padding token: its word vector gets no gradient from the input side; -1: none."),
-    ] = 0
+    pad_token_id: PaddingToken = 0
     dropout: Annotated[
         float, PROBABILITY, Doc("Dropout probability of word vectors and of each layer's output.")
     ] = 0.1
@@ -77,9 +71,7 @@ class BiLSTMConfig(ModelConfig):
     def conflicts(self) -> Iterator[Refusal]:
         if self.hidden_size % 2:
             yield "hidden_size", f"{self.hidden_size} must be even: each direction has half of it"
-        if self.pad_token_id >= self.vocab_size:
-            yield "pad_token_id", f"{self.pad_token_id} is outside the vocabulary"
-        yield from self.conflicts_with_heads()
+        yield from super().conflicts()
 
     def dropout_rate(self, place: str) -> float:
         """The one dropout probability, which applies to every part."""

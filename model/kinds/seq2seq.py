@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from configs.rules import PROBABILITY, Doc, OneOf, Range, Unit, positive
+from configs.rules import PROBABILITY, Doc, OneOf, Unit, positive
 from configs.section import Refusal
 from model.attention_kernel import visible_keys
 from model.config import EncoderConfig
@@ -19,16 +19,13 @@ from model.embedding import Embeddings
 from model.encoder import Encoder
 from model.flops import flops_per_token
 from model.initial_values import fill
-from model.model_config import Ability, ModelConfig
+from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded
 from model.parts import ACTIVATIONS
 from model.protocol import Model, register
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
-
-_WIDTH = Range(1, 2**24)
-_REPEATS = Range(1, 4096)
 
 
 @dataclass
@@ -45,14 +42,14 @@ class Seq2SeqConfig(ModelConfig):
     kind: Annotated[str, OneOf("seq2seq"), Doc("The kind of model.")] = field(
         default="seq2seq", kw_only=True
     )
-    vocab_size: Annotated[int, _WIDTH, Unit("tokens"), Doc("Rows of the word embedding.")] = 30522
-    hidden_size: Annotated[int, _WIDTH, Doc("Width of the hidden states.")] = 512
-    layers: Annotated[int, _REPEATS, Doc("Number of layers of the encoder.")] = 6
-    decoder_layers: Annotated[int, _REPEATS, Doc("Number of layers of the decoder.")] = 6
-    heads: Annotated[int, _WIDTH, Doc("Attention heads in each attention of a layer.")] = 8
-    ffn_size: Annotated[int, _WIDTH, Doc("Width inside a feed-forward network.")] = 2048
+    vocab_size: VocabularySize = 30522
+    hidden_size: Annotated[int, WIDTH, Doc("Width of the hidden states.")] = 512
+    layers: Annotated[int, REPEATS, Doc("Number of layers of the encoder.")] = 6
+    decoder_layers: Annotated[int, REPEATS, Doc("Number of layers of the decoder.")] = 6
+    heads: Annotated[int, WIDTH, Doc("Attention heads in each attention of a layer.")] = 8
+    ffn_size: Annotated[int, WIDTH, Doc("Width inside a feed-forward network.")] = 2048
     max_positions: Annotated[
-        int, _WIDTH, Unit("tokens"), Doc("The longest source, and the longest target.")
+        int, WIDTH, Unit("tokens"), Doc("The longest source, and the longest target.")
     ] = 512
     norm_placement: Annotated[
         str, OneOf("post", "pre"), Doc("Norms after each residual sum (post) or before each part.")
@@ -61,11 +58,7 @@ class Seq2SeqConfig(ModelConfig):
     activation: Annotated[
         str, OneOf(*ACTIVATIONS), Doc("Activation of the feed-forward networks.")
     ] = "gelu"
-    pad_token_id: Annotated[
-        int,
-        Range(-1, 2**24),
-        Doc("The padding token: its word vector gets no gradient from the input side; -1: none."),
-    ] = 0
+    pad_token_id: PaddingToken = 0
     dropout: Annotated[float, PROBABILITY, Doc("Dropout probability, of attention too.")] = 0.1
     initializer_range: Annotated[
         float, positive(100.0), Doc("Standard deviation of random weights.")
@@ -74,14 +67,13 @@ class Seq2SeqConfig(ModelConfig):
     def conflicts(self) -> Iterator[Refusal]:
         if self.hidden_size % self.heads:
             yield "heads", f"{self.heads} does not divide the width {self.hidden_size}"
-        if self.pad_token_id >= self.vocab_size:
-            yield "pad_token_id", f"{self.pad_token_id} is outside the vocabulary"
         if not self.mlm_head:
             yield "mlm_head", "must be true: it is the bias of the words that are generated"
         if self.pair_head:
             yield "pair_head", "a model of kind seq2seq has none; remove it"
         if self.task_heads:
             yield "task_heads", "a model of kind seq2seq has none; remove them"
+        yield from super().conflicts()
 
     @property
     def part(self) -> EncoderConfig:
