@@ -206,13 +206,7 @@ class Model(nn.Module, ABC):
             heads={},
             all_positions=all_positions,
         )
-        if self.pair_head is not None and pooled is not None:
-            found.heads[PAIRS] = self.pair_head(pooled)
-        for layer in capture.exits:
-            found.exits[layer] = self._exit(encoded.hidden_states[layer], masked_positions)
-        self._run_task_heads(capture.heads, found, first, attention_mask)
-        for name in capture.branches:
-            found.branches[name] = self._earlier(name, encoded.hidden_states, attention_mask)
+        self._run_heads(capture, found, first, masked_positions, attention_mask)
         return found
 
     def rows_read(
@@ -301,6 +295,23 @@ class Model(nn.Module, ABC):
         found = self._transform(self.as_last(rows))
         assert found is not None, "exits of a model without a masked-LM head"
         return found
+
+    def _run_heads(
+        self,
+        capture: Capture,
+        found: Features,
+        first: Tensor | None,
+        masked_positions: Tensor | None,
+        attention_mask: Tensor | None,
+    ) -> None:
+        """Add the outputs of the pair head, exits, task heads and their branches to `found`."""
+        if self.pair_head is not None and found.pooled is not None:
+            found.heads[PAIRS] = self.pair_head(found.pooled)
+        for layer in capture.exits:
+            found.exits[layer] = self._exit(found.hidden_states[layer], masked_positions)
+        self._run_task_heads(capture.heads, found, first, attention_mask)
+        for name in capture.branches:
+            found.branches[name] = self._earlier(name, found.hidden_states, attention_mask)
 
     def _run_task_heads(
         self,

@@ -101,7 +101,6 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
             segment_types=0, embedding_norm=True, norm="layer_norm", fixed_norm_eps=0.0,
             norm_placement="pre", feed_forward="glu", feed_forwards=1, bottleneck_size=0,
             sharing="none", pooler="none")  # fmt: skip
-    every = config.global_every if config.local_window else 1
     return {
         "architectures": ["ModernBertForMaskedLM"],
         "vocab_size": config.vocab_size,
@@ -112,21 +111,13 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "pad_token_id": None if config.pad_token_id < 0 else config.pad_token_id,
         # The class's defaults are ids of ModernBERT's own vocabulary.
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "cls_token_id": None,
-        "sep_token_id": None,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
         "norm_eps": config.norm_eps,
         "norm_bias": config.norm_bias,
         "hidden_activation": write_activation(config.activation),
         "attention_bias": config.attention_bias,
         "mlp_bias": config.ffn_bias,
-        "local_attention": config.local_window or 128,
-        "layer_types": _layer_types(config.layers, every),
-        "rope_parameters": {
-            _FULL: {"rope_type": "default", "rope_theta": config.global_rope_theta},
-            _SLIDING: {"rope_type": "default", "rope_theta": config.local_rope_theta},
-        },
+        **_write_layer_types(config),
         "classifier_activation": write_activation(config.head_activation or config.activation),
         "classifier_bias": config.head_bias,
         "decoder_bias": config.decoder_bias,
@@ -136,6 +127,19 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
         "initializer_range": config.initializer_range,
         "initializer_cutoff_factor": 2.0,
         "tie_word_embeddings": True,
+    }
+
+
+def _write_layer_types(config: EncoderConfig) -> dict[str, Any]:
+    """Which layers attend to a window only, and the rotary positions of both types."""
+    every = config.global_every if config.local_window else 1
+    thetas = {_FULL: config.global_rope_theta, _SLIDING: config.local_rope_theta}
+    return {
+        "local_attention": config.local_window or 128,
+        "layer_types": _layer_types(config.layers, every),
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
+        },
     }
 
 
