@@ -354,6 +354,14 @@ def test_another_view_of_the_teacher_is_another_folder(runs) -> None:
             "soft_cross_entropy.top_k: the vocabulary has 600 tokens; null reads all",
         ),
         (
+            [
+                f"students.student.model={{base: bert_tiny, vocab_size: {VOCABULARY}}}",
+                "students.student.view=masked",
+                "students.student.objective.soft_labels={}",
+            ],
+            "soft_labels: is about the head of a task, and a translation has none",
+        ),
+        (
             ["students.student.objective.hidden_mse={}"],
             "hidden_mse: compares states, so that its teacher must have the same view",
         ),

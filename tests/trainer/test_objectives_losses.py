@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from trainer.losses import relations
+from trainer.losses import labels, relations
 from trainer.losses import states as losses
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])  # B = 2, L = 3
@@ -22,7 +22,7 @@ def random(*shape, seed=0):
 def test_label_cross_entropy_by_hand():
     """Two certain predictions, one undecided, and a row without a label."""
     logits = torch.tensor([[10.0, -10.0], [10.0, -10.0], [0.0, 0.0], [5.0, 0.0]])
-    total, count = losses.label_cross_entropy(logits, torch.tensor([0, 1, 1, -100]))
+    total, count = labels.label_cross_entropy(logits, torch.tensor([0, 1, 1, -100]))
     assert total.item() == pytest.approx(0 + 20 + math.log(2), abs=1e-6)
     assert count.item() == 3
 

@@ -22,7 +22,7 @@ from data_pipeline import EncodedExample
 from data_pipeline.task_files.tables import read_table
 from model import CLASSIFICATION, Capture, TaskHeadConfig
 from trainer import denominators
-from trainer.losses.states import label_cross_entropy
+from trainer.losses.labels import label_cross_entropy
 from trainer.objectives.task import TaskConfig
 from trainer.objectives.term import Term, register
 from trainer.scoring.task_metrics import ClassMetric

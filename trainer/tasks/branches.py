@@ -21,7 +21,7 @@ from model import (
 )
 from trainer.denominators import ROWS
 from trainer.learner_names import OWN
-from trainer.losses.states import branch_divergence
+from trainer.losses.labels import branch_divergence
 from trainer.objectives.head_term import HeadTerm, HeadTermConfig
 from trainer.objectives.term import LAST, LossInputs, Term, register
 from trainer.objectives.transfer import BRANCHES

@@ -19,8 +19,8 @@ from data_pipeline.task_files.collection import Collection, Ranking, Relevance, 
 from data_pipeline.task_files.retrieval import RetrievalText
 from model import VECTOR, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
+from trainer.losses.labels import label_cross_entropy
 from trainer.losses.ranking import contrastive, hidden_documents
-from trainer.losses.states import label_cross_entropy
 from trainer.objectives.task import TaskTerm
 from trainer.objectives.term import ExampleLosses, LossInputs, Term, register
 from trainer.objectives.whole_batch import WholeBatchTerm, over_ranks

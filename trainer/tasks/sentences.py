@@ -22,7 +22,7 @@ from model import (
     TaskHeadConfig,
 )
 from trainer.batches import MicroBatch
-from trainer.losses.states import label_cross_entropy, squared_error
+from trainer.losses.labels import label_cross_entropy, squared_error
 from trainer.objectives.task import LABEL, UNKNOWN_LABELS, TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric

@@ -11,7 +11,7 @@ from torch import Tensor
 from configs.rules import Doc, OneOf, positive
 from configs.section import Refusal
 from model import SPAN, Capture, ModelConfig, ModelShape
-from trainer.losses.states import (
+from trainer.losses.labels import (
     logit_squared_error,
     soft_label_cross_entropy,
     soft_label_loss,

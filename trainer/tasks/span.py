@@ -17,7 +17,7 @@ from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.squad import SpanQuestion, read_squad
 from model import SPAN, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
-from trainer.losses.states import label_cross_entropy
+from trainer.losses.labels import label_cross_entropy
 from trainer.objectives.task import TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric

@@ -11,7 +11,7 @@ from torch import Tensor
 from data_pipeline import PAIRS
 from data_pipeline.packing.kinds import PACKINGS
 from model import Ability, Capture, ModelConfig, ModelShape
-from trainer.losses.states import label_cross_entropy
+from trainer.losses.labels import label_cross_entropy
 from trainer.objectives.term import LossInputs, Term, TermConfig
 
 
