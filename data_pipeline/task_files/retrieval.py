@@ -36,18 +36,16 @@ class Judgement:
     relevance: int
 
 
-def read_retrieval_documents(
-    path: str, fields: Sequence[str] = DOCUMENT_FIELDS
-) -> Iterator[RetrievalText]:
-    """The documents of a file, in order, each with the text of its `fields` joined.
+def read_retrieval_documents(path: str) -> Iterator[RetrievalText]:
+    """The documents of a file, in order, each with its title and text joined.
 
     TREC's ``<doc>`` with ``<docno>``, whatever the case of the tags; tables (.tsv, .csv, .jsonl,
     .parquet) with the columns ``_id`` or ``id``, ``text`` and perhaps ``title``, as BEIR's. Raises
     DataError.
     """
     if suffix_of(path) in TABLES:
-        return _unique(path, _rows(path, fields))
-    return _unique(path, _tagged(path, "doc", "docno", fields))
+        return _unique(path, _rows(path, DOCUMENT_FIELDS))
+    return _unique(path, _tagged(path, "doc", "docno", DOCUMENT_FIELDS))
 
 
 def read_queries(path: str, numbered_by_order: bool = False) -> Iterator[RetrievalText]:

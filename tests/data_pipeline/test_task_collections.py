@@ -140,7 +140,6 @@ def test_trec_documents_and_topics(write: Callable[[str, str], str]) -> None:
         f"{path}:1", "FT911-3", "Lift & drag\nLift at M < 3 & R > 2. Drag."
     )
     assert second == RetrievalText(f"{path}:10", "2", "wings")
-    assert next(read_retrieval_documents(path, ["title"])).text == "Lift & drag"
     topics = write("topics.txt", TOPICS)
     assert [(query.id, query.text) for query in read_queries(topics)] == [
         ("301", "organized crime"),
