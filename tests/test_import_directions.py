@@ -76,7 +76,7 @@ ROOMS = {
     ),
     "trainer/objectives": (
         "layer_maps step_schedule transfer progressive first_stage intermediate task_first term "
-        "whole_batch head_term task terms objective_config objective demand"
+        "head_term task whole_batch terms objective_config objective demand"
     ),
     "trainer/objectives/terms": "states attention pairs vocabulary two_way exits",
     "trainer/learners": (
@@ -88,7 +88,7 @@ ROOMS = {
     "trainer/tasks": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tasks").glob("[!_]*.py"))
     ),
-    "trainer/losses": "states ranking vocabulary_projection relations rows vocabulary",
+    "trainer/losses": "states labels ranking vocabulary_projection relations rows vocabulary",
     "trainer/optimizers": "norms moments shards bert_adam lamb gated groups config loss_scale",
     "trainer/schedules": "learning_rate stacking",
     "trainer/watch": "guard rollback first_failure hang_watch rank_zero replicas slow_ranks",
@@ -96,7 +96,7 @@ ROOMS = {
     "trainer/measure": "parts timing profiling startup machine durations",
     "trainer/run_folder": "folder metrics metrics_log run_files",
     "trainer/control": "requests requested asking heartbeat run_context",
-    "trainer/job_data": "examples batch_plan fit prefetch staging feed",
+    "trainer/job_data": "task_heads examples batch_plan fit prefetch staging feed",
     "trainer/report": (
         "document words labels scale colours chart curves results savings table page refreshing"
     ),

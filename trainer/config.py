@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ from configs.rules import (
 from configs.section import Refusal, Section
 from configs.typed import convert
 from data_pipeline import TASK_NAME, DataConfig
+from model import ModelConfig
 from trainer.batch_config import BatchConfig
 from trainer.default_lead import fill_in_leads
 from trainer.folder_models import fill_in_models
@@ -211,10 +213,22 @@ class JobConfig(Section):
         fill_in_models(tree)
         fill_in_leads(tree)
 
+    def in_steps(self) -> JobConfig:
+        """The same with all that learners have as fractions of the job's steps told in steps."""
+        students = {name: one.in_steps(self.steps) for name, one in self.students.items()}
+        return dataclasses.replace(
+            self, teacher=self.teacher.in_steps(self.steps), students=students
+        )
+
     @property
     def other_teachers(self) -> dict[str, LearnerConfig]:
         """The further teachers, by their names among learners."""
         return {teacher_key(name): one for name, one in self.teachers.items()}
+
+    @property
+    def other_models(self) -> dict[str, ModelConfig]:
+        """The models of the further teachers, by the same names."""
+        return {name: one.model for name, one in self.other_teachers.items()}
 
     @property
     def learners(self) -> dict[str, LearnerConfig]:

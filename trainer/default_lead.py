@@ -9,7 +9,7 @@ from configs import ConfigError
 from configs.typed import convert
 from trainer.admission_config import StartConfig
 from trainer.learner_config import TRANSFERS, InitConfig
-from trainer.objectives.objective_config import HEARD, ObjectiveConfig
+from trainer.objectives.objective_config import TEACHER_SOURCES, ObjectiveConfig
 
 Kind = TypeVar("Kind")
 MIN_LEAD = 0.25  # nats; docs/studies.md, "Listening to an untrained teacher"
@@ -47,8 +47,9 @@ def _waits(student: Mapping[str, Any], teacher: Mapping[str, Any]) -> bool:
     if its_init.weights is not None:
         return False
     own, its = (_section(one, "objective", ObjectiveConfig) for one in (student, teacher))
-    heard = {name for name, term in own.terms().items() if term.source in HEARD}
-    return bool(heard) and heard <= PREDICTIONS and LABELS in own.label_terms() & its.label_terms()
+    reading = {name for name, term in own.terms().items() if term.source in TEACHER_SOURCES}
+    in_common = own.label_terms() & its.label_terms()
+    return bool(reading) and reading <= PREDICTIONS and LABELS in in_common
 
 
 def _section(learner: Mapping[str, Any], key: str, kind: type[Kind]) -> Kind:

@@ -18,14 +18,13 @@ from configs.rules import (
     Unit,
     positive,
 )
-from configs.section import Refusal, Section, within
+from configs.section import Refusal, Section, default_of, within
 from data_pipeline import DEFAULT_VIEW
 from model import Ability, ModelConfig, ModelShape, default_model
 from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.intermediate import IntermediateConfig
 from trainer.objectives.progressive import ProgressiveConfig
-from trainer.objectives.task import TaskConfig
 from trainer.objectives.task_first import TaskFirstConfig
 from trainer.objectives.transfer import Transfer, TransferConfig
 from trainer.optimizers import OptimizerConfig
@@ -225,10 +224,13 @@ class LearnerConfig(Section):
 
     def finished(self) -> LearnerConfig:
         """The config of a teacher whose budget is used up: a frozen one with its weights."""
-        kept = {key: getattr(LearnerConfig(), key) for key in _FOR_TRAINING}
+        fields = dataclasses.fields(LearnerConfig)
+        untrained: dict[str, Any] = {
+            one.name: default_of(one) for one in fields if one.name in _FOR_TRAINING
+        }
         return dataclasses.replace(
             self,
-            **kept,
+            **untrained,
             model=self.architecture,
             frozen=True,
             init=InitConfig(pretrained="its own"),
@@ -252,14 +254,14 @@ class LearnerConfig(Section):
         A frozen teacher has no objective. The metrics of its task head come from the one of
         `learners`, which are all of its job, whose objective has the task.
         """
-        terms = (term for one in learners for term in one.objective.terms().values())
-        found = {one.head: one for one in terms if isinstance(one, TaskConfig)}
-        tasks = {head: one.metrics_in(self.view) for head, one in found.items()}
+        found = (task for one in learners for task in one.objective.task_terms().values())
+        tasks = {task.head: task.metrics_in(self.view) for task in found}
         return metrics_of(self.architecture, tasks)
 
     def in_steps(self, steps: int) -> LearnerConfig:
-        """The same with a `transfer` that is told in steps, in a job of `steps`."""
+        """The same with start, budget and `transfer` told in steps, in a job of `steps`."""
         told: dict[str, Any] = {key: one.in_steps(steps) for key, one in self.transfers.items()}
+        told |= {"start": self.start.in_steps(steps), "budget": self.budget.in_steps(steps)}
         return dataclasses.replace(self, **told)
 
     @property
@@ -308,9 +310,8 @@ class LearnerConfig(Section):
             yield "zero_stage", why
         if self.offload == "optimizer":
             yield "offload", "must be none or parameters where frozen is true"
-        for key in _FOR_TRAINING:
-            if getattr(self, key) != getattr(LearnerConfig(), key):
-                yield key, "is for training; remove it (null), or frozen"
+        for key in self.changed(*_FOR_TRAINING):
+            yield key, "is for training; remove it (null), or frozen"
 
     def _read_by(self) -> dict[str, frozenset[str]]:
         """Which tasks read a part of the model that not all of them read, by the part's name."""
@@ -327,7 +328,13 @@ class LearnerConfig(Section):
 
         Raises ValueError if a term does not fit.
         """
-        objective = Objective(self.objective, self.model, teacher, seed, self.transfer, others)
-        objective.heard_changes = self.min_lead is not None
-        objective.read_by = self._read_by()
-        return objective
+        return Objective(
+            self.objective,
+            self.model,
+            teacher,
+            seed,
+            self.transfer,
+            others,
+            read_by=self._read_by(),
+            teacher_weight_changes=self.min_lead is not None,
+        )

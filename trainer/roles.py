@@ -70,8 +70,8 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
 
 def _predicts_tokens(learners: Named) -> bool:
     """Whether examples have tokens to predict, as masked text has."""
-    terms = (term for one in learners.values() for term in one.objective.terms().values())
-    return any(isinstance(term, TaskConfig) and term.head == MASKED for term in terms)
+    tasks = (task for one in learners.values() for task in one.objective.task_terms().values())
+    return any(task.head == MASKED for task in tasks)
 
 
 def conflicts_about_metrics(
@@ -95,9 +95,8 @@ def _conflicts_with_examples(learners: Named, data: DataConfig) -> Iterator[Refu
     """Tasks without examples, and terms on text in a job that reads a task's examples."""
     tasks: dict[str, tuple[str, TaskConfig]] = {}
     for learner, config in learners.items():
-        terms = config.objective.terms()
-        heads = {one.head for one in terms.values() if isinstance(one, TaskConfig)}
-        for name, term in terms.items():
+        heads = {task.head for task in config.objective.task_terms().values()}
+        for name, term in config.objective.terms().items():
             key = f"{section_of(learner)}.objective.{name}"
             if isinstance(term, TaskConfig):
                 first, other = tasks.setdefault(name, (key, term))
@@ -131,12 +130,7 @@ def _examples_in(data: DataConfig) -> str:
 
 def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
     """Views that the data do not have, and states that are compared across views."""
-    tasks = [
-        term
-        for one in learners.values()
-        for term in one.objective.terms().values()
-        if isinstance(term, TaskConfig)
-    ]
+    tasks = [task for one in learners.values() for task in one.objective.task_terms().values()]
     shared = [name for task in tasks[:1] for name in task.views]
     there = [DEFAULT_VIEW, *(name for name in shared if all(name in one.views for one in tasks))]
     for learner, config in learners.items():
@@ -165,10 +159,9 @@ def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
 def _conflicts_of_single_texts(learners: Named) -> Iterator[Refusal]:
     """Models that compare two texts, in learners that do not read two."""
     for learner, config in learners.items():
-        terms = config.objective.terms().values()
-        tasks = [term for term in terms if isinstance(term, TaskConfig)]
+        tasks = config.objective.task_terms().values()
         reads_two = bool(tasks) and all(len(one.texts_of(config.view)) == 2 for one in tasks)
-        if config.model.needs_pairs and terms and not reads_two:
+        if config.model.needs_pairs and config.objective.terms() and not reads_two:
             why = "compares two texts; give its objective a task on whole pairs, as sentence_pair"
             yield f"{section_of(learner)}.model", why
 
@@ -180,9 +173,8 @@ def _conflicts_of_student(
         yield "", "that name is the teacher's; choose another"
     if not student.objective.terms():
         yield "objective", "name at least one term"
-    for key in _FOR_TEACHERS:
-        if getattr(student, key) != getattr(LearnerConfig(), key):
-            yield key, "is for the teacher; remove it"
+    for key in student.changed(*_FOR_TEACHERS):
+        yield key, "is for the teacher; remove it"
     if student.objective.from_student is not None:
         yield "objective.from_student", "is for the teacher; remove it"
     if student.init.teacher_layers is not None:
@@ -197,7 +189,7 @@ def _conflicts_of_lead(student: LearnerConfig, teacher: LearnerConfig) -> Iterat
     """Students whose `min_lead` cannot be measured or has no effect."""
     if teacher.frozen:
         yield "", "is for a teacher that still learns; remove it"
-    elif not student.objective.hears_teacher():
+    elif not student.objective.reads_main_teacher():
         yield "", "nothing in its objective is about the teacher; remove it"
     elif student.transfer is not None or student.objective.label_terms().isdisjoint(
         teacher.objective.label_terms()

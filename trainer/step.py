@@ -70,7 +70,7 @@ def train_step(
         one.update(step, losses[one.name], norm, length, totals.seconds, batch.targets)
     for student in students:
         if teacher.is_trained and student.config.min_lead is not None:
-            student.note_lead(terms[student.name], terms[TEACHER])
+            student.record_lead(terms[student.name], terms[TEACHER])
     positions = batch.input_ids.size * dist.get_world_size()
     about = {
         one.name: {name: terms[one.name][name] for name in one.objective.about(batch.targets)}
@@ -100,7 +100,7 @@ def _accumulate(
     size = main.step_shape.micro_batch
     count = -(-len(rows.input_ids) // size)
     for student in students:
-        student.listen(main.is_trained)
+        student.update_teacher_weight(main.is_trained)
     if count > 1:
         for learner in (*teachers, *students):
             learner.look_ahead(to_micro_batches(rows, size, main.device, masker), step)

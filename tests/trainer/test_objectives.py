@@ -330,11 +330,11 @@ def test_maps_follow_a_teacher_that_grows():
     objective = Objective(config, encoder(layers=2), encoder(), seed=0)
     before = objective.terms["hidden_mse"].projection.weight.clone()
     assert objective.source_capture(0) == Capture((0, 2, 4), (2, 4))
-    objective.follow(2)
+    objective.set_teacher_layers(2)
     assert objective.source_capture(0) == Capture((0, 1, 2), (1, 2))
     assert objective.student_capture(0) == Capture((0, 1, 2), (1, 2))
     assert torch.equal(objective.terms["hidden_mse"].projection.weight, before)
-    objective.follow(4)
+    objective.set_teacher_layers(4)
     assert objective.source_capture(0) == Capture((0, 2, 4), (2, 4))
 
 

@@ -84,7 +84,7 @@ def _diagnose(
     is_known = all(one is None or one >= KNOWN for one in expected)
     if is_known and all(one < 0 for _, one in newest):
         return WORSE, f"its loss is {-lead:.3f} above guessing by frequency after {steps:,} steps"
-    if student.objective.hears_teacher() and all(
+    if student.objective.reads_main_teacher() and all(
         one is not None and one >= KNOWN and lead < EXPECTED * one
         for one, (_, lead) in zip(expected, newest, strict=True)
     ):
@@ -109,7 +109,7 @@ def _at_age(taught: Curve, steps: int) -> float | None:
 
 def _advice(config: JobConfig, name: str) -> str:
     waits = config.students[name].start != StartConfig()
-    if config.teacher.frozen or waits or not config.students[name].objective.hears_teacher():
+    if config.teacher.frozen or waits or not config.students[name].objective.reads_main_teacher():
         return "weigh its terms about the teacher less, or lower its learning rate"
     half = config.steps // 2
     return (

@@ -21,7 +21,6 @@ from typing import Any
 from configs.typed import nearest_of_all
 from data_pipeline import (
     DEFAULT_VIEW,
-    MASKED,
     Corpus,
     DataConfig,
     DataError,
@@ -35,12 +34,10 @@ from data_pipeline import (
 from data_pipeline.examples.storing import store_examples
 from data_pipeline.shards import manifest
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
-from model import ModelConfig
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
+from trainer.job_data.task_heads import require_same_labels
 from trainer.learner_config import LearnerConfig
-from trainer.learner_names import MEAN, TEACHER, section_of
-from trainer.objectives.head_term import HeadTermConfig
 from trainer.objectives.task import Part, TaskConfig, TaskFile
 
 _log = logging.getLogger(__name__)
@@ -115,9 +112,8 @@ def tasks_of(job: JobConfig) -> list[TaskOfJob]:
     """The tasks of a job that reads examples, each as the first learner that has it declares it."""
     found: dict[str, TaskConfig] = {}
     for learner in job.learners.values():
-        for name, section in learner.objective.terms().items():
-            if isinstance(section, TaskConfig):
-                found.setdefault(name, section)
+        for name, task in learner.objective.task_terms().items():
+            found.setdefault(name, task)
     if not job.data.tasks:
         return [TaskOfJob(name, task, job.data) for name, task in found.items()]
     return [TaskOfJob(name, found[name], data) for name, data in job.data.examples_of.items()]
@@ -172,7 +168,7 @@ def _with_labels(job: JobConfig, one: TaskOfJob) -> TaskOfJob:
             raise DataError(f"{one.key}.{key}: {one.name} reads whole files only; remove it")
     scored = "validation" if "validation" in files else "train"
     task = one.task.with_labels_of(one.file("train"))
-    _require_same_labels(job, task)
+    require_same_labels(job, task)
     file = one.file(scored, is_scored=True)
     return dataclasses.replace(one, task=task.scored_on(file, _tokenizer_of(job)))
 
@@ -234,53 +230,6 @@ def _with(job: JobConfig, one: TaskOfJob) -> JobConfig:
         data = dataclasses.replace(job.data, tasks={**job.data.tasks, one.name: data})
     students = {student: renewed(learner) for student, learner in job.students.items()}
     return dataclasses.replace(job, data=data, teacher=renewed(job.teacher), students=students)
-
-
-def _require_same_labels(job: JobConfig, task: TaskConfig) -> None:
-    """Raise TrainingError where a frozen teacher lacks a head that is read, or has other labels.
-
-    In a mean, one teacher with the head is enough, but each needs the head of some task. The job's
-    own teacher also needs that of its only task.
-    """
-    read = _readers_of(job, task.head) | (set() if job.data.tasks else {TEACHER})
-    if task.head == MASKED:
-        return  # of the vocabulary, which learners share
-    frozen = {name: one for name, one in job.learners.items() if one.frozen}
-    for name, teacher in frozen.items():
-        if name in read or MEAN in read:
-            _require_head(job, task, name, teacher.model)
-    has_head = [task.head in one.model.task_heads for one in frozen.values()]
-    if MEAN in read and not any([not job.teacher.frozen, *has_head]):
-        raise TrainingError(
-            f"{task.head}: no teacher has a head for it; fine-tune one, or list the other tasks in "
-            "soft_labels.tasks"
-        )
-
-
-def _readers_of(job: JobConfig, head: str) -> set[str | None]:
-    """The sources with whose predictions students compare this head's."""
-    return {
-        term.source
-        for student in job.students.values()
-        for term in student.objective.terms().values()
-        if isinstance(term, HeadTermConfig) and term.head == head
-    }
-
-
-def _require_head(job: JobConfig, task: TaskConfig, name: str, teacher: ModelConfig) -> None:
-    where = f"{section_of(name)}.init.pretrained"
-    ours, theirs = task.equip(teacher).task_heads[task.head], teacher.task_heads.get(task.head)
-    if theirs is None:
-        averaged = {
-            one.task.head for one in tasks_of(job) if MEAN in _readers_of(job, one.task.head)
-        }
-        if name in _readers_of(job, task.head) or averaged.isdisjoint(teacher.task_heads):
-            raise TrainingError(f"{where}: it has no head for {task.head}; fine-tune it first")
-    elif theirs.labels != ours.labels:
-        raise TrainingError(
-            f"{where}: its head tells {', '.join(theirs.labels)}, "
-            f"but the labels of the examples are {', '.join(ours.labels)}"
-        )
 
 
 def _steps(job: JobConfig, examples: Mapping[str, int]) -> int:

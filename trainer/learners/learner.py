@@ -265,18 +265,19 @@ class Learner:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.rate * self.objective.factor(group["name"], own_step, targets)
 
-    def listen(self, teacher_learns: bool) -> None:
+    def update_teacher_weight(self, teacher_learns: bool) -> None:
         """Before a step: scale the terms that read the teacher by how far it is ahead (min_lead).
 
         They count nothing up to a lead of `min_lead`, and fully from twice that lead on.
         """
         least = self.config.min_lead
         if least is None or not teacher_learns:
-            self.objective.heard = 1.0
+            self.objective.teacher_weight = 1.0
         else:
-            self.objective.heard = min(max(self.counters.lead / least - 1.0, 0.0), 1.0)
+            ahead = self.counters.lead / least - 1.0
+            self.objective.teacher_weight = min(max(ahead, 0.0), 1.0)
 
-    def note_lead(self, ours: Mapping[str, float], theirs: Mapping[str, float]) -> None:
+    def record_lead(self, ours: Mapping[str, float], theirs: Mapping[str, float]) -> None:
         """After a step: update the running mean of how much lower the teacher's loss is.
 
         The loss here is the sum of the terms that both learn from labels.
@@ -286,9 +287,9 @@ class Learner:
         if math.isfinite(lead):
             self.counters.lead += (lead - self.counters.lead) / LEAD_STEPS
 
-    def follow(self, teacher_layers: int) -> None:
+    def set_teacher_layers(self, teacher_layers: int) -> None:
         """Learn from a teacher that now has this many layers."""
-        self.objective.follow(teacher_layers)
+        self.objective.set_teacher_layers(teacher_layers)
         self._teacher_layers = teacher_layers
 
     @property
@@ -317,7 +318,7 @@ class Learner:
             return transfer.rate(peak) * shape
         before = self._transfer_steps
         last = self.step_shape.steps
-        total = schedule_steps(config.budget.in_steps(last), self.counters, step, last)
+        total = schedule_steps(config.budget, self.counters, step, last)
         used = time_used(config.budget, self.counters, seconds, self.step_shape.seconds)
         return peak * factor(config.schedule, done - before, total - before, used)
 

@@ -42,16 +42,17 @@ class Learners:
         Without a checkpoint, build the teachers alone, from their initial weights. Collective, like
         every method.
         """
-        self.config = config
+        self.config = config.in_steps()
         self.step_shape = step_shape
-        first = self._first_weights(TEACHER, config.teacher) if checkpoint is None else None
-        has_finished = checkpoint is not None and self._is_done(TEACHER, config.teacher, state)
+        teacher = self.config.teacher
+        first = self._first_weights(TEACHER, teacher) if checkpoint is None else None
+        has_finished = checkpoint is not None and self._is_done(TEACHER, teacher, state)
         layers = state.teacher_layers or self._layers_at(0)
         self.teacher = self._build_teacher(layers, first, has_finished)
         held = set() if checkpoint is None else set(checkpoint.learners)
         self.others = [
             self._build(name, one, 0, None if name in held else self._first_weights(name, one))
-            for name, one in config.other_teachers.items()
+            for name, one in self.config.other_teachers.items()
         ]  # further teachers
         self._students: dict[str, Learner] = {}
         self._finished: dict[str, LearnerState] = {}  # by name in the config, like `_students`
@@ -112,15 +113,11 @@ class Learners:
                 f"teacher.stacking.steps: the teacher has {now} layers, {due} at step {step} are "
                 f"not twice as many; put the steps back"
             )
-        counters, weights = self.teacher.counters, model_state(full_state_dict(self.teacher.engine))
+        weights = model_state(full_state_dict(self.teacher.engine))
         _, doubled = double_layers(weights, self.teacher.config.architecture)
-        self.teacher.engine.destroy()
-        del self.teacher  # before the new one takes memory
-        gc.collect()
-        self.teacher = self._build_teacher(due, doubled)
-        self.teacher.counters = counters
+        self._rebuild_teacher(due, doubled)
         for student in self.students:
-            student.follow(due)
+            student.set_teacher_layers(due)
         return True
 
     def finish_teacher(self) -> bool:
@@ -130,35 +127,28 @@ class Learners:
         """
         if not self.teacher.is_trained or self.teacher.counters.finished_at is None:
             return False
-        counters, config = self.teacher.counters, self.teacher.config
         weights = model_state(full_state_dict(self.teacher.engine))
-        self.teacher.engine.destroy()
-        del self.teacher
-        gc.collect()
-        self.teacher = self._build_teacher(config.model.layers, weights, has_finished=True)
-        self.teacher.counters = counters
+        self._rebuild_teacher(self.teacher.config.model.layers, weights, has_finished=True)
         return True
 
     def admit(self, state: JobState, unigram: Mapping[str, float]) -> list[str]:
         """Start the students that are due; returns their names."""
-        joined, steps = [], self.config.steps
+        joined = []
         primary = self.config.primary_column.name
         for name, config in self.config.students.items():
             key = student_key(name)
-            if key in self.waiting and is_due(
-                config.start.in_steps(steps), state, unigram, primary
-            ):
+            if key in self.waiting and is_due(config.start, state, unigram, primary):
                 weights = self._first_weights(key, config)
                 self._students[name] = self._build(key, config, state.step, weights)
                 joined.append(key)
         return joined
 
     def mark_finished(self, step: int, seconds: float) -> None:
-        """Mark the students that have used up their budget by this step and time of the job."""
+        """Mark the learners that have used up their budget by this step and time of the job."""
         for learner in [self.teacher, *self.active]:
-            budget = learner.config.budget.in_steps(self.config.steps)
-            if learner.is_trained and is_over(budget, learner.counters, step, seconds):
-                learner.counters.finish(step, seconds)
+            budget, counters = learner.config.budget, learner.counters
+            if learner.is_trained and is_over(budget, counters, step, seconds):
+                counters.finish(step, seconds)
 
     def has_finished_at(self, step: int) -> bool:
         """Whether a student has just used up its budget."""
@@ -198,9 +188,7 @@ class Learners:
         learner was already done.
         """
         counters = state.learners[name]
-        over = is_over(
-            config.budget.in_steps(self.config.steps), counters, state.step, state.seconds
-        )
+        over = is_over(config.budget, counters, state.step, state.seconds)
         if over and counters.finished_at is None:
             counters.finish(state.step, state.seconds)
         elif counters.finished_at is not None and not over:
@@ -229,6 +217,17 @@ class Learners:
         teacher = self.config.teacher
         return teacher.stacking.layers_at(step, teacher.model.layers)
 
+    def _rebuild_teacher(
+        self, layers: int, weights: Mapping[str, Tensor], has_finished: bool = False
+    ) -> None:
+        """Replace the teacher by one with these weights and the same counters."""
+        counters = self.teacher.counters
+        self.teacher.engine.destroy()
+        del self.teacher  # before the new one takes memory
+        gc.collect()
+        self.teacher = self._build_teacher(layers, weights, has_finished)
+        self.teacher.counters = counters
+
     def _build_teacher(
         self, layers: int, weights: Mapping[str, Tensor] | None, has_finished: bool = False
     ) -> Learner:
@@ -254,10 +253,10 @@ class Learners:
             started_at,
             weights,
             metrics=self.config.metrics_of(config),
-            others={name: one.model for name, one in self.config.other_teachers.items()},
+            others=self.config.other_models,
         )
         if weights is not None and not config.init.teacher_embeddings:
             learner.counters.given_heads = heads_in(weights)
         if not is_teacher(key):
-            learner.follow(self.teacher.config.model.layers)
+            learner.set_teacher_layers(self.teacher.config.model.layers)
         return learner

@@ -145,8 +145,7 @@ def _reshaped_objectives(before: JobConfig, now: JobConfig) -> Iterator[str]:
 
 
 def _learnable(student: LearnerConfig, job: JobConfig) -> dict[str, Size]:
-    others = {name: one.model for name, one in job.other_teachers.items()}
-    objective = student.build_objective(job.teacher.model, 0, others)
+    objective = student.build_objective(job.teacher.model, 0, job.other_models)
     return {name: parameter.shape for name, parameter in objective.named_parameters()}
 
 

@@ -22,16 +22,16 @@ def warning(config: JobConfig) -> str:
 
 def _unreached(config: JobConfig) -> Iterator[str]:
     steps = config.steps
-    for name, learner in config.learners.items():
+    for name, learner in config.in_steps().learners.items():
         section = section_of(name)
         if learner.schedule.warmup_steps >= _steps_of(learner, steps):
             yield f"{section}.schedule.warmup_steps ({learner.schedule.warmup_steps})"
-        for key, transfer in learner.in_steps(steps).transfers.items():
+        for key, transfer in learner.transfers.items():
             first = transfer.build(learner.model.layers).steps
             if first >= _steps_of(learner, steps):
                 yield f"the end of {section}.{key} ({first})"
-        if learner.start.in_steps(steps).step >= steps:
-            yield f"{section}.start.step ({learner.start.in_steps(steps).step})"
+        if learner.start.step >= steps:
+            yield f"{section}.start.step ({learner.start.step})"
     for key, starts in {
         "batch.growth": [one.step for one in config.batch.growth],
         "data.phases": [one.from_step for one in config.data.phases],
@@ -44,4 +44,4 @@ def _unreached(config: JobConfig) -> Iterator[str]:
 
 
 def _steps_of(learner: LearnerConfig, steps: int) -> int:
-    return min(learner.budget.in_steps(steps).steps or steps, steps)
+    return min(learner.budget.steps or steps, steps)

@@ -12,7 +12,7 @@ from model import Capture, ModelShape
 from trainer.denominators import Totals
 from trainer.learner_names import TEACHER
 from trainer.losses.vocabulary import project_and_sum
-from trainer.objectives.objective_config import HEARD, ObjectiveConfig, model_read_by
+from trainer.objectives.objective_config import TEACHER_SOURCES, ObjectiveConfig, model_read_by
 from trainer.objectives.task import TaskTerm
 from trainer.objectives.term import LayerTerm, LossInputs, Term, VocabularyTerm, projected
 from trainer.objectives.transfer import Transfer
@@ -27,7 +27,7 @@ class Objective(nn.Module):
     """The terms and their learnable parts (projections), which train with the learner.
 
     What the terms read and weigh may change with the learner's own step, which starts at 0. When
-    the teacher grows, `follow` changes the layer maps; the learnable parts stay.
+    the teacher grows, `set_teacher_layers` changes the layer maps; the learnable parts stay.
 
     The objective also implements its learner's `trainer.optimizers.Rates`. They are the rates of
     the transfer, if there is one. The learnable parts of a term that is off at some steps neither
@@ -42,11 +42,16 @@ class Objective(nn.Module):
         seed: int,
         transfer: Transfer | None = None,
         others: Mapping[str, ModelShape] | None = None,
+        *,
+        read_by: Mapping[str, frozenset[str]] | None = None,
+        teacher_weight_changes: bool = False,
     ) -> None:
         """`teacher` is the teacher at its final size; a `transfer` comes before other training.
 
-        `others` are further teachers, by name. Raises ValueError, naming the term, when one does
-        not fit these models.
+        `others` are further teachers, by name. `read_by` has the prefixes of the parameters that
+        only some of several heads read, and these heads. `teacher_weight_changes` says whether
+        `teacher_weight` is ever below 1. Raises ValueError, naming the term, when one does not fit
+        these models.
         """
         super().__init__()
         teachers = {TEACHER: teacher, **(others or {})}
@@ -54,10 +59,8 @@ class Objective(nn.Module):
         for key, why in config.misfits(learner, teachers, each_layer):
             raise ValueError(f"{key}: {why}")
         self.transfer = transfer
-        self.heard = 1.0  # factor on the weights of terms that read the job's own teacher, 0 to 1
-        self.heard_changes = False  # to be set before an optimizer asks for groups
-        # Prefixes of the parameters that only some of several heads read, and these heads.
-        self.read_by: Mapping[str, frozenset[str]] = {}
+        self.teacher_weight = 1.0  # 0 to 1, of all terms that read the job's own teacher
+        self.teacher_weight_changes, self.read_by = teacher_weight_changes, read_by or {}
         self.terms = nn.ModuleDict(_build(config, learner, teachers, transfer))
         self._initialise(learner.initializer_range, seed)
 
@@ -79,19 +82,20 @@ class Objective(nn.Module):
             if targets is None or term.concerns(targets)
         }
 
-    def follow(self, teacher_layers: int) -> None:
+    def set_teacher_layers(self, teacher_layers: int) -> None:
         """Learn from a teacher with this many layers, at the same relative depths as before.
 
         Only layer maps change, so this may be called at any time, also on resuming.
         """
         for term in self.by_name.values():
             if term.source == TEACHER:
-                term.follow(teacher_layers)
+                term.set_teacher_layers(teacher_layers)
 
     def weights(self, step: int) -> dict[str, float]:
-        """Each term's weight at the learner's `step`; `heard` scales what reads the teacher."""
+        """Each term's weight at the learner's `step`, with the `teacher_weight`."""
         return {
-            name: term.weight.at(step) * (self.heard if term.source in HEARD else 1.0)
+            name: term.weight.at(step)
+            * (self.teacher_weight if term.source in TEACHER_SOURCES else 1.0)
             for name, term in self.by_name.items()
         }
 
@@ -224,10 +228,11 @@ class Objective(nn.Module):
         """The terms that are off at some steps."""
         if self.transfer is not None:
             return set(self.terms)
+        changing = TEACHER_SOURCES if self.teacher_weight_changes else ()
         return {
             name
             for name, term in self.by_name.items()
-            if 0.0 in term.weight.values or (self.heard_changes and term.source in HEARD)
+            if 0.0 in term.weight.values or term.source in changing
         }
 
     def _initialise(self, standard_deviation: float, seed: int) -> None:

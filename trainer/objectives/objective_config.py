@@ -24,7 +24,7 @@ from trainer.objectives.term import (
     registered_terms,
 )
 
-HEARD = (TEACHER, MEAN)  # the sources in which the job's own teacher has a part
+TEACHER_SOURCES = (TEACHER, MEAN)  # the sources in which the job's own teacher has a part
 TASKS = "tasks"
 
 
@@ -70,6 +70,10 @@ class ObjectiveConfig(Section):
             for term, one in section.beside(name, tasks).items()
         }
 
+    def task_terms(self) -> dict[str, TaskConfig]:
+        """Those of the `terms` that are tasks."""
+        return {name: one for name, one in self.terms().items() if isinstance(one, TaskConfig)}
+
     def with_task(self, name: str, task: TaskConfig) -> ObjectiveConfig:
         """The same with this section for a task that it has."""
         if self.tasks and name in self.tasks:
@@ -112,9 +116,9 @@ class ObjectiveConfig(Section):
         """Whether any term reads a teacher's outputs, or the mean of several."""
         return any(source == MEAN or is_teacher(source) for source in self.sources)
 
-    def hears_teacher(self) -> bool:
+    def reads_main_teacher(self) -> bool:
         """Whether any term reads the job's own teacher, by itself or in the mean."""
-        return not self.sources.isdisjoint(HEARD)
+        return not self.sources.isdisjoint(TEACHER_SOURCES)
 
     def label_terms(self) -> set[str]:
         """The names of the terms that read no learner's outputs, only labels."""

@@ -233,7 +233,7 @@ class Term(nn.Module, ABC):
         assert self.source is not None
         return inputs.sources[self.source]
 
-    def follow(self, teacher_layers: int) -> None:
+    def set_teacher_layers(self, teacher_layers: int) -> None:
         """Adapt layer maps to a teacher that has grown to this many layers."""
         return
 
@@ -390,7 +390,7 @@ class LayerTerm(Term):
     def source_capture(self, step: int) -> Capture:
         return self._capture({pair.theirs for pair in self.pairs(step)})
 
-    def follow(self, teacher_layers: int) -> None:
+    def set_teacher_layers(self, teacher_layers: int) -> None:
         self.teacher_layers = teacher_layers
 
     def _capture(self, layers: set[int]) -> Capture:

@@ -1,0 +1,62 @@
+"""The heads that frozen teachers must have for what students learn from them."""
+
+from __future__ import annotations
+
+from data_pipeline import MASKED
+from model import ModelConfig
+from trainer.config import JobConfig
+from trainer.errors import TrainingError
+from trainer.learner_names import MEAN, TEACHER, section_of
+from trainer.objectives.head_term import HeadTermConfig
+from trainer.objectives.task import TaskConfig
+
+
+def require_same_labels(job: JobConfig, task: TaskConfig) -> None:
+    """Raise TrainingError where a frozen teacher lacks a head that is read, or has other labels.
+
+    In a mean, one teacher with the head is enough, but each needs the head of some task. The job's
+    own teacher also needs that of its only task.
+    """
+    read = _readers_of(job, task.head) | (set() if job.data.tasks else {TEACHER})
+    if task.head == MASKED:
+        return  # of the vocabulary, which learners share
+    frozen = {name: one for name, one in job.learners.items() if one.frozen}
+    for name, teacher in frozen.items():
+        if name in read or MEAN in read:
+            _require_head(job, task, name, teacher.model)
+    has_head = [task.head in one.model.task_heads for one in frozen.values()]
+    if MEAN in read and not any([not job.teacher.frozen, *has_head]):
+        raise TrainingError(
+            f"{task.head}: no teacher has a head for it; fine-tune one, or list the other tasks in "
+            "soft_labels.tasks"
+        )
+
+
+def _require_head(job: JobConfig, task: TaskConfig, name: str, teacher: ModelConfig) -> None:
+    where = f"{section_of(name)}.init.pretrained"
+    ours, theirs = task.equip(teacher).task_heads[task.head], teacher.task_heads.get(task.head)
+    if theirs is None:
+        averaged = {head for head in _heads_in(job) if MEAN in _readers_of(job, head)}
+        if name in _readers_of(job, task.head) or averaged.isdisjoint(teacher.task_heads):
+            raise TrainingError(f"{where}: it has no head for {task.head}; fine-tune it first")
+    elif theirs.labels != ours.labels:
+        raise TrainingError(
+            f"{where}: its head tells {', '.join(theirs.labels)}, "
+            f"but the labels of the examples are {', '.join(ours.labels)}"
+        )
+
+
+def _heads_in(job: JobConfig) -> set[str]:
+    """The heads of the job's tasks."""
+    learners = job.learners.values()
+    return {task.head for one in learners for task in one.objective.task_terms().values()}
+
+
+def _readers_of(job: JobConfig, head: str) -> set[str | None]:
+    """The sources with whose predictions students compare this head's."""
+    return {
+        term.source
+        for student in job.students.values()
+        for term in student.objective.terms().values()
+        if isinstance(term, HeadTermConfig) and term.head == head
+    }
