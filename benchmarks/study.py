@@ -40,13 +40,13 @@ from benchmarks.studies.jobs import HERE, Sources, StudyJob, in_order
 from commands.errors import one_line
 from commands.job_configs import load_job
 from configs import assignment
+from configs.runs import STOPPED
 from configs.studies import StudyConfig
 from trainer.admission_config import BudgetConfig
 
 AT_ONCE = ("start={step: 0, fraction: null, teacher: null}", "min_lead=null")
 # Of a teacher that finishes first, time steps that train it and steps that do not.
 HALF = "teacher.budget={fraction: 0.5, steps: null, tokens: null, hours: null}"
-STOPPED = 75  # how `tandem train` ends on request
 SHORT = ["log.every=1", "evaluation.every=100000", "evaluation.sequences=8"]
 RESULTS = Path(__file__).resolve().parents[1] / "docs/studies/results"
 

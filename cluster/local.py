@@ -33,10 +33,9 @@ from typing import NoReturn
 
 from cluster.errors import LaunchError
 from cluster.ranks import Ranks, export, reserved_port
-from cluster.signals import hang_up_is_stop
+from cluster.signals import STOP_SIGNALS, hang_up_is_stop
+from configs.runs import STOPPED
 
-STOPPED = 75  # the exit code of a rank that saved and stopped on request
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 GRACE_SECONDS = 5.0  # for the other ranks to end by themselves once one has failed
 HOLD_SECONDS = 0.5  # how long rank 0's standard error waits before it is shown
 KEPT_BYTES = 64 * 1024  # of each rank's standard error, its end
@@ -163,7 +162,7 @@ class _Launcher:
         the ranks. A rank leaves the block with the handlers from before, and with the stop signals
         blocked until it has its own (see cluster.signals).
         """
-        caught = [*FORWARDED, signal.SIGCHLD] + [signal.SIGHUP] * hang_up_is_stop()
+        caught = [*STOP_SIGNALS, signal.SIGCHLD] + [signal.SIGHUP] * hang_up_is_stop()
         reader, writer = os.pipe()
         for end in (reader, writer):
             os.set_blocking(end, False)
@@ -178,7 +177,7 @@ class _Launcher:
             for number, handler in previous.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(previous_fd)
-            blocked = mask if os.getpid() == launcher else mask.union(FORWARDED)
+            blocked = mask if os.getpid() == launcher else mask.union(STOP_SIGNALS)
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             os.close(reader)
             os.close(writer)

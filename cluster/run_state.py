@@ -11,13 +11,10 @@ from typing import Any
 
 from cluster.run_files import Row, newest_checkpoint
 from cluster.scheduler import NEVER_PASSES, QueuedJob, job_ids, of_run, words
+from configs.runs import STOPPED, USUAL_ROWS, stall_timeout
 
-STALLED_AFTER = 300.0  # seconds without a row, or ten times the usual interval if that is longer
-FIRST_ROW_AFTER = 1800.0  # seconds that may pass before the first row
 SILENT_AFTER = 60.0  # seconds without a heartbeat from a process on another machine
-USUAL_ROWS = 10  # speed and the usual interval are averages over this many rows
 
-STOPPED = 75  # the exit code of a run that was stopped on request, after saving
 ON_REQUEST = "stopped on request"
 FAILED_ENDS = {
     "OUT_OF_MEMORY": "it ran out of memory; raise --mem",
@@ -217,16 +214,16 @@ def _quiet_too_long(known: Evidence) -> float | None:
     signs = [known.run / name for name in ("metrics.jsonl", "config.yaml", "slurm.jsonl")]
     newest = max((file.stat().st_mtime for file in signs if file.exists()), default=time.time())
     quiet = time.time() - newest
-    return quiet if quiet > _stall_timeout(training_rows(known.rows)[-USUAL_ROWS:]) else None
+    usual = _usual_interval(training_rows(known.rows)[-USUAL_ROWS:])
+    return quiet if quiet > stall_timeout(usual) else None
 
 
-def _stall_timeout(recent: Sequence[Row]) -> float:
-    """Seconds that may pass without a row after the `recent` ones."""
+def _usual_interval(recent: Sequence[Row]) -> float | None:
+    """The mean seconds between the `recent` rows; None where there are none."""
     if not recent:
-        return FIRST_ROW_AFTER
+        return None
     before = recent[0]["seconds"] if len(recent) > 1 else 0.0
-    usual = (recent[-1]["seconds"] - before) / max(1, len(recent) - 1)
-    return float(max(STALLED_AFTER, 10 * usual))
+    return float(recent[-1]["seconds"] - before) / max(1, len(recent) - 1)
 
 
 def training_rows(rows: Sequence[Row]) -> list[Row]:

@@ -30,8 +30,9 @@ from cluster.run_files import (
     setbacks,
     slow_ranks,
 )
-from cluster.run_state import USUAL_ROWS, Evidence, state_of, training_rows
+from cluster.run_state import Evidence, state_of, training_rows
 from cluster.scheduler import QueuedJob, of_run, recorded_ends, words
+from configs.runs import USUAL_ROWS
 from configs.strict_json import strict_json
 
 SEED = re.compile(r"[0-9]{1,19}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from configs import runs
 from trainer.job import Job
 from trainer.step import train_step
 
@@ -12,7 +13,7 @@ class Outcome(Enum):
     """How a call of `train` ended; the value is the exit code of the process."""
 
     FINISHED = 0
-    STOPPED = 75  # on request, after saving: start it again
+    STOPPED = runs.STOPPED  # on request, after saving: start it again
 
 
 def train(job: Job) -> Outcome:

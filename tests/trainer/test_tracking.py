@@ -251,7 +251,7 @@ def alerted(run):
 def test_alerts_of_a_stall_and_a_spike(run):
     fake = FakeRun()
     now = 0.0
-    alerts = Alerts(fake, run, stalled_after=300.0, clock=lambda: now)
+    alerts = Alerts(fake, run, clock=lambda: now)
     now = 400.0  # a slow start
     alerts.check_stall()
     alerts.add_row({"step": 1})
@@ -271,7 +271,7 @@ def test_an_alert_of_a_crash_loop_is_recorded_offline(run):
     (run / "wandb").mkdir()
     fake = FakeRun()
     for expected in ([5, 0], [5, 1], [5, 2]):
-        Alerts(fake, run, stalled_after=300.0).check_crash_loop(5)
+        Alerts(fake, run).check_crash_loop(5)
         assert json.loads((run / "wandb/attempts.json").read_text()) == expected
     assert not fake.alerts
     assert start(run).finish(completed=False, seconds=300)

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import shutil
+import statistics
 import sys
 import threading
 import time
@@ -28,12 +29,11 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 import wandb
 
 import configs
+from configs.runs import USUAL_ROWS, stall_timeout
 from configs.strict_json import parse_json
 
 POLL_SECONDS = 1.0
 INIT_SECONDS = 60.0
-USUAL_ROWS = 10  # the usual interval is the mean over this many rows
-BEFORE_FIRST_ROW = 6  # while a run starts, `stalled_after` is this many times longer
 CRASH_LOOP = 3  # attempts in a row without a new step
 REVISION = "# git revision: "
 
@@ -42,17 +42,13 @@ Row = dict[str, float]
 
 @dataclass(frozen=True)
 class Options:
-    """What to follow, and as which W&B run; `tracking.start` describes the fields.
-
-    A run has stalled when it logs nothing for `stalled_after` seconds and for ten usual intervals.
-    """
+    """What to follow, and as which W&B run; `tracking.start` describes the fields."""
 
     folder: str
     mode: str
     project: str
     id: str
     models: list[dict[str, Any]] = field(default_factory=list)
-    stalled_after: float = 300.0
     verify: bool = False
 
 
@@ -93,12 +89,11 @@ class Alerts:
         self,
         run: Any,
         folder: Path,
-        stalled_after: float,
         rollbacks: float = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`rollbacks`: how many have been reported already. `clock` returns seconds."""
-        self._run, self._folder, self._stalled_after = run, folder, stalled_after
+        self._run, self._folder = run, folder
         self._intervals: list[float] = []
         self._clock, self._last = clock, clock()
         self._is_stalled = False
@@ -121,11 +116,9 @@ class Alerts:
 
     def check_stall(self) -> None:
         """Send an alert, once, when nothing has been logged for too long."""
-        usual = sum(self._intervals) / max(1, len(self._intervals))
-        starting = 1 if self._intervals else BEFORE_FIRST_ROW
-        timeout = max(self._stalled_after * starting, 10 * usual)
+        usual = statistics.fmean(self._intervals) if self._intervals else None
         quiet = self._clock() - self._last
-        if not self._is_stalled and quiet > timeout:
+        if not self._is_stalled and quiet > stall_timeout(usual):
             self._is_stalled = True
             self.send("stalled", f"no step was logged for {quiet / 60:.0f} minutes")
 
@@ -293,7 +286,7 @@ def main(options: Options) -> None:
     tail = Tail(folder / "metrics.jsonl")
     known = list(Tail(folder / "metrics.jsonl").rows())
     rollbacks = max((row.get("rollbacks", 0.0) for row in known), default=0.0)
-    alerts = Alerts(run, folder, options.stalled_after, rollbacks)
+    alerts = Alerts(run, folder, rollbacks)
     if not options.verify:
         alerts.check_crash_loop(max((row["step"] for row in known), default=0.0))
     step = follow(run, tail.rows, ended, alerts, models_table(options.models))
