@@ -39,8 +39,6 @@ class QueuedJob:
     number: str  # SLURM_JOB_ID, which is unique to a task of an array
     state: str  # PENDING, RUNNING, COMPLETING, ...
     reason: str  # why it is pending
-    nodes: str
-    time_left: str
     script: str = ""  # its path
 
     @property
@@ -71,9 +69,9 @@ def queued_jobs() -> list[QueuedJob] | None:
     """
     if not shutil.which("squeue"):
         return None
-    form = "%i|%A|%T|%r|%N|%L|%o"
+    form = "%i|%A|%T|%r|%o"
     lines = slurm_command("squeue", "-h", "-u", str(os.getuid()), "-o", form).splitlines()
-    return [QueuedJob(*line.split("|", 6)) for line in lines]
+    return [QueuedJob(*line.split("|", 4)) for line in lines]
 
 
 def of_run(jobs: Iterable[QueuedJob], run: Path) -> list[QueuedJob]:

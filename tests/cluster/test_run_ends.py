@@ -21,7 +21,7 @@ def test_a_run_whose_job_is_over_does_not_run(run):
     """However recent the last heartbeat of its process on another machine is."""
     run.log(10)
     run.attempt(1, host="elsewhere", job="7")
-    job = QueuedJob("7", "7", "RUNNING", "None", "n1", "1:00")
+    job = QueuedJob("7", "7", "RUNNING", "None")
     assert read_run(run.path, [job]).state == "running"  # without a batch script of ours
     assert read_run(run.path, None).state == "running"
     assert read_run(run.path, []).state == "failed"
@@ -114,7 +114,7 @@ def test_a_second_submission_that_never_started_is_not_the_first_ones_failure(ru
 
 def test_a_reason_to_wait_that_will_not_pass(run):
     run.submit("7")
-    job = QueuedJob("7", "7", "PENDING", "PartitionTimeLimit", "", "1:00")
+    job = QueuedJob("7", "7", "PENDING", "PartitionTimeLimit")
     said = read_run(run.path, [job]).reason
     assert "will never start, --time is more than its partition allows; scancel 7" in said
     held = dataclasses.replace(job, reason="JobHeldUser")

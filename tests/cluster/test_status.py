@@ -134,12 +134,12 @@ def test_ended_in_slurm(run, event, code, state):
 
 def test_queued_and_running_in_slurm(run):
     run.submit("7")
-    pending = QueuedJob("7", "7", "PENDING", "Priority", "", "1:00")
+    pending = QueuedJob("7", "7", "PENDING", "Priority")
     status = read_run(run.path, [pending])
     assert (status.state, status.reason, status.job) == ("queued", "Priority", "7")
     for event in ("start", "requeue", "start"):
         run.event(event, reason="the time limit" if event == "requeue" else "")
-    running = QueuedJob("7", "7", "RUNNING", "None", "n1", "1:00")
+    running = QueuedJob("7", "7", "RUNNING", "None")
     status = read_run(run.path, [running, pending])
     assert (status.state, status.restarts) == ("running", ["the time limit"])
 
@@ -163,8 +163,8 @@ def test_an_array_of_seeds_is_its_runs(run, tmp_path, capsys):
         (array / name).write_text(text)
     seed = Folder(tmp_path / "runs", "sweep-seed1")
     seed.event("start", job="13")
-    running = QueuedJob("12_0", "13", "RUNNING", "None", "n1", "1:00")
-    pending = QueuedJob("12_[1]", "12", "PENDING", "Resources", "", "1:00")
+    running = QueuedJob("12_0", "13", "RUNNING", "None")
+    pending = QueuedJob("12_[1]", "12", "PENDING", "Resources")
 
     def shown(*jobs):
         rows = read_runs(tmp_path / "runs", jobs, lambda ids: {"12": "CANCELLED"})
@@ -172,7 +172,7 @@ def test_an_array_of_seeds_is_its_runs(run, tmp_path, capsys):
 
     one = ("sweep-seed1", "running", "")
     assert shown(running, pending) == [("sweep", "queued", "Resources"), one]
-    starting = QueuedJob("12_1", "12", "RUNNING", "None", "n1", "1:00")
+    starting = QueuedJob("12_1", "12", "RUNNING", "None")
     assert shown(running, starting) == [("sweep", "running", ""), one]
     cancelled = ("sweep", "stopped", "job 12 was cancelled before it started")
     assert shown(running) == [cancelled, one]
@@ -189,7 +189,7 @@ def test_an_array_that_has_just_been_handed_over_is_a_row(tmp_path):
     array.mkdir(parents=True)
     for name, text in {"config.yaml": "steps: 100\n", "jobs": "12\n", "seeds": "1\n2\n"}.items():
         (array / name).write_text(text)
-    both = [QueuedJob(f"12_{i}", f"{12 + i}", "RUNNING", "None", "n1", "1:00") for i in (0, 1)]
+    both = [QueuedJob(f"12_{i}", f"{12 + i}", "RUNNING", "None") for i in (0, 1)]
     rows = read_runs(tmp_path / "runs", both)
     assert [(row.name, row.state, row.steps) for row in rows] == [("sweep", "running", 100)]
     assert [row.state for row in read_array(tmp_path / "runs/sweep", None)] == ["new"]
@@ -291,9 +291,9 @@ def test_a_folder_of_the_runs_name_elsewhere_does_not_hide_it(run, tmp_path, mon
 
 def test_a_task_of_an_array(run):
     run.event("start", job="13")
-    job = QueuedJob("12_1", "13", "RUNNING", "None", "n1", "1:00")
+    job = QueuedJob("12_1", "13", "RUNNING", "None")
     assert read_run(run.path, [job]).job == "12_1"
-    assert read_run(run.path, [QueuedJob("13", "14", "RUNNING", "", "", "")]).job is None
+    assert read_run(run.path, [QueuedJob("13", "14", "RUNNING", "")]).job is None
 
 
 def test_without_an_answer_from_slurm_the_folder_decides(run):

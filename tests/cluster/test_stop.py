@@ -43,8 +43,8 @@ def test_a_chain_ends_as_a_whole(tmp_path, queue, monkeypatch):
     (folder.path / "attempts").mkdir()
     record = {"host": "n1", "process": 1, "machine": "", "started": 0, "time": time.time()}
     (folder.path / "attempts/000001.json").write_text(json.dumps({**record, "ended": False}))
-    lines = ["7|7|RUNNING|None|n1|1:00|x", "8|8|PENDING|Dependency||1:00|x"]
-    queue.write_text("\n".join([*lines, "9|9|PENDING|Dependency||1:00|x", "10|10|PENDING|||1|x"]))
+    lines = ["7|7|RUNNING|None|x", "8|8|PENDING|Dependency|x"]
+    queue.write_text("\n".join([*lines, "9|9|PENDING|Dependency|x", "10|10|PENDING||x"]))
     code, said, cancelled = stop(tmp_path)
     assert cancelled == ["8", "9"]
     assert "runs/demo: cancelled before it started: job 8, 9\n" in said
@@ -67,7 +67,7 @@ def test_a_queue_that_cannot_be_read_keeps_no_run_from_being_stopped(tmp_path, q
 
 def test_a_job_that_waits_to_start_again_is_cancelled(tmp_path, queue):
     chain(tmp_path)
-    queue.write_text("7|7|PENDING|BeginTime||1:00|x\n")
+    queue.write_text("7|7|PENDING|BeginTime|x\n")
     code, said, cancelled = stop(tmp_path)
     assert (code, cancelled) == (0, ["7"])
     assert said == "runs/demo: cancelled before it started: job 7\n"
@@ -76,7 +76,7 @@ def test_a_job_that_waits_to_start_again_is_cancelled(tmp_path, queue):
 def test_a_run_that_never_began_can_be_stopped(tmp_path, queue):
     folder = chain(tmp_path)
     (folder.path / "config.yaml").unlink()
-    queue.write_text("7|7|PENDING|Priority||1:00|x\n")
+    queue.write_text("7|7|PENDING|Priority|x\n")
     assert stop(tmp_path)[0] == 0
 
 
@@ -84,7 +84,7 @@ def test_the_waiting_tasks_of_an_array_are_cancelled(tmp_path, queue):
     folder = chain(tmp_path, "sweep")
     (folder.path / "config.yaml").unlink()
     (folder.path / "submissions/001/seeds").write_text("1\n2\n")
-    queue.write_text("7_0|70|RUNNING|None|n1|1:00|x\n7_[1]|7|PENDING|Resources||1:00|x\n")
+    queue.write_text("7_0|70|RUNNING|None|x\n7_[1]|7|PENDING|Resources|x\n")
     code, said, cancelled = stop(tmp_path, "sweep")
     assert (code, cancelled) == (0, ["7_[1]"])
     assert "job 7_0 keeps running; stop each run: runs/sweep-seedN" in said

@@ -146,8 +146,8 @@ case "$*" in *--dependency*) {REFUSED};; *) echo 41;; esac"""
     [
         ({"sbatch": REFUSED}, 1, ""),
         ({"sbatch": SECOND_REFUSED}, 3, "41\n"),
-        ({"squeue": "echo '41|41|PENDING|QOSMaxNodePerJobLimit||1:00|x'"}, 1, "41\n"),
-        ({"sbatch": LOST, "squeue": "echo '40|40|RUNNING|None||1:00|x'"}, 1, ""),
+        ({"squeue": "echo '41|41|PENDING|QOSMaxNodePerJobLimit|x'"}, 1, "41\n"),
+        ({"sbatch": LOST, "squeue": "echo '40|40|RUNNING|None|x'"}, 1, ""),
     ],
 )
 def test_a_refused_submission_leaves_nothing_behind(tmp_path, programs, chain, cancelled):
@@ -174,8 +174,8 @@ def test_a_job_whose_acceptance_got_lost_is_found_in_the_queue(tmp_path, capsys)
     script = tmp_path / "runs/demo/submissions/001/job.sbatch"
     queue = f"""[ -e {script} ] || exit 0
     [ -e "$0.asked" ] || {{ touch "$0.asked"; echo "squeue: error: Socket timed out" >&2; exit 1; }}
-    echo '7|7|RUNNING|None|n1|1:00|/elsewhere/job.sbatch'
-    echo '43|43|PENDING|Priority||1:00|{script}'"""
+    echo '7|7|RUNNING|None|/elsewhere/job.sbatch'
+    echo '43|43|PENDING|Priority|{script}'"""
     install(tmp_path, sbatch=LOST, squeue=queue)
     commands.submit("demo", Path("runs/demo"), "steps: 3\n")
     assert "as job 43." in capsys.readouterr().out
