@@ -148,4 +148,4 @@ def _is_task(named: str) -> bool:
 
     if named.endswith((".yaml", ".yml")):
         return True
-    return (configs.SHIPPED / "task" / f"{named}.yaml").is_file() and not Path(named).exists()
+    return configs.is_shipped(named, "task") and not Path(named).exists()

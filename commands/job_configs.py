@@ -53,9 +53,7 @@ def _kind(config: str) -> str:
     """Whose shipped files a name is looked for in first: those of jobs, or those of tasks."""
     import configs
 
-    if "/" not in config and (configs.SHIPPED / "task" / f"{config}.yaml").is_file():
-        return "task"
-    return "job"
+    return "task" if configs.is_shipped(config, "task") else "job"
 
 
 def data_section(config: str, overrides: tuple[str, ...]) -> tuple[DataConfig, int, BatchSizes]:

@@ -59,6 +59,11 @@ def find(name: str, kind: str) -> Path:
     return given
 
 
+def is_shipped(name: str, kind: str) -> bool:
+    """Whether `name`, without a folder, is the stem of a shipped file of that kind."""
+    return "/" not in name and _is_file(SHIPPED / kind / f"{name}.yaml")
+
+
 def load(name: str, schema: type[T], kind: str, overrides: Sequence[str] = ()) -> T:
     """Read the config `name` (see `find`), apply ``key=value`` overrides, check against `schema`.
 
