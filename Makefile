@@ -80,11 +80,13 @@ slurm:
 	    echo "SLURM is not here and cannot be installed without root: its tests will skip."; \
 	fi
 
+SHELLCHECK = $(BIN)/shellcheck --shell=bash --severity=warning
 lint: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/shellcheck --shell=bash --severity=warning cluster/*.sh tests/cluster/golden/job.sbatch .ci/run
+	@$(SHELLCHECK) cluster/*.sh .ci/run
+	@cat tests/cluster/golden/head.sbatch cluster/accounts.sh cluster/supervisor.sh | $(SHELLCHECK) -
 
 format: $(READY)
 	@$(BIN)/ruff check --fix .
