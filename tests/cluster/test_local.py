@@ -144,7 +144,10 @@ def test_ranks_that_hang_after_a_failure_are_killed(tmp_path, capfd):
         rank = os.environ["RANK"]
         helper = subprocess.Popen(["sleep", "60"])
         Path(sys.argv[1], f"rank-{rank}.pid").write_text(str(helper.pid))
-        if rank == "1": os.kill(os.getpid(), signal.SIGSEGV)
+        if rank == "1":
+            while not Path(sys.argv[1], "rank-0.pid").exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGSEGV)
         time.sleep(60)
     """
     assert launch(becoming(python(script, tmp_path)), 2, grace=0.3) == 128 + signal.SIGSEGV
