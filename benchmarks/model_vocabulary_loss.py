@@ -14,14 +14,19 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainer.losses.vocabulary import chunked_cross_entropy, chunked_kl_divergence
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.model.chunked import chunked_cross_entropy
+from trainer.losses.vocabulary import chunked_kl_divergence
 
 try:
     from liger_kernel.transformers.functional import (

@@ -12,7 +12,7 @@ import configs
 import model
 from model.accounting import describe
 from model.flops import flops_per_token
-from trainer.losses.vocabulary import chunked_cross_entropy
+from tests.model.chunked import chunked_cross_entropy
 
 torch.set_num_threads(1)
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import model
+from tests.model.chunked import chunked_cross_entropy
 from trainer.losses import vocabulary_projection
 from trainer.losses.rows import (
     blended_cross_entropy_rows,
@@ -14,7 +15,6 @@ from trainer.losses.rows import (
     soft_cross_entropy_rows,
 )
 from trainer.losses.vocabulary import (
-    chunked_cross_entropy,
     chunked_kl_divergence,
     project_and_sum,
 )

@@ -14,13 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.losses.rows import (
-    IGNORED,
-    RowLoss,
-    RowLosses,
-    cross_entropy_rows,
-    kl_divergence_rows,
-)
+from trainer.losses.rows import RowLoss, RowLosses, kl_divergence_rows
 from trainer.losses.vocabulary_projection import Distribution, Projection, blocks, chunks
 
 # The gradient of a logit is the difference of two probabilities. Most of these are so small that
@@ -45,18 +39,6 @@ def project_and_sum(
     """
     total, sums = _ProjectAndSum.apply(vocabulary_input, *projection, losses, weights)
     return total, sums
-
-
-def chunked_cross_entropy(
-    vocabulary_input: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of ``vocabulary_input @ weight' + bias`` with `labels`, summed.
-
-    vocabulary_input [P, E], weight [V, E], bias [V], labels int64 [P] with -100 where there is
-    nothing to predict. Returns float32 (sum, number of labels).
-    """
-    total, _ = project_and_sum(vocabulary_input, (weight, bias), [cross_entropy_rows(labels)])
-    return total, (labels != IGNORED).to(torch.float32).sum()
 
 
 def chunked_kl_divergence(
