@@ -15,9 +15,9 @@ from tests.gpu_kit.counting import caller
 waits: Counter[str] = Counter()  # what waits for the device: the kind, and the line that asks
 
 
-def pretend_gpu() -> None:
+def pretend_gpu(gpu: PretendedGpu | None = None) -> None:
     """From here on, DeepSpeed and `trainer.learners` believe that this process has one GPU."""
-    real_accelerator.set_accelerator(PretendedGpu())
+    real_accelerator.set_accelerator(gpu or PretendedGpu())
     mock.patch.object(torch.Tensor, "record_stream", _record_stream).start()
     mock.patch("trainer.learners.engine.on_gpu", return_value=True).start()
 

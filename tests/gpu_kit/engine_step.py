@@ -46,7 +46,7 @@ def engine_step(stage: int, layers: int = LAYERS) -> EngineStep:
     """Count and time steps on a simulated GPU; times are medians of a few."""
     pretend_gpu()
     began = time.process_time()
-    learner = _learner(stage, layers)
+    learner = deep_learner(stage, layers)
     start = time.process_time() - began
     batch = tiny.random_batch(1, 2)
     for step in range(WARM_UP):
@@ -70,7 +70,8 @@ def engine_step(stage: int, layers: int = LAYERS) -> EngineStep:
     )
 
 
-def _learner(stage: int, layers: int) -> Learner:
+def deep_learner(stage: int, layers: int) -> Learner:
+    """A teacher of many thin layers, whose gradients fill as many buckets as BERT-large's."""
     encoder = tiny.encoder(
         layers=layers, hidden_size=WIDTH, ffn_size=4 * WIDTH, pooler="none", pair_head=False
     )

@@ -14,6 +14,7 @@ import pytest
 from tests.gpu_kit.engine_step import engine_step
 from tests.gpu_kit.joint_step import SYNCS, count_step, learner_configs
 from tests.gpu_kit.ranks import run_as_rank_zero
+from tests.gpu_kit.stream_order import gathers_at_stage_3
 from trainer.learner_names import TEACHER
 from trainer.learners import engine
 
@@ -72,6 +73,12 @@ def test_nothing_in_a_step_is_done_for_every_rank(stage):
     few, many = (run_as_rank_zero(engine_step, ranks, stage, 2) for ranks in (2, 4096))
     assert len(many.sent) == len(few.sent)
     assert many.operators < 1.1 * few.operators
+
+
+def test_no_step_gathers_what_the_one_before_is_still_writing():
+    for reads in run_as_rank_zero(gathers_at_stage_3, 2, 4):
+        assert {one.on_default_stream for one in reads} == {True, False}, "layers are prefetched"
+        assert all(one.is_after_update for one in reads), reads
 
 
 def test_reductions_overlap_the_backward_pass_where_there_are_several():

@@ -57,7 +57,7 @@ def three_students(corpus, runs):
     narrow, half = students_of(job)
     return with_students(
         job,
-        tinybert=dataclasses.replace(narrow, budget=BudgetConfig(tokens=768)),
+        tinybert=dataclasses.replace(narrow, budget=BudgetConfig(tokens=768), zero_stage=3),
         late=dataclasses.replace(
             half,
             start=StartConfig(step=3),

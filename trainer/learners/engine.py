@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from trainer.device import own_device
 from trainer.learner_config import LearnerConfig
-from trainer.learners.zero import gather_flat, streamline
+from trainer.learners.zero import forget, gather_flat, streamline
 from trainer.measure.timing import watch_collectives
 from trainer.optimizers import GatedOptimizer, Lamb, Shards
 from trainer.process_group import allow_open_files
@@ -197,3 +197,10 @@ def join_process_group() -> torch.device:
     deepspeed.utils.groups._WORLD_GROUP = dist.group.WORLD  # else it creates a second, equal group
     watch_collectives()
     return device
+
+
+def free_engine(engine: DeepSpeedEngine) -> None:
+    """Let an engine's weights, gradients and optimizer states be freed with the last reference."""
+    module = engine.module
+    engine.destroy()
+    forget(module)

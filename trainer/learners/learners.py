@@ -14,7 +14,7 @@ from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, is_teacher, section_of, student_key
 from trainer.learners.admission import is_due, is_over
-from trainer.learners.engine import DeepSpeedEngine
+from trainer.learners.engine import DeepSpeedEngine, free_engine
 from trainer.learners.first_weights import (
     from_embeddings,
     from_folder,
@@ -159,7 +159,7 @@ class Learners:
         for name in list(self._students):
             if self._students[name].counters.finished_at is not None:
                 self._finished[name] = self._students[name].counters
-                self._students.pop(name).engine.destroy()
+                free_engine(self._students.pop(name).engine)
                 gc.collect()  # engines and their hooks refer to each other
 
     def counters(self) -> dict[str, LearnerState]:
@@ -222,7 +222,7 @@ class Learners:
     ) -> None:
         """Replace the teacher by one with these weights and the same counters."""
         counters = self.teacher.counters
-        self.teacher.engine.destroy()
+        free_engine(self.teacher.engine)
         del self.teacher  # before the new one takes memory
         gc.collect()
         self.teacher = self._build_teacher(layers, weights, has_finished)

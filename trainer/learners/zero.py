@@ -6,6 +6,7 @@ are left out of its step.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ import torch
 import torch.distributed as dist
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.zero import stage3, stage_1_and_2
+from deepspeed.runtime.zero import parameter_offload, stage3, stage_1_and_2
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -37,6 +39,16 @@ def streamline(engine: DeepSpeedEngine) -> None:
         first.all_gather = partial(_gather_at_once, first)
     if wrapper.reduce_and_partition_stream is not None:
         _let_the_device_wait(wrapper.reduce_and_partition_stream)
+
+
+def forget(module: nn.Module) -> None:
+    """Have DeepSpeed let go of a module whose engine, at stage 3, has been destroyed.
+
+    It stays on a stack, and in a cache without bounds: with its optimizer, it would never be freed.
+    """
+    stack = parameter_offload.FWD_MODULE_STACK
+    stack[:] = [one for one in stack if one is not module]
+    _params_to_release.cache_clear()
 
 
 def gather_flat(module: nn.Module, dtype: torch.dtype) -> None:
@@ -90,6 +102,11 @@ def _padded(flat: Tensor, size: int) -> Tensor:
     return flat if len(flat) == size else functional.pad(flat, (0, size - len(flat)))
 
 
+# A cached method of DeepSpeed's, inside its decorator.
+_params_to_release: Any = inspect.getclosurevars(
+    PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release  # type: ignore[attr-defined]
+).nonlocals["func"]
+
 # DeepSpeed's own functions by these names are called for every engine of the process: all are ours.
 stage_1_and_2.all_gather_dp_groups = gather_groups
 stage3.reduce_scatter_coalesced = reduce_scatter
@@ -108,6 +125,18 @@ def _step_at_stage_3(wrapper: Any) -> None:
         wrapper._reassign_or_swap_out_partitioned_parameters(group)
         wrapper._release_sub_group(group, untimed)
     wrapper._post_step(untimed)
+    _let_gathers_wait(wrapper)
+
+
+def _let_gathers_wait(wrapper: Any) -> None:
+    """Have the next step's gathers, which have a stream of their own, read what this one writes.
+
+    DeepSpeed has the host wait for the device instead, at the end of its own `all_gather`.
+    """
+    coordinator = wrapper.parameter_offload.get_param_coordinator()
+    stream = coordinator._PartitionedParameterCoordinator__allgather_stream
+    if stream is not None:
+        stream.wait_stream(get_accelerator().current_stream())
 
 
 def _let_the_device_wait(stream: Any) -> None:
