@@ -59,8 +59,8 @@ ROOMS = {
         "hugging_face onnx_export"
     ),
     "model/hugging_face": (
-        "task_heads family bert albert distilbert mobilebert modernbert weights tensors folder "
-        "importing"
+        "task_heads family bert albert distilbert mobilebert modernbert weights tensors "
+        "conversion folder importing"
     ),
     "trainer": (
         "errors durable device process_group seeds learner_names measure tracking checkpoint "

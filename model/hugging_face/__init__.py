@@ -5,6 +5,7 @@ that `transformers` cannot express is saved in Tandem's own format (``model_type
 same files, with the keys of its `ModelConfig` and our tensor names.
 """
 
+from model.hugging_face.conversion import with_head_alone, with_task_head
 from model.hugging_face.folder import (
     encoder_from_pretrained,
     from_pretrained,
@@ -12,8 +13,6 @@ from model.hugging_face.folder import (
     read_encoder_config,
     require_free,
     save_pretrained,
-    with_head_alone,
-    with_task_head,
 )
 from model.hugging_face.importing import import_folder, write_config
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 import model
-from model.hugging_face.folder import FAMILIES
+from model.hugging_face.conversion import FAMILIES
 from tests.model.references import CASES, batch, reference
 
 torch.set_num_threads(1)

@@ -1,0 +1,199 @@
+"""Between our models and those of `transformers`: configurations, states and task heads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from configs import ConfigError, typed
+from model.config import EncoderConfig
+from model.errors import ModelError
+from model.hugging_face.albert import ALBERT
+from model.hugging_face.bert import BERT, ROBERTA
+from model.hugging_face.distilbert import DISTILBERT
+from model.hugging_face.family import Family, Inexpressible
+from model.hugging_face.mobilebert import MOBILEBERT
+from model.hugging_face.modernbert import MODERNBERT
+from model.hugging_face.task_heads import (
+    ENDINGS,
+    in_form,
+    read_task_heads,
+    write_task_head,
+    write_vector_head,
+)
+from model.hugging_face.tensors import refuse_extra_weights, tensor_names
+from model.model_config import ModelConfig
+from model.task_head_config import TaskHeadConfig
+
+Config = TypeVar("Config", bound=ModelConfig)
+FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT)
+
+
+def with_task_head(config: Config, name: str, head: TaskHeadConfig) -> Config:
+    """The model with this head too, in the form that `transformers` has for its architecture.
+
+    What `head` leaves open (`pooling`, `transform`) is chosen so. The model gets a pooler where the
+    head reads one, and loses one that no head reads: `transformers` has none then, and it would
+    never be trained. Another kind of model than an encoder has forms of its own.
+    """
+    if not isinstance(config, EncoderConfig):
+        return config.with_task_head(name, head)
+    whole = in_form(head, nearest_family(config).heads.get(head.kind))
+    heads = {**config.task_heads, name: whole}
+    pooler = config.pooler
+    if not any(one.pooling == "pooler" for one in heads.values()):
+        pooler = config.pooler if config.pair_head else "none"
+    elif pooler == "none":
+        pooler = "tanh"
+    return replace(config, task_heads=heads, pooler=pooler)
+
+
+def with_head_alone(
+    config: Config, name: str, state: Mapping[str, Tensor]
+) -> tuple[Config, dict[str, Tensor]]:
+    """The model with this task head and no other, and its part of the `state`.
+
+    `transformers` has a class for it. Raises ModelError where there is no such head.
+    """
+    if name not in config.task_heads:
+        there = ", ".join(config.task_heads) or "none"
+        raise ModelError(f"no task head {name}; there are: {there}")
+    bare = replace(config, task_heads={}, mlm_head=False, pair_head=False)
+    alone = with_task_head(bare, name, config.task_heads[name])
+    names = set(tensor_names(alone))
+    return alone, {own: tensor for own, tensor in state.items() if own in names}
+
+
+def nearest_family(config: EncoderConfig) -> Family:
+    """The `transformers` architecture that is closest to a configuration."""
+    if config.embedding_projection == "word" or config.bottleneck_size:
+        return MOBILEBERT
+    if config.positions == "rotary":
+        return MODERNBERT
+    if config.embedding_projection == "sum" or config.sharing != "none":
+        return ALBERT
+    if config.positions == "learned_after_padding":
+        return ROBERTA
+    return BERT if config.segment_types else DISTILBERT
+
+
+def to_transformers(
+    config: ModelConfig, state: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The config.json and the tensors in the format of `transformers`.
+
+    Raises Inexpressible, naming what does not fit.
+    """
+    if not isinstance(config, EncoderConfig):
+        raise Inexpressible(f"transformers has no class for a model of kind {config.kind}")
+    family = nearest_family(config)
+    theirs = family.write(config) | {"model_type": family.model_type, "dtype": "float32"}
+    theirs |= _heads_of_a_fine_tuned(config, family, theirs["architectures"][0])
+    names = family.their_names(config, state)
+    _require_same_meaning(config, _read(family, theirs, set(names.values())), family)
+    return theirs, family.join({names[name]: tensor for name, tensor in state.items()})
+
+
+def _heads_of_a_fine_tuned(
+    config: EncoderConfig, family: Family, architecture: str
+) -> dict[str, Any]:
+    """Adjust `architectures` for a model without a masked-LM head, and add its task head."""
+    if not config.task_heads:
+        return {} if config.mlm_head else {"architectures": [_class(architecture, "Model")]}
+    if len(config.task_heads) > 1:
+        raise Inexpressible("transformers has one task head in a model")
+    if config.mlm_head or config.pair_head:
+        raise Inexpressible("transformers has no class with a task head and pre-training heads")
+    ((name, head),) = config.task_heads.items()
+    if head.branches:
+        raise Inexpressible("transformers has no class with a classifier after every layer")
+    form = family.heads.get(head.kind)
+    vector = write_vector_head(name, head)
+    if vector is not None:
+        return vector | {"architectures": [_class(architecture, "Model")]}
+    if form is None:
+        raise Inexpressible(f"transformers has no class for a head of kind {head.kind}")
+    heads = write_task_head(name, head, form)
+    return heads | {"architectures": [_class(architecture, ENDINGS[head.kind])]}
+
+
+def _class(architecture: str, ending: str) -> str:
+    """Another class of the same family: ("BertForMaskedLM", "Model") -> "BertModel"."""
+    return architecture.partition("For")[0] + ending
+
+
+def _require_same_meaning(config: EncoderConfig, read_back: EncoderConfig, family: Family) -> None:
+    """Raise Inexpressible if any key has changed its meaning after writing and reading back."""
+    ours, theirs = config.meaning(), read_back.meaning()
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key) != theirs.get(key):
+            raise Inexpressible(
+                f"transformers' {family.model_type} cannot express {key}: {getattr(config, key)!r}"
+            )
+
+
+def from_transformers(
+    theirs: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> tuple[EncoderConfig, dict[str, Tensor]]:
+    """The configuration and the state of what `transformers` wrote.
+
+    Raises ModelError, naming a key or a tensor, for what is no model of the families.
+    """
+    known = {family.model_type: family for family in FAMILIES}
+    family = known.get(str(theirs.get("model_type")))
+    if family is None:
+        raise ModelError(
+            f"model_type: {theirs.get('model_type')!r} is not one of {', '.join(sorted(known))}"
+        )
+    modern = {_modern_name(name): tensor for name, tensor in weights.items()}
+    tensors = family.split(_with_prefix(family, modern))
+    config = _read(family, theirs, tensors)
+    refuse_extra_weights(
+        config, tensors, lambda one: family.their_names(one, tensor_names(one)).values()
+    )
+    names = family.their_names(config, tensor_names(config))
+    missing = [name for name in names.values() if name not in tensors]
+    if missing:
+        raise ModelError(f"the weights have no {missing[0]}; import a whole checkpoint")
+    return config, {ours: tensors[name] for ours, name in names.items()}
+
+
+def _modern_name(name: str) -> str:
+    """Rename norm parameters: the oldest checkpoints have TensorFlow's names."""
+    if name.endswith(".gamma"):
+        return name.removesuffix("gamma") + "weight"
+    return name.removesuffix("beta") + "bias" if name.endswith(".beta") else name
+
+
+def _with_prefix(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add the prefix that `transformers` omits when it saves an encoder without heads."""
+    (word,) = family.their_names(EncoderConfig(), ["embeddings.word.weight"]).values()
+    prefix, _, rest = word.partition(".")
+    bare = rest in tensors and word not in tensors
+    return {f"{prefix}.{name}" if bare else name: one for name, one in tensors.items()}
+
+
+def _read(family: Family, theirs: Mapping[str, Any], names: Collection[str]) -> EncoderConfig:
+    """The configuration; `mlm_head` is false if the weights have no tensor of that head."""
+    values = family.read(theirs, names)
+    heads = read_task_heads(theirs, names, family.heads)
+    if heads:
+        plain = {name: dataclasses.asdict(head) for name, head in heads.items()}
+        values |= {"task_heads": plain, "mlm_head": False}
+        return configuration(values, EncoderConfig)
+    config = configuration(values, EncoderConfig)
+    expected = family.their_names(config, tensor_names(config))
+    head = [name for ours, name in expected.items() if ours.startswith("head.")]
+    return config if any(name in names for name in head) else replace(config, mlm_head=False)
+
+
+def configuration(values: Mapping[str, Any], schema: type[Config]) -> Config:
+    """The configuration from values of a file. Raises ModelError, naming a value that is wrong."""
+    try:
+        return typed.build(values, schema)
+    except ConfigError as error:
+        raise ModelError(str(error)) from error
