@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline import MASKED, Batch
+from data_pipeline import DEFAULT_VIEW, MASKED, Batch
 
 ATTENDED, ATTENDED_PAIRS, ROWS = "attended", "attended_pairs", "rows"
 Count = Callable[[Batch], int]
@@ -69,12 +69,13 @@ def count(name: str, batch: Batch) -> int:
 class StepSums:
     """Sums over all ranks that are known before a step's first forward pass. Scalars on the device.
 
-    tokens: attended positions; unreadable: sequences that could not be read; seconds: training time
-    before the step, by rank 0's clock; all float64.
+    tokens: attended positions by view; positions: with padding; unreadable: sequences that could
+    not be read; seconds: training time before the step, by rank 0's clock; all float64.
     """
 
     totals: Mapping[str, Totals]  # view -> its denominators
-    tokens: Tensor
+    tokens: Mapping[str, Tensor]
+    positions: Tensor
     unreadable: Tensor
     seconds: Tensor
 
@@ -88,11 +89,13 @@ class StepSums:
     ) -> StepSums:
         """Sum the `denominators` (view, name) in use, in one all-reduce. Collective."""
         in_use = sorted(set(denominators))
+        views = sorted({DEFAULT_VIEW, *(view for view, _ in in_use)})
         values: dict[Hashable, float] = {
             (view, name): count(name, batch.view(view)) for view, name in in_use
         }
         values |= {
-            "tokens": attended(batch),
+            **{("tokens", view): attended(batch.view(view)) for view in views},
+            "positions": batch.input_ids.size,
             "unreadable": 0 if batch.readable is None else int((~batch.readable).sum()),
             "seconds": seconds if dist.get_rank() == 0 else 0.0,
         }
@@ -100,11 +103,12 @@ class StepSums:
         totals: dict[str, dict[str, Tensor]] = {view: {} for view, _ in in_use}
         for view, name in in_use:
             totals[view][name] = sums[view, name].clamp(min=1).float()
-        return cls(totals, sums["tokens"], sums["unreadable"], sums["seconds"])
+        tokens = {view: sums["tokens", view] for view in views}
+        return cls(totals, tokens, sums["positions"], sums["unreadable"], sums["seconds"])
 
     def stacked(self) -> Tensor:
-        """Tokens, unreadable sequences and seconds: float64 [3]."""
-        return torch.stack([self.tokens, self.unreadable, self.seconds])
+        """Positions, unreadable sequences, seconds, then the tokens of each view: float64."""
+        return torch.stack([self.positions, self.unreadable, self.seconds, *self.tokens.values()])
 
 
 def sum_over_ranks(values: Mapping[Key, float], device: torch.device) -> dict[Key, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from data_pipeline import Corpus, open_corpora
+from data_pipeline import DEFAULT_VIEW, Corpus, open_corpora
 from trainer.checkpoint import CheckpointWriter, Retention
 from trainer.config import JobConfig
 from trainer.control.run_context import RunContext
@@ -122,13 +122,13 @@ class Job:
     def advance(self, result: StepResult) -> None:
         """Count and record a finished step."""
         self.state.step += 1
-        self.state.tokens += result.tokens
+        self.state.tokens += result.tokens[DEFAULT_VIEW]
         self._count_unreadable(result.unreadable)
         self.state.seconds = self.seconds
         learners = [*self.learners.teachers, *self.learners.active]
         trained = [one for one in learners if one.is_trained]
         for learner in trained:
-            learner.counters.tokens += result.tokens
+            learner.counters.tokens += result.tokens[learner.view]
         self._seconds = result.seconds
         self.learners.mark_finished(self.state.step, self._seconds)
         self.recorder.step(self.state, result, learners, self.learners.waiting, self.batches.waited)

@@ -30,7 +30,7 @@ class StepResult:
 
     terms: dict[str, dict[str, float]]
     losses: dict[str, float]
-    tokens: int  # attended positions of the global batch
+    tokens: dict[str, int]  # view -> attended positions of the global batch
     positions: int  # of the global batch, padding included
     unreadable: int  # sequences that could not be read
     requests: Requests  # what any rank asked for
@@ -71,7 +71,6 @@ def train_step(
     for student in students:
         if teacher.is_trained and student.config.min_lead is not None:
             student.record_lead(terms[student.name], terms[TEACHER])
-    positions = batch.input_ids.size * dist.get_world_size()
     about = {
         one.name: {name: terms[one.name][name] for name in one.objective.about(batch.targets)}
         for one in learners
@@ -80,7 +79,7 @@ def train_step(
         terms=about,
         losses=losses,
         tokens=totals.tokens,
-        positions=positions,
+        positions=totals.positions,
         unreadable=totals.unreadable,
         requests=totals.requests,
         seconds=totals.seconds,
@@ -111,6 +110,7 @@ def _accumulate(
         sources = passes.sources(micro_batch, sums, micro_step)
         for student in students:
             student.accumulate(micro_batch, sums.totals[student.view], micro_step, sources)
+        del sources  # what was captured, before the teacher's next pass
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,8 @@ class _Totals:
     terms: dict[str, dict[str, float]]  # learner -> term -> value
     squared_norms: dict[str, float]  # learner -> of its gradient
     requests: Requests
-    tokens: int
+    tokens: dict[str, int]
+    positions: int
     unreadable: int
     seconds: float
 
@@ -141,9 +142,16 @@ class _Totals:
         for one in learners:
             terms[one.name] = {term: next(values) for term in one.objective.terms}
             squared_norms[one.name] = next(values)
-        tokens, unreadable, seconds = on_host[len(everyone) :].tolist()
-        agreed = Requests.agreed(list(values))
-        return cls(terms, squared_norms, agreed, int(tokens), int(unreadable), seconds)
+        positions, unreadable, seconds, *by_view = on_host[len(everyone) :].tolist()
+        return cls(
+            terms=terms,
+            squared_norms=squared_norms,
+            requests=Requests.agreed(list(values)),
+            tokens={view: int(one) for view, one in zip(sums.tokens, by_view, strict=True)},
+            positions=int(positions),
+            unreadable=int(unreadable),
+            seconds=seconds,
+        )
 
 
 def _sum_by_rank(values: np.ndarray) -> list[float]:

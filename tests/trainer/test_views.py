@@ -17,6 +17,7 @@ from tests.conftest import tandem
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from tests.trainer.jobs import tiny_job
+from trainer.checkpoint import Checkpoint
 from trainer.config import JobConfig
 from trainer.job_data.examples import views_of, with_examples
 from trainer.run_folder.folder import RunFolder
@@ -119,6 +120,18 @@ def test_two_ranks_train_and_score_as_one_does(curve, folder, corpus, tmp_path) 
     assert {key for _, key, _ in compared} >= {*terms, "teacher/loss"}
     for step, key, value in compared:
         assert both[step, key] == pytest.approx(value, rel=1e-5), (step, key)
+
+
+def test_tokens_are_those_that_a_learner_reads(curve, folder) -> None:
+    checkpoints = RunFolder(folder / "runs" / "pairs").checkpoints
+    learners = Checkpoint(checkpoints, 6).trainer_state["learners"]
+    tokens = {name: one["tokens"] for name, one in learners.items()}
+    second_texts = 2 * 6 * 8  # a word and [SEP] in each row
+    assert tokens["students/whole"] == tokens["teacher"]
+    assert tokens["students/part"] == tokens["teacher"] - second_texts
+    shares = [value for _, key, value in curve if key == "padding"]
+    assert len(shares) == 6
+    assert all(0 <= share < 0.5 for share in shares), "each rank's rows have a length of their own"
 
 
 def test_the_student_depends_on_its_own_text_only(folder, corpus, tmp_path) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
+from data_pipeline import DEFAULT_VIEW
 from trainer.config import JobConfig
 from trainer.durable import atomic_write
 from trainer.evaluation.held_out import Scores
@@ -216,7 +217,7 @@ def _row(state: JobState, result: StepResult, learners: Sequence[Learner]) -> di
         "tokens": state.tokens,
         "seconds": state.seconds,
         "rollbacks": len(state.rolled_back),
-        "padding": 1.0 - result.tokens / result.positions,
+        "padding": 1.0 - result.tokens[DEFAULT_VIEW] / result.positions,
     }
     if state.unreadable:
         row["unreadable"] = state.unreadable
