@@ -19,7 +19,7 @@ from data_pipeline import (
     padding_fraction,
 )
 from data_pipeline.building.merging import documents
-from data_pipeline.config import PACKINGS
+from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.packing.sequences import PackingRules, count, single_spans
 from data_pipeline.reading.padding import padding_fractions
 from data_pipeline.shards.blocks import Block

@@ -23,7 +23,7 @@ from data_pipeline import (
     Target,
     rows_for_tokens,
 )
-from data_pipeline.config import PACKINGS
+from data_pipeline.packing.kinds import PACKINGS
 from tests.data_pipeline.conftest import make_documents
 
 
@@ -70,7 +70,7 @@ def test_every_sample_once_an_epoch(corpus: Corpus, packing: str) -> None:
     )
 
 
-@given(st.integers(0, 2**62), st.integers(0, 10**7), st.sampled_from(PACKINGS))
+@given(st.integers(0, 2**62), st.integers(0, 10**7), st.sampled_from([*PACKINGS]))
 @settings(max_examples=15)
 def test_world_size_changes_nothing(corpus: Corpus, seed: int, step: int, packing: str) -> None:
     split, data = corpus.split("train"), config(packing=packing)
