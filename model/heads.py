@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,6 +13,24 @@ from model.model_config import ModelConfig
 from model.parts import ACTIVATIONS
 from model.precision import Dense
 from model.task_head_config import TaskHeadConfig
+
+
+class ProjectionParts(NamedTuple):
+    """The parameters of a vocabulary projection.
+
+    word: the word embedding itself, [V, its size]; bias: [V]; extra: [E - that size, V], the
+    columns that the word embedding lacks.
+    """
+
+    word: Tensor
+    bias: Tensor | None
+    extra: Tensor | None = None
+
+    def joined(self) -> tuple[Tensor, Tensor | None]:
+        """The projection's weight [V, E] and bias [V]."""
+        if self.extra is None:
+            return self.word, self.bias
+        return torch.cat([self.word, self.extra.t()], dim=1), self.bias
 
 
 class MaskedLanguageModelHead(nn.Module):

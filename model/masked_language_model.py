@@ -13,7 +13,7 @@ from model.early_leaving import leave_early
 from model.embedding import Embeddings
 from model.encoder import Encoder
 from model.flops import flops_per_token
-from model.heads import MaskedLanguageModelHead
+from model.heads import MaskedLanguageModelHead, ProjectionParts
 from model.initial_values import fill
 from model.outputs import NOTHING, Capture, EarlyOutputs, Encoded
 from model.pooler import Pooler
@@ -88,13 +88,9 @@ class MaskedLanguageModel(Model):
         for part in (*self.encoder.attention, *self.encoder.feed_forward):
             part.compile(dynamic=False, **options)
 
-    def output_projection(self) -> tuple[Tensor, Tensor | None]:
-        """Weight [V, E], the word embedding itself, and bias [V] of the vocabulary projection."""
+    def projection_parts(self) -> ProjectionParts:
         assert self.head is not None, "a model without a masked-LM head"
-        weight = self.embeddings.word.weight
-        if self.head.extra is not None:
-            weight = torch.cat([weight, self.head.extra.t()], dim=1)
-        return weight, self.head.bias
+        return ProjectionParts(self.embeddings.word.weight, self.head.bias, self.head.extra)
 
     def fill(
         self, module: nn.Module, key: str, name: str, parameter: Tensor, generator: torch.Generator

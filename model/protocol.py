@@ -22,7 +22,7 @@ from model.attention_kernel import attention_scores, visible_keys
 from model.branches import BranchedHead
 from model.errors import ModelError
 from model.generation import Decoding
-from model.heads import MaskedLanguageModelHead, TaskHead, mean_over_tokens
+from model.heads import MaskedLanguageModelHead, ProjectionParts, TaskHead, mean_over_tokens
 from model.model_config import PAIRS, ModelConfig
 from model.outputs import (
     NOTHING,
@@ -117,9 +117,13 @@ class Model(nn.Module, ABC):
         """States of an earlier layer, [..., H], as they would leave the encoder had it no more."""
         return states
 
-    @abstractmethod
     def output_projection(self) -> tuple[Tensor, Tensor | None]:
         """Weight [V, E] and bias [V] of the vocabulary projection of a masked-LM head."""
+        return self.projection_parts().joined()
+
+    @abstractmethod
+    def projection_parts(self) -> ProjectionParts:
+        """The parameters of which the vocabulary projection is made."""
 
     @abstractmethod
     def fill(

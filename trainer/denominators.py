@@ -93,8 +93,8 @@ class StepSums:
         values: dict[Hashable, float] = {
             (view, name): count(name, batch.view(view)) for view, name in in_use
         }
+        values |= {("tokens", view): attended(batch.view(view)) for view in views}
         values |= {
-            **{("tokens", view): attended(batch.view(view)) for view in views},
             "positions": batch.input_ids.size,
             "unreadable": 0 if batch.readable is None else int((~batch.readable).sum()),
             "seconds": seconds if dist.get_rank() == 0 else 0.0,

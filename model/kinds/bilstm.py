@@ -15,7 +15,7 @@ from configs.section import Refusal
 from model.crf import ConditionalRandomField
 from model.errors import ModelError
 from model.flops import head_flops
-from model.heads import MaskedLanguageModelHead
+from model.heads import MaskedLanguageModelHead, ProjectionParts
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded
 from model.precision import Dense
@@ -254,10 +254,9 @@ class BiLSTM(Model):
         found: Tensor = self.pooler(last, tokens, self._pairs(segment_ids, tokens))
         return found
 
-    def output_projection(self) -> tuple[Tensor, Tensor | None]:
-        """Weight [V, H], the word vectors themselves, and bias [V]."""
+    def projection_parts(self) -> ProjectionParts:
         assert self.head is not None, "a model without a masked-LM head"
-        return self.embeddings.word.weight, self.head.bias
+        return ProjectionParts(self.embeddings.word.weight, self.head.bias)
 
     def fill(
         self, module: nn.Module, key: str, name: str, parameter: Tensor, generator: torch.Generator

@@ -18,6 +18,7 @@ from model.decoder import Decoder, KeysValues
 from model.embedding import Embeddings
 from model.encoder import Encoder
 from model.flops import flops_per_token
+from model.heads import ProjectionParts
 from model.initial_values import fill
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded
@@ -184,9 +185,8 @@ class Seq2Seq(Model):
         there = visible_keys(lengths, source.shape[1], 0, source.device)
         return CachedDecoding(self, list(self.decoder.memory(source)), there)
 
-    def output_projection(self) -> tuple[Tensor, Tensor | None]:
-        """Weight [V, H], the word vectors themselves, and bias [V]."""
-        return self.embeddings.word.weight, self.head.bias
+    def projection_parts(self) -> ProjectionParts:
+        return ProjectionParts(self.embeddings.word.weight, self.head.bias)
 
     def fill(
         self, module: nn.Module, key: str, name: str, parameter: Tensor, generator: torch.Generator

@@ -328,14 +328,13 @@ class Learner:
 
     def output_projection(self) -> OutputProjection:
         """The vocabulary projection, detached and gathered; a copy only at ZeRO stage 3."""
-        parameters = [
-            parameter for parameter in self.model.output_projection() if parameter is not None
-        ]
+        parts = self.model.projection_parts()
         if self.config.zero_stage == 3:
-            whole = whole_copies(parameters)
-        else:
-            whole = [parameter.detach() for parameter in parameters]
-        return OutputProjection(whole[0], whole[1] if len(whole) > 1 else None)
+            there = {name: one for name, one in parts._asdict().items() if one is not None}
+            whole = whole_copies([*there.values()])
+            parts = parts._replace(**dict(zip(there, whole, strict=True)))
+        weight, bias = parts.joined()
+        return OutputProjection(weight.detach(), None if bias is None else bias.detach())
 
     @torch.no_grad()
     def predictions(self, batch: MicroBatch, projection: OutputProjection) -> TeacherOutputs:

@@ -104,7 +104,7 @@ def _padded(flat: Tensor, size: int) -> Tensor:
 
 # A cached method of DeepSpeed's, inside its decorator.
 _params_to_release: Any = inspect.getclosurevars(
-    PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release  # type: ignore[attr-defined]
+    PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release
 ).nonlocals["func"]
 
 # DeepSpeed's own functions by these names are called for every engine of the process: all are ours.
