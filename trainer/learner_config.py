@@ -240,7 +240,12 @@ class LearnerConfig(Section):
         )
 
     def at_rest(self) -> LearnerConfig:
-        """The config of a teacher that runs in no step: its weights wait in host memory."""
+        """The config of a teacher that runs in no step: its weights wait in host memory.
+
+        Those of a model that translates stay whole, for its held-out scores.
+        """
+        if Ability.GENERATE in self.model.abilities:
+            return dataclasses.replace(self, zero_stage=0, offload="none", compile=False)
         return dataclasses.replace(self, zero_stage=3, offload="parameters", compile=False)
 
     @property
@@ -286,6 +291,9 @@ class LearnerConfig(Section):
         """Conflicts that DeepSpeed would report later, or less clearly."""
         if self.compile and self.zero_stage == 3:
             yield "compile", "must be false at zero_stage 3, which cuts layers into pieces"
+        if self.zero_stage == 3 and Ability.GENERATE in self.model.abilities:
+            # Every use of a layer is a collective there, and a search ends with its last text.
+            yield "zero_stage", "must be 2 or less for a model that translates: ranks search alone"
         if self.zero_stage < OFFLOADS[self.offload]:
             yield "offload", f"{self.offload} needs zero_stage {OFFLOADS[self.offload]} or higher"
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 
 import configs
-from data_pipeline import Corpus, build, contents, open_corpora
+from data_pipeline import BuildOptions, Corpus, build, contents, open_corpora
 from tests.conftest import TINY_JOB
 from tests.trainer.jobs import tiny_job
 from trainer.checkpoint import Owner
@@ -19,6 +20,7 @@ from trainer.checkpoint.storage import write_json
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.lifecycle import continuity
+from trainer.lifecycle.first_stages import require_no_first_stage_again
 from trainer.lifecycle.start import accept, changes_since_checkpoint, start_run
 from trainer.run_folder.folder import RunFolder
 
@@ -149,6 +151,31 @@ def test_the_corpora_of_a_mixture_keep_their_places():
         continuity.accepted_changes(mixed, mixed, read, dict(reversed(read.items())))
 
 
+STAGED = (
+    "students.tinybert.objective={soft_kl: {}, hidden_mse: {}}",
+    "students.tinybert.intermediate.fraction=0.5",
+)
+
+
+@pytest.mark.parametrize(
+    ("made", "override", "refusal"),
+    [
+        (7, "steps=20", "would begin again, 7 steps on, with 10 in place of 5; put it back"),
+        (7, "students.tinybert.intermediate.fraction=0.9", "would begin again, 7 steps on, with 9"),
+        (3, "steps=20", None),
+        (7, "steps=12", None),
+        (7, "students.tinybert.intermediate=null", None),
+    ],
+)
+def test_no_learner_goes_back_into_a_first_stage(made, override, refusal):
+    before, now = job("steps=10", *STAGED), job("steps=10", *STAGED, override)
+    started = {"started_at": 2, "finished_at": None}
+    state = {"step": 2 + made, "learners": {"students/tinybert": started, "students/gone": started}}
+    reason = f"students.tinybert.intermediate: {refusal}"
+    with pytest.raises(TrainingError, match=reason) if refusal else nullcontext():
+        require_no_first_stage_again(before, now, state)
+
+
 def save(folder: RunFolder, **state: object) -> None:
     """A checkpoint that contains only the trainer's own state."""
     checkpoint = folder.checkpoints / "step-000000002"
@@ -174,7 +201,8 @@ def test_a_run_notices_what_has_become_of_its_corpus(corpus, text, tmp_path):
     assert changes_of(after) == [f"data.path: {corpus} -> {there}"]
     accept(after)
     shutil.rmtree(there)
-    build([str(text)], str(Corpus.open(str(corpus)).tokenizer_dir), str(there), val_fraction=0.3)
+    tokenizer = str(Corpus.open(str(corpus)).tokenizer_dir)
+    build(BuildOptions([str(text)], tokenizer, val_fraction=0.3), str(there))
     with pytest.raises(TrainingError, match=r"^data\.path: the corpus there is not what the run"):
         changes_of(after)
     save(folder)  # by an older version

@@ -87,8 +87,8 @@ def test_the_line_has_the_numbers_and_what_to_do():
 def test_one_bad_evaluation_or_one_within_the_warm_up_is_not_enough():
     dip = [*ALONE[:-1], 7.2]
     assert named(job(), teacher=TEACHER, listens=dip) == {}
-    late = job(schedule=ScheduleConfig(warmup_steps=300))
-    assert named(late, teacher=TEACHER, listens=LISTENING) == {}
+    for warm in (ScheduleConfig(warmup_steps=300), ScheduleConfig(warmup_fraction=0.5)):
+        assert named(job(schedule=warm), teacher=TEACHER, listens=LISTENING) == {}
 
 
 def test_as_slow_as_a_teacher_that_has_not_learnt_anything_yet_is_no_setback():

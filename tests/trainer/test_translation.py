@@ -276,6 +276,7 @@ def test_a_vocabulary_without_a_token_that_ends_is_refused(folder, corpus, tmp_p
         ("teacher.model.heads=3", "teacher.model.heads: 3 does not divide the width 16"),
         ("teacher.model.pad_token_id=600", "teacher.model.pad_token_id: 600 is outside"),
         ("teacher.model.mlm_head=false", "teacher.model.mlm_head: must be true"),
+        ("teacher.zero_stage=3", "teacher.zero_stage: must be 2 or less for a model that translat"),
         (
             'teacher.objective.translation.target_language=""',
             "translation.target_language: set both languages",

@@ -63,7 +63,9 @@ def setbacks(
     found = []
     for name, student in config.students.items():
         key = student_key(name)
-        diagnosis = _diagnose(config.teacher, student, leads.get(TEACHER, []), leads.get(key, []))
+        warm_up = student.schedule.warmup(student.budget.steps or config.steps)
+        curves = leads.get(TEACHER, []), leads.get(key, [])
+        diagnosis = _diagnose(config.teacher, student, *curves, warm_up)
         if diagnosis is not None:
             kind, measured = diagnosis
             advice = _advice(config, name)
@@ -72,11 +74,14 @@ def setbacks(
 
 
 def _diagnose(
-    teacher: LearnerConfig, student: LearnerConfig, taught: Curve, curve: Curve
+    teacher: LearnerConfig, student: LearnerConfig, taught: Curve, curve: Curve, warm_up: float
 ) -> tuple[str, str] | None:
-    """The kind of a student's setback and its evidence; None if it has none."""
+    """The kind of a student's setback and its evidence; None if it has none.
+
+    warm_up: how many steps its learning rate rises.
+    """
     newest = curve[-2:]
-    if len(newest) < 2 or newest[0][0] <= student.schedule.warmup_steps:
+    if len(newest) < 2 or newest[0][0] <= warm_up:
         return None
     steps, lead = newest[-1]
     grew_up_here = not teacher.frozen and teacher.init.weights is None

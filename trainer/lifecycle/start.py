@@ -17,6 +17,7 @@ from trainer.config import JobConfig
 from trainer.control.requests import forget
 from trainer.durable import atomic_write
 from trainer.lifecycle.continuity import accepted_changes
+from trainer.lifecycle.first_stages import require_no_first_stage_again
 from trainer.run_folder.folder import REVISION, RunFolder
 
 
@@ -54,6 +55,7 @@ def changes_since_checkpoint(config: JobConfig, corpora: Mapping[str, Corpus]) -
     if state is None:
         return []
     before, read = _config_so_far(folder, state), state.get("corpora", {})
+    require_no_first_stage_again(before, config, state)
     return accepted_changes(before, config, read, contents(config.data, corpora))
 
 

@@ -63,6 +63,10 @@ class ScheduleConfig(Section):
             for key in self.changed("min_lr_ratio"):
                 yield key, "constant stays at the peak; remove it"
 
+    def warmup(self, steps: float) -> float:
+        """How many of a learner's `steps` its rate rises."""
+        return self.warmup_steps or self.warmup_fraction * steps
+
 
 def factor(config: ScheduleConfig, step: int, steps: float, time_used: float = 0.0) -> float:
     """The fraction of the peak learning rate at `step`, from 0, of a learner's `steps`.
@@ -71,7 +75,7 @@ def factor(config: ScheduleConfig, step: int, steps: float, time_used: float = 0
     learner's time is limited, `time_used` is the fraction of it that has passed. The learner's
     progress is the larger of the fractions of steps and of time.
     """
-    warmup = config.warmup_steps or config.warmup_fraction * steps
+    warmup = config.warmup(steps)
     warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
     after_warmup = (step - warmup) / max(1, steps - warmup)
     done = min(max(after_warmup, time_used, 0.0), 1.0)
