@@ -26,7 +26,7 @@ from multiprocessing import forkserver, get_context
 from pathlib import Path
 from typing import Any
 
-from data_pipeline import build
+from data_pipeline import BuildOptions, build
 from data_pipeline.text.documents import CHUNK_BYTES, read_documents
 from data_pipeline.tokenization import tokenizer as tokenization
 
@@ -110,7 +110,7 @@ def whole_build(text: str, tokenizer_dir: str, cores: int) -> Took:
     keep_to(cores)
 
     def whole() -> None:
-        build([text], tokenizer_dir, f"{folder}/corpus", workers=cores)
+        build(BuildOptions([text], tokenizer_dir), f"{folder}/corpus", workers=cores)
         # What the server of the processes and these have used is known once it has ended.
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 

@@ -113,11 +113,14 @@ def data() -> None:
 @click.option("--strict", is_flag=True, help="Stop at the first bad document.")
 def data_build(
     text: tuple[str, ...],
-    tokenizer_dir: str,
+    out: str,
+    workers: int,
     task: str | None,
+    separator: str | None,
+    text_field: str,
     keep_duplicates: bool,
     strict: bool,
-    **options: Any,
+    **settings: Any,
 ) -> None:
     """Turn TEXT (files, folders, globs, - for standard input) into WebDataset shards.
 
@@ -125,22 +128,24 @@ def data_build(
     """
     from rich.console import Console
 
-    from data_pipeline import build
+    from data_pipeline import BuildOptions, build
     from data_pipeline.building.reporting import progress_bar, summary
+    from data_pipeline.text.documents import ReadOptions
 
-    with progress_bar(Console(stderr=True)) as show:
-        tree = build(
-            text,
-            tokenizer_dir,
-            task=None if task is None else parse_pair(task, "/", "--task"),
-            drop_duplicates=not keep_duplicates,
-            skip_problems=not strict,
-            on_progress=show,
-            **options,
-        )
-    place = f"The corpus is in {options['out']}"
     if task is not None:
-        place = f"Slice {task} is built; when all are, run `tandem data merge {options['out']}`"
+        settings["task"], settings["tasks"] = parse_pair(task, "/", "--task")
+    options = BuildOptions(
+        text,
+        reading=ReadOptions(separator, text_field),
+        drop_duplicates=not keep_duplicates,
+        skip_problems=not strict,
+        **settings,
+    )
+    with progress_bar(Console(stderr=True)) as show:
+        tree = build(options, out, workers, show)
+    place = f"The corpus is in {out}"
+    if task is not None:
+        place = f"Slice {task} is built; when all are, run `tandem data merge {out}`"
     click.echo(f"{summary(tree)}\n{place}")
 
 

@@ -32,7 +32,7 @@ from data_pipeline.reading.stream import BatchStream, contents, open_corpora, op
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
-    from data_pipeline.building.build import build
+    from data_pipeline.building.build import BuildOptions, build
 
 __all__ = [
     "DEFAULT_VIEW",
@@ -44,6 +44,7 @@ __all__ = [
     "Batch",
     "BatchSizes",
     "BatchStream",
+    "BuildOptions",
     "Corpus",
     "CorpusSplit",
     "DataConfig",
@@ -78,8 +79,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import `build` on first use: it imports a compiler, which training does not need."""
-    if name == "build":
-        from data_pipeline.building.build import build
+    if name in ("BuildOptions", "build"):
+        from data_pipeline.building import build as building
 
-        return build
+        return getattr(building, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -65,13 +65,17 @@ HISTOGRAM_LIMITS = [1 << power for power in range(4, 21)]
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """The inputs and settings of a build; two builds with equal options give equal bytes."""
+    """The inputs and settings of a build; two builds with equal options give equal bytes.
 
-    inputs: list[str]
+    Next-sentence pairs draw their negatives from a few blocks, so a block should hold many
+    documents. A build makes slice `task` of `tasks`; slices may be numbered from 0 or from 1.
+    """
+
+    inputs: Sequence[str]
     tokenizer_dir: str
     reading: ReadOptions = field(default_factory=ReadOptions)
     shard_mb: float = SHARD_MB
-    block_bytes: int = BLOCK_BYTES
+    block_bytes: int = BLOCK_BYTES  # of its token ids
     val_fraction: float = 0.01
     drop_duplicates: bool = True
     skip_problems: bool = True
@@ -83,6 +87,11 @@ class BuildOptions:
             raise DataError("--val-fraction: must be at least 0 and less than 1")
         if self.shard_mb <= 0.0:
             raise DataError("--shard-mb: must be positive")
+        if not 0 <= self.task <= self.tasks or self.tasks < 1:
+            wrong = f"--task {self.task}/{self.tasks}"
+            raise DataError(f"{wrong}: must be I/N with I from 0 to N-1, or 1 to N")
+        # Slice N of N is slice 0: counting from 0 and from 1 both cover every slice once.
+        object.__setattr__(self, "task", self.task % self.tasks)
 
 
 @dataclass
@@ -118,47 +127,22 @@ class Progress:
 
 
 def build(
-    inputs: Sequence[str],
-    tokenizer_dir: str,
+    options: BuildOptions,
     out: str,
-    *,
-    shard_mb: float = SHARD_MB,
     workers: int = 1,
-    val_fraction: float = BuildOptions.val_fraction,
-    task: tuple[int, int] | None = None,
-    separator: str | None = None,
-    text_field: str = "text",
-    drop_duplicates: bool = True,
-    skip_problems: bool = True,
-    block_bytes: int = BLOCK_BYTES,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> dict:
     """Build a corpus in `out` from text, or resume an interrupted build there.
 
-    With `task` (I, N) only slice I of N is built; `data_pipeline.building.merging.merge` joins the
-    slices. Slices may be numbered from 0 or from 1. `block_bytes` is the size of a block's token
-    ids. Next-sentence pairs draw their negatives from a few blocks, so a block should hold many
-    documents. Returns the content of `corpus.json`. Raises DataError for missing or empty inputs,
-    an unusable tokenizer, a full disk, or a folder that holds another corpus.
+    `data_pipeline.building.merging.merge` joins the slices of several tasks. Returns the content of
+    `corpus.json`. Raises DataError for missing or empty inputs, an unusable tokenizer, a full disk,
+    or a folder that holds another corpus.
     """
-    number, tasks = _task(task)
-    options = BuildOptions(
-        inputs=list(inputs),
-        tokenizer_dir=tokenizer_dir,
-        reading=ReadOptions(separator, text_field),
-        shard_mb=shard_mb,
-        block_bytes=block_bytes,
-        val_fraction=val_fraction,
-        drop_duplicates=drop_duplicates,
-        skip_problems=skip_problems,
-        task=number,
-        tasks=tasks,
-    )
     folder = Path(out)
-    if tasks > 1:
+    if options.tasks > 1:
         if (folder / MANIFEST).exists():
             raise DataError(f"{folder}: already holds a corpus; choose another --out or remove it")
-        folder = part_folder(folder, number, tasks)
+        folder = part_folder(folder, options.task, options.tasks)
     return _Build(options, folder).run(workers, on_progress)
 
 
@@ -347,16 +331,6 @@ def _checksum(chunks: Iterable[RawChunk], before: int = 0) -> int:
 
 def _full_path(path: str) -> str:
     return path if path == STDIN else os.path.abspath(path)
-
-
-def _task(task: tuple[int, int] | None) -> tuple[int, int]:
-    if task is None:
-        return 0, 1
-    number, tasks = task
-    if tasks < 1 or not 0 <= number <= tasks:
-        raise DataError(f"--task {number}/{tasks}: must be I/N with I from 0 to N-1, or 1 to N")
-    # Slice N of N is slice 0: counting from 0 and from 1 both cover every slice once.
-    return number % tasks, tasks
 
 
 def _size(span: FileSpan) -> int:

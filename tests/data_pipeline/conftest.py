@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline import Corpus, build
+from data_pipeline import BuildOptions, Corpus, build
 from data_pipeline.tokenization.training import train
 
 TEXT = """
@@ -58,10 +58,8 @@ def make_corpus(
         (folder / "in.txt").write_text("\n\n".join(documents) + "\n")
         defaults = {"val_fraction": 0.1, "shard_mb": 0.02, "block_bytes": 4000}
         build(
-            [str(folder / "in.txt")],
-            str(tokenizer_dir),
+            BuildOptions([str(folder / "in.txt")], str(tokenizer_dir), **defaults | options),
             str(folder / "out"),
-            **(defaults | options),  # type: ignore[arg-type]
         )
         return Corpus.open(str(folder / "out"))
 

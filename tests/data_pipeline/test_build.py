@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import Corpus, DataError, build
+from data_pipeline import BuildOptions, Corpus, DataError, build
 from data_pipeline.building import build as building
 from data_pipeline.building import encoding, parallel_encoding
 from data_pipeline.building.encoding import EncodedChunk, digest
@@ -79,10 +80,8 @@ def test_workers_change_no_byte(
             time.sleep(0.05 * (workers - 1))  # in which the other one has time for a chunk
 
         own.clear()
-        build(
-            [str(text_file)], str(tokenizer_dir), str(tmp_path / str(workers)),
-            workers=workers, on_progress=on_progress, **OPTIONS,
-        )  # fmt: skip
+        options = BuildOptions([str(text_file)], str(tokenizer_dir), **OPTIONS)
+        build(options, str(tmp_path / str(workers)), workers, on_progress)
         done = [one.bytes_done for one in seen]
         assert len(done) > 3
         assert done == sorted(done)
@@ -104,11 +103,9 @@ def test_a_worker_that_dies_is_one_line(
             killed[0].kill()
             killed[0].join(60)
 
+    options = BuildOptions([str(text_file)], str(tokenizer_dir), **OPTIONS)
     with pytest.raises(DataError, match=r"a tokenizing process died.* fewer --workers"):
-        build(
-            [str(text_file)], str(tokenizer_dir), str(tmp_path / "out"),
-            workers=3, on_progress=kill_it, **OPTIONS,
-        )  # fmt: skip
+        build(options, str(tmp_path / "out"), workers=3, on_progress=kill_it)
     until(lambda: not multiprocessing.active_children(), "the other one to end too")
 
 
@@ -118,7 +115,7 @@ def test_an_interrupted_build_goes_on_to_the_same_bytes(
 ) -> None:
     """Killed in the middle of a chunk, some time after the last journal entry."""
     arguments = ([str(text_file)], str(tokenizer_dir))
-    build(*arguments, str(tmp_path / "whole"), **OPTIONS)
+    build(BuildOptions(*arguments, **OPTIONS), str(tmp_path / "whole"))
     journalled = iter(range(10**9))
     monkeypatch.setattr(building, "JOURNAL_SECONDS", -1.0)
     take = building._Build._take
@@ -137,10 +134,10 @@ def test_an_interrupted_build_goes_on_to_the_same_bytes(
 
         monkeypatch.setattr(building._Build, "_take", killed)
         with pytest.raises(KeyboardInterrupt):
-            build(*arguments, str(tmp_path / "parts"), **OPTIONS)
+            build(BuildOptions(*arguments, **OPTIONS), str(tmp_path / "parts"))
         assert not (tmp_path / "parts" / "corpus.json").exists()
     monkeypatch.setattr(building._Build, "_take", take)
-    build(*arguments, str(tmp_path / "parts"), **OPTIONS)
+    build(BuildOptions(*arguments, **OPTIONS), str(tmp_path / "parts"))
     assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
     tree = [(tmp_path / one / "corpus.json").read_text() for one in ("whole", "parts")]
     assert tree[0] == tree[1]
@@ -149,20 +146,21 @@ def test_an_interrupted_build_goes_on_to_the_same_bytes(
 def test_two_builds_in_one_folder_are_not_at_work_at_once(
     tmp_path: Path, text_file: Path, tokenizer_dir: Path, monkeypatch
 ) -> None:
-    arguments = ([str(text_file)], str(tokenizer_dir), str(tmp_path / "out"))
+    options = BuildOptions([str(text_file)], str(tokenizer_dir), **OPTIONS)
+    out = str(tmp_path / "out")
     take, refused = building._Build._take, []
 
     def second(self, chunk):
         monkeypatch.setattr(building._Build, "_take", take)
         with pytest.raises(DataError, match="another build is running there") as caught:
-            build(*arguments, **OPTIONS)
+            build(options, out)
         refused.append(str(caught.value))
         take(self, chunk)
 
     monkeypatch.setattr(building._Build, "_take", second)
-    build(*arguments, **OPTIONS, workers=2)
-    assert [line.partition(":")[0] for line in refused] == [arguments[-1]]
-    assert build(*arguments, **OPTIONS)["tally"]["documents"] == 300
+    build(options, out, workers=2)
+    assert [line.partition(":")[0] for line in refused] == [out]
+    assert build(options, out)["tally"]["documents"] == 300
     assert not (tmp_path / "out" / ".build").exists()
 
 
@@ -171,7 +169,7 @@ import sys, data_pipeline.building.build as b
 b.JOURNAL_SECONDS = 0.05
 options = dict(shard_mb=0.2, block_bytes=20000, val_fraction=0.1)
 if __name__ == "__main__":
-    b.build(sys.argv[1:2], sys.argv[2], sys.argv[3], workers=int(sys.argv[4]), **options)
+    b.build(b.BuildOptions(sys.argv[1:2], sys.argv[2], **options), sys.argv[3], int(sys.argv[4]))
 """
 
 
@@ -220,13 +218,14 @@ def test_kill_9_at_any_time(tmp_path: Path, tokenizer_dir: Path) -> None:
 def test_the_same_command_on_a_finished_corpus_changes_nothing(
     tmp_path: Path, text_file: Path, tokenizer_dir: Path
 ) -> None:
-    arguments = ([str(text_file)], str(tokenizer_dir), str(tmp_path / "out"))
-    first = build(*arguments, **OPTIONS)
+    options = BuildOptions([str(text_file)], str(tokenizer_dir), **OPTIONS)
+    out = str(tmp_path / "out")
+    first = build(options, out)
     before = contents(tmp_path / "out")
-    assert build(*arguments, **OPTIONS) == first
+    assert build(options, out) == first
     assert contents(tmp_path / "out") == before
     with pytest.raises(DataError, match="already holds another corpus"):
-        build(*arguments, **(OPTIONS | {"val_fraction": 0.2}))
+        build(dataclasses.replace(options, val_fraction=0.2), out)
 
 
 def test_a_build_does_not_go_on_with_other_text(
@@ -244,7 +243,7 @@ def test_a_build_does_not_go_on_with_other_text(
         (tmp_path / "in.txt").write_bytes(text)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
         monkeypatch.setattr(building._Build, "_take", killed)
-        return build([name], str(tokenizer_dir), str(tmp_path / name[-1]), **OPTIONS)
+        return build(BuildOptions([name], str(tokenizer_dir), **OPTIONS), str(tmp_path / name[-1]))
 
     monkeypatch.setattr(building, "JOURNAL_SECONDS", -1.0)
     other = text.replace(b"river", b"house", 1)
@@ -269,10 +268,9 @@ def test_duplicates_are_dropped_once_and_counted(
     assert corpus.content == same.content != make_corpus(documents[1:]).content
     (tmp_path / "in.txt").write_text("\n\n".join(documents + documents[:15]))
     for keep in (False, True):
-        tree = build(
-            [str(tmp_path / "in.txt")], str(tokenizer_dir), str(tmp_path / f"{keep}"),
-            drop_duplicates=not keep,
-        )  # fmt: skip
+        inputs = [str(tmp_path / "in.txt")]
+        options = BuildOptions(inputs, str(tokenizer_dir), drop_duplicates=not keep)
+        tree = build(options, str(tmp_path / f"{keep}"))
         assert tree["tally"]["duplicates"] == (0 if keep else 15)
         assert tree["tally"]["documents"] == (55 if keep else 40)
         assert sum(tree["tally"]["tokens_per_document"]) == tree["tally"]["documents"]
@@ -310,11 +308,11 @@ def test_mistakes_are_one_line(tmp_path: Path, text_file: Path, tokenizer_dir: P
         ([str(tmp_path / "empty.txt")], tokenizer_dir, {}, "holds no text"),
         ([str(text_file)], tmp_path, {}, "holds no tokenizer"),
         ([str(text_file)], tokenizer_dir, {"val_fraction": 1.5}, "--val-fraction"),
-        ([str(text_file)], tokenizer_dir, {"task": (5, 3)}, "--task 5/3"),
+        ([str(text_file)], tokenizer_dir, {"task": 5, "tasks": 3}, "--task 5/3"),
     ]
     for inputs, tokenizer, options, message in cases:
         with pytest.raises(DataError, match=message) as caught:
-            build(inputs, str(tokenizer), str(tmp_path / "out"), **options)
+            build(BuildOptions(inputs, str(tokenizer), **options), str(tmp_path / "out"))
         assert "\n" not in str(caught.value)
 
 

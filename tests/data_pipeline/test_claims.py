@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline import DataError, build
+from data_pipeline import BuildOptions, DataError, build
 from data_pipeline.building import build as building
 from data_pipeline.building.checking import check
 from data_pipeline.building.claims import Claims
@@ -64,7 +64,7 @@ def killed_build(
         patch.setattr(building, "JOURNAL_SECONDS", -1.0 if journal else 1e9)
         patch.setattr(building._Build, "_take", taken)
         with pytest.raises(KeyboardInterrupt):
-            build([text], str(tokenizer), str(out), **(OPTIONS | options))
+            build(BuildOptions([text], str(tokenizer), **OPTIONS | options), str(out))
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -77,7 +77,7 @@ def test_nothing_of_the_user_s_is_touched(
     before = tree(tmp_path)
     for inputs in ([text], [str(mine)] if mine.suffix == ".txt" else [text]):
         with pytest.raises(DataError, match=f"^{mine}: not written by this build") as refused:
-            build(inputs, str(tokenizer_dir), str(tmp_path / "out"), **OPTIONS)
+            build(BuildOptions(inputs, str(tokenizer_dir), **OPTIONS), str(tmp_path / "out"))
         assert "\n" not in str(refused.value)
         assert tree(tmp_path) == before
 
@@ -90,7 +90,7 @@ def test_what_lies_elsewhere_in_the_folder_stays(
     for name in ("in.txt", "notes/ideas.md"):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(text, out / name)
-    build([str(out / "in.txt")], str(tokenizer_dir), str(out), **OPTIONS)
+    build(BuildOptions([str(out / "in.txt")], str(tokenizer_dir), **OPTIONS), str(out))
     assert (out / "in.txt").read_bytes() == (out / "notes/ideas.md").read_bytes()
     assert check(str(out)) == []
 
@@ -100,24 +100,24 @@ def test_a_killed_build_is_cleared_away_and_a_stranger_in_it_refused(
     text: str, tmp_path: Path, tokenizer_dir: Path, journal: bool
 ) -> None:
     out, whole = tmp_path / "out", tmp_path / "whole"
-    build([text], str(tokenizer_dir), str(whole), **OPTIONS)
+    build(BuildOptions([text], str(tokenizer_dir), **OPTIONS), str(whole))
     killed_build(text, tokenizer_dir, out, 6, journal)
     assert len(list((out / "train").glob("shard-*.tar"))) > 0
     for name in ("train/mine.txt", "val/shard-000123.tar", ".build/thesis.tex"):
         (out / name).write_text("mine")
         before = tree(out)
         with pytest.raises(DataError, match=f"{name}: not written by this build"):
-            build([text], str(tokenizer_dir), str(out), **OPTIONS)
+            build(BuildOptions([text], str(tokenizer_dir), **OPTIONS), str(out))
         assert tree(out) == before
         (out / name).unlink()
-    build([text], str(tokenizer_dir), str(out), **OPTIONS)
+    build(BuildOptions([text], str(tokenizer_dir), **OPTIONS), str(out))
     assert tree(out) == tree(whole)
 
 
 def refusal(text: list[str], tokenizer: Path, out: Path) -> str:
     """The message with which a build refuses to continue; empty when it finishes."""
     try:
-        build(text, str(tokenizer), str(out), **OPTIONS)
+        build(BuildOptions(text, str(tokenizer), **OPTIONS), str(out))
     except DataError as error:
         return str(error)
     return ""
@@ -128,7 +128,7 @@ def test_a_damaged_unfinished_build_is_continued_rightly_or_refused(
 ) -> None:
     """Only the size of a finished shard is checked; `check` finds other damage."""
     whole, killed, out = tmp_path / "whole", tmp_path / "killed", tmp_path / "out"
-    build([text], str(tokenizer_dir), str(whole), **OPTIONS)
+    build(BuildOptions([text], str(tokenizer_dir), **OPTIONS), str(whole))
     killed_build(text, tokenizer_dir, killed, 6)
     expected, outcomes = tree(whole), set()
     for name in sorted(name for name in tree(killed) if (killed / name).is_file()):
@@ -150,7 +150,7 @@ def test_a_damaged_unfinished_build_is_continued_rightly_or_refused(
 def test_a_merge_keeps_what_is_not_its_own(text: str, tmp_path: Path, tokenizer_dir: Path) -> None:
     out = tmp_path / "out"
     for task in range(2):
-        build([text], str(tokenizer_dir), str(out), task=(task, 2), **OPTIONS)
+        build(BuildOptions([text], str(tokenizer_dir), task=task, tasks=2, **OPTIONS), str(out))
     part = "parts/00001-of-00002"
     for name in ("train/text.txt", f"{part}/train/mine.txt", f"{part}/train/sequences-mine.npy"):
         (out / name).parent.mkdir(exist_ok=True)

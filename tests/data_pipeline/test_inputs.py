@@ -16,7 +16,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import DataError, build
+from data_pipeline import BuildOptions, DataError, build
 from data_pipeline.text.documents import (
     ReadOptions,
     find_files,
@@ -103,7 +103,10 @@ def test_text_that_cannot_be_used_is_counted_with_the_first_reason(
         with pytest.raises(DataError, match=message):
             train([str(path)], "wordpiece", 100, str(tmp_path / "tokenizer"))
         with pytest.raises(DataError, match=message):
-            build([str(path)], str(tokenizer_dir), str(tmp_path / name.replace(".", "-")))
+            build(
+                BuildOptions([str(path)], str(tokenizer_dir)),
+                str(tmp_path / name.replace(".", "-")),
+            )
 
 
 def test_separator_line_endings_and_byte_order_mark(tmp_path: Path) -> None:
@@ -130,7 +133,7 @@ def test_problems_have_file_and_line(tmp_path: Path, tokenizer_dir: Path) -> Non
         file.write(BAD_LINES)
     pyarrow.parquet.write_table(pyarrow.table({"text": ["x", None, " "]}), tmp_path / "c.parquet")
     inputs = [str(tmp_path / name) for name in ("a.txt", "b.jsonl.gz", "c.parquet")]
-    tree = build(inputs, str(tokenizer_dir), str(tmp_path / "out"), val_fraction=0.0)
+    tree = build(BuildOptions(inputs, str(tokenizer_dir), val_fraction=0.0), str(tmp_path / "out"))
     lines = tree["tally"]["first_problems"]
     assert tree["tally"]["problems"] == len(lines) == 9
     expected = [
@@ -147,7 +150,9 @@ def test_problems_have_file_and_line(tmp_path: Path, tokenizer_dir: Path) -> Non
     for line, end in zip(lines, expected, strict=True):
         assert line.endswith(end)
     with pytest.raises(DataError, match=r"a.txt:3: not valid UTF-8"):
-        build(inputs, str(tokenizer_dir), str(tmp_path / "strict"), skip_problems=False)
+        build(
+            BuildOptions(inputs, str(tokenizer_dir), skip_problems=False), str(tmp_path / "strict")
+        )
 
 
 def test_broken_files_are_one_line(tmp_path: Path) -> None:

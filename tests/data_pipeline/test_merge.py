@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline import Corpus, DataError, build
+from data_pipeline import BuildOptions, Corpus, DataError, build
 from data_pipeline.building.checking import check
 from data_pipeline.building.merging import documents, merge
 from tests.data_pipeline.conftest import make_documents
@@ -46,11 +46,10 @@ def test_tasks_and_merge_equal_one_build(
     tmp_path: Path, inputs: list[str], tokenizer_dir: Path, tasks: int, first: int
 ) -> None:
     """Slices may be numbered from 0 or from 1."""
-    whole = build(inputs, str(tokenizer_dir), str(tmp_path / "whole"), **OPTIONS)
+    whole = build(BuildOptions(inputs, str(tokenizer_dir), **OPTIONS), str(tmp_path / "whole"))
     for task in reversed(range(first, tasks + first)):
-        build(
-            inputs, str(tokenizer_dir), str(tmp_path / "merged"), task=(task, tasks), **OPTIONS
-        )  # fmt: skip
+        options = BuildOptions(inputs, str(tokenizer_dir), task=task, tasks=tasks, **OPTIONS)
+        build(options, str(tmp_path / "merged"))
     merged = merge(str(tmp_path / "merged"))
     assert texts(tmp_path / "merged") == texts(tmp_path / "whole")
     assert check(str(tmp_path / "merged")) == []
@@ -64,8 +63,8 @@ def test_a_missing_part_is_named(tmp_path: Path, inputs: list[str], tokenizer_di
     out = str(tmp_path / "out")
     with pytest.raises(DataError, match="holds no parts"):
         merge(out)
-    build(inputs, str(tokenizer_dir), out, task=(0, 3), **OPTIONS)
-    build(inputs, str(tokenizer_dir), out, task=(2, 3), **OPTIONS)
+    build(BuildOptions(inputs, str(tokenizer_dir), task=0, tasks=3, **OPTIONS), out)
+    build(BuildOptions(inputs, str(tokenizer_dir), task=2, tasks=3, **OPTIONS), out)
     with pytest.raises(DataError, match="--task 1/3"):
         merge(out)
 
@@ -80,8 +79,9 @@ def test_slices_of_different_text_are_not_merged(
         copy.write_bytes(Path(path).read_bytes())
     for name, others in {"same": copies, "fewer": inputs[:2]}.items():
         out = tmp_path / name
-        build(inputs, str(tokenizer_dir), str(out), task=(0, 2), **OPTIONS)
-        build([str(one) for one in others], str(tokenizer_dir), str(out), task=(1, 2), **OPTIONS)
+        build(BuildOptions(inputs, str(tokenizer_dir), task=0, tasks=2, **OPTIONS), str(out))
+        named = [str(one) for one in others]
+        build(BuildOptions(named, str(tokenizer_dir), task=1, tasks=2, **OPTIONS), str(out))
     assert "text" not in merge(str(tmp_path / "same"))["identity"]
     with pytest.raises(DataError, match="00001-of-00002: is a slice of another TEXT than 00000"):
         merge(str(tmp_path / "fewer"))
@@ -91,9 +91,9 @@ def test_a_merge_that_was_ended_goes_on(
     tmp_path: Path, inputs: list[str], tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    whole = build(inputs, str(tokenizer_dir), str(tmp_path / "whole"), **OPTIONS)
+    whole = build(BuildOptions(inputs, str(tokenizer_dir), **OPTIONS), str(tmp_path / "whole"))
     for task in range(4):
-        build(inputs, str(tokenizer_dir), str(out), task=(task, 4), **OPTIONS)
+        build(BuildOptions(inputs, str(tokenizer_dir), task=task, tasks=4, **OPTIONS), str(out))
     import data_pipeline.building.merging as merging
 
     def ended(*_: object) -> None:
@@ -114,11 +114,11 @@ def test_parts_beside_a_finished_corpus_are_neither_built_nor_lost(
 ) -> None:
     out, late = tmp_path / "out", tmp_path / "late"
     arguments = (inputs, str(tokenizer_dir))
-    whole = build(*arguments, str(out), **OPTIONS)
+    whole = build(BuildOptions(*arguments, **OPTIONS), str(out))
     with pytest.raises(DataError, match="out: already holds a corpus"):
-        build(*arguments, str(out), task=(0, 2), **OPTIONS)
+        build(BuildOptions(*arguments, task=0, tasks=2, **OPTIONS), str(out))
     for task in range(2):
-        build(*arguments, str(late), task=(task, 2), **OPTIONS)
+        build(BuildOptions(*arguments, task=task, tasks=2, **OPTIONS), str(late))
     (late / "parts").rename(out / "parts")
     with pytest.raises(DataError, match="out: holds both a corpus and parts"):
         merge(str(out))

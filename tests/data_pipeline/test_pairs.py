@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.pair_cues import accuracy, lengths, original, ours, pools, repeat
-from data_pipeline import Corpus, build
+from data_pipeline import BuildOptions, Corpus, build
 from data_pipeline.packing import pairs
 from data_pipeline.packing.pairs import Pool, pair_spans
 from data_pipeline.packing.sequences import PackingRules, pieces, short_key, units
@@ -88,7 +88,7 @@ def test_lengths_do_not_tell_the_label_of_real_text(tmp_path: Path, text: str) -
     if not path.exists():
         pytest.skip(f"{path} is not there")
     tokenizer = str(SHARED / "tokenizers" / "bert-base-uncased")
-    build([str(path)], tokenizer, str(tmp_path / "corpus"), val_fraction=0.5)
+    build(BuildOptions([str(path)], tokenizer, val_fraction=0.5), str(tmp_path / "corpus"))
     corpus = Corpus.open(str(tmp_path / "corpus"))
     splits = corpus.split("train"), corpus.split("val")
     for packing in NEXT:

@@ -16,9 +16,10 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import Corpus, DataError, build
+from data_pipeline import BuildOptions, Corpus, DataError, build
 from data_pipeline.building.encoding import encode_whole
 from data_pipeline.building.merging import documents
+from data_pipeline.text.documents import ReadOptions
 from data_pipeline.text.sentences import sentence_ends
 from data_pipeline.tokenization import training
 from data_pipeline.tokenization.tokenizer import load, word_starts
@@ -88,10 +89,8 @@ def other_spaces(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> P
 def ids_of_corpus(tokenizer: Path, folder: Path, texts: list[str]) -> tuple[Corpus, list[list]]:
     """The ids of each document in a corpus built with the tokenizer."""
     (folder / "in.txt").write_text("\n####\n".join(texts))
-    build(
-        [str(folder / "in.txt")], str(tokenizer), str(folder / "out"),
-        val_fraction=0.0, separator="####",
-    )  # fmt: skip
+    inputs, reading = [str(folder / "in.txt")], ReadOptions("####")
+    build(BuildOptions(inputs, str(tokenizer), reading, val_fraction=0.0), str(folder / "out"))
     corpus = Corpus.open(str(folder / "out"))
     return corpus, [tokens.tolist() for tokens, _ in documents(corpus.split("train"))]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import configs
-from data_pipeline import BatchStream, build
+from data_pipeline import BatchStream, BuildOptions, build
 from data_pipeline.shards.staged import Staged
 from tests.distributed import run_distributed
 from tests.trainer import jobs
@@ -32,7 +32,7 @@ def blocks(text, corpus, tmp_path_factory) -> Path:
     """The text of `corpus` in blocks and shards of a few documents, so that epochs end soon."""
     folder = tmp_path_factory.mktemp("blocks") / "data"
     options = {"shard_mb": 0.02, "block_bytes": 8000, "val_fraction": 0.1}
-    build([str(text)], str(corpus / "tokenizer"), str(folder), **options)
+    build(BuildOptions([str(text)], str(corpus / "tokenizer"), **options), str(folder))
     return folder
 
 
