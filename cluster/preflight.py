@@ -2,7 +2,8 @@
 
 Each node prints ``ok NODE``, ``bad NODE: REASON``, or ``wrong NODE: REASON`` for a fault that every
 node shares. The batch script treats a node without a line as bad. A node first checks itself: run
-folder, space, devices. Then all nodes rendezvous at the ranks' address and all-reduce one number.
+folder, space, devices. Then all nodes rendezvous at the ranks' address and all-reduce one number,
+by gloo, and by NCCL where they have GPUs.
 """
 
 from __future__ import annotations
@@ -125,20 +126,23 @@ def _sum_fault(store: dist.TCPStore, ranks: Ranks, gpus: int) -> str | None:
     usable = gpus > 0 and torch.cuda.is_available()
     try:
         dist.init_process_group(
-            "nccl" if usable else "gloo",
+            "cpu:gloo,cuda:nccl" if usable else "gloo",  # checkpoints go over gloo on GPUs too
             store=store,
             rank=ranks.rank,
             world_size=ranks.world_size,
             timeout=RENDEZVOUS_TIMEOUT,
         )
-        one = torch.ones(1, device="cuda:0" if usable else "cpu")
-        dist.all_reduce(one)
-        total = int(one.item())
+        ones = [torch.ones(1, device=device) for device in ("cpu", "cuda:0")[: 1 + usable]]
+        for one in ones:
+            dist.all_reduce(one)
+        totals = {int(one.item()) for one in ones}
         dist.barrier()  # rank 0 holds the store
         dist.destroy_process_group()
     except RuntimeError as error:
         return f"all-reduce failed: {str(error).splitlines()[0]}"
-    return None if total == ranks.world_size else f"all-reduce gave {total} of {ranks.world_size}"
+    if totals == {ranks.world_size}:
+        return None
+    return f"all-reduce gave {min(totals)} of {ranks.world_size}"
 
 
 if __name__ == "__main__":

@@ -128,6 +128,7 @@ check_nodes() { # sets $bad to the nodes that cannot train, and $shared where th
   supervise timeout --kill-after=10 300 srun "${srun[@]}" --chdir="$submission/code" \
     --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --output=all --error=all \
     "${check[@]}" "$run" "$gpus" "$min_free_gb" >"$out" 2>&1
+  [ "$warned$ended" = nono ] || return # it was interrupted, and who has not answered yet may be well
   all=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sort)
   if words=$(grep -m 1 '^wrong ' "$out"); then
     bad=$all shared=yes why=${words#wrong *: }

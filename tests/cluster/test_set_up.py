@@ -69,13 +69,14 @@ def test_cancelled_while_it_is_set_up(tmp_path):
     assert not (tmp_path / "run/started").exists()
 
 
-def test_warning_during_preflight_starts_no_ranks(tmp_path):
+def test_warning_during_preflight_starts_no_ranks_and_blames_no_node(tmp_path):
     run = Run(tmp_path, preflight=True)
-    process = run.start("touch started", PREFLIGHT="touch $CALLS.ready; sleep 1")
+    process = run.start("touch started", PREFLIGHT="echo ok n1; touch $CALLS.ready; sleep 1")
     wait_for(tmp_path / "calls.ready")
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=SECONDS)
     assert run.last(process.returncode)[:2] == ("requeue", 75)
+    assert not [call for call in run.calls if "ExcNodeList" in call]
     assert not (tmp_path / "run/started").exists()
 
 
