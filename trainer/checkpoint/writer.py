@@ -168,7 +168,7 @@ class CheckpointWriter:
     def _buffer(self, learner: str) -> HostBuffer:
         return self._buffers.setdefault(learner, HostBuffer())
 
-    def _write(self, save: Save, pending: Mapping[str, PendingSnapshot], then: Then) -> None:
+    def _write(self, save: Save, pending: dict[str, PendingSnapshot], then: Then) -> None:
         try:
             snapshots = self._ranks.agree(lambda: self._copy(pending))
             suspect = publish(replace(save, learners=snapshots), self._store, self._ranks)
@@ -182,9 +182,10 @@ class CheckpointWriter:
         if then and self._ranks.rank == 0:
             then(self._error)
 
-    def _copy(self, pending: Mapping[str, PendingSnapshot]) -> dict[str, Snapshot]:
+    def _copy(self, pending: dict[str, PendingSnapshot]) -> dict[str, Snapshot]:
+        """Take each learner's tensors off the device, and let go of them there."""
         try:
-            return {name: one.copy(self._buffer(name)) for name, one in pending.items()}
+            return {name: pending.pop(name).copy(self._buffer(name)) for name in [*pending]}
         finally:
             self._gate.open()
 
