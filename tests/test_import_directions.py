@@ -119,7 +119,8 @@ ROOMS = {
     "trainer/record": "utilisation gauges display recorder syncing",
     "trainer/stored_logits": "shard manifest reading",
     "trainer/lifecycle": (
-        "unreached continuity stored_teacher start resumption saving skips forking finalize"
+        "unreached continuity first_stages stored_teacher start resumption saving skips forking "
+        "finalize"
     ),
     "cluster": (
         "errors signals sbatch_options ranks scheduler run_files config limits script slurm "
