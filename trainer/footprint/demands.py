@@ -54,7 +54,7 @@ def demands_apart(job: JobConfig, learners: Sequence[LearnerFacts]) -> list[Lear
     if not job.students:
         return []
     shares = _lengths(job)
-    passes = {length: passes_apart(job, "gpu", length) for length in shares}
+    passes = {length: passes_apart(job, length) for length in shares}
     teacher, *others = (
         dataclasses.replace(
             learner,

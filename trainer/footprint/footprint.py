@@ -91,8 +91,8 @@ def footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]
     return {name: _line(few[name], many[name], rows, more) for name in few}
 
 
-def passes_apart(job: JobConfig, device: str, length: int) -> dict[str, Passes]:
-    """The work of every learner if each student had its own job with the finished teachers.
+def passes_apart(job: JobConfig, length: int) -> dict[str, Passes]:
+    """Every learner's work on a GPU if each student had its own job with the finished teachers.
 
     There the teachers only run forward: they have neither losses nor a backward pass.
     """
@@ -105,7 +105,7 @@ def passes_apart(job: JobConfig, device: str, length: int) -> dict[str, Passes]:
     found: dict[str, _Measured] = {}
     for name, student in job.learners.items():
         if not is_teacher(name):
-            found |= _measure(job, {**finished, name: student}, device, rows, length)
+            found |= _measure(job, {**finished, name: student}, "gpu", rows, length)
     return {
         name: Passes(one.forward_flops / rows, one.backward_flops / rows, one.kernels)
         for name, one in found.items()
