@@ -25,6 +25,7 @@ def demands(job: JobConfig, device: str = "gpu") -> JobFacts:
     With phases of several sequence lengths, memory is for the longest sequences and FLOPs are the
     mean over the steps. The job's ``assumed`` lists the other simplifications.
     """
+    job = job.in_steps()
     shares = _lengths(job)
     sizes = {length: _footprints(job, device, length) for length in shares}
     learners = [
@@ -131,15 +132,14 @@ def _active_steps(config: LearnerConfig, job: JobConfig) -> float:
     """The number of steps that a learner takes part in, from its start and its budget."""
     if config is job.teacher or config.frozen:  # teachers keep teaching to the end
         return job.steps
-    left = max(0, job.steps - config.start.in_steps(job.steps).step)
+    left = max(0, job.steps - config.start.step)
     return min(left, _budget_steps(config, job))
 
 
 def _budget_steps(config: LearnerConfig, job: JobConfig) -> float:
     """The number of steps in a learner's budget; at most the job's."""
     tokens = usual_rows(job) * sum(length * share for length, share in _lengths(job).items())
-    own = config.budget.in_steps(job.steps)
-    budgets = [own.steps, own.tokens and own.tokens / tokens]
+    budgets = [config.budget.steps, config.budget.tokens and config.budget.tokens / tokens]
     return min([job.steps, *(budget for budget in budgets if budget)])
 
 
