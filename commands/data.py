@@ -74,11 +74,15 @@ def tokenizer_train(
     text_field: str,
 ) -> None:
     """Train a tokenizer on TEXT files, which are read as `data build` reads them."""
+    from data_pipeline.building.reporting import problem_lines
     from data_pipeline.text.documents import ReadOptions
     from data_pipeline.tokenization.training import train
 
     reading = ReadOptions(separator, text_field)
-    train(text, kind, vocab_size, out, cased=cased, reading=reading)
+    unusable = train(text, kind, vocab_size, out, cased=cased, reading=reading)
+    if unusable.count:
+        click.echo(f"{unusable.count:,} unusable documents")
+        click.echo("\n".join(problem_lines(unusable.count, unusable.first)))
     click.echo(f"The tokenizer is in {out}")
 
 

@@ -44,6 +44,7 @@ from data_pipeline.shards.blocks import BLOCK_BYTES, SHARD_MB
 from data_pipeline.shards.manifest import DIGESTS, MANIFEST
 from data_pipeline.shards.writing import SplitWriter
 from data_pipeline.text.documents import (
+    PROBLEMS_SHOWN,
     FileSpan,
     RawChunk,
     ReadOptions,
@@ -57,7 +58,6 @@ from data_pipeline.text.text_files import STDIN
 from data_pipeline.tokenization import tokenizer as tokenization
 
 JOURNAL_SECONDS = 20.0
-PROBLEMS_SHOWN = 20
 PARTS = "parts"
 TEXT = "text"  # in the identity of a part: what it is a slice of
 HISTOGRAM_LIMITS = [1 << power for power in range(4, 21)]

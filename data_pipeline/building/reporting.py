@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -53,10 +53,14 @@ def summary(tree: dict) -> str:
     lines.append(
         f"{tally['duplicates']:,} duplicates dropped, {tally['problems']:,} unusable documents"
     )
-    lines += [f"  {problem}" for problem in tally["first_problems"]]
-    if tally["problems"] > len(tally["first_problems"]):
-        lines.append(f"  ... and {tally['problems'] - len(tally['first_problems']):,} more")
+    lines += problem_lines(tally["problems"], tally["first_problems"])
     return "\n".join([*lines, "tokens per document:", *_histogram(tally["tokens_per_document"])])
+
+
+def problem_lines(count: int, first: Sequence[str]) -> list[str]:
+    """The `first` of `count` problems, a line each, and how many more there are."""
+    lines = [f"  {problem}" for problem in first]
+    return [*lines, f"  ... and {count - len(first):,} more"] if count > len(first) else lines
 
 
 def _histogram(counts: list[int]) -> Iterator[str]:

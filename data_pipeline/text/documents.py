@@ -25,6 +25,7 @@ from data_pipeline.text.text_files import COMPRESSED, STDIN, decompressing, is_p
 TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
 KINDS = {".txt": TEXT, ".text": TEXT, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET}
 CHUNK_BYTES = 1 << 20
+PROBLEMS_SHOWN = 20  # a summary names the first ones
 LONGEST_BOUNDARY = 1 << 16  # bytes searched again when more of the file has been read
 BLANK_LINES = rb"\n(?:[ \t\r]*\n)+"
 

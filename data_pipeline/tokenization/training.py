@@ -6,6 +6,8 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, repeat
 from pathlib import Path
 
 import tokenizers
@@ -14,6 +16,7 @@ from tokenizers import models, pre_tokenizers, trainers
 from data_pipeline.errors import DataError
 from data_pipeline.shards.writing import refuse_existing
 from data_pipeline.text.documents import (
+    PROBLEMS_SHOWN,
     Problem,
     ReadOptions,
     location_of,
@@ -40,6 +43,20 @@ UNIGRAM_LINES = 2_000_000
 ALPHABET = 1000  # characters of a WordPiece vocabulary, the most frequent ones
 
 Read = Callable[[], Iterable[str]]  # all documents, from the first
+Listener = Callable[[Problem], None]
+
+
+@dataclass
+class Unusable:
+    """How many documents cannot be used, and where the first ones are and why."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)  # at most PROBLEMS_SHOWN
+
+    def __call__(self, problem: Problem) -> None:
+        self.count += 1
+        if len(self.first) < PROBLEMS_SHOWN:
+            self.first.append(f"{location_of(problem)}: {problem.reason}")
 
 
 def train(
@@ -50,13 +67,14 @@ def train(
     *,
     cased: bool | None = None,
     reading: ReadOptions | None = None,
-) -> None:
+) -> Unusable:
     """Train a tokenizer on text and write it to the folder `out`, in Hugging Face format.
 
     The text is read several times. The same text gives the same files. [PAD] [UNK] [CLS] [SEP]
     [MASK] get the ids 0 to 4. By default WordPiece is uncased, like BERT's, and the other kinds are
-    cased. Raises DataError for missing or empty inputs and for standard input, an unknown kind, or
-    a folder that holds a tokenizer. Also if the vocabulary size does not fit the text or the kind.
+    cased. Returns what was left out. Raises DataError for missing or empty inputs and for standard
+    input, an unknown kind, or a folder that holds a tokenizer. Also if the vocabulary size does not
+    fit the text or the kind.
     """
     if kind not in KINDS:
         raise DataError(f"--kind {kind}: must be one of {', '.join(KINDS)}")
@@ -66,32 +84,26 @@ def train(
         raise DataError(f"--vocab-size {vocab_size}: must be from {least} to {MAX_VOCAB_SIZE:,}")
     if STDIN in inputs:
         raise DataError(f"{STDIN}: a tokenizer reads its text several times; save it in a file")
-    problems = _Problems()
-    if next(read_documents(inputs, reading, on_problem=problems), None) is None:
-        raise no_documents_error(inputs, problems.count, problems.first)
+    if next(read_documents(inputs, reading, on_problem=(found := Unusable())), None) is None:
+        raise no_documents_error(inputs, found.count, next(iter(found.first), None))
+    read = _reader(inputs, reading, unusable := Unusable())
     trainer = {"wordpiece": _wordpiece, "bpe": _byte_level, "unigram": _unigram}[kind]
     lowercase = kind == "wordpiece" if cased is None else not cased
     with as_data_errors(f"--vocab-size {vocab_size}: the tokenizer cannot be trained"):
-        tokenizer, roles = trainer(lambda: read_documents(inputs, reading), vocab_size, lowercase)
+        tokenizer, roles = trainer(read, vocab_size, lowercase)
     size = tokenizer.get_vocab_size()
     if size > vocab_size:
         raise DataError(
             f"--vocab-size {vocab_size}: must be at least {size} for the characters of this text"
         )
     save(tokenizer, roles, Path(out))
+    return unusable
 
 
-class _Problems:
-    """Counts unusable documents and describes the first."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: str | None = None
-
-    def __call__(self, problem: Problem) -> None:
-        self.count += 1
-        if self.first is None:
-            self.first = f"{location_of(problem)}: {problem.reason}"
+def _reader(inputs: Sequence[str], reading: ReadOptions | None, unusable: Unusable) -> Read:
+    """Reads all documents at each call; only the first call counts the unusable ones."""
+    listeners: Iterator[Listener] = chain([unusable], repeat(lambda problem: None))
+    return lambda: read_documents(inputs, reading, next(listeners))
 
 
 def _wordpiece(read: Read, vocab_size: int, lowercase: bool) -> tuple[tokenizers.Tokenizer, Roles]:

@@ -7,10 +7,12 @@ from pydoc_data import topics
 
 import pytest
 import sentencepiece
+from click.testing import CliRunner
 
 from data_pipeline import DataError
 from data_pipeline.tokenization.tokenizer import load
 from data_pipeline.tokenization.training import train
+from tandem import main
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
@@ -40,6 +42,20 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message) as caught:
             load(path)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("wordpiece", 60), ("bpe", 270), ("unigram", 24)])
+def test_text_that_cannot_be_read_is_reported(tmp_path: Path, kind: str, size: int) -> None:
+    path = tmp_path / "text.txt"
+    latin_1 = "\n\n".join(f"caf\xe9 {number}" for number in range(30)).encode("latin-1")
+    path.write_bytes(b"A little text that is read, and more.\n\n" + latin_1)
+    out = str(tmp_path / "out")
+    command = ["tokenizer", "train", str(path), "--kind", kind, "--vocab-size", str(size)]
+    done = CliRunner().invoke(main, [*command, "--out", out])
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[:2] == ["30 unusable documents", f"  {path}:3: not valid UTF-8"]
+    assert lines[-2:] == ["  ... and 10 more", f"The tokenizer is in {out}"]
 
 
 SPECIAL = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
