@@ -23,6 +23,7 @@ from model.hugging_face import (
     with_head_alone,
     with_task_head,
     write_config,
+    written_whole,
 )
 from model.initialisation import build
 from model.layer_selection import double_layers, select_layers
@@ -89,4 +90,5 @@ __all__ = [
     "with_head_alone",
     "with_task_head",
     "write_config",
+    "written_whole",
 ]

@@ -101,7 +101,8 @@ def load(path: Path) -> tuple[tokenizers.Tokenizer, Vocabulary]:
 def save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> list[str]:
     """Write the folder that `load` and ``transformers.AutoTokenizer`` read; returns its files."""
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(out / "tokenizer.json"))
+    # The library's own `save` raises a bare Exception where the disk is full.
+    (out / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],

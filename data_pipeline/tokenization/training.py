@@ -6,6 +6,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from pathlib import Path
@@ -14,7 +15,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from data_pipeline.errors import DataError
-from data_pipeline.shards.writing import refuse_existing
+from data_pipeline.shards.writing import disk_errors, refuse_existing
 from data_pipeline.text.documents import (
     PROBLEMS_SHOWN,
     Problem,
@@ -96,8 +97,23 @@ def train(
         raise DataError(
             f"--vocab-size {vocab_size}: must be at least {size} for the characters of this text"
         )
-    save(tokenizer, roles, Path(out))
+    _save(tokenizer, roles, Path(out))
     return unusable
+
+
+def _save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> None:
+    """Write a tokenizer where none was; leaves no part of one, so that the command can be repeated.
+
+    Raises DataError.
+    """
+    try:
+        with disk_errors(out / "tokenizer.json"):
+            save(tokenizer, roles, out)
+    except DataError:
+        for name in TOKENIZER_FILES:
+            with suppress(OSError):
+                (out / name).unlink()
+        raise
 
 
 def _reader(inputs: Sequence[str], reading: ReadOptions | None, unusable: Unusable) -> Read:

@@ -13,6 +13,7 @@ from model.hugging_face.folder import (
     read_encoder_config,
     require_free,
     save_pretrained,
+    written_whole,
 )
 from model.hugging_face.importing import import_folder, write_config
 
@@ -27,4 +28,5 @@ __all__ = [
     "with_head_alone",
     "with_task_head",
     "write_config",
+    "written_whole",
 ]

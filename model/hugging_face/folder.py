@@ -7,7 +7,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -61,6 +62,26 @@ def require_free(folder: str | Path) -> None:
     for name in (*MODEL_FILES, *TOKENIZER_FILES):
         if os.path.lexists(path := Path(folder) / name):
             raise ModelError(f"{path}: exists; move it away, or choose another --out")
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[None]:
+    """Remove the files of a model that were begun in `folder` where one cannot be written.
+
+    So the same command can be repeated. Raises ModelError for an OSError.
+    """
+    paths = [folder / name for name in (*MODEL_FILES, *TOKENIZER_FILES)]
+    begun = [path for path in paths if not os.path.lexists(path)]
+    try:
+        yield
+    except (OSError, ModelError) as error:
+        for path in begun:
+            with suppress(OSError):
+                path.unlink()
+        if isinstance(error, OSError):
+            reason = error.strerror or error
+            raise ModelError(f"{folder}: cannot be written ({reason})") from error
+        raise
 
 
 def from_pretrained(folder: str | Path) -> Model:
@@ -126,7 +147,7 @@ def save_pretrained(
     except Inexpressible as error:
         reason = f"{error}; saved in Tandem's own format"
         theirs, tensors = {"model_type": OWN_TYPE, **dataclasses.asdict(config)}, state
-    try:
+    with written_whole(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(theirs, indent=2, sort_keys=True) + "\n")
         write_tensors(folder / "model.safetensors", tensors)
@@ -136,8 +157,6 @@ def save_pretrained(
             if path.resolve() != (folder / path.name).resolve():
                 shutil.copyfile(path, folder / path.name)
         _limit_tokenizer(folder, config.longest_sequence)
-    except OSError as error:
-        raise ModelError(f"{folder}: cannot be written ({error.strerror or error})") from error
     return reason
 
 

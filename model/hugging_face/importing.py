@@ -14,6 +14,7 @@ from model.hugging_face.folder import (
     require_free,
     save_pretrained,
     special_ids_in,
+    written_whole,
 )
 from model.model_config import ModelConfig
 from model.protocol import Model
@@ -32,8 +33,9 @@ def import_folder(source: str | Path, out: str | Path) -> Model:
     model = from_pretrained(source)
     has_tokenizer = any(os.path.lexists(source / name) for name in TOKENIZER_FILES)
     tokenizer = source if has_tokenizer else None
-    save_pretrained(model, out, tokenizer, special_ids=special_ids_in(source))
-    write_config(model.config, out, source.resolve().name)
+    with written_whole(out):
+        save_pretrained(model, out, tokenizer, special_ids=special_ids_in(source))
+        write_config(model.config, out, source.resolve().name)
     return model
 
 

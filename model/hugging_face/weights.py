@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -50,9 +51,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Write contiguous copies as safetensors, with the metadata `transformers` looks for."""
+    """Write contiguous copies as safetensors, with the metadata `transformers` looks for.
+
+    Raises OSError, also where the library has an exception of its own, as for a full disk.
+    """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    try:
+        safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:
+        raise OSError(f"{path.name}: {_first_line(error)}") from error
 
 
 def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from pydoc_data import topics
 
@@ -56,6 +57,27 @@ def test_text_that_cannot_be_read_is_reported(tmp_path: Path, kind: str, size: i
     lines = done.output.splitlines()
     assert lines[:2] == ["30 unusable documents", f"  {path}:3: not valid UTF-8"]
     assert lines[-2:] == ["  ... and 10 more", f"The tokenizer is in {out}"]
+
+
+def test_a_full_disk_leaves_no_part_of_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_text("A little text.")
+    out = tmp_path / "out"
+    command = ["tokenizer", "train", str(tmp_path / "text.txt"), "--out", str(out)]
+    command += ["--kind", "bpe", "--vocab-size", "261"]
+    write_text = Path.write_text
+
+    def filled(path: Path, text: str, **options: str) -> int:
+        write_text(path, text[:9], **options)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", filled)
+        done = CliRunner().invoke(main, command)
+    advice = "the disk is full; free some space and run the same command again"
+    assert (done.exit_code, done.output) == (1, f"tandem: {out}: {advice}\n")
+    assert CliRunner().invoke(main, command).exit_code == 0
 
 
 SPECIAL = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"

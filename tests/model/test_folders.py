@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors
 import safetensors.torch
 import torch
 from transformers import (
@@ -325,3 +327,30 @@ def test_a_damaged_tokenizer_is_refused_by_its_file(
         model.import_folder(source, tmp_path / "out")
     assert str(refused.value).startswith(f"{source / name}: ")
     assert not (tmp_path / "out").exists()
+
+
+def fill_at_the_weights(*_: object, **__: object) -> None:
+    raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+
+def fill_at_the_yaml(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("place", "filled"),
+    [
+        ("safetensors.torch.save_file", fill_at_the_weights),
+        ("model.hugging_face.importing.write_config", fill_at_the_yaml),
+    ],
+)
+def test_a_full_disk_leaves_no_part_of_a_model(
+    place: str, filled: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = save(tmp_path / "source"), tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(place, filled)
+        with pytest.raises(model.ModelError, match=r"out: cannot be written \(.*No space left"):
+            model.import_folder(source, out)
+    assert not [*out.iterdir()]
+    model.import_folder(source, out)

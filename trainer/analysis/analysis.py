@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model import Model, ModelError, from_pretrained, model_card, save_pretrained, write_config
+from model import (
+    Model,
+    ModelError,
+    from_pretrained,
+    model_card,
+    save_pretrained,
+    write_config,
+    written_whole,
+)
 from model.attention_heads import Head, heads_of, prune
 from model.hugging_face.folder import special_ids_in
 from trainer.analysis.disabling import Effect, Effects, Scores, effects_of_heads
@@ -81,8 +89,9 @@ def with_pruned(
     prune(model, heads)
     title = f"{source.resolve().name} without {count} attention heads"
     card = model_card(title, model.config)
-    save_pretrained(model, out, source, card, special_ids_in(source))
-    write_config(model.config, out, title)
+    with written_whole(out):
+        save_pretrained(model, out, source, card, special_ids_in(source))
+        write_config(model.config, out, title)
     scores = examples.score(from_pretrained(out).to(device))
     if (source / FILE).exists():
         write_facts(out, {name: _facts(source, name, scores) for name in model.config.task_heads})

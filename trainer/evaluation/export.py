@@ -16,6 +16,7 @@ from model import (
     save_pretrained,
     with_head_alone,
     write_config,
+    written_whole,
 )
 from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
@@ -55,9 +56,10 @@ def export_learner(
     card = model_card(title, config, training)
     corpus = next(iter(saved.corpora.values()))
     ids = _special_ids(corpus.vocabulary)
-    note = save_pretrained((config, weights), out, corpus.tokenizer_dir, card, ids)
-    write_config(config, out, title)
-    _write_task_facts(saved, name, config, results, out)
+    with written_whole(out):
+        note = save_pretrained((config, weights), out, corpus.tokenizer_dir, card, ids)
+        write_config(config, out, title)
+        _write_task_facts(saved, name, config, results, out)
     if note:
         _log.warning("%s: %s", name, note)
 
