@@ -6,6 +6,7 @@ import itertools
 import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,7 +134,8 @@ def write_dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
             np.savez(file, allow_pickle=False, **arrays)
             part.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # its message would hide why the file cannot be written
+            part.unlink()
 
 
 def _is_dump(path: Path) -> bool:

@@ -13,6 +13,7 @@ import io
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -81,4 +82,5 @@ def _save(path: Path, array: NDArray, origin: str) -> None:
         part.write_bytes(content.getvalue() + digest.digest())
         part.replace(path)
     except OSError:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only file system has no file to remove
+            part.unlink()

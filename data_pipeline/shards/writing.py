@@ -261,11 +261,14 @@ def refuse_existing(paths: Iterable[Path]) -> None:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn the errors of a full or read-only disk into a DataError that names the path."""
+    """Turn the errors of a full or read-only disk into a DataError that names the path.
+
+    An OSError without a number is numpy's, which has written a part of an array.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (None, errno.ENOSPC, errno.EDQUOT):
             raise DataError(
                 f"{path.parent}: the disk is full; free some space and run the same command again"
             ) from None
