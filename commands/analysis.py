@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -68,7 +68,7 @@ def analyze(
     from trainer.analysis.analysis import analyze, with_attention, with_pruned
     from trainer.device import own_device
 
-    _refuse_other_files(target)
+    _refuse_other_files(target, folder, named)
     if prune:
         require_free(target / PRUNED)
     model = with_attention(source, own_device(), prune or 0)
@@ -108,22 +108,28 @@ def _examples(
     return TaskExamples(model, folder, job, limit)
 
 
-def _refuse_other_files(target: Path) -> None:
-    """Raise DataError where `target` has files of these names that are not of an analysis."""
+def _refuse_other_files(target: Path, folder: str, named: str) -> None:
+    """Raise DataError where `target` has files of these names that this analysis does not renew."""
+    from data_pipeline.errors import DataError
     from data_pipeline.shards.writing import refuse_existing
 
-    if not _is_analysis(target / NUMBERS):
+    found = _analysis_in(target / NUMBERS)
+    if found is None:
         refuse_existing([target / NUMBERS, target / PAGE])
+    elif [found["model"], found["examples"]] != [str(Path(folder)), named]:
+        there = f"{found['model']} on {found['examples']}"
+        raise DataError(f"{target / NUMBERS}: is the analysis of {there}; name another --out")
 
 
-def _is_analysis(path: Path) -> bool:
+def _analysis_in(path: Path) -> dict[str, Any] | None:
     from configs.strict_json import parse_json
 
     try:
         found = parse_json(path.read_bytes())
     except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and {"model", "scored", "patterns"} <= found.keys()
+        return None
+    is_one = isinstance(found, dict) and {"model", "examples", "scored", "patterns"} <= found.keys()
+    return found if is_one else None
 
 
 def _written(found: Analysis, target: Path, as_json: bool) -> str:

@@ -38,15 +38,24 @@ def task_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
 def changes_since_run(job: JobConfig) -> list[Change]:
     """In what the job differs from the run by its name; nothing where there is no such run.
 
-    The run's folder may have been moved.
+    The run's folder may have been moved, and its corpora too.
     """
+    from data_pipeline import DataError, contents
     from trainer.lifecycle.continuity import changes
     from trainer.run_folder.folder import RunFolder
 
     folder = RunFolder.of(job)
     if not folder.config.exists():
         return []
-    return [one for one in changes(folder.load_config(), job) if one.key != "output_dir"]
+    before = folder.load_config()
+    found = [one for one in changes(before, job) if one.key != "output_dir"]
+    if not any(one.key.endswith(".path") for one in found):
+        return found
+    try:
+        read, there = contents(before.data), contents(job.data)
+    except DataError:  # what the run has read is gone
+        return found
+    return [one for one in found if one.key not in read or read[one.key] != there.get(one.key)]
 
 
 def _kind(config: str) -> str:

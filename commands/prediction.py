@@ -76,7 +76,8 @@ def predict(
             else predictions(Path(folder), input_, own_device(), chosen, head, speed)
         )
         for answer in answers:
-            print(json.dumps(answer, ensure_ascii=False), file=file)
+            as_text = (file.encoding or "").lower() in ("utf-8", "utf8")
+            print(json.dumps(answer, ensure_ascii=not as_text), file=file)
 
 
 def _assignment(word: str) -> tuple[str, str]:

@@ -36,10 +36,10 @@ def evaluate(
     if suite is not None:
         if learner or as_json:
             raise click.UsageError("--learner and --json do not go with --suite")
-        folders = [name for name in names if "=" not in name]
+        overrides = [name for name in names if "=" in name and not Path(name).is_dir()]
+        folders = [name for name in names if name not in overrides]
         if not folders:
             raise click.UsageError("--suite: name the folder of a model, or several")
-        overrides = [name for name in names if "=" in name]
         to = Path(out or f"runs/suites/{Path(suite).stem}")
         compare(suite, folders, to, overrides, seeds, untrained)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,17 @@ def test_an_analysis_on_text(masked: Path, files: Path, tmp_path: Path) -> None:
     again = run(found["pruned"]["folder"], "-", *options[:4], "--out", tmp_path / "again",
                 "--json", given=PROSE)  # fmt: skip
     assert json.loads(again)["scores"] == pytest.approx(found["pruned"]["scores"])
+
+
+def test_an_analysis_of_something_else_is_not_overwritten(
+    masked: Path, files: Path, tmp_path: Path
+) -> None:
+    few = ["--length", 16, "--examples", 2, "--out", tmp_path / "out"]
+    run(masked, files / "prose.txt", *few)
+    run(masked, files / "prose.txt", *few)
+    other = shutil.copy(files / "prose.txt", tmp_path / "prose.txt")
+    there = f"analysis.json: is the analysis of {masked} on {files / 'prose.txt'}; name another"
+    assert there in refused(masked, other, *few)
 
 
 def test_a_name_that_is_not_utf_8(masked: Path, tmp_path: Path) -> None:

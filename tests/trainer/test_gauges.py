@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import configs
 from configs.devices import DeviceConfig
-from data_pipeline import DataConfig
+from data_pipeline import DEFAULT_VIEW, DataConfig
 from model import describe
 from tests.distributed import run_distributed
 from tests.trainer import tiny
@@ -108,7 +108,7 @@ def test_a_slow_rank_is_printed_and_logged_once(tmp_path, capfd, caplog):
     with Recorder(
         config, RunFolder(tmp_path), JobState("id"), Gauges(), b"", speaks=True
     ) as recorder:
-        result = StepResult({}, {}, 8, 8, 0, NO_REQUESTS, 0.0)
+        result = StepResult({}, {}, {DEFAULT_VIEW: 8}, 8, 0, NO_REQUESTS, 0.0)
         recorder.step(JobState("id", step=1), result, [], [], 0.0)
     logging.getLogger().removeHandler(terminal)
     printed = capfd.readouterr()

@@ -92,7 +92,10 @@ def scored(folder: Path, pairs: str) -> PairScores:
 def test_models_and_pairs_that_cannot_be_scored(
     asked: Callable[[Path, str], object], exported: Path, pairs: Path, tmp_path: Path
 ) -> None:
-    bare = tmp_path / "bare"
+    small, bare = tmp_path / "small", tmp_path / "bare"
+    save_pretrained(build(tiny.encoder(vocab_size=20), seed=1), small, tokenizer=exported)
+    with pytest.raises(DataError, match="small: its tokenizer has more tokens than its model"):
+        asked(small, str(pairs))
     config = tiny.encoder(vocab_size=60, mlm_head=False)
     save_pretrained(build(config, seed=1), bare, tokenizer=exported)
     with pytest.raises(ModelError, match="bare: has no masked-LM head"):
@@ -102,6 +105,13 @@ def test_models_and_pairs_that_cannot_be_scored(
     with pytest.raises(ModelError, match="mt: translates; name an encoder"):
         asked(tmp_path / "mt", str(pairs))
     record = json.loads(pairs.read_text().splitlines()[0])
+    for bad, reason in (
+        ("", "has no tokens"),
+        (record["sentence_good"].upper(), "are the same to this"),
+    ):
+        pairs.write_text(json.dumps(record | {"sentence_bad": bad}))
+        with pytest.raises(DataError, match=rf"blimp.jsonl:1: .*{reason}"):
+            asked(exported, str(pairs))
     pairs.write_text(json.dumps(record | {"sentence_bad": "a " * 63}))
     with pytest.raises(DataError, match=r"blimp.jsonl:1: has 6\d tokens, and the model reads 64"):
         asked(exported, str(pairs))

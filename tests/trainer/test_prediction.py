@@ -54,12 +54,11 @@ def tokenizer(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def exported(
-    tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[TaskHeadConfig, TaskFacts], Path]:
-    def make(head: TaskHeadConfig, facts: TaskFacts) -> Path:
+def exported(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    def make(head: TaskHeadConfig, facts: TaskFacts, lacks: int = 0) -> Path:
+        """A model whose vocabulary `lacks` that many of the tokenizer's tokens."""
         folder = tmp_path_factory.mktemp(head.kind)
-        size = load(tokenizer)[1].vocab_size
+        size = load(tokenizer)[1].vocab_size - lacks
         config = tiny.encoder(
             vocab_size=size, max_positions=64, mlm_head=False, initializer_range=0.3
         )
@@ -217,7 +216,7 @@ def test_options_that_would_have_no_effect(options, message) -> None:
     assert message in ended.stderr
 
 
-def test_input_that_cannot_be_read(classifier, tokenizer, tmp_path) -> None:
+def test_input_that_cannot_be_read(classifier, exported, tokenizer, tmp_path) -> None:
     def write(name: str, text: str) -> Path:
         (tmp_path / name).write_text(text)
         return tmp_path / name
@@ -235,6 +234,8 @@ def test_input_that_cannot_be_read(classifier, tokenizer, tmp_path) -> None:
     assert "--column txt: no such field; did you mean text? There are: text" in column
     documents = tmp_path / "a.tsv", "--documents", tmp_path / "a.tsv"
     assert "has no head other" in refused(classifier, *documents, "--head", "other")
+    few = exported(TaskHeadConfig(CLASSIFICATION, ["a", "b"]), TaskFacts(), lacks=1)
+    assert "its tokenizer has more tokens than its model" in refused(few, tmp_path / "a.tsv")
     bare = tmp_path / "bare"
     save_pretrained(build(tiny.encoder(vocab_size=300), seed=1), bare, tokenizer=tokenizer)
     assert "bare: has no head of a task" in refused(bare, tmp_path / "a.tsv")

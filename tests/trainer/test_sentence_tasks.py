@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import configs
 from configs import ConfigError
 from data_pipeline import DataError
+from data_pipeline.shards import manifest
 from model import from_pretrained
 from tests.distributed import run_distributed
 from tests.test_errors import one_line
@@ -273,6 +274,9 @@ def test_a_misspelt_field_is_named(job, name) -> None:
         (["fine\tdull", "x\tbright", "y\tgrey"], ["labels=[dull, bright]"],
          "train.tsv:4: label: 'grey' is not one of the labels"),
         (["fine\tdull", "x\tdull"], [], "has only one label, 'dull'; a task needs two"),
+        (["fine\tdull", "x\t"], [], ":3: label: is empty; give one, or set unlabelled: true"),
+        (["fine\tdull", "x\t???"], [], ":3: label: '???' is a placeholder or has a control char"),
+        (["fine\tdull", "x\tt\x92"], [], ":3: label: 't\\x92' is a placeholder or has a control"),
         (["fine\t1", "x\tmuch"], ["target=number"], "'much' is not a number"),
         (["fine\tdull", "\tbright"], [], "train.tsv:3: a text is empty"),
         ([], [], "train.tsv: holds no rows"),
@@ -289,7 +293,7 @@ def test_bad_examples_are_named(job, tmp_path, rows, overrides, message) -> None
     assert "\n" not in str(refused.value)
 
 
-def test_epochs_labels_and_a_held_out_part_follow_from_the_file(job) -> None:
+def test_epochs_labels_and_a_held_out_part_follow_from_the_file(job, monkeypatch) -> None:
     found = load(job, "steps=0", "epochs=2.5", "data.validation=''")
     assert found.steps == -(-180 // 16)  # 72 of 80 examples, 2.5 times
     assert found.teacher.objective.single_sentence.labels == LABELS
@@ -299,6 +303,10 @@ def test_epochs_labels_and_a_held_out_part_follow_from_the_file(job) -> None:
     assert again == found == with_examples(again)
     with pytest.raises(DataError, match=r"data\.path: .* holds other examples"):
         load(job, f"data.path={found.data.path}")
+    older = manifest.read(Path(found.data.path))
+    older["identity"]["code"] = "0123"  # of the task's module, once
+    monkeypatch.setattr(manifest, "read", lambda folder: older)
+    assert with_examples(again) == found
 
 
 def test_a_frozen_teacher_of_the_task_teaches_its_labels(run_of_two, job, tmp_path) -> None:

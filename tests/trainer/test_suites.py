@@ -151,7 +151,8 @@ def test_models_are_fine_tuned_and_compared_once(folder: Path) -> None:
             (folder / f"out/runs/moods-{name}-seed1/exports/teacher/task.json").read_text()
         )
     pairs = (folder / "pairs.jsonl").rename(folder / "elsewhere.jsonl")
-    refused = evaluate(folder, *both, "--out", str(folder / "new"))
+    (folder / "lr=3").symlink_to(folder / "big")
+    refused = evaluate(folder, str(folder / "lr=3"), "--out", str(folder / "new"))
     assert "pairs.jsonl" in refused[2]
     assert not [*(folder / "new" / "runs").glob("moods-*")], "before anything is trained"
     pairs.rename(folder / "pairs.jsonl")

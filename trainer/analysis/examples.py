@@ -35,6 +35,7 @@ from trainer.config import JobConfig
 from trainer.evaluation.held_out import SEED, ValidationSet
 from trainer.job_data.examples import tasks_of, views_of, with_validation
 from trainer.learners.programs import score
+from trainer.own_tokenizer import require_own_tokenizer
 from trainer.scoring.column import LOSS, Column
 from trainer.scoring.metric import Tally
 from trainer.scoring.scores import MaskedTokens, Metrics
@@ -150,10 +151,7 @@ def delimiters(folder: Path, model: Model) -> NDArray[np.bool_]:
     Raises DataError where the folder has no tokenizer, or not the model's.
     """
     tokenizer, vocabulary = load(folder)
-    if vocabulary.vocab_size > model.config.vocab_size:
-        raise DataError(
-            f"{folder}: its tokenizer has more tokens than its model; it belongs to another model"
-        )
+    require_own_tokenizer(folder, vocabulary, model.config)
     table = np.zeros(vocabulary.vocab_size, bool)
     table[[vocabulary.cls, vocabulary.sep]] = True
     for number in vocabulary.ordinary.tolist():

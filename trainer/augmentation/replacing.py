@@ -19,6 +19,7 @@ from trainer.augmentation.augmenting import Row
 from trainer.augmentation.input_vectors import InputVectors
 from trainer.augmentation.masked_words import MaskedWords
 from trainer.job_data.examples import digest_of
+from trainer.own_tokenizer import require_own_tokenizer
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class _Copies:
         if model.head is None:
             raise ModelError(f"{settings.folder}: has no masked-LM head; name a pre-trained model")
         self._tokenizer, vocabulary = load_tokenizer(settings.folder)
+        require_own_tokenizer(settings.folder, vocabulary, model.config)
         self._vectors = WordVectors.read(settings.vectors) if settings.vectors else None
         self._inputs = None if settings.vectors else InputVectors(model, self._tokenizer)
         self._masked = MaskedWords(

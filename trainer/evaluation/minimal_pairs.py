@@ -19,6 +19,7 @@ from data_pipeline.task_files.minimal_pairs import MinimalPair, read_minimal_pai
 from data_pipeline.tokenization.tokenizer import Vocabulary, load
 from model import ModelError, encoder_from_pretrained, read_encoder_config
 from trainer.evaluation.pseudo_likelihood import pseudo_log_likelihoods
+from trainer.own_tokenizer import require_own_tokenizer
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,25 @@ def _read(folder: Path, pairs_path: str) -> _Readable:
         raise ModelError(f"{folder}: has no masked-LM head, by which minimal pairs are scored")
     pairs = list(read_minimal_pairs(pairs_path))
     tokenizer, vocabulary = load(folder)
+    require_own_tokenizer(folder, vocabulary, config)
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     sentences = [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
-    longest = config.longest_sequence
-    for number, ids in enumerate(sentences):
-        if longest is not None and len(ids) + 2 > longest:
-            where = pairs[number // 2].where
-            raise DataError(f"{where}: has {len(ids) + 2} tokens, and the model reads {longest}")
+    for pair, good, bad in zip(pairs, sentences[0::2], sentences[1::2], strict=True):
+        _require_telling(pair.where, good, bad, config.longest_sequence)
     return _Readable(pairs, sentences, vocabulary)
+
+
+def _require_telling(
+    where: str, good: Sequence[int], bad: Sequence[int], longest: int | None
+) -> None:
+    """Raise DataError for a pair of which a model cannot tell which one is more probable."""
+    if not good or not bad:
+        raise DataError(f"{where}: a sentence has no tokens; remove the pair")
+    if good == bad:
+        raise DataError(f"{where}: its sentences are the same to this tokenizer; remove the pair")
+    most = max(len(good), len(bad)) + 2
+    if longest is not None and most > longest:
+        raise DataError(f"{where}: has {most} tokens, and the model reads {longest}")
 
 
 def _scores(pairs: Sequence[MinimalPair], right: Sequence[bool]) -> PairScores:

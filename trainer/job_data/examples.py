@@ -42,7 +42,8 @@ from trainer.objectives.task import Part, TaskConfig, TaskFile
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 3  # version of the encoding, and of what is held out
+FORMAT = 3  # version of the shipped tasks' encodings, and of what is held out
+SHIPPED = "trainer.tasks."  # modules whose encoding `FORMAT` is about
 FOLDER = "examples"
 SPLITS = {"train": "train", "val": "validation"}  # split of the corpus -> key of the job's file
 
@@ -261,7 +262,7 @@ def _encoded(job: JobConfig, one: TaskOfJob, tokenizer: Path, files: Mapping[str
             _log.warning(
                 "%s cuts %s texts; their ends are neither read nor scored", where, encoder.cut
             )
-    elif manifest.read(folder)["identity"] != identity:
+    elif not identity.items() <= manifest.read(folder)["identity"].items():
         raise DataError(
             f"{one.key}.path: {folder} holds other examples; name another, or leave it out"
         )
@@ -269,13 +270,18 @@ def _encoded(job: JobConfig, one: TaskOfJob, tokenizer: Path, files: Mapping[str
 
 
 def _identity(one: TaskOfJob, files: Mapping[str, Path]) -> dict[str, Any]:
-    """All but the tokenizer that decides what the encoded examples are."""
+    """All but the tokenizer and `FORMAT` that decides what the encoded examples are.
+
+    A plugin has no `FORMAT`: its file stands for it.
+    """
     data, task, settings = one.data, one.task, dataclasses.asdict(one.task)
     first = {} if data.max_trained is None else {"max_trained": data.max_trained}
+    own = type(task).__module__.startswith(SHIPPED)
+    code = {} if own else {"code": digest_of(Path(inspect.getfile(type(task))))}
     return {
         **first,
+        **code,
         "settings": {key: settings[key] for key in settings if key not in task.not_encoded},
-        "code": digest_of(Path(inspect.getfile(type(task)))),
         "files": {SPLITS[split]: _digest(task, path) for split, path in files.items()},
         "others": {other: digest_of(path) for other, path in data.other_files.items()},
         "max_scored": data.max_scored,

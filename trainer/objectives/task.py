@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
@@ -18,8 +18,10 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
+from configs.errors import ConfigError
 from configs.rules import Doc, Range
 from configs.section import Refusal
+from configs.typed import convert
 from data_pipeline import TASK_NAME, DataError, EncodedExample, TextEncoder, View
 from data_pipeline.task_files.tables import Columns
 from model import (
@@ -231,3 +233,25 @@ class TaskTerm(HeadTerm):
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)
         self.denominator = self.head
+
+
+def labels_among(file: TaskFile, rows: Iterable[tuple[str, str]]) -> list[str]:
+    """The different labels in a training file, sorted. `rows`: (place, label) of each example.
+
+    Raises DataError for a label that is empty or that a config cannot hold, and for fewer than two.
+    """
+    places: dict[str, str] = {}
+    for place, label in rows:
+        places.setdefault(label, place)
+    for label, place in places.items():
+        if not label:
+            raise DataError(f"{place}: {LABEL}: is empty; give one, or set unlabelled: true")
+        try:
+            convert(label, str, LABEL)
+        except ConfigError:
+            why = "is a placeholder or has a control character; name it otherwise"
+            raise DataError(f"{place}: {LABEL}: {label!r} {why}") from None
+    if len(places) < 2:
+        there = ", ".join(map(repr, places)) or "none"
+        raise DataError(f"{file.path}: has only one label, {there}; a task needs two")
+    return sorted(places)

@@ -12,6 +12,7 @@ from torch import Tensor
 from data_pipeline import TextEncoder
 from model import Model, ModelError, TaskHeadConfig, Transitions, from_pretrained
 from model.heads import TaskHead
+from trainer.own_tokenizer import require_own_tokenizer
 from trainer.prediction.passes import Segments, early_outputs, head_outputs
 from trainer.task_facts import TaskFacts
 
@@ -30,7 +31,7 @@ class FineTuned:
     def open(cls, folder: Path, device: torch.device, head: str | None = None) -> FineTuned:
         """`head` names the one to use of several.
 
-        Raises ModelError for a model without that head, DataError without a tokenizer.
+        Raises ModelError for a model without that head, DataError without its tokenizer.
         """
         return cls.of(folder, from_pretrained(folder).to(device), head)
 
@@ -41,6 +42,7 @@ class FineTuned:
         facts = TaskFacts.read(folder, name)
         longest = model.config.longest_sequence or facts.sequence_length
         encoder = TextEncoder(folder, min(facts.sequence_length, longest))
+        require_own_tokenizer(folder, encoder.vocabulary, model.config)
         return cls(folder, model, name, facts, encoder)
 
     @property

@@ -55,6 +55,8 @@ def rankings(
 def _found(tuned: FineTuned, queries: str, documents: str, count: int) -> Iterator[dict[str, Any]]:
     task, encoder = tuned.facts.section(Retrieval), tuned.encoder
     known = [one for one in read_retrieval_documents(documents) if one.text]
+    if not known:
+        raise DataError(f"{documents}: no document has a title or a text")
     sequences = (task.document_sequence(one, encoder) for one in known)
     vectors = torch.stack([*_outputs(tuned, sequences)])
     asked = queries_in(queries, task.numbered_by_order)

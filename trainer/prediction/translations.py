@@ -14,6 +14,7 @@ from data_pipeline.task_files.parallel import SOURCE, read_sources
 from model import Model
 from trainer.batches import rows_by_length
 from trainer.objectives.task import TaskFile
+from trainer.own_tokenizer import require_own_tokenizer
 from trainer.prediction.passes import tokens_per_pass
 from trainer.task_facts import TaskFacts
 from trainer.tasks.translation import Translation
@@ -32,6 +33,7 @@ def translations(
     task = facts.section(Translation)
     longest = model.config.longest_sequence or facts.sequence_length
     encoder = TextEncoder(folder, min(facts.sequence_length, longest))
+    require_own_tokenizer(folder, encoder.vocabulary, model.config)
     column = TaskFile(Path(path), facts.columns).columns_of(SOURCE)
     texts = read_sources(path, column)
     while some := list(islice(texts, AT_ONCE)):

@@ -23,7 +23,14 @@ from model import (
 )
 from trainer.batches import MicroBatch
 from trainer.losses.labels import label_cross_entropy, squared_error
-from trainer.objectives.task import LABEL, UNKNOWN_LABELS, TaskConfig, TaskFile, TaskTerm
+from trainer.objectives.task import (
+    LABEL,
+    UNKNOWN_LABELS,
+    TaskConfig,
+    TaskFile,
+    TaskTerm,
+    labels_among,
+)
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.task_metrics import ClassMetric, MarginMetric, NumberMetric
@@ -87,10 +94,8 @@ class SentenceTask(TaskConfig):
         if self.target == NUMBER or self.labels:
             return self
         rows = read_table(str(file.path), file.columns_of(LABEL))
-        found = sorted({row[LABEL] for _, row in rows if row[LABEL] or not self.unlabelled})
-        if len(found) < 2:
-            there = ", ".join(map(repr, found)) or "none"
-            raise DataError(f"{file.path}: has only one label, {there}; a task needs two")
+        labels = ((place, row[LABEL]) for place, row in rows)
+        found = labels_among(file, (one for one in labels if one[1] or not self.unlabelled))
         if binary := self._unfit_for(found):
             why = f"{binary} needs two labels, and there are {', '.join(found)}"
             raise DataError(f"{file.path}: metrics: {why}")

@@ -17,7 +17,7 @@ from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.conll import LAST, TaggedSentence, read_conll
 from model import TAGGING, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
 from trainer.batches import MicroBatch
-from trainer.objectives.task import UNKNOWN_LABELS, TaskConfig, TaskFile, TaskTerm
+from trainer.objectives.task import UNKNOWN_LABELS, TaskConfig, TaskFile, TaskTerm, labels_among
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.task_metrics import TAG_SCORES, TagMetric
@@ -55,9 +55,8 @@ class Tagging(TaskConfig):
     def with_labels_of(self, file: TaskFile) -> TaskConfig:
         if self.labels:
             return self
-        found = sorted({tag for sentence in self._sentences(file) for tag in sentence.tags})
-        if len(found) < 2:
-            raise DataError(f"{file.path}: has only one tag, {found[0]!r}; a task needs two")
+        sentences = self._sentences(file)
+        found = labels_among(file, ((one.where, tag) for one in sentences for tag in one.tags))
         return dataclasses.replace(self, labels=found)
 
     def _sentences(self, file: TaskFile) -> Iterator[TaggedSentence]:
