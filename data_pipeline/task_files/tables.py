@@ -13,6 +13,8 @@ from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import parse_json, place, read_lines, suffix_of
 from data_pipeline.text.text_files import decompressing, is_plain, open_text
 
+csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters
+
 Row: TypeAlias = tuple[str, dict[str, str]]  # where it stands, and its values by field
 Columns: TypeAlias = Mapping[str, "str | int"]  # by field: a column's name, or its number from 1
 

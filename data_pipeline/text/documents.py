@@ -16,11 +16,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from data_pipeline.errors import DataError
 from data_pipeline.text.surrogates import without_surrogates
 from data_pipeline.text.text_files import COMPRESSED, STDIN, decompressing, is_plain, open_text
+
+if TYPE_CHECKING:
+    import pyarrow
 
 TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
 KINDS = {".txt": TEXT, ".text": TEXT, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET}
@@ -70,7 +73,7 @@ class RawChunk:
 
     span: FileSpan
     offset: int  # of `data` in the uncompressed file
-    data: bytes | list[str]  # lists come from Parquet
+    data: bytes | list[Any]  # lists come from Parquet
     consumed: int  # bytes of this span that have been read so far
 
 
@@ -235,12 +238,22 @@ def _parse_part(
 
 def _add(parsed: Parsed, chunk: RawChunk, position: int, text: object) -> None:
     if not isinstance(text, str):
-        parsed.problems.append(Problem(chunk.span.path, position, "the text is not a string"))
+        parsed.problems.append(Problem(chunk.span.path, position, _no_string(text)))
     elif not (stripped := text.replace("\r\n", "\n").strip()):
         parsed.problems.append(Problem(chunk.span.path, position, "empty document"))
     else:
         parsed.documents.append(stripped)
         parsed.positions.append(position)
+
+
+def _no_string(value: object) -> str:
+    """Why a value that is not a string is no document."""
+    try:
+        if isinstance(value, bytes):
+            value.decode()
+    except UnicodeDecodeError:
+        return "not valid UTF-8"
+    return "the text is not a string"
 
 
 def _suffixes(path: str) -> tuple[str, str]:
@@ -305,12 +318,30 @@ def _parquet_chunks(span: FileSpan, reading: ReadOptions) -> Iterator[RawChunk]:
             raise DataError(f"{span.path}: has no column {reading.field!r}; name it with --field")
         row, size = 0, os.path.getsize(span.path)
         for batch in file.iter_batches(batch_size=512, columns=[reading.field]):
-            texts = batch.column(0).to_pylist()
+            texts = _column(batch)
             done = size * (row + len(texts)) // max(1, file.metadata.num_rows)
             yield RawChunk(span, row, texts, done)
             row += len(texts)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{span.path}: not a readable Parquet file: {error}") from None
+
+
+def _column(batch: pyarrow.RecordBatch) -> list[Any]:
+    """The values of a batch of one column; bytes where a text is not valid UTF-8."""
+    import pyarrow
+
+    try:
+        return batch.column(0).to_pylist()
+    except UnicodeDecodeError:
+        values = batch.column(0).cast(pyarrow.large_binary()).to_pylist()
+        return [value and _text_or_bytes(value) for value in values]
+
+
+def _text_or_bytes(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def _cut(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -303,9 +304,13 @@ def test_epochs_labels_and_a_held_out_part_follow_from_the_file(job, monkeypatch
     assert again == found == with_examples(again)
     with pytest.raises(DataError, match=r"data\.path: .* holds other examples"):
         load(job, f"data.path={found.data.path}")
-    older = manifest.read(Path(found.data.path))
-    older["identity"]["code"] = "0123"  # of the task's module, once
-    monkeypatch.setattr(manifest, "read", lambda folder: older)
+    read = manifest.read
+
+    def of_an_older_version(folder: Path) -> dict[str, Any]:
+        tree = read(folder)
+        return {**tree, "identity": {**tree["identity"], "code": "of the task's module"}}
+
+    monkeypatch.setattr(manifest, "read", of_an_older_version)
     assert with_examples(again) == found
 
 
