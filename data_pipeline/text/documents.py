@@ -334,7 +334,7 @@ def _column(batch: pyarrow.RecordBatch) -> list[Any]:
         return batch.column(0).to_pylist()
     except UnicodeDecodeError:
         values = batch.column(0).cast(pyarrow.large_binary()).to_pylist()
-        return [value and _text_or_bytes(value) for value in values]
+        return [None if value is None else _text_or_bytes(value) for value in values]
 
 
 def _text_or_bytes(value: bytes) -> str | bytes:

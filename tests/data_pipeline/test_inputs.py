@@ -9,6 +9,7 @@ import lzma
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from data_pipeline import BuildOptions, DataError, build
 from data_pipeline.text.documents import (
+    Problem,
     ReadOptions,
     find_files,
     input_slice,
@@ -173,6 +175,23 @@ def test_broken_files_are_one_line(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), path)
     with pytest.raises(DataError, match="no column 'text'"):
         list(read_documents([str(path)]))
+
+
+def test_parquet_rows_that_are_not_utf_8_are_problems(tmp_path: Path) -> None:
+    texts = [b"one", b"caf\xe9", None, b"", b"two"]
+    sizes = [0, *(len(text or b"") for text in texts)]
+    offsets = pyarrow.py_buffer(np.cumsum(sizes, dtype="i4").tobytes())
+    data = pyarrow.py_buffer(b"".join(text or b"" for text in texts))
+    is_there = pyarrow.py_buffer(bytes([0b11011]))
+    column = pyarrow.StringArray.from_buffers(len(texts), offsets, data, is_there)
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), path := tmp_path / "a.parquet")
+    problems: list[Problem] = []
+    assert list(read_documents([str(path)], on_problem=problems.append)) == ["one", "two"]
+    assert [(one.position, one.reason) for one in problems] == [
+        (1, "not valid UTF-8"),
+        (2, "the text is not a string"),
+        (3, "empty document"),
+    ]
 
 
 @given(

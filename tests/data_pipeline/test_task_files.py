@@ -101,6 +101,12 @@ def test_a_row_has_its_line_number(tmp_path: Path) -> None:
         ]
 
 
+def test_a_field_of_a_csv_file_may_be_long(tmp_path: Path) -> None:
+    long = "a" * 200_000
+    (path := tmp_path / "a.csv").write_text(f"t\n{long}\n")
+    assert [values for _, values in read_table(str(path), {"text": "t"})] == [{"text": long}]
+
+
 def test_columns_by_number_need_no_header(tmp_path: Path) -> None:
     path = tmp_path / "cola.tsv"
     path.write_text('gj04\t1\t\tThe "sailors rode.\nclc95\t0\t*\tIf Sam, who.\textra\n')
