@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +32,21 @@ class TextEncoder:
         """The tokens of a text, with their places in it; DataError where it has none."""
         found = self.tokenizer.encode(text, add_special_tokens=False)
         if not len(found.ids):
-            raise DataError(f"{place}: a text is empty; remove the example")
+            reason = "has no token of this tokenizer" if text.strip() else "is empty"
+            raise DataError(f"{place}: a text {reason}; remove the example")
         return found
+
+    def word(self, word: str) -> list[int]:
+        """The tokens of one word of a sentence; the unknown token for a word that has none."""
+        ids: list[int] = self.tokenizer.encode(word, add_special_tokens=False).ids
+        return ids or [self._unknown]
+
+    @cached_property
+    def _unknown(self) -> int:
+        """[MASK] stands for it where the tokenizer has none, as of bytes."""
+        token = getattr(self.tokenizer.model, "unk_token", None)
+        number = None if token is None else self.tokenizer.token_to_id(token)
+        return self.vocabulary.mask if number is None else number
 
     def sequence(self, texts: Sequence[str], place: str) -> list[NDArray[np.integer]]:
         """The segments of one sequence, cut to fit: the longest loses its last tokens first."""

@@ -173,6 +173,15 @@ def test_tags_of_words(exported, tmp_path) -> None:
         assert one == {"words": own, "tags": [TAGS[best[place]] for place in firsts]}
 
 
+def test_a_word_without_a_token_is_unknown(exported, tmp_path) -> None:
+    folder = exported(TaskHeadConfig(TAGGING, TAGS), TaskFacts(sequence_length=64))
+    for name, word in (("a", "\ufe0f"), ("b", "\N{SNOWMAN}")):
+        (tmp_path / f"{name}.conll").write_text(f"the O\n{word} O\nfile O\n")
+    (variation,), (snowman,) = (predicted(folder, tmp_path / f"{one}.conll") for one in "ab")
+    assert variation["words"] == ["the", "\ufe0f", "file"]
+    assert variation["tags"] == snowman["tags"], "which is [UNK] to this vocabulary"
+
+
 def test_tags_of_a_random_field_and_of_words_that_do_not_fit(exported, tmp_path) -> None:
     folder = exported(TaskHeadConfig(TAGGING, TAGS, crf=True), TaskFacts(sequence_length=8))
     (tmp_path / "a.conll").write_text("".join("x\n" for _ in range(9)))

@@ -29,7 +29,7 @@ class TagPredictor(Predictor):
         word = int(self.facts.columns.get("word", 1))
         encoding = str(self.facts.settings.get("encoding", UTF_8))
         for sentence in read_conll(path, word=word, tag=None, encoding=encoding):
-            pieces = [self.encoder.encode(one, sentence.where).ids for one in sentence.words]
+            pieces = [self.encoder.word(one) for one in sentence.words]
             ends = np.cumsum([len(one) for one in pieces])
             fit = int((ends <= self.encoder.capacity(1)).sum())
             ids = self.encoder.array([number for one in pieces[:fit] for number in one])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from configs.rules import TEXT_ENCODING, Doc, OneOf
+from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.conll import LAST, TaggedSentence, read_conll
 from model import TAGGING, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
@@ -24,6 +25,10 @@ from trainer.scoring.task_metrics import TAG_SCORES, TagMetric
 
 NAME = "tagging"
 WORD, TAG = "word", "tag"  # the fields of its files
+ENTITY = ("B-", "I-", "E-", "S-")  # how the tags of entities begin (IOB2, IOBES)
+NO_ENTITIES = (
+    f"no tag begins with {', '.join(ENTITY)}, as those of entities; set metrics: [accuracy]"
+)
 
 
 @register(NAME)
@@ -57,7 +62,22 @@ class Tagging(TaskConfig):
             return self
         sentences = self._sentences(file)
         found = labels_among(file, ((one.where, tag) for one in sentences for tag in one.tags))
+        if not self._fits(found):
+            raise DataError(f"{file.path}: {NO_ENTITIES}")
         return dataclasses.replace(self, labels=found)
+
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from super().conflicts()
+        if self.labels and not self._fits(self.labels):
+            yield "metrics", NO_ENTITIES
+
+    def _fits(self, labels: Sequence[str]) -> bool:
+        """Whether the metrics have a meaning with these tags: scores of entities need entities."""
+        return self._scores == ["accuracy"] or any(one.startswith(ENTITY) for one in labels)
+
+    @property
+    def _scores(self) -> list[str]:
+        return self.metrics or ["entity_f1"]
 
     def _sentences(self, file: TaskFile) -> Iterator[TaggedSentence]:
         word, tag = (file.column_number(name) for name in (WORD, TAG))
@@ -71,7 +91,7 @@ class Tagging(TaskConfig):
                 if tag not in numbers:
                     there = ", ".join(self.labels)
                     raise DataError(f"{sentence.where}: {tag!r} is not one of the tags: {there}")
-                ids = encoder.encode(word, sentence.where).ids
+                ids = encoder.word(word)
                 pieces += ids
                 tags += [numbers[tag], *[NO_LABEL] * (len(ids) - 1)]
             segment, labels = encoder.cut_to_fit(pieces, tags)
@@ -84,7 +104,7 @@ class Tagging(TaskConfig):
         return at_words, (target.labels != NO_LABEL).float()
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
-        return (TagMetric(self.head, self.metrics or ["entity_f1"], self.labels),)
+        return (TagMetric(self.head, self._scores, self.labels),)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return TaggingTerm(self)
