@@ -129,15 +129,19 @@ class OneOf(Rule):
 
 @dataclass(frozen=True)
 class TextEncoding(Rule):
-    """Names of the text encodings that Python knows; hex and rot13 are none."""
+    """Names of the text encodings that Python knows; hex and rot13 are none.
+
+    Files are cut into lines before they are decoded, so a newline must be ASCII's, which utf-16's
+    is not.
+    """
 
     @property
     def words(self) -> str:
-        return "a text encoding, such as utf-8 or latin-1"
+        return "a text encoding that extends ASCII, such as utf-8 or latin-1"
 
     def allows(self, value: Any) -> bool:
         try:
-            return isinstance(value, str) and bool("a".encode(value))
+            return isinstance(value, str) and b"\n".decode(value) == "\n"
         except (LookupError, ValueError):
             return False
 

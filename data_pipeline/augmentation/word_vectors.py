@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from data_pipeline.task_files.contents import place, read_lines
 
 MOST = 100_000  # the words that TinyBERT's code reads: the most frequent come first
 UNKNOWN = "<unk>"
+_HEADER = re.compile(r"\d{1,9} (\d{1,9})")
 
 
 class WordVectors:
@@ -29,21 +31,24 @@ class WordVectors:
     def read(cls, path: Path) -> WordVectors:
         """The first words of a file in GloVe's format: a word and its numbers on each line.
 
-        Raises DataError, naming file and line, for a line of another form.
+        The first line may be fastText's, of two whole numbers: those of words and of dimensions.
+        Otherwise its word holds no space; later words may. Raises DataError, naming file and line,
+        for a line of another form.
         """
         words: list[str] = []
         rows: list[NDArray[np.float32]] = []
+        size = 0  # of a vector; 0 until it is known
         for number, line in read_lines(str(path)):
-            word, *numbers = line.rstrip().split(" ")
-            try:
-                row = np.array(numbers, np.float32)
-            except ValueError:
-                row = np.zeros(0, np.float32)
-            if not len(row) or (rows and len(row) != len(rows[0])) or not np.isfinite(row).all():
-                wanted = f" {len(rows[0])}" if rows else ""
+            if number == 1 and (header := _HEADER.fullmatch(line.rstrip())):
+                size = int(header[1])
+                continue
+            word, row = _entry(line, size)
+            if not len(row):
+                wanted = f" {size}" if size else ""
                 raise DataError(
                     f"{place(str(path), number)}: must be a word and its{wanted} numbers"
                 )
+            size = len(row)
             if word != UNKNOWN:
                 words.append(word)
                 rows.append(row)
@@ -75,3 +80,16 @@ class WordVectors:
             cosines[left_out] = -np.inf
         order = np.argsort(-cosines, kind="stable")[: min(count, len(self.words) - 1)]
         return [self.words[one] for one in order.tolist()]
+
+
+def _entry(line: str, size: int) -> tuple[str, NDArray[np.float32]]:
+    """The word of a line and its last `size` numbers (0: all); none of a line of another form."""
+    cells = line.rstrip().split(" ")
+    first = len(cells) - size if size else 1
+    try:
+        row = np.array(cells[first:], np.float32)
+    except ValueError:
+        row = np.zeros(0, np.float32)
+    if first < 1 or not np.isfinite(row).all():
+        row = np.zeros(0, np.float32)
+    return " ".join(cells[:first]), row

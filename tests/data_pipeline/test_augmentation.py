@@ -109,11 +109,21 @@ def test_the_nearest_words_are_those_of_the_largest_cosine(tmp_path) -> None:
     assert WordVectors.read(file).nearest("Rome", 5) == ["Paris"]
 
 
+@pytest.mark.parametrize("header", ["", "4 2\n"])
+def test_words_of_vectors_may_hold_spaces(tmp_path, header) -> None:
+    (tmp_path / "some.vec").write_text(f"{header}king 1 0 \n. . . 0.9 0.1 \nat 10 0 1 \n7 1 1 \n")
+    vectors = WordVectors.read(tmp_path / "some.vec")
+    assert vectors.words == ["king", ". . .", "at 10", "7"]
+    assert vectors.nearest("king", 1) == [". . ."]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a 1 2\nb 1\n", r"glove\.txt:2: must be a word and its 2 numbers"),
         ("a\n", r"glove\.txt:1: must be a word and its numbers"),
+        ("5 2\na 1\n", r"glove\.txt:2: must be a word and its 2 numbers"),
+        ("5 2\n", r"glove\.txt: holds no word vectors"),
         ("a 1 x\n", r"glove\.txt:1: must be"),
         ("a 1 nan\n", r"glove\.txt:1: must be"),
         ("", r"glove\.txt: holds no word vectors"),

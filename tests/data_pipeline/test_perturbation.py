@@ -129,8 +129,11 @@ def test_the_command_writes_a_table_and_resumes_alike(tmp_path: Path) -> None:
             for one in ("mask", "ngram")
         ),
         *(
-            (["--tagged", "x", "--encoding", one], f"{one!r}: must be a text encoding")
-            for one in ("foo", "", "rot13", "hex", "undefined")
+            (
+                ["--tagged", "x", "--encoding", one],
+                f"{one!r}: must be a text encoding that extends ASCII",
+            )
+            for one in ("foo", "", "rot13", "hex", "undefined", "utf-16", "utf-16-le", "cp037")
         ),
         (["--tagged", "none"], "none: cannot be read"),
     ],
