@@ -66,9 +66,9 @@ ROOMS = {
         "errors durable device process_group seeds learner_names own_tokenizer measure tracking "
         "checkpoint optimizers watch batches denominators losses teacher_outputs scoring "
         "objectives tasks schedules admission_config stored_config learner_config batch_config "
-        "job_tree folder_models default_lead named_tasks roles config run_folder control stored_logits "
-        "job_data report learners teacher_passes step footprint task_facts evaluation record "
-        "lifecycle job loop run storing prediction augmentation suites analysis"
+        "job_tree folder_models default_lead named_tasks roles config run_folder control "
+        "stored_logits job_data report learners teacher_passes step footprint task_facts "
+        "evaluation record lifecycle job loop run storing prediction augmentation suites analysis"
     ),
     "trainer/checkpoint": (
         "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "

@@ -81,8 +81,10 @@ def read(folder: Path) -> dict:
         return parse(path.read_bytes(), str(path))
     except FileNotFoundError:
         if not folder.exists():
+            here = "" if folder.is_absolute() else f" in {Path.cwd()}"
             raise DataError(
-                f"{folder}: no such corpus; build one with `tandem data build`"
+                f"{folder}: no such corpus{here}; build one with `tandem data build`"
+                + (", or start in the folder that the path is relative to" if here else "")
             ) from None
         raise DataError(
             f"{folder}: not a finished corpus (no {MANIFEST}); run `tandem data build` on it"

@@ -323,7 +323,7 @@ def test_a_frozen_encoder_gives_the_features_of_evaluation() -> None:
     ("task", "settings", "more", "message"),
     [
         ("tagging", "{labels: [O, B-X]}", (), "'B-NAME' is not one of the tags: O, B-X"),
-        ("tagging", "{}", ("data.columns.tag=1",), "no tag begins with B-, I-, E-, S-, as those of"),
+        ("tagging", "{}", ("data.columns.tag=1",), "no tag begins with B-, I-, E-, S-"),
         ("tagging", "{}", ("data.columns.tag=tag",), "data.columns.tag: must be a column's number"),
         (
             "tagging",
