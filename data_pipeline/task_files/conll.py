@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, dropwhile
 
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import UTF_8, place, read_lines
@@ -29,30 +29,58 @@ def read_conll(
 ) -> Iterator[TaggedSentence]:
     """The sentences of a file. Columns are numbered from 1; with `tag` None, tags are not read.
 
-    Columns are separated by tabs, in lines that hold one, or by spaces; lines of ``-DOCSTART-``
-    are left out. Raises DataError for a file without words and a line with too few columns.
+    Columns are separated by tabs, in lines that hold one, or by spaces. Lines of ``-DOCSTART-`` are
+    left out, and so are CoNLL-U's comments (``# text = ...``) before a sentence. Raises DataError
+    for a file without words and a line with too few columns.
     """
-    start, words, tags = 0, list[str](), list[str]()
     needed = max(word, 1 if tag is None else 2, tag or 0)
     empty = True
-    for number, line in chain(read_lines(path, encoding), [(0, "")]):
-        if line.strip() and not line.startswith(DOCUMENT_START):
-            cells = _cells(line, place(path, number), needed)
-            start = start or number
-            words.append(cells[word - 1])
-            if tag is not None:
-                tags.append(cells[tag if tag == LAST else tag - 1])
-        elif words:
-            empty = False
-            yield TaggedSentence(place(path, start), tuple(words), tuple(tags))
-            start, words, tags = 0, [], []
+    for lines in _sentences(path, encoding):
+        rows = [_cells(line, place(path, number), needed) for number, line in lines]
+        words = tuple(row[word - 1] for row in rows)
+        column = tag if tag is None or tag == LAST else tag - 1
+        tags = () if column is None else tuple(row[column] for row in rows)
+        empty = False
+        yield TaggedSentence(place(path, lines[0][0]), words, tags)
     if empty:
         raise DataError(f"{path}: holds no words")
 
 
+def _sentences(path: str, encoding: str) -> Iterator[list[tuple[int, str]]]:
+    """The lines of each sentence with their numbers, without the comments before it."""
+    lines: list[tuple[int, str]] = []
+    for number, line in chain(read_lines(path, encoding), [(0, "")]):
+        if line.strip() and not line.startswith(DOCUMENT_START):
+            lines.append((number, line))
+            continue
+        if words := _without_comments(lines):
+            yield words
+        lines = []
+
+
+def _without_comments(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    last = lines[-1][1] if lines else ""
+    return [*dropwhile(lambda one: _is_comment(one[1], last), lines)]
+
+
+def _is_comment(line: str, last: str) -> bool:
+    """Whether a line is a comment of CoNLL-U, and not the word # with its columns.
+
+    A comment has ``=`` in third place, or another form than the `last` line of the sentence.
+    """
+    if not line.startswith("# "):
+        return False
+    cells = _split(line)
+    is_other = ("\t" in line) != ("\t" in last) or len(cells) != len(_split(last))
+    return is_other or cells[2:3] == ["="]
+
+
+def _split(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else _GAP.split(line.strip())
+
+
 def _cells(line: str, where: str, needed: int) -> list[str]:
-    cells = line.split("\t") if "\t" in line else _GAP.split(line.strip())
-    cells = [cell.strip() for cell in cells]
+    cells = [cell.strip() for cell in _split(line)]
     if len(cells) < needed or not all(cells):
         raise DataError(f"{where}: must have {needed} columns or more, none of them empty")
     return cells

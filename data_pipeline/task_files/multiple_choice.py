@@ -29,6 +29,7 @@ class ChoiceQuestion:
 def read_multiple_choice(path: str, labelled: bool = True) -> Iterator[ChoiceQuestion]:
     """The questions of a file, or of all files in a folder and its folders, by name.
 
+    Files and folders whose names begin with a dot are left out.
     A file holds DREAM's list of dialogues, a RACE record (or a list of them), or RACE records a
     line each. With `labelled` False, answers are not read. Raises DataError for a file without
     questions, and for an answer that is none of the choices.
@@ -47,7 +48,12 @@ def _files(path: str) -> list[str]:
     folder = Path(path)
     if not folder.is_dir():
         return [path]
-    return [str(file) for file in sorted(folder.rglob("*")) if file.is_file()]
+    names = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file()]
+    return [str(folder / name) for name in names if not _is_hidden(name)]
+
+
+def _is_hidden(name: Path) -> bool:
+    return any(part.startswith(".") for part in name.parts)
 
 
 def _records(path: str) -> Iterator[tuple[str, Any]]:

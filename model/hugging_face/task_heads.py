@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from model.errors import ModelError
+from model.model_config import may_name_a_head
 from model.task_head_config import (
     CHOICE,
     CLASSIFICATION,
@@ -73,7 +75,7 @@ def read_task_heads(
     head has no weights, and is written under a key of its own.
     """
     if _VECTOR in theirs:
-        name = str(theirs.get("finetuning_task") or VECTOR)
+        name = _head_name(theirs, VECTOR)
         return {name: TaskHeadConfig(VECTOR, transform="none", **theirs[_VECTOR])}
     kind = _kind(theirs)
     form = forms.get(kind)
@@ -86,7 +88,14 @@ def read_task_heads(
     if form.chooses_pooling:
         pooling = _POOLINGS[theirs.get("classifier_pooling", "cls")]
     head = TaskHeadConfig(kind, ordered, pooling, transform=form.transform)
-    return {str(theirs.get("finetuning_task") or kind): head}
+    return {_head_name(theirs, kind): head}
+
+
+def _head_name(theirs: Mapping[str, Any], kind: str) -> str:
+    """The task's name, with _ where a head can have no such character; its kind if it has none."""
+    task = str(theirs.get("finetuning_task") or kind)
+    names = (task, re.sub(r"\W", "_", task))
+    return next((name for name in names if may_name_a_head(name)), kind)
 
 
 def _kind(theirs: Mapping[str, Any]) -> str:

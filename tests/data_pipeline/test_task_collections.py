@@ -84,6 +84,9 @@ def test_race_in_each_of_its_forms(write: Callable[[str, str], str], tmp_path: P
     assert len([*read_multiple_choice(write("a.json", json.dumps([RACE, RACE], indent=2)))]) == 4
     lines = [*read_multiple_choice(write("a.jsonl", f"{line}\n\n{line}\n"))]
     assert lines[2].where.endswith("a.jsonl:3: question 1")
+    write(".DS_Store", "\0")
+    (tmp_path / ".cache").mkdir()
+    write(".cache/a.txt", "\0")
     assert len([*read_multiple_choice(str(tmp_path))]) == 2 + 4 + 4
     assert next(read_multiple_choice(str(tmp_path), labelled=False)).answer is None
 

@@ -259,6 +259,26 @@ def test_conll_sentences(tmp_path: Path) -> None:
     assert all(sentence.tags == () for sentence in read_conll(str(path), tag=None))
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("# newpar\n# text = # 1 b\n1\t#\tNOUN\n2\tb\tX\n\n# text = c\n1\tc\tX\n", "#b c"),
+        ("# text = a\n\n1 a X\n", "a"),  # also where it stands alone
+        ("# sent_id = 1\n# text = b\n1 # O\n", "#"),
+    ],
+)
+def test_comments_of_conll_u_are_left_out(text: str, words: str, tmp_path: Path) -> None:
+    (path := tmp_path / "a.conllu").write_text(text)
+    assert " ".join("".join(one.words) for one in read_conll(str(path), word=2)) == words
+
+
+@pytest.mark.parametrize("gap", ["\t", " "])
+def test_the_word_that_is_a_number_sign_is_read(gap: str, tmp_path: Path) -> None:
+    text = "# O\n1 O\n\n# B\n\na O\n# O\n".replace(" ", gap)
+    (path := tmp_path / "ner.txt").write_text(text)
+    assert [one.words for one in read_conll(str(path))] == [("#", "1"), ("#",), ("a", "#")]
+
+
 def test_conll_in_another_encoding(tmp_path: Path) -> None:
     path = tmp_path / "esp.train"
     path.write_bytes("España B-LOC\n".encode("latin-1"))

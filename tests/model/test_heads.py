@@ -249,6 +249,23 @@ def test_labels_that_transformers_leaves_to_its_default_are_read(tmp_path: Path)
     assert head.labels == ["LABEL_0", "LABEL_1"]
 
 
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("mood", "mood"),
+        ("glue:sst2", "glue_sst2"),
+        ("sst-2", "sst_2"),
+        ("20news", "classification"),
+        ("pairs", "classification"),
+        ("", "classification"),
+    ],
+)
+def test_a_head_has_its_tasks_name_where_it_can(task: str, name: str, tmp_path: Path) -> None:
+    config = BertConfig(**FAMILIES["Bert"], finetuning_task=task)
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
+    assert [*model.from_pretrained(tmp_path).config.task_heads] == [name]
+
+
 def test_several_labels_of_one_text_are_refused(tmp_path: Path) -> None:
     config = BertConfig(**FAMILIES["Bert"], problem_type="multi_label_classification")
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
