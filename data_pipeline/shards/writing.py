@@ -263,16 +263,17 @@ def refuse_existing(paths: Iterable[Path]) -> None:
 def disk_errors(path: Path) -> Iterator[None]:
     """Turn the errors of a full or read-only disk into a DataError that names the path.
 
-    An OSError without a number is numpy's, which has written a part of an array.
+    A plain OSError without a number is numpy's, which has written a part of an array.
     """
     try:
         yield
     except OSError as error:
-        if error.errno in (None, errno.ENOSPC, errno.EDQUOT):
+        is_short = error.errno is None and type(error) is OSError
+        if is_short or error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DataError(
                 f"{path.parent}: the disk is full; free some space and run the same command again"
             ) from None
-        raise DataError(f"{path}: cannot be written: {error.strerror}") from None
+        raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def _joined(arrays: list[NDArray], dtype: np.dtype) -> NDArray:

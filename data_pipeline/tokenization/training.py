@@ -104,8 +104,9 @@ def train(
 def _save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> None:
     """Write a tokenizer where none was; leaves no part of one, so that the command can be repeated.
 
-    Raises DataError.
+    Raises DataError, and OSError where there can be no such folder.
     """
+    out.mkdir(parents=True, exist_ok=True)
     try:
         with disk_errors(out / "tokenizer.json"):
             save(tokenizer, roles, out)

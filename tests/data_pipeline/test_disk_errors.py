@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +50,10 @@ def test_an_array_that_is_cut_short_is_a_full_disk(tmp_path: Path) -> None:
         open("/dev/full", "wb") as file,
     ):
         np.arange(100_000).tofile(file)
+
+
+def test_an_error_without_a_number_has_its_own_words(tmp_path: Path) -> None:
+    (path := tmp_path / "a").touch()
+    message = "a: cannot be written: .* are the same file"
+    with pytest.raises(DataError, match=message), disk_errors(path):
+        shutil.copyfile(path, path)
