@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -93,7 +94,8 @@ def test_predictions_replace_no_file_nor_their_input(tmp_path: Path) -> None:
 def test_an_analysis_replaces_analyses_only(tmp_path: Path, name: str) -> None:
     out = tmp_path / "out"
     refused(out / name, "analyze", tmp_path / "none", tmp_path / "text.txt", "--out", out)
-    out.joinpath("analysis.json").write_text('{"model": "m", "scored": "", "patterns": {}}')
+    found = {"model": str(tmp_path / "none"), "examples": "t.txt", "scored": "", "patterns": {}}
+    out.joinpath("analysis.json").write_text(json.dumps(found))
     assert "exists" not in run("analyze", tmp_path / "none", "t.txt", "--out", out)[1]
 
 
