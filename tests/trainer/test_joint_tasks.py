@@ -19,6 +19,7 @@ from transformers import (
 import configs
 from configs import ConfigError
 from data_pipeline import DataError, TaskSchedule
+from data_pipeline.shards import manifest
 from model import from_pretrained
 from tests.conftest import tandem
 from tests.distributed import run_distributed
@@ -365,3 +366,15 @@ def test_without_tasks_there_is_one_line(tmp_path) -> None:
     ended = tandem("finetune", "multi_task", "--model", tmp_path)
     assert ended.returncode == 1
     assert "epochs: are for examples: name data.train, or tasks" in one_line(ended.stderr)
+
+
+def test_the_examples_of_an_older_version_are_known(job, monkeypatch) -> None:
+    found, read = load(job), manifest.read
+
+    def older(folder: Path) -> dict[str, object]:
+        tree = read(folder)
+        return {**tree, "identity": {**tree["identity"], "code": "of the task's module"}}
+
+    monkeypatch.setattr(manifest, "read", older)
+    paths = [f"data.tasks.{name}.path={one.path}" for name, one in found.data.tasks.items()]
+    assert load(job, *paths) == found
