@@ -39,5 +39,5 @@ _answers = _load()
 
 
 def pretend_devices(count: int) -> None:
-    """From here on, PyTorch believes that there are this many GPUs; at first there is none."""
+    """Make PyTorch believe that there are this many GPUs; at first there is none."""
     _answers.pretend_devices(count)

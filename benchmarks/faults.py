@@ -132,7 +132,7 @@ def recovery(job: Victim, killed: float, started: float, stepped: float) -> dict
 
 
 def import_seconds(statement: str) -> float:
-    """From the start to the end of a process that imports something: the median of three."""
+    """Seconds that a process takes to import something: the median of three."""
     seconds = []
     for _ in range(3):
         began = time.monotonic()

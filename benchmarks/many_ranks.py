@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def joint_row(stage: int, ranks: int, found: Counted) -> str:
-    """Of a step of a teacher and three students, two micro-batches."""
+    """The row of a step of a teacher and three students, two micro-batches."""
     added = len(found.sent) - len(found.sent_without_one)
     more = total(found.sent) - total(found.sent_without_one)
     syncs = sum(found.syncs.values())
@@ -63,14 +63,14 @@ def joint_row(stage: int, ranks: int, found: Counted) -> str:
 
 
 def engine_row(stage: int, ranks: int, found: EngineStep) -> str:
-    """Of a step of one learner with as many tensors as BERT-large, one micro-batch."""
+    """The row of a step of one learner with BERT-large's number of tensors, one micro-batch."""
     seconds = [found.start, *found.parts.values(), found.seconds]
     times = [f"{1e3 * each:,.0f} ms" for each in seconds]
     return row(stage, ranks, len(found.sent), total(found.sent), *times)
 
 
 def checkpoint_row(ranks: int, found: Committed) -> str:
-    """Of the largest shipped job."""
+    """The row of the largest shipped job."""
     seconds = [f"{each:.2f} s" for each in (found.unpickling, found.committing)]
     sizes = [f"{each / 1e6:.1f} MB" for each in (found.gathered, found.manifest)]
     return row(ranks, sizes[0], *seconds, sizes[1], found.files)

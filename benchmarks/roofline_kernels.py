@@ -83,7 +83,7 @@ class Ceiling:
     def of(
         cls, kernels: Iterable[Kernel], device: DeviceConfig, precision: str, flops: float
     ) -> Ceiling:
-        """Of one learner, whose model's matrix products take these FLOPs."""
+        """The ceiling of one learner, whose model's matrix products take these FLOPs."""
         seconds = [one.seconds(device, precision) for one in kernels]
         launched = max(sum(seconds), LAUNCH * len(seconds))
         return cls(flops / device.flops(precision), sum(seconds), launched)

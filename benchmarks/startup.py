@@ -75,7 +75,7 @@ def has_rows(metrics: Path) -> bool:
 
 
 def processor_seconds(process: psutil.Process) -> float:
-    """Of a process and of its children that have ended, so far."""
+    """Processor seconds of a process, and of its children that have ended, so far."""
     times = process.cpu_times()
     return float(times.user + times.system + times.children_user + times.children_system)
 

@@ -148,7 +148,7 @@ class _Launcher:
         return pid != 0
 
     def _forget(self) -> None:
-        """In a rank: the ranks before are not its own."""
+        """Forget, in a rank, the ranks before it: they are not its own."""
         for child in self.children:
             os.close(child.errors)
         self.children.clear()
@@ -280,7 +280,7 @@ class _Launcher:
 
 
 def _tie_to(launcher: int) -> None:
-    """In a rank: it ends with the launcher, but does not get what a terminal sends to that one."""
+    """Make a rank end with its launcher, but without what a terminal sends to that one."""
     os.setsid()
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:  # it died before the line above
@@ -288,7 +288,7 @@ def _tie_to(launcher: int) -> None:
 
 
 def _redirect(rank: int, errors: int) -> None:
-    """In a rank: nothing to read; rank 0 alone writes; errors go to the launcher."""
+    """Give a rank nothing to read; rank 0 alone writes; errors go to the launcher."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     if rank != 0:

@@ -94,7 +94,7 @@ def _place(one: WordVectors) -> dict[str, Any]:
 
 
 def _tree(rows: Sequence[_Row], pooling: str) -> dict[str, Any]:
-    """For JSON: each vector in full, and for each pooling the matrix of similarities."""
+    """The JSON to print: each vector in full, and the matrix of similarities of each pooling."""
     from trainer.evaluation.text_vectors import similarities
 
     return {

@@ -36,7 +36,7 @@ def task_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
 
 
 def changes_since_run(job: JobConfig) -> list[Change]:
-    """In what the job differs from the run by its name; nothing where there is no such run.
+    """The job's differences from the run by its name; none where there is no such run.
 
     The run's folder may have been moved, and its corpora too.
     """

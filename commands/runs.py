@@ -7,7 +7,7 @@ import click
 from commands.options import PATH, Number
 
 _WAIT = click.option(
-    "--wait", type=Number(), default=60.0, show_default=True, help="Seconds to wait for an answer."
+    "--wait", type=Number(0), default=60.0, show_default=True, help="Seconds to wait for an answer."
 )
 
 

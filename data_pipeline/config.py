@@ -47,7 +47,7 @@ class SourceConfig(Section):
 
 @dataclass
 class PhaseConfig(Section):
-    """From a step on, sequences of another length or packing (128 then 512, say)."""
+    """Sequences of another length or packing from a step on (128 then 512, say)."""
 
     from_step: Annotated[int, COUNT, Unit("steps"), Doc("The first step of the phase.")]
     sequence_length: Annotated[

@@ -55,7 +55,7 @@ class AttentionPattern(NamedTuple):
 
     @classmethod
     def of(cls, kernel: str, visible: Tensor | None, dtype: torch.dtype) -> AttentionPattern:
-        """For ``plain`` or ``fused``; `visible` as above, `dtype` is that of q, k and v."""
+        """The pattern for ``plain`` or ``fused``; `dtype` is that of q, k and v."""
         if kernel != PLAIN or visible is None:
             return cls(kernel, visible)
         # Half of the lowest number, so that no sum overflows. Its exponential is 0 all the same.

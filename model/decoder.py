@@ -43,7 +43,7 @@ class DecoderAttention(Attention):
         return self.norm(x) if self.is_pre_norm and self.norm is not None else x
 
     def keys_and_values(self, states: Tensor) -> KeysValues:
-        """Of states [B, L, H]."""
+        """Keys and values of states [B, L, H]."""
         return KeysValues(self._split(self.key(states)), self._split(self.value(states)))
 
     def attend_to(self, x: Tensor, seen: KeysValues, pattern: AttentionPattern) -> Tensor:

@@ -25,7 +25,7 @@ def flops_per_token(config: EncoderConfig, length: int, masked_fraction: float) 
 
 
 def flops_to_leave(config: EncoderConfig, head: TaskHeadConfig, layer: int, length: int) -> int:
-    """Of a text of this length that leaves at `layer`, from 1: its layers, a branch after each.
+    """FLOPs of a text of this length that leaves at `layer` (from 1), with a branch at each layer.
 
     They are counted as in `flops_per_token`.
     """
@@ -34,7 +34,7 @@ def flops_to_leave(config: EncoderConfig, head: TaskHeadConfig, layer: int, leng
 
 
 def head_flops(config: ModelConfig, length: int) -> int:
-    """Of pair head and task heads, for a text of this length."""
+    """FLOPs of pair head and task heads, for a text of this length."""
     task_heads = sum(
         _branch_flops(config, head, length)
         if head.branches
@@ -52,7 +52,7 @@ def _task_head_flops(config: ModelConfig, head: TaskHeadConfig) -> int:
 
 
 def _branch_flops(config: ModelConfig, head: TaskHeadConfig, length: int) -> int:
-    """Of one branch and one text: at all tokens, and those that only the first token needs."""
+    """FLOPs of one branch for one text: at all tokens, and what only the first token needs."""
     at_tokens = 2 * WIDTH * (config.hidden_size + 2 * WIDTH + 2)
     at_first = 2 * WIDTH * (3 * WIDTH + head.outputs)
     return at_tokens * length + at_first

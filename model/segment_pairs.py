@@ -19,7 +19,7 @@ class SegmentPairs(NamedTuple):
 
     @classmethod
     def of(cls, segment_ids: Tensor, tokens: Tensor) -> SegmentPairs:
-        """From segment ids [B, L], 0 and 1, of which `tokens` [B] are no padding."""
+        """The segments by their ids [B, L], 0 and 1, of which `tokens` [B] are no padding."""
         places = torch.arange(segment_ids.shape[1], device=segment_ids.device)
         is_first = (segment_ids == 0) & (places < tokens[:, None])
         return cls(is_first.sum(dim=1), tokens)

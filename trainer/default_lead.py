@@ -21,7 +21,7 @@ _CHOSEN = ("min_lead", *TRANSFERS)
 
 
 def fill_in_leads(tree: Mapping[str, Any]) -> None:
-    """In a job's YAML tree, give ``min_lead`` to students that would harm themselves without it.
+    """Give ``min_lead`` to students in a job's YAML tree that would harm themselves without it.
 
     They begin with the job, neither as a copy of the teacher's layers nor beside a teacher that
     begins with trained weights, and learn masked words both from labels, as it does, and from its

@@ -16,7 +16,7 @@ _HEADS = ("pair_head", "task_heads")
 
 
 def fill_in_models(tree: Mapping[str, Any]) -> None:
-    """In a job's YAML tree, give each learner without a `model` that of its ``init.pretrained``.
+    """Give each learner of a job's YAML tree without a `model` that of its ``init.pretrained``.
 
     A learner that is trained gets the model without the heads of earlier tasks. A folder that does
     not exist on this machine is skipped; the start of the job reports it. Raises ConfigError,

@@ -129,7 +129,7 @@ class _Totals:
     def over_ranks(
         cls, learners: Sequence[Learner], sums: StepSums, requests: Requests, device: torch.device
     ) -> _Totals:
-        """In one collective and the one host sync of a step."""
+        """The sums over all ranks, in one collective and the one host sync of a step."""
         votes = torch.tensor(requests.votes()).to(device, non_blocking=True)
         own = [(one.take_shares(), one.squared_gradient_norm()) for one in learners]
         parts = torch.cat([part.double() for part in (*chain.from_iterable(own), votes)])

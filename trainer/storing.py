@@ -216,7 +216,7 @@ class TeacherLogits:
         self.projection: OutputProjection = teacher.output_projection()
 
     def of_batch(self, rows: Batch, masker: TorchMasker | None) -> StepLogits:
-        """Of this rank's rows of one batch. Collective at ZeRO 3.
+        """The logits of this rank's rows of one batch. Collective at ZeRO 3.
 
         Raises TrainingError where the corpus cannot be read.
         """

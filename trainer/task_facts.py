@@ -52,7 +52,7 @@ class TaskFacts:
         return kind(**{name: self.settings[name] for name in known})
 
     def with_columns(self, columns: Mapping[str, str]) -> TaskFacts:
-        """With other places of some fields. Raises DataError for a field that there is not."""
+        """The same task with other places for some fields. Raises DataError for unknown fields."""
         for name in columns:
             if name not in self.fields:
                 there = nearest_of_all(name, self.fields)

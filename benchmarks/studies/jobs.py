@@ -151,7 +151,7 @@ def task_of(study: StudyConfig, arm: str) -> str:
 
 
 def digest(study: StudyConfig, arm: str, overrides: Sequence[str] = ()) -> str:
-    """Of what the study says of an arm: 12 hexadecimal digits."""
+    """The digest of what the study says of an arm: 12 hexadecimal digits."""
     of_tasks = {
         "task": task_of(study, arm),
         "files": _needed_files(study, arm),

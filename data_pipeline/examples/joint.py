@@ -32,7 +32,7 @@ class TaskStep(NamedTuple):
 
 
 class _Epoch(NamedTuple):
-    """Of each step of an epoch: the number of its task, and of the task's batch; int64 [steps]."""
+    """The number of each step's task, and of the task's batch, in an epoch; int64 [steps]."""
 
     tasks: NDArray[np.int64]
     batches: NDArray[np.int64]

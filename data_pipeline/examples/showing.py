@@ -19,7 +19,7 @@ from data_pipeline.tokenization import tokenizer as tokenization
 
 
 def show_examples(config: DataConfig, seed: int, sizes: BatchSizes, count: int) -> Iterator[Text]:
-    """Of each task: how long its examples are, and the first `count` that the job reads of it."""
+    """How long each task's examples are, and the first `count` that the job reads of it."""
     for name, corpus in open_corpora(config).items():
         if config.tasks:
             yield Text(name, style="bold")

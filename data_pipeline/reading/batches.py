@@ -30,7 +30,7 @@ class Target:
 
     @classmethod
     def of_rows(cls, found: Sequence[tuple[NDArray[np.integer], NDArray[np.int64]]]) -> Target:
-        """Of the token labels of each row, with their columns."""
+        """The target made of each row's token labels and their columns."""
         slots = max([1, *(len(labels) for labels, _ in found)])
         labels = np.full((len(found), slots), NO_LABEL, np.int64)
         positions = np.zeros_like(labels)

@@ -91,7 +91,7 @@ class Lanes:
         skip_bad_shards: bool = False,
         copies: int = 0,
     ) -> None:
-        """With `copies` > 0, the pairs repeat after this many epochs."""
+        """Pairs repeat after `copies` epochs; 0: never."""
         self.counts = split.sequence_counts(rules)
         self.split, self._rules, self._seed = split, rules, seed
         self._rows, self._slots = rows, Slots(sizes, self.counts.total)
@@ -161,7 +161,7 @@ class Lanes:
         out.readable[row] = False
 
     def blocks_entered(self, steps: Iterable[int]) -> Iterator[list[int]]:
-        """For each step, the blocks that rows begin to read at that step, pools included.
+        """Yield the blocks that rows begin to read at each step, pools included.
 
         Does not read token data.
         """

@@ -137,7 +137,7 @@ class BatchStream:
         return epochs, sample_ids
 
     def blocks_entered(self, step: int) -> Iterator[list[tuple[CorpusSplit, int]]]:
-        """For each step from `step` on, the blocks that the rank's rows begin to read at it.
+        """Yield the blocks that the rank's rows begin to read at each step from `step` on.
 
         Does not read token data. May run in another thread than `batch`.
         """

@@ -36,7 +36,7 @@ class Effects:
     layers: Sequence[Sequence[int]]
 
     def change(self, scores: Scores) -> float | None:
-        """By how much the ranking score is above the whole model's; None where it is undefined."""
+        """The ranking score less that of the whole model; None where it is undefined."""
         name = self.column.name
         if name not in scores or name not in self.whole:
             return None

@@ -60,7 +60,7 @@ def uniform_masses(sets: Tensor, pairs: Tensor) -> Tensor:
 
 
 def excess(mass: Tensor, uniform: Tensor) -> Tensor:
-    """By how much the mass of each set exceeds that of uniform attention; both means, [4, ...]."""
+    """The mass of each set less that of uniform attention; both are means, [4, ...]."""
     room = 1.0 - uniform
     return torch.where(room > 0, (mass - uniform) / room.where(room > 0, 1.0), 0.0)
 

@@ -48,7 +48,7 @@ class MaskedWords:
     def candidates(
         self, sentences: Sequence[Sentence], words: Sequence[Sequence[int]]
     ) -> list[dict[int, list[str]]]:
-        """Of each sentence, candidates of these `words` of it, which have one piece each.
+        """Candidates for these `words` of each sentence, which have one piece each.
 
         A word behind the longest sequence that the model reads has none.
         """

@@ -88,7 +88,7 @@ class _Copies:
                 yield from ({**row, field: text} for text in copies)
 
     def _candidates(self, sentences: Sequence[Sentence]) -> list[dict[int, list[str]]]:
-        """Of each sentence, the candidates of its words that may be replaced, by their numbers."""
+        """For each sentence, the candidates of its replaceable words, by the words' numbers."""
         words = [replaceable(sentence) for sentence in sentences]
         single = [
             [word for word in own if len(sentence.words[word].pieces) == 1]

@@ -171,6 +171,6 @@ def _found(content: Mapping[str, Any]) -> list[int] | None:
 
 
 def _inherited(folder: Path) -> dict[int, set[int]]:
-    """For each attempt, the steps that it found. One that died while beginning is left out."""
+    """The steps that each attempt found. One that died while beginning is left out."""
     found = {number: _found(_content(folder / f"{number:06d}.json")) for number in _numbers(folder)}
     return {number: set(steps) for number, steps in found.items() if steps is not None}

@@ -97,7 +97,7 @@ def check_file(folder: Path, file: StoredFile) -> None:
 
 
 def digest(snapshot: Snapshot) -> str:
-    """Of what all ranks must agree on: a learner's tensors with their scalars."""
+    """The digest of what all ranks must agree on: a learner's tensors with their scalars."""
     return _digest(snapshot.tensors)
 
 
@@ -169,6 +169,6 @@ def _decode(content: Mapping[str, Any]) -> Manifest:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Of JSON with sorted keys: the same for equal content; a dataclass is an object of fields."""
+    """The digest of JSON with sorted keys, equal for equal content; a dataclass is an object."""
     ordered = json.dumps(content, sort_keys=True, default=vars)
     return hashlib.sha256(ordered.encode()).hexdigest()

@@ -91,7 +91,7 @@ class Owner:
         return bool(self.job) and self.job == other.job and self.restart > other.restart
 
     def __str__(self) -> str:
-        """For messages: where the process runs, and since when."""
+        """Where the process runs, and since when, for messages."""
         job = f"SLURM job {self.job}, " if self.job else ""
         since = datetime.fromtimestamp(self.time).strftime("%Y-%m-%d %H:%M:%S")
         return f"{job}process {self.process} on {self.host}, since {since}"

@@ -92,7 +92,7 @@ class TaskOfJob:
 
     @property
     def key(self) -> str:
-        """Of the section that names its examples."""
+        """The key of the section that names its examples."""
         return "data" if isinstance(self.data, DataConfig) else f"data.tasks.{self.name}"
 
     def file(self, split: str, *, is_scored: bool = False) -> TaskFile:

@@ -53,7 +53,7 @@ class LearnerState:
 
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> LearnerState:
-        """From plain data."""
+        """The state that plain data describe."""
         scale = LossScale(**tree["loss_scale"]) if tree["loss_scale"] else None
         return cls(**{**tree, "guard": Guard(**tree["guard"]), "loss_scale": scale})
 

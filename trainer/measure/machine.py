@@ -12,7 +12,7 @@ CPU_FACTS = Path("/proc/cpuinfo")
 
 
 def describe() -> str:
-    """For example "8 x NVIDIA H100, 64 cores, 512 GiB" or "AMD EPYC, 2 cores, 24 GiB".
+    """This machine, such as "8 x NVIDIA H100, 64 cores, 512 GiB" or "AMD EPYC, 2 cores, 24 GiB".
 
     Counts only what this process may use.
     """

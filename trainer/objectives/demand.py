@@ -34,7 +34,7 @@ class Demand:
         students: Iterable[tuple[Objective, int]],
         targets: Targets = None,
     ) -> Demand:
-        """Of the teacher of this name, by the objective and the own step of each student.
+        """What the students ask of this teacher, by the objective and own step of each student.
 
         `heads` are the teacher's task heads: it has no part in the mean of others. `targets` are
         those of the batch; None: whatever they are.

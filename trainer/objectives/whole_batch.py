@@ -31,7 +31,7 @@ class WholeBatchTerm(TaskTerm):
     def over_batch(
         self, outputs: Sequence[Tensor], batches: Sequence[MicroBatch]
     ) -> list[ExampleLosses]:
-        """Of each micro-batch of this rank, given the head's outputs, detached. Collective.
+        """The losses of each micro-batch of this rank, by the head's outputs, detached. Collective.
 
         The gradients are those of the sum over all examples of all ranks, in the outputs' shape.
         """

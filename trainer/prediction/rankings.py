@@ -33,7 +33,7 @@ def rankings(
     device: torch.device,
     head: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """For each query ``{"query": ..., "documents": [{"id": ..., "score": ...}, ...]}``.
+    """Yield ``{"query": ..., "documents": [{"id": ..., "score": ...}, ...]}`` for each query.
 
     A dual encoder finds the `count` best among all documents. A cross-encoder puts the first
     `count` of a run of `candidates` in a new order; the others stay below them. `head` names

@@ -89,7 +89,7 @@ class RankingMetric(GatheredMetric[ScoreInputs]):
 
 
 class VectorRanking(RankingMetric):
-    """Of vectors of queries and documents: exact search by their dot products."""
+    """Ranks by vectors of queries and documents: exact search by their dot products."""
 
     def ranking(self, rows: Tensor) -> Ranking:
         numbers, vectors = rows[:, :2].long(), rows[:, 2:]
@@ -111,7 +111,7 @@ class VectorRanking(RankingMetric):
 
 
 class PairRanking(RankingMetric):
-    """Of scores of pairs: a query's candidates in their order, before those that were not read."""
+    """Ranks by scores of pairs: a query's candidates in their order, before those not read."""
 
     def ranking(self, rows: Tensor) -> Ranking:
         found: dict[int, dict[int, float]] = {}

@@ -52,7 +52,7 @@ def _section(title: str, cells: Sequence[Sequence[str]], below: str = "") -> str
 
 
 def _phenomena(models: Models) -> str:
-    """For each set of minimal pairs, the models' accuracy by phenomenon."""
+    """The models' accuracy by phenomenon, a table for each set of minimal pairs."""
     reference = next(iter(models.values()))
     return "".join(
         _section(f"{task} by phenomenon", _phenomenon_cells(models, task))
