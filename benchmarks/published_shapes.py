@@ -1,20 +1,22 @@
 """Sizes and speeds of full-size models, beside what their papers say of them.
 
-    OMP_NUM_THREADS=1 python benchmarks/published_shapes.py [--models bert_base tinybert_4]
-    OMP_NUM_THREADS=1 python benchmarks/published_shapes.py --train --models bert_large albert_large
+    OMP_NUM_THREADS=1 python benchmarks/published_shapes.py [--picture FILE.svg]
+    OMP_NUM_THREADS=1 python benchmarks/published_shapes.py --models bert_base tinybert_6 [--train]
 
-The first of the models is what the others are compared with. Weights and tokens are random, since
-neither changes the work. Inference is what a fine-tuned classifier runs: embeddings and all layers,
-without a masked-LM head. With `--train` it is forward and backward of masked language modelling on
-15% of the tokens, without dropout and without the optimizer. Float32, no padding, one thread; the
-models take turns in one process, and processor time counts.
+Without `--models`, every claim of CLAIMS. Otherwise these models are compared with the first of
+them. Weights and tokens are random, since neither changes the work. Inference is what a fine-tuned
+classifier runs: embeddings and all layers, without a masked-LM head. Training (`--train`) is
+forward and backward of masked language modelling on 15% of the tokens, without dropout and without
+the optimizer. Float32, no padding, one thread; the models take turns in one process, and processor
+time counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import process_time
@@ -26,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import configs
 from benchmarks.cotraining_speed import take_turns
+from benchmarks.studies.claims import CLAIMS, Ratios, drawn
+from benchmarks.studies.tables import markdown
 from model import EncoderConfig, Model, build, describe
 
-COMPRESSED = ["bert_base", "distilbert", "tinybert_4", "mobilebert"]
 MASKED_FRACTION = 0.15
 TITLES = (
     "model", "parameters", "times fewer", "GFLOPs", "times fewer", "CPU ms", "times faster",
@@ -37,21 +40,58 @@ TITLES = (
 Work = Callable[[Model, torch.Tensor], object]
 
 
+@dataclass(frozen=True)
+class Measured:
+    """One model: parameters, and matrix products and processor seconds of one example."""
+
+    name: str
+    parameters: int
+    flops: float
+    seconds: float
+
+    def beside(self, other: Measured) -> Ratios:
+        """How many times this model is smaller and faster than the other."""
+        return Ratios(other.parameters / self.parameters, other.seconds / self.seconds)
+
+
 def main() -> None:
-    """Print a row for each model."""
+    """Print a table for each model that others are compared with."""
     arguments = _arguments()
     torch.set_num_threads(1)
-    shapes = {name: configs.load(name, EncoderConfig, "model") for name in arguments.models}
-    work: Work = train if arguments.train else infer
+    print(f"{arguments.rows} x {arguments.length} tokens, median of {arguments.turns} turns\n")
+    if arguments.models:
+        _print(measure(arguments.models, arguments.train, arguments))
+        return
+    found = dict[str, Ratios]()
+    for base in dict.fromkeys(claim.base for claim in CLAIMS):
+        claims = [claim for claim in CLAIMS if claim.base == base]
+        names = [base, *(claim.model for claim in claims)]
+        first, *others = measure(names, claims[0].training, arguments)
+        _print([first, *others])
+        found |= {one.name: one.beside(first) for one in others}
+    if arguments.picture:
+        arguments.picture.write_text(drawn(found), encoding="utf-8")
+
+
+def measure(names: Sequence[str], training: bool, arguments: argparse.Namespace) -> list[Measured]:
+    """The models of these names, timed in turns."""
+    shapes = {name: configs.load(name, EncoderConfig, "model") for name in names}
+    work: Work = train if training else infer
     size = arguments.rows, arguments.length
     arms: dict[str, Callable[[], object]] = {
         name: partial(work, build(one, seed=1).eval(), ids(one, *size))
         for name, one in shapes.items()
     }
     seconds = take_turns(arms, arguments.turns, process_time)
-    per_example = {name: one / arguments.rows for name, one in seconds.items()}
-    print(f"{arguments.rows} x {arguments.length} tokens, median of {arguments.turns} turns\n")
-    print("\n".join(table(shapes, per_example, arguments.length, arguments.train)))
+    return [
+        Measured(
+            name,
+            describe(one).parameters,
+            flops_of(one, arguments.length, training),
+            seconds[name] / arguments.rows,
+        )
+        for name, one in shapes.items()
+    ]
 
 
 def infer(model: Model, input_ids: torch.Tensor) -> None:
@@ -76,39 +116,33 @@ def ids(config: EncoderConfig, rows: int, length: int) -> torch.Tensor:
     return torch.randint(1, config.vocab_size, (rows, length), generator=generator)
 
 
-def table(
-    shapes: Mapping[str, EncoderConfig],
-    seconds: Mapping[str, float],
-    length: int,
-    is_training: bool,
-) -> Iterator[str]:
-    """A row of Markdown for each model, from its seconds per example."""
-    yield f"| {' | '.join(TITLES)} |"
-    yield "|---" * len(TITLES) + "|"
-    parameters = {name: describe(one).parameters for name, one in shapes.items()}
-    flops = {name: flops_of(one, length, is_training) for name, one in shapes.items()}
-    first = next(iter(shapes))
-    for name in shapes:
-        cells = (
-            name,
-            f"{parameters[name]:,}", f"{parameters[first] / parameters[name]:.2f}",
-            f"{flops[name] / 1e9:.2f}", f"{flops[first] / flops[name]:.2f}",
-            f"{1000 * seconds[name]:.1f}", f"{seconds[first] / seconds[name]:.2f}",
-        )  # fmt: skip
-        yield f"| {' | '.join(cells)} |"
-
-
-def flops_of(config: EncoderConfig, length: int, is_training: bool) -> float:
+def flops_of(config: EncoderConfig, length: int, training: bool) -> float:
     """Matrix products of what is timed, for one example."""
-    if is_training:
+    if training:
         return length * describe(config, length, MASKED_FRACTION).flops_per_token
     return length * describe(config, length, 0.0).flops_per_token_forward
 
 
+def _print(models: Sequence[Measured]) -> None:
+    """Markdown: a row for each model, compared with the first."""
+    first = models[0]
+    rows = [
+        [
+            one.name,
+            f"{one.parameters:,}", f"{one.beside(first).smaller:.2f}",
+            f"{one.flops / 1e9:.2f}", f"{first.flops / one.flops:.2f}",
+            f"{1000 * one.seconds:.1f}", f"{one.beside(first).faster:.2f}",
+        ]
+        for one in models
+    ]  # fmt: skip
+    print(markdown(TITLES, rows) + "\n")
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=COMPRESSED, help="of configs/model")
-    parser.add_argument("--train", action="store_true")
+    parser.add_argument("--models", nargs="+", help="of configs/model; default: all claims")
+    parser.add_argument("--train", action="store_true", help="time training of --models")
+    parser.add_argument("--picture", type=Path, help="the SVG to draw of all claims")
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--turns", type=int, default=7)

@@ -9,8 +9,8 @@ from html import escape
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.studies.pictures import MARGIN, STYLE, WIDTH
 from benchmarks.studies.results import Result
+from benchmarks.studies.svg import MARGIN, WIDTH, document, label_left_of, tick_below
 from benchmarks.studies.tables import current, markdown
 from configs.studies import StudyConfig
 from trainer.report.scale import Scale, nice_ticks, padded
@@ -74,15 +74,14 @@ def drawn(studies: Mapping[str, Sequence[Scored]], x: str, y: str) -> str:
         width, height = WIDTH - MARGIN - edge, bottom - 2 * MARGIN
         return round(edge + width * across(a), 1), round(bottom - height * up(b), 1)
 
-    parts = []
-    for tick in nice_ticks(left, right):
-        at, _ = place(tick, low)
-        parts.append(f'<path class="tick" d="M{at} {2 * MARGIN}V{bottom}"/>')
-        parts.append(f'<text x="{at}" y="{bottom + 18}" text-anchor="middle">{tick:g}</text>')
+    parts = [
+        tick_below(place(tick, low)[0], 2 * MARGIN, bottom, tick)
+        for tick in nice_ticks(left, right)
+    ]
     for tick in nice_ticks(low, high):
         _, at = place(left, tick)
         parts.append(f'<path class="tick" d="M{edge} {at}H{WIDTH - MARGIN}"/>')
-        parts.append(f'<text x="{edge - 8}" y="{at + 4}" text-anchor="end">{tick:g}</text>')
+        parts.append(label_left_of(edge, at, f"{tick:g}"))
     for name, one in models:
         cx, cy = place(one.x, one.y)
         title = f"<title>{escape(f'{name}: {one.model}')}</title>"
@@ -91,12 +90,7 @@ def drawn(studies: Mapping[str, Sequence[Scored]], x: str, y: str) -> str:
     parts.append(
         f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - 6}" text-anchor="end">{escape(x)}</text>'
     )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
-        f"<title>{escape(f'{y} by {x}')}</title><style>{STYLE}</style>\n"
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    )
+    return document(f"{y} by {x}", HEIGHT, parts)
 
 
 def _columns(models: Sequence[Scored]) -> np.ndarray:

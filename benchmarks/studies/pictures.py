@@ -16,18 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.studies.results import Result
+from benchmarks.studies.svg import MARGIN, WIDTH, document, label_left_of, tick_below
 from benchmarks.studies.tables import current
 from configs.studies import StudyConfig
 from trainer.report.scale import Scale, nice_ticks, padded
 
 # In SVG's units; GAP: between the rows of two learners, LETTER: the mean width of one.
-WIDTH, ROW, GAP, MARGIN, LETTER = 760, 20, 8, 16, 6.8
-STYLE = (
-    "text{font:12px sans-serif;fill:#333}.tick{stroke:#ddd}.first{stroke:#999;stroke-dasharray:4 3}"
-    ".dot{fill:#2a6fb0;fill-opacity:.55}.mean{stroke:#12395e;stroke-width:2.5}"
-    "@media(prefers-color-scheme:dark){text{fill:#ccc}.tick{stroke:#444}.first{stroke:#888}"
-    ".dot{fill:#6fb1ee}.mean{stroke:#cfe6fb}}"
-)
+ROW, GAP, LETTER = 20, 8, 6.8
 
 
 @dataclass(frozen=True)
@@ -70,22 +65,14 @@ def drawn(rows: Sequence[Row], title: str, score: str) -> str:
     def x(value: float) -> float:
         return round(left + (WIDTH - MARGIN - left) * scale(value), 1)
 
-    parts = [f'<path class="tick" d="M{x(tick)} {ROW}V{bottom}"/>'
-             f'<text x="{x(tick)}" y="{bottom + ROW}" text-anchor="middle">{tick:g}</text>'
-             for tick in nice_ticks(low, high)]  # fmt: skip
+    parts = [tick_below(x(tick), ROW, bottom, tick) for tick in nice_ticks(low, high)]
     first = x(statistics.mean(rows[0].values))
     parts.append(f'<path class="first" d="M{first} {ROW}V{bottom}"/>')
     for row, name, y in zip(rows, names, heights, strict=True):
-        parts.append(
-            f'<text x="{left - 8:.0f}" y="{y + 4}" text-anchor="end">{escape(name)}</text>'
-        )
+        parts.append(label_left_of(left, y, name))
         parts += _marks([x(value) for value in row.values], x(statistics.mean(row.values)), y)
     parts.append(f'<text x="{left:.0f}" y="14">{escape(score)}</text>')
-    height = bottom + 2 * ROW
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style>\n" + "\n".join(parts) + "\n</svg>\n"
-    )
+    return document(title, bottom + 2 * ROW, parts)
 
 
 def _heights(rows: Sequence[Row]) -> list[int]:
