@@ -274,14 +274,19 @@ class EncoderConfig(ModelConfig):
 
     @property
     def lacks_first_norm(self) -> bool:
-        """Whether the embedding norm replaces that before the first attention (ModernBERT)."""
-        return self.norm_placement == "pre" and self.embedding_norm
+        """Whether the embedding norm replaces that before the first attention (ModernBERT).
+
+        It does not where a projection comes between them, or where other layers, which need a
+        norm, share the weights of this attention.
+        """
+        normed = self.embedding_norm and self.embedding_projection != "sum"
+        return self.norm_placement == "pre" and normed and self.sharing not in ("all", "attention")
 
     def cannot_copy(self, layers: Sequence[int]) -> str:
         """As in `ModelConfig`: every layer needs a place in which it has the same weights."""
         if self.groups > 1:
             return "is for models without groups of shared layers"
-        is_unlike = self.lacks_first_norm and self.layer_units("attention")[-1] > 0
+        is_unlike = self.lacks_first_norm and self.layers > 1
         if is_unlike and [place for place, layer in enumerate(layers) if layer == 0] != [0]:
             return (
                 f"must begin with layer 0 and have it once, not {[*layers]}: it alone has no norm "

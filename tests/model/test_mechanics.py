@@ -333,20 +333,6 @@ def test_a_sequence_beyond_the_positions_is_an_error_of_one_line() -> None:
         built("bert", max_positions=12)(ids(length=13))
 
 
-def test_layers_that_share_weights_hold_them_once() -> None:
-    given = built("albert", groups=2, layers=4)
-    assert len(given.encoder.attention) == 2
-    assert given.encoder.attention_plan == [0, 0, 1, 1]
-    selected = model.select_layers(given.state_dict(), [0, 3], given.config)
-    shallow = model.build(
-        model.EncoderConfig(**{**SMALL, **FAMILIES["albert"], "layers": 2, "groups": 2}), 0
-    )
-    shallow.load_state_dict(selected)
-    assert torch.equal(
-        shallow.encoder.attention[1].key.weight, given.encoder.attention[1].key.weight
-    )
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
