@@ -86,7 +86,10 @@ class EncoderConfig(ModelConfig):
     norm: Annotated[
         str,
         OneOf("layer_norm", "no_norm"),
-        Doc("The kind of norm; no_norm: g * x + b (MobileBERT)."),
+        Doc(
+            "The kind of norm of embeddings and layers; no_norm: g * x + b (MobileBERT). Heads "
+            "have layer norms."
+        ),
     ] = "layer_norm"
     norm_eps: Annotated[float, positive(1.0), Doc("Added to the variance in a layer norm.")] = 1e-12
     fixed_norm_eps: Annotated[

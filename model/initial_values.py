@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from model.config import EncoderConfig
 from model.crf import ConditionalRandomField
-from model.parts import NoNorm
 
 
 def fill(
@@ -28,7 +27,7 @@ def fill(
     """
     if key == "bias" or isinstance(module, ConditionalRandomField):
         parameter.zero_()
-    elif isinstance(module, (nn.LayerNorm, NoNorm)):
+    elif parameter.ndim == 1:  # of a norm
         parameter.fill_(1.0)
     else:
         std = config.initializer_range

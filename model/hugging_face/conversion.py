@@ -95,7 +95,7 @@ def to_transformers(
     theirs |= _heads_of_a_fine_tuned(config, family, theirs["architectures"][0])
     names = family.their_names(config, state)
     _require_same_meaning(config, _read(family, theirs, set(names.values())), family)
-    return theirs, family.join({names[name]: tensor for name, tensor in state.items()})
+    return theirs, family.to_theirs({names[name]: tensor for name, tensor in state.items()})
 
 
 def _heads_of_a_fine_tuned(
@@ -150,7 +150,7 @@ def from_transformers(
             f"model_type: {theirs.get('model_type')!r} is not one of {', '.join(sorted(known))}"
         )
     modern = {_modern_name(name): tensor for name, tensor in weights.items()}
-    tensors = family.split(_with_prefix(family, modern))
+    tensors = family.to_ours(_with_prefix(family, modern))
     config = _read(family, theirs, tensors)
     refuse_extra_weights(
         config, tensors, lambda one: family.their_names(one, tensor_names(one)).values()
@@ -178,7 +178,7 @@ def _with_prefix(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def _read(family: Family, theirs: Mapping[str, Any], names: Collection[str]) -> EncoderConfig:
-    """The configuration; `mlm_head` is false if the weights have no tensor of that head."""
+    """The configuration, without a masked-LM head if none of that head's tensors is there."""
     values = family.read(theirs, names)
     heads = read_task_heads(theirs, names, family.heads)
     if heads:
@@ -188,7 +188,8 @@ def _read(family: Family, theirs: Mapping[str, Any], names: Collection[str]) -> 
     config = configuration(values, EncoderConfig)
     expected = family.their_names(config, tensor_names(config))
     head = [name for ours, name in expected.items() if ours.startswith("head.")]
-    return config if any(name in names for name in head) else replace(config, mlm_head=False)
+    has_head = not head or any(name in names for name in head)
+    return config if has_head else replace(config, mlm_head=False)
 
 
 def configuration(values: Mapping[str, Any], schema: type[Config]) -> Config:

@@ -43,7 +43,7 @@ class Family:
     rules: our configuration -> (pattern of our tensor name, replacement); the first full match
         applies.
     heads: the form of each kind of task head that the architecture has a class for.
-    split, join: convert tensors to our layout, and back to theirs.
+    to_ours, to_theirs: convert tensors, by their names, to our layout and back.
     """
 
     model_type: str
@@ -51,8 +51,8 @@ class Family:
     write: Callable[[EncoderConfig], dict[str, Any]]
     rules: Callable[[EncoderConfig], Rules]
     heads: Mapping[str, HeadForm] = field(default_factory=dict)
-    split: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
-    join: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
+    to_ours: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
+    to_theirs: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
 
     def their_names(self, config: EncoderConfig, names: Iterable[str]) -> dict[str, str]:
         """The `transformers` name of each of our tensors: our name -> their name."""

@@ -160,7 +160,7 @@ def _rules(config: EncoderConfig) -> Rules:
     )
 
 
-def _split(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _to_ours(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Cut each fused ``Wqkv`` [3 H, ...] into query, key and value."""
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -172,8 +172,8 @@ def _split(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _join(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The reverse of `_split`."""
+def _to_theirs(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The reverse of `_to_ours`."""
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if ".attn.query." in name:
@@ -184,4 +184,4 @@ def _join(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-MODERNBERT = Family("modernbert", _read, _write, _rules, _HEADS, _split, _join)
+MODERNBERT = Family("modernbert", _read, _write, _rules, _HEADS, _to_ours, _to_theirs)

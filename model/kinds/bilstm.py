@@ -267,7 +267,7 @@ class BiLSTM(Model):
             parameter.uniform_(-bound, bound, generator=generator)
         elif key == "bias" or isinstance(module, ConditionalRandomField):
             parameter.zero_()
-        elif isinstance(module, nn.LayerNorm):
+        elif parameter.ndim == 1:  # of a norm
             parameter.fill_(1.0)
         else:
             parameter.normal_(0.0, self.config.initializer_range, generator=generator)

@@ -1,14 +1,22 @@
 """BERT against `transformers`: outputs and files."""
 
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM, BertConfig, BertForPreTraining
 
 import model
+from configs.rules import OneOf
 
 torch.set_num_threads(1)
+
+NORMS = next(
+    rule.choices
+    for rule in get_type_hints(model.EncoderConfig, include_extras=True)["norm"].__metadata__
+    if isinstance(rule, OneOf)
+)
 
 
 def reference(**sizes: int) -> BertForPreTraining:
@@ -69,6 +77,14 @@ def test_initial_weights_have_the_stated_distribution(initializer: str) -> None:
     assert abs(weight.std() - 0.02 * (0.8796 if cut else 1.0)) < 2e-4
     assert (weight.abs().max() <= 0.04) == cut
     assert bool(weight[0].any()) == cut  # RoBERTa and DistilBERT zero the padding's vector
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_kind_of_norm_begins_with_weights_of_one(norm: str) -> None:
+    found = model.build(model.EncoderConfig(97, 32, 2, 2, 48, norm=norm), seed=3)
+    norms = {name: one for name, one in found.named_parameters() if name.endswith("norm.weight")}
+    assert len(norms) == 6  # of the embeddings, of two halves of two layers, and of the head
+    assert all(torch.equal(one, torch.ones_like(one)) for one in norms.values())
 
 
 def test_modernbert_scales_the_outputs_of_its_residual_branches_by_their_number() -> None:
