@@ -81,8 +81,8 @@ def compare(
 
     With `untrained`, the first of them with random weights too. Everything goes to `out`: the runs,
     ``suite.json`` and ``report.html``. Raises ConfigError, ModelError and DataError before
-    anything is trained, also where `out` has a run of another job by the same name, or of a model
-    that has been overwritten since.
+    anything is trained, also where two runs would have one name, and where `out` has a run of
+    another job by the same name, or of a model that has been overwritten since.
     """
     from configs.suites import SuiteConfig
     from trainer.suites.comparison import comparison_table, write_comparison
@@ -103,6 +103,7 @@ def compare(
         for model, one_model in models.items()
         for seed in seeds or suite.seeds
     ]
+    _require_own_names(runs)
     jobs = {run: load_job(run.config, run.words) for run in runs}  # errors show before the first
     for job in jobs.values():
         _require_same(job)
@@ -139,12 +140,29 @@ def _models(folders: Sequence[str], untrained: bool) -> dict[str, _Model]:
     depth = 1
     while len({path.parts[-depth:] for path in paths}) < len(paths):
         depth += 1
-    models = {"-".join(path.parts[-depth:]): _Model(path) for path in paths}
+    models: dict[str, _Model] = {}
+    for path in paths:
+        name = "-".join(path.parts[-depth:])
+        if other := models.get(name):
+            raise ModelError(f"{path}: is called {name}, as {other.folder} is; rename one of them")
+        models[name] = _Model(path)
     if untrained:
         if UNTRAINED in models:
             raise ModelError(f"{models[UNTRAINED].folder}: rename it, or leave out --untrained")
         models[UNTRAINED] = _Model(paths[0], untrained=True)
     return models
+
+
+def _require_own_names(runs: Sequence[_Run]) -> None:
+    """Raise ConfigError where two runs have one name: one model would get the other's score."""
+    known: dict[str, _Run] = {}
+    for run in runs:
+        other = known.setdefault(run.name, run)
+        if other is not run:
+            raise configs.ConfigError(
+                f"tasks.{run.task}: its run of model {run.model} is called {run.name}, as task "
+                f"{other.task}'s of model {other.model} is; rename a task or the folder of a model"
+            )
 
 
 def _assignments(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -184,14 +185,37 @@ def test_models_are_fine_tuned_and_compared_once(folder: Path) -> None:
     assert (ended["untrained"] - begun).abs().mean() > 1e-2, "other random weights"
 
 
+def refusal(suite: Path, *words: str) -> str:
+    """What `tandem evaluate --suite` says of what it refuses before it writes anything."""
+    given = ["evaluate", "--suite", str(suite), *words, "--out", str(suite.parent / "out")]
+    ended = CliRunner().invoke(tandem.main, given)
+    assert ended.exit_code == 1, ended.output
+    assert not (suite.parent / "out").exists()
+    return ended.stderr
+
+
 def test_a_suite_file_sets_no_key_that_is_each_runs_own(folder: Path, tmp_path: Path) -> None:
     own = SUITE.replace("job: {epochs: 1,", "job: {output_dir: other, epochs: 1,")
     (tmp_path / "own.yaml").write_text(own)
-    words = ["evaluate", "--suite", str(tmp_path / "own.yaml"), str(folder / "big")]
-    ended = CliRunner().invoke(tandem.main, [*words, "--out", str(tmp_path / "out")])
-    assert ended.exit_code == 1
-    assert ended.stderr.startswith("tandem: tasks.moods.job.output_dir: a suite sets this")
-    assert not (tmp_path / "out").exists()
+    message = refusal(tmp_path / "own.yaml", str(folder / "big"))
+    assert message.startswith("tandem: tasks.moods.job.output_dir: a suite sets this")
+
+
+def test_no_two_runs_of_a_suite_have_one_name(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "suite.yaml").write_text("about: x\ntasks: {t: {}, t-a: {}}\n")
+    models = [str(shutil.copytree(folder / "small", tmp_path / name)) for name in ("a-b", "b")]
+    assert refusal(tmp_path / "suite.yaml", *models) == (
+        "tandem: tasks.t-a: its run of model b is called t-a-b-seed1, as task t's of model a-b "
+        "is; rename a task or the folder of a model\n"
+    )
+
+
+def test_no_two_models_of_a_suite_have_one_name(folder: Path, tmp_path: Path) -> None:
+    named = [tmp_path / name for name in ("x/a-b", "x-a/b", "y/b")]
+    models = [str(shutil.copytree(folder / "small", path)) for path in named]
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    message = f"{models[1]}: is called x-a-b, as {models[0]} is; rename one of them"
+    assert message in refusal(tmp_path / "suite.yaml", *models)
 
 
 def word_vectors(folder: Path) -> torch.Tensor:
