@@ -80,6 +80,26 @@ def test_a_teacher_with_a_budget_goes_on_at_the_cost_of_a_forward():
     assert small.here == 80 * 3.5
 
 
+def test_a_stored_teacher_costs_nothing_here_or_separately():
+    rows = [timed(step, late=60 < step <= 90, frozen=True) for step in range(20, 101, 10)]
+    for row in rows:
+        del row["teacher/seconds_forward"]
+    finished = run(rows, frozen=True)
+    finished.config["teacher"]["stored"] = {"path": "stored"}
+    small, late = costs(finished, step_costs(finished))
+    assert (small.here, small.separately) == (STEPS * 3.5, STEPS * 3.5)
+    assert (late.here, late.separately) == (30 * 3.5, 30 * 3.5)
+    page = savings_section(finished)
+    assert "<td>small</td><td>5:50</td><td>5:50</td><td></td>" in page
+    assert "nobody pays for its forward pass" in page
+    assert "this run's logged steps" in page
+    del rows[:]
+    rows.append({"step": STEPS, "tokens": 1000, "seconds": 5.0})
+    assert "<td>small</td><td>300k FLOPs</td><td>300k FLOPs</td><td></td>" in savings_section(
+        finished
+    )
+
+
 def test_without_timings_the_models_flops_are_compared_and_the_page_says_so():
     finished = run([{"step": STEPS, "tokens": 1000, "seconds": 5.0}])
     step = step_costs(finished)

@@ -25,6 +25,9 @@ TIMED = (
     "The time of a step is the median over this run's logged steps on rank 0, without evaluation, "
     "checkpoints and waiting for data."
 )
+STORED = (
+    "The teacher's predictions are stored: nobody pays for its forward pass, here or separately."
+)
 COUNTED = "No step of this run was timed: these are the FLOPs of the models' matrix products."
 
 
@@ -61,24 +64,29 @@ def savings_section(run: RunFiles) -> str:
         f"<tbody>{rows}{_row('together', total, found.timed)}</tbody></table></div>"
         "<p>Separately: the teacher pre-trained alone, then each student in a job of its own with "
         "a forward pass of each finished teacher in every step. "
-        f"{TIMED if found.timed else COUNTED}</p></section>"
+        f"{f'{STORED} ' if _is_stored(run) else ''}{TIMED if found.timed else COUNTED}</p></section>"
     )
 
 
 def step_costs(run: RunFiles) -> StepCosts | None:
-    """The cost of a step for each learner; None without results of a teacher and students."""
+    """The cost of a step for each learner; None without results of a teacher and students.
+
+    A teacher whose predictions are stored has none.
+    """
     learners = run.evaluation["learners"] if run.evaluation else {}
     names = [name for name in run.learners if name in learners]
-    teachers = [name for name in names if is_teacher(name)]
     students = [name for name in names if not is_teacher(name)]
     if TEACHER not in names or not students:
         return None
+    if _is_stored(run):
+        names.remove(TEACHER)
+    teachers = [name for name in names if is_teacher(name)]
     beside = {student: _rows(run, student, FORWARD) for student in students}
     reading = {
         student: {name: _median(rows, name, FORWARD) for name in teachers}
         for student, rows in beside.items()
     }
-    if all(one[TEACHER] for one in reading.values()):
+    if all(beside.values()):
         trained = {name: _rows(run, name, BACKWARD) for name in names}
         own = {name: _median(rows, name, FORWARD, BACKWARD, STEP) for name, rows in trained.items()}
         return StepCosts(True, own, {name: _teaching(run, name) for name in teachers}, reading)
@@ -117,6 +125,11 @@ def _steps(name: str, evaluation: dict[str, Any]) -> slice:
     """The steps in which a learner's own schedule ran, from the first one to behind the last."""
     facts = evaluation["learners"][name]
     return slice(facts["started_at"], facts.get("finished_at") or evaluation["step"])
+
+
+def _is_stored(run: RunFiles) -> bool:
+    """Whether the teacher does not run, since its predictions are stored."""
+    return bool(run.config["teacher"].get("stored"))
 
 
 def _teaching(run: RunFiles, teacher: str) -> float:
