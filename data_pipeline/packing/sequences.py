@@ -29,7 +29,6 @@ from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.shards.blocks import Block
 
 SHORT = 21  # domain tag: what a hash decides, in its key
-PAIR_UNITS = 2  # version of the units of pairs; cached counts of another version are not read
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,8 @@ class PackingRules:
     def name(self) -> str:
         """A unique name of these rules, for file names."""
         short = f"-short{self.short_probability!r}" if self.short_probability else ""
-        units = f"-units{PAIR_UNITS}" if self.is_pair else ""
+        version = PACKINGS[self.kind].version
+        units = f"-units{version}" if version else ""
         return f"{self.kind}-{self.length}{short}{units}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 
@@ -185,6 +186,29 @@ def test_counts_need_no_tokens(corpus: Corpus, packing: str) -> None:
         assert count(boundaries, rules) == count(block, rules)
         if not rules.is_pair:
             assert len(single_spans(block, rules).starts) == count(block, rules)
+
+
+def test_cached_counts_keep_the_names_that_corpora_have() -> None:
+    """Else corpora that are there would be counted again."""
+    for packing in ("full_sentences", "contiguous", "doc_sentences"):
+        assert PackingRules(packing, 128).name == f"{packing}-128"
+    for packing in ("segment_pair", "sentence_pair", "sop"):
+        assert PackingRules(packing, 128).name == f"{packing}-128-units2"
+    assert PackingRules("sop", 128, 0.1).name == "sop-128-short0.1-units2"
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_counts_of_an_earlier_version_of_a_rule_are_not_read(
+    make_corpus: Callable[..., Corpus], packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split, rules = make_corpus(make_documents(30)).split("train"), PackingRules(packing, 64)
+    before = split.sequence_counts(rules).per_block.tolist()
+    newer = dataclasses.replace(PACKINGS[packing], version=PACKINGS[packing].version + 1)
+    monkeypatch.setitem(PACKINGS, packing, newer)
+    monkeypatch.setattr(
+        "data_pipeline.packing.sequences.count", lambda block, rules: 1 + count(block, rules)
+    )
+    assert split.sequence_counts(rules).per_block.tolist() == [1 + one for one in before]
 
 
 def test_padding_fraction() -> None:
