@@ -26,7 +26,7 @@ TIMED = (
     "checkpoints and waiting for data."
 )
 STORED = (
-    "The teacher's predictions are stored: nobody pays for its forward pass, here or separately."
+    "The teacher's predictions are stored: nobody pays for its forward pass, here or separately. "
 )
 COUNTED = "No step of this run was timed: these are the FLOPs of the models' matrix products."
 
@@ -64,7 +64,7 @@ def savings_section(run: RunFiles) -> str:
         f"<tbody>{rows}{_row('together', total, found.timed)}</tbody></table></div>"
         "<p>Separately: the teacher pre-trained alone, then each student in a job of its own with "
         "a forward pass of each finished teacher in every step. "
-        f"{f'{STORED} ' if _is_stored(run) else ''}{TIMED if found.timed else COUNTED}</p></section>"
+        f"{_remark(run, found)}</p></section>"
     )
 
 
@@ -130,6 +130,11 @@ def _steps(name: str, evaluation: dict[str, Any]) -> slice:
 def _is_stored(run: RunFiles) -> bool:
     """Whether the teacher does not run, since its predictions are stored."""
     return bool(run.config["teacher"].get("stored"))
+
+
+def _remark(run: RunFiles, found: StepCosts) -> str:
+    """What the costs are of, and what is missing from them."""
+    return (STORED if _is_stored(run) else "") + (TIMED if found.timed else COUNTED)
 
 
 def _teaching(run: RunFiles, teacher: str) -> float:
