@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -265,6 +266,19 @@ def test_alerts_of_a_stall_and_a_spike(run):
     assert fake.alerts[0] == ("spike", "demo: rolled back after a spike; resumed at step 2")
 
 
+def test_no_stall_is_alerted_while_batches_are_scored(run):
+    now = 0.0
+    alerts = Alerts(FakeRun(), run, clock=lambda: now)
+    alerts.add_row({"step": 1})
+    now = 5000.0
+    log(run, {"step": 1})  # touched just now, as rank 0 does
+    alerts.check_stall()
+    assert not (run / "alerts.jsonl").exists()
+    os.utime(run / "metrics.jsonl", (time.time() - 400,) * 2)
+    alerts.check_stall()
+    assert alerted(run) == ["stalled"]
+
+
 def test_an_alert_of_a_crash_loop_is_recorded_offline(run):
     """In the third attempt in a row without a new step; the first two are on record."""
     log(run, {"step": 5})
@@ -277,6 +291,23 @@ def test_an_alert_of_a_crash_loop_is_recorded_offline(run):
     assert start(run).finish(completed=False, seconds=300)
     assert alerted(run) == ["crash loop"]
     assert "alert" in kinds(run)
+
+
+@pytest.mark.parametrize("left", [b"", b"\0\0", b"[5", b"[5]", b"[1, Infinity]", b"{}", b"\xff"])
+def test_files_that_a_crash_has_torn_count_as_missing(run, left):
+    """An empty ``attempts.json`` ended W&B and its alerts at every later start."""
+    (run / "wandb").mkdir()
+    (run / "wandb/attempts.json").write_bytes(left)
+    Alerts(FakeRun(), run).check_crash_loop(5)
+    assert json.loads((run / "wandb/attempts.json").read_text()) == [5, 0]
+
+
+@pytest.mark.parametrize("left", [b"", b"\n", b"\0\0"])
+def test_an_empty_id_counts_as_missing(run, left):
+    """W&B refuses a run without an id."""
+    (run / "wandb").mkdir()
+    (run / "wandb/id").write_bytes(left)
+    assert current_id(run, "abcd1234") == "abcd1234"
 
 
 def test_online_a_requeued_run_goes_on_and_sync_puts_it_right(run, monkeypatch):

@@ -69,7 +69,8 @@ def first_id(run_folder: Path) -> str:
 def current_id(run_folder: Path, first: str) -> str:
     """The run's current id at W&B; `tandem sync` may have replaced `first`."""
     renewed = run_folder / "wandb" / "id"
-    return renewed.read_text() if renewed.exists() else first
+    text = renewed.read_text(encoding="utf-8", errors="replace") if renewed.exists() else ""
+    return text.strip(" \n\0") or first  # a crash may have left it empty
 
 
 def start(

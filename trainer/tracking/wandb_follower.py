@@ -29,8 +29,9 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 import wandb
 
 import configs
-from configs.runs import USUAL_ROWS, stall_timeout
+from configs.runs import USUAL_ROWS, seconds_since, stall_timeout
 from configs.strict_json import parse_json
+from trainer.durable import atomic_write
 
 POLL_SECONDS = 1.0
 INIT_SECONDS = 60.0
@@ -115,23 +116,32 @@ class Alerts:
             self.send("spike", f"rolled back after a spike; resumed at step {row['step']:,.0f}")
 
     def check_stall(self) -> None:
-        """Send an alert, once, when nothing has been logged for too long."""
+        """Send an alert, once, when the run has made no progress for too long."""
         usual = statistics.fmean(self._intervals) if self._intervals else None
-        quiet = self._clock() - self._last
+        quiet = min(self._clock() - self._last, seconds_since(self._folder / "metrics.jsonl"))
         if not self._is_stalled and quiet > stall_timeout(usual):
             self._is_stalled = True
-            self.send("stalled", f"no step was logged for {quiet / 60:.0f} minutes")
+            self.send("stalled", f"no progress for {quiet / 60:.0f} minutes")
 
     def check_crash_loop(self, newest_step: float) -> None:
         """Count starts in a row without a new step; send an alert at `CRASH_LOOP` of them."""
         file = self._folder / "wandb" / "attempts.json"
-        best, unproductive = json.loads(file.read_text()) if file.exists() else (-1.0, 0)
+        best, unproductive = _starts_so_far(file)
         unproductive = 0 if newest_step > best else unproductive + 1
-        file.write_text(json.dumps([max(best, newest_step), unproductive]))
+        atomic_write(file, json.dumps([max(best, newest_step), unproductive]))
         if unproductive == CRASH_LOOP:
             self.send(
                 "crash loop", f"{unproductive} attempts in a row made no step beyond {best:,.0f}"
             )
+
+
+def _starts_so_far(file: Path) -> tuple[float, int]:
+    """The furthest step, and the starts in a row without a new one; a damaged file says nothing."""
+    try:
+        best, unproductive = parse_json(file.read_bytes())
+        return float(best), int(unproductive)
+    except (FileNotFoundError, ValueError, TypeError, OverflowError):
+        return -1.0, 0
 
 
 def follow(
@@ -222,7 +232,7 @@ def _rewritten(run: Any, known: dict[str, Any]) -> Any:
     print(f"W&B's copy {known['id']} differs from metrics.jsonl; writing {newer}")
     run.tags = (*run.tags, "superseded")
     run.finish()
-    (folder / "wandb" / "id").write_text(newer)
+    atomic_write(folder / "wandb" / "id", newer)
     return wandb.init(resume="allow", settings=_settings(), **{**known, "id": newer})
 
 
