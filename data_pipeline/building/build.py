@@ -103,7 +103,7 @@ class Tally:
     duplicates: int = 0
     problems: int = 0
     characters: int = 0
-    input_crc32: int = 0  # of the raw input; Parquet is identified by its size alone
+    input_crc32: int = 0  # of the raw input, and of the values of Parquet's column
     first_problems: list[str] = field(default_factory=list)  # at most PROBLEMS_SHOWN
     # A histogram: documents below 16, 32, ... 2**20 tokens, and all larger ones.
     tokens_per_document: list[int] = field(
@@ -215,11 +215,12 @@ class _Build:
         return tree
 
     def _has_other_text(self, tally: dict) -> bool:
-        """Whether standard input differs from the text that was built.
+        """Whether the input differs from the text that was built.
 
-        Name and size do not identify standard input, so its checksum is compared.
+        Name and size do not identify text. Its checksum is compared where it may have changed.
         """
-        if not any(span.path == STDIN for span in self.share):
+        built = (self.folder / MANIFEST).stat().st_mtime_ns
+        if not any(_may_have_changed(span.path, built) for span in self.share):
             return False
         text = raw_chunks(self.share, self.options.reading)
         return _checksum(text) != tally["input_crc32"]
@@ -322,11 +323,19 @@ def _digest_of_sizes(inputs: Sequence[str]) -> str:
 
 
 def _checksum(chunks: Iterable[RawChunk], before: int = 0) -> int:
-    """CRC-32 of raw text, continued from `before`. Parquet chunks do not enter."""
+    """CRC-32 of raw text, continued from `before`."""
     for chunk in chunks:
-        if isinstance(chunk.data, bytes):
-            before = zlib.crc32(chunk.data, before)
+        data = chunk.data if isinstance(chunk.data, bytes) else repr(chunk.data).encode()
+        before = zlib.crc32(data, before)
     return before
+
+
+def _may_have_changed(path: str, since: int) -> bool:
+    """Whether an input may have been written or replaced `since` (ns); standard input always may.
+
+    The time of change is compared: a file that was moved here keeps an older time of writing.
+    """
+    return path == STDIN or os.stat(path).st_ctime_ns >= since
 
 
 def _full_path(path: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import io
+import json
 import multiprocessing
 import os
 import signal
@@ -14,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -254,9 +258,41 @@ def test_a_build_does_not_go_on_with_other_text(
             with pytest.raises(DataError, match="holds an unfinished build of other text than"):
                 build_of(name, changed, 10**9)
         assert build_of(name, text, 10**9)["tally"]["documents"] == 300
-    assert build_of("-", text, 0)["tally"]["documents"] == 300
+        assert build_of(name, text, 0)["tally"]["documents"] == 300
+        with pytest.raises(DataError, match="already holds another corpus"):
+            build_of(name, other, 0)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz", ".jsonl", ".parquet"])
+def test_a_finished_corpus_is_not_that_of_changed_text(
+    tmp_path: Path, tokenizer_dir: Path, monkeypatch, suffix: str
+) -> None:
+    """Text that was only copied is the same; unchanged text is not even read again."""
+    path = tmp_path / f"in{suffix}"
+    path.write_bytes(as_file(suffix, "one river"))
+    options, out = BuildOptions([str(path)], str(tokenizer_dir), **OPTIONS), str(tmp_path / "out")
+    first = build(options, out)
+    with monkeypatch.context() as patched:
+        patched.setattr(building, "raw_chunks", None)
+        assert build(options, out) == first
+    path.write_bytes(as_file(suffix, "one river"))
+    assert build(options, out) == first
+    (tmp_path / "other").write_bytes(as_file(suffix, "one house"))
+    os.utime(tmp_path / "other", (0, 0))  # of older date than the corpus
+    (tmp_path / "other").replace(path)
     with pytest.raises(DataError, match="already holds another corpus"):
-        build_of("-", other, 0)
+        build(options, out)
+
+
+def as_file(suffix: str, text: str) -> bytes:
+    """A file of one document; its size depends only on how long that is."""
+    if suffix == ".parquet":
+        table, file = pyarrow.table({"text": [text]}), io.BytesIO()
+        pyarrow.parquet.write_table(table, file, compression="none")
+        return file.getvalue()
+    if suffix == ".jsonl":
+        return json.dumps({"text": text}).encode()
+    return gzip.compress(text.encode(), 0) if suffix == ".txt.gz" else text.encode()
 
 
 def test_duplicates_are_dropped_once_and_counted(
