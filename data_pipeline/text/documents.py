@@ -9,6 +9,7 @@ not depend on where the input is cut.
 from __future__ import annotations
 
 import bisect
+import codecs
 import glob
 import json
 import os
@@ -54,7 +55,8 @@ class ReadOptions:
             return re.compile(rb"\n")
         if self.separator is None:
             return re.compile(BLANK_LINES)
-        return re.compile(rb"(?m)^" + re.escape(self.separator.encode()) + rb"[ \t\r]*(?:\n|\Z)")
+        line = re.escape(self.separator.encode()) + rb"[ \t\r]*(?:\n|\Z)"
+        return re.compile(rb"(?m)^(?:" + codecs.BOM_UTF8 + rb")?" + line)
 
 
 @dataclass(frozen=True)
@@ -221,8 +223,9 @@ def _parse_part(
         bad = position + error.start
         parsed.problems.append(Problem(chunk.span.path, bad, "not valid UTF-8"))
         return
-    if not text.strip() and (chunk.span.kind == JSONL or reading.separator is None):
-        return  # blank lines are not documents
+    may_be_blank = position == 0 or chunk.span.kind == JSONL or reading.separator is None
+    if not text.strip() and may_be_blank:
+        return  # blank lines, or nothing before the first separator: not a document
     if chunk.span.kind == JSONL:
         try:
             text = json.loads(text)[reading.field]

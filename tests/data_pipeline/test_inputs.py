@@ -122,6 +122,17 @@ def test_separator_line_endings_and_byte_order_mark(tmp_path: Path) -> None:
     assert [location_of(one) for one in parse(chunk, reading).problems] == [f"{path}:7"]
 
 
+@pytest.mark.parametrize("first", [b"###\n", b"\xef\xbb\xbf###\n", b" \n\n###\r\n"])
+def test_a_separator_on_the_first_line_ends_no_document(tmp_path: Path, first: bytes) -> None:
+    """It counted as an unusable one, and so ended a strict build."""
+    path, reading = tmp_path / "a.txt", ReadOptions(separator="###")
+    for text, problems in ((b"one\n###\ntwo\n###\n", 0), (b"###\none\n###\n###\ntwo", 2)):
+        path.write_bytes(first + text)
+        found: list[Problem] = []
+        assert list(read_documents([str(path)], reading, found.append)) == ["one", "two"]
+        assert len(found) == problems
+
+
 BAD_TEXT = b"good one\n\nbad \xff\xfe bytes\n\n\x01\x02\n\nlast good"
 BAD_LINES = (
     b'{"text": "good"}\n{"text": broken\n\n{"other": 1}\n[1]\n{"text": ""}\n{"text": 5}\n'
