@@ -35,6 +35,8 @@ from model.protocol import HEADS, READ_OUT, Model, default_model, module_of
 from model.task_head_config import (
     CHOICE,
     CLASSIFICATION,
+    MULTI_LABEL,
+    OTHER,
     REGRESSION,
     SPAN,
     TAGGING,
@@ -47,6 +49,8 @@ __all__ = [
     "CLASSIFICATION",
     "HEADS",
     "HEAD_NAMES",
+    "MULTI_LABEL",
+    "OTHER",
     "QKV",
     "READ_OUT",
     "REGRESSION",

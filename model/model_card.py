@@ -7,15 +7,26 @@ from dataclasses import dataclass, field
 
 from model.accounting import describe
 from model.model_config import Ability, ModelConfig
-from model.task_head_config import CHOICE, CLASSIFICATION, REGRESSION, SPAN, TAGGING, VECTOR
+from model.task_head_config import (
+    CHOICE,
+    CLASSIFICATION,
+    MULTI_LABEL,
+    OTHER,
+    REGRESSION,
+    SPAN,
+    TAGGING,
+    VECTOR,
+)
 
 _PIPELINES = {  # kind of head -> its task in the Hub's terms
     CLASSIFICATION: "text-classification",
+    MULTI_LABEL: "text-classification",
     REGRESSION: "text-classification",
     CHOICE: "multiple-choice",
     TAGGING: "token-classification",
     SPAN: "question-answering",
     VECTOR: "sentence-similarity",
+    OTHER: "feature-extraction",
 }
 _TAGS = {"fill-mask": "masked-language-modeling, ", "translation": "translation, "}
 

@@ -11,9 +11,11 @@ from configs.section import Refusal, Section
 
 CLASSIFICATION, REGRESSION, CHOICE = "classification", "regression", "choice"
 TAGGING, SPAN, VECTOR = "tagging", "span", "vector"
-KINDS = (CLASSIFICATION, REGRESSION, CHOICE, TAGGING, SPAN, VECTOR)
+MULTI_LABEL, OTHER = "multi_label", "other"
+KINDS = (CLASSIFICATION, MULTI_LABEL, REGRESSION, CHOICE, TAGGING, SPAN, VECTOR, OTHER)
 PER_TOKEN = (TAGGING, SPAN)  # the others have one output per text
-LABELLED = (CLASSIFICATION, TAGGING)
+ONE_OF_LABELS = (CLASSIFICATION, TAGGING)
+LABELLED = (*ONE_OF_LABELS, MULTI_LABEL, OTHER)
 WIDEST = 2**24  # no machine could hold a larger model
 
 
@@ -29,9 +31,12 @@ class TaskHeadConfig(Section):
         str,
         OneOf(*KINDS),
         Doc(
-            "Its output. classification: a logit per label; regression: a number; choice: the "
-            "score of a text among several; tagging: a logit per label at every token; span: two "
-            "logits at every token, of the first and the last of the answer; vector: a vector."
+            "Its output, which decides what `tandem predict` prints and what is exported. "
+            "classification: a logit per label, one of which is right; multi_label: a logit per "
+            "label, each right or not by itself; regression: a number; choice: the score of a text "
+            "among several; tagging: a logit per label at every token; span: two logits at every "
+            "token, of the first and the last of the answer; vector: a vector; other: a number per "
+            "label, which only its task can read."
         ),
     ] = CLASSIFICATION
     labels: Annotated[
@@ -79,8 +84,9 @@ class TaskHeadConfig(Section):
     ] = False
 
     def conflicts(self) -> Iterator[Refusal]:
-        if self.kind in LABELLED and len(set(self.labels)) < max(2, len(self.labels)):
-            yield "labels", "must name at least two labels, each once"
+        fewest, labels = (2, "two labels") if self.kind in ONE_OF_LABELS else (1, "one label")
+        if self.kind in LABELLED and len(set(self.labels)) < max(fewest, len(self.labels)):
+            yield "labels", f"must name at least {labels}, each once"
         if self.kind not in LABELLED and self.labels:
             yield "labels", f"a head of kind {self.kind} has none; remove them"
         if self.crf and self.kind != TAGGING:

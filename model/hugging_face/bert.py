@@ -16,8 +16,8 @@ from model.hugging_face.family import (
     require,
     write_activation,
 )
-from model.hugging_face.task_heads import linear
-from model.task_head_config import CHOICE, CLASSIFICATION, REGRESSION, SPAN, TAGGING
+from model.hugging_face.task_heads import PROBLEMS, linear
+from model.task_head_config import CHOICE, SPAN, TAGGING
 
 # The settings shared by every post-norm model with layer norms and no bottleneck.
 PLAIN: dict[str, object] = {
@@ -40,12 +40,12 @@ PLAIN: dict[str, object] = {
 
 # The heads of every class that has BERT's pooler.
 POOLED_HEADS = {
-    **dict.fromkeys((CLASSIFICATION, REGRESSION, CHOICE), linear("classifier", "pooler")),
+    **dict.fromkeys((*PROBLEMS, CHOICE), linear("classifier", "pooler")),
     TAGGING: linear("classifier"),
     SPAN: linear("qa_outputs"),
 }
 _ROBERTA_HEADS = POOLED_HEADS | dict.fromkeys(
-    (CLASSIFICATION, REGRESSION),
+    PROBLEMS,
     linear("classifier.out_proj", "first", tanh="classifier.dense"),
 )
 

@@ -17,12 +17,12 @@ from model.hugging_face.family import (
     require,
     write_activation,
 )
-from model.hugging_face.task_heads import linear
-from model.task_head_config import CHOICE, CLASSIFICATION, REGRESSION, SPAN, TAGGING
+from model.hugging_face.task_heads import PROBLEMS, linear
+from model.task_head_config import CHOICE, SPAN, TAGGING
 
 _HEADS = {
     **dict.fromkeys(
-        (CLASSIFICATION, REGRESSION, CHOICE),
+        (*PROBLEMS, CHOICE),
         linear("classifier", "first", relu="pre_classifier"),
     ),
     TAGGING: linear("classifier"),

@@ -20,14 +20,14 @@ from model.hugging_face.family import (
     require,
     write_activation,
 )
-from model.hugging_face.task_heads import linear
-from model.task_head_config import CHOICE, CLASSIFICATION, REGRESSION, SPAN, TAGGING
+from model.hugging_face.task_heads import PROBLEMS, linear
+from model.task_head_config import CHOICE, SPAN, TAGGING
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _PARTS = ("query", "key", "value")
 _HEADS = {
     **dict.fromkeys(
-        (CLASSIFICATION, REGRESSION, CHOICE),
+        (*PROBLEMS, CHOICE),
         linear("classifier", "first", chooses_pooling=True, norm="head"),
     ),
     **dict.fromkeys((TAGGING, SPAN), linear("classifier", norm="head")),

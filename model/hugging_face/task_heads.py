@@ -8,12 +8,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from model.errors import ModelError
 from model.model_config import may_name_a_head
 from model.task_head_config import (
     CHOICE,
     CLASSIFICATION,
     LABELLED,
+    MULTI_LABEL,
     REGRESSION,
     SPAN,
     TAGGING,
@@ -21,9 +21,13 @@ from model.task_head_config import (
     TaskHeadConfig,
 )
 
+PROBLEMS = {  # kinds of one class of theirs, and their names for what it predicts
+    CLASSIFICATION: "single_label_classification",
+    MULTI_LABEL: "multi_label_classification",
+    REGRESSION: "regression",
+}
 ENDINGS = {
-    CLASSIFICATION: "ForSequenceClassification",
-    REGRESSION: "ForSequenceClassification",
+    **dict.fromkeys(PROBLEMS, "ForSequenceClassification"),
     CHOICE: "ForMultipleChoice",
     TAGGING: "ForTokenClassification",
     SPAN: "ForQuestionAnswering",
@@ -102,10 +106,10 @@ def _kind(theirs: Mapping[str, Any]) -> str:
     classes = theirs.get("architectures") or [""]
     kinds = [kind for kind, ending in ENDINGS.items() if str(classes[0]).endswith(ending)]
     if REGRESSION in kinds:
-        if theirs.get("problem_type") == "multi_label_classification":
-            raise ModelError("problem_type: several labels of one text are not supported")
+        if theirs.get("problem_type") == PROBLEMS[MULTI_LABEL]:
+            return MULTI_LABEL
         is_single = len(theirs.get("id2label", _DEFAULT_LABELS)) == 1
-        is_number = is_single or theirs.get("problem_type") == "regression"
+        is_number = is_single or theirs.get("problem_type") == PROBLEMS[REGRESSION]
         return REGRESSION if is_number else CLASSIFICATION
     return kinds[0] if kinds else ""
 
@@ -123,12 +127,11 @@ def write_task_head(name: str, head: TaskHeadConfig, form: HeadForm) -> dict[str
     count = 1 if head.kind in (REGRESSION, CHOICE) else 2
     labels = head.labels or list(_DEFAULT_LABELS.values())[:count]
     theirs = {ours: name for name, ours in _POOLINGS.items()}
-    problem = {CLASSIFICATION: "single_label_classification", REGRESSION: "regression"}
     return {
         "finetuning_task": name,
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
-        **({"problem_type": problem[head.kind]} if head.kind in problem else {}),
+        **({"problem_type": PROBLEMS[head.kind]} if head.kind in PROBLEMS else {}),
         **({"classifier_pooling": theirs[head.pooling]} if form.chooses_pooling else {}),
     }
 

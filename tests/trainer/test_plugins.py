@@ -20,14 +20,11 @@ from typing import Annotated, ClassVar
 from configs.rules import COUNT, Doc
 from data_pipeline import EncodedExample
 from data_pipeline.task_files.tables import read_table
-from model import CLASSIFICATION, Capture, TaskHeadConfig
-from trainer import denominators
+from model import CLASSIFICATION, TaskHeadConfig
 from trainer.losses.labels import label_cross_entropy
-from trainer.objectives.task import TaskConfig
-from trainer.objectives.term import Term, register
+from trainer.objectives.task import TaskConfig, TaskTerm
+from trainer.objectives.term import register
 from trainer.scoring.task_metrics import ClassMetric
-
-denominators.register("shortness", denominators.labelled("shortness"))
 
 
 @register("shortness")
@@ -46,25 +43,19 @@ class Shortness(TaskConfig):
     def encode(self, file, encoder):
         for place, row in read_table(str(file.path), file.columns_of("text")):
             is_short = len(row["text"].split()) < self.limit
-            yield EncodedExample([encoder.sequence([row["text"]], place)], {self.name: is_short})
+            yield EncodedExample([encoder.sequence([row["text"]], place)], {self.head: is_short})
 
-    @classmethod
-    def choices(cls, logits, batch):
-        return logits, (batch.row_labels(cls.name) >= 0).float()
+    def choices(self, logits, batch):
+        return logits, (batch.row_labels(self.head) >= 0).float()
 
     def own_metrics(self):
-        return (ClassMetric(self.name, ["accuracy"]),)
+        return (ClassMetric(self.head, ["accuracy"]),)
 
     def build(self, student, teacher):
         return ShortnessTerm(self)
 
 
-class ShortnessTerm(Term):
-    head = denominator = "shortness"
-
-    def student_capture(self, step):
-        return Capture(heads=(self.head,))
-
+class ShortnessTerm(TaskTerm):
     def forward(self, inputs):
         return label_cross_entropy(
             inputs.features.heads[self.head], inputs.batch.row_labels(self.head)
@@ -85,7 +76,7 @@ batch: {{size: 16, micro_batch: 16}}
 teacher:
   model: {{hidden_size: 32, layers: 1, heads: 2, ffn_size: 64, vocab_size: 600, max_positions: 12}}
   optimizer: {{learning_rate: 3.0e-3}}
-  objective: {{shortness: {{limit: 4}}}}
+  objective: {{shortness: {{limit: 4, head_name: mine}}}}
 evaluation: {{every: 30}}
 checkpoint: {{every: 30}}
 log: {{wandb: disabled}}
@@ -111,8 +102,8 @@ def test_a_users_task_is_trained_evaluated_and_exported(job: Path, tmp_path: Pat
     scored = tandem("evaluate", run, "--json")
     assert scored.returncode == 0, scored.stderr
     results = json.loads(scored.stdout)
-    assert results["metric"] == "shortness_accuracy"
-    assert results["learners"]["teacher"]["shortness_accuracy"] > 0.9
+    assert results["metric"] == "mine_accuracy"
+    assert results["learners"]["teacher"]["mine_accuracy"] > 0.9
     exported = tandem("export", run, "--learner", "teacher", "--out", tmp_path / "out")
     assert exported.returncode == 0, exported.stderr
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
@@ -131,6 +122,16 @@ def test_an_editor_learns_the_keys_of_a_plugin(job: Path, tmp_path: Path) -> Non
     missing = tandem("schema", tmp_path / "missing.py")
     assert (missing.returncode, missing.stdout) == (1, "")
     assert missing.stderr.startswith("tandem: plugins: ")
+
+
+def test_several_labels_for_a_head_that_tells_one_are_refused(job: Path, tmp_path: Path) -> None:
+    several = "(int(is_short), 1)"
+    plugin = PLUGIN.replace("{self.head: is_short}", f"{{self.head: {several}}}")
+    (tmp_path / "shortness.py").write_text(plugin)
+    ended = tandem("train", job)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.count("\n") == 1
+    assert "mine: its examples have several labels each" in ended.stderr
 
 
 def test_a_task_without_a_method_is_one_line(job: Path, tmp_path: Path) -> None:

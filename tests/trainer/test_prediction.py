@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    pipeline,
 )
 
 import tandem
@@ -26,6 +27,8 @@ from data_pipeline.tokenization.training import train
 from model import (
     CHOICE,
     CLASSIFICATION,
+    MULTI_LABEL,
+    OTHER,
     REGRESSION,
     TAGGING,
     TaskHeadConfig,
@@ -33,8 +36,10 @@ from model import (
     save_pretrained,
     with_task_head,
 )
+from model.task_head_config import KINDS
 from tests.trainer import tiny
 from trainer.prediction import passes
+from trainer.prediction.predicting import PREDICTORS
 from trainer.task_facts import TaskFacts, write_facts
 
 TEXTS = [
@@ -95,6 +100,30 @@ def class_chances(folder: Path, *texts: str) -> np.ndarray:
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     read = AutoTokenizer.from_pretrained(folder)(*texts, return_tensors="pt")
     return model(**read).logits[0].softmax(dim=-1).numpy()
+
+
+def test_labels_that_are_right_or_not_each_by_itself(exported, tmp_path) -> None:
+    folder = exported(TaskHeadConfig(MULTI_LABEL, ["cheap", "good", "long"]), TaskFacts())
+    (tmp_path / "a.txt").write_text("\n".join(TEXTS) + "\n")
+    found = predicted(folder, tmp_path / "a.txt")
+    theirs = pipeline("text-classification", str(folder), top_k=None)  # it applies a sigmoid
+    for one, scores in zip(found, theirs(TEXTS), strict=True):
+        assert one["probabilities"] == {
+            score["label"]: pytest.approx(score["score"], abs=1e-4) for score in scores
+        }
+        assert one["labels"] == [
+            name for name, chance in one["probabilities"].items() if chance > 0.5
+        ]
+    assert {len(one["labels"]) for one in found} - {1}
+
+
+def test_each_kind_of_head_has_a_predictor_or_is_refused() -> None:
+    assert set(KINDS) - PREDICTORS.keys() == {OTHER}
+
+
+def test_an_output_that_only_its_task_can_read_is_refused(exported, tmp_path) -> None:
+    folder = exported(TaskHeadConfig(OTHER, ["mean", "variance"]), TaskFacts())
+    assert "its head task is of kind other, whose output only its task" in refused(folder, "a.txt")
 
 
 @pytest.mark.parametrize("tokens", [1 << 13, 20])

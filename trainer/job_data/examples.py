@@ -31,12 +31,13 @@ from data_pipeline import (
     TextEncoder,
     View,
 )
+from data_pipeline.examples.reading import layout_of
 from data_pipeline.examples.storing import store_examples
 from data_pipeline.shards import manifest
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
-from trainer.job_data.task_heads import require_same_labels
+from trainer.job_data.task_heads import require_labels_of_kind, require_same_labels
 from trainer.learner_config import LearnerConfig
 from trainer.objectives.task import Part, TaskConfig, TaskFile
 
@@ -266,6 +267,8 @@ def _encoded(job: JobConfig, one: TaskOfJob, tokenizer: Path, files: Mapping[str
         raise DataError(
             f"{one.key}.path: {folder} holds other examples; name another, or leave it out"
         )
+    layout = layout_of(Corpus.open(str(folder)), next(iter(files)))
+    require_labels_of_kind(job, one.task, layout)
     return folder
 
 

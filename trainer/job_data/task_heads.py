@@ -1,9 +1,10 @@
-"""The heads that frozen teachers must have for what students learn from them."""
+"""What heads must be for a task's examples, and for what students learn from frozen teachers."""
 
 from __future__ import annotations
 
 from data_pipeline import MASKED
-from model import ModelConfig
+from data_pipeline.examples.example import WHOLE, Layout
+from model import CLASSIFICATION, MULTI_LABEL, OTHER, ModelConfig
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_names import MEAN, TEACHER, section_of
@@ -29,6 +30,21 @@ def require_same_labels(job: JobConfig, task: TaskConfig) -> None:
         raise TrainingError(
             f"{task.head}: no teacher has a head for it; fine-tune one, or list the other tasks in "
             "soft_labels.tasks"
+        )
+
+
+def require_labels_of_kind(job: JobConfig, task: TaskConfig, layout: Layout) -> None:
+    """Raise TrainingError where a head that tells one label learns from several of an example.
+
+    `tandem predict` and the export would tell one label too.
+    """
+    models = (one.architecture.task_heads for one in job.learners.values())
+    kinds = {heads[task.head].kind for heads in models if task.head in heads}
+    if CLASSIFICATION in kinds and layout.targets.get(task.head, WHOLE) != WHOLE:
+        raise TrainingError(
+            f"{task.head}: its examples have several labels each, but its head is of kind "
+            f"{CLASSIFICATION}, which tells one; {task.name} has to make one of kind "
+            f"{MULTI_LABEL} or {OTHER}"
         )
 
 

@@ -16,6 +16,7 @@ from data_pipeline.text.text_files import STDIN
 from model import (
     CHOICE,
     CLASSIFICATION,
+    MULTI_LABEL,
     REGRESSION,
     SPAN,
     TAGGING,
@@ -36,6 +37,7 @@ from trainer.prediction.vectors import VectorPredictor
 AT_ONCE = 4096  # examples that are sorted by length together
 PREDICTORS: dict[str, type[Predictor]] = {
     CLASSIFICATION: TextPredictor,
+    MULTI_LABEL: TextPredictor,
     REGRESSION: TextPredictor,
     CHOICE: ChoicePredictor,
     TAGGING: TagPredictor,
@@ -57,7 +59,8 @@ def predictions(
     `columns` maps fields to the table's columns where they differ from those in training. `head`
     names the one to use of several. With a `speed`, examples leave at the first layer
     that is certain, which each prediction tells. Raises ModelError for a model without a task head,
-    or without branches for a `speed`; DataError for a file that cannot be read.
+    for a head of a kind without a predictor, or without branches for a `speed`; DataError for a
+    file that cannot be read.
     """
     model = from_pretrained(folder).to(device)
     if Ability.GENERATE in model.config.abilities:
@@ -65,15 +68,24 @@ def predictions(
         yield from translations(folder, model, path, device, columns)
         return
     tuned = FineTuned.of(folder, model, head)
+    kind = _predictor_of(tuned)
     facts = tuned.facts
     is_plain = bool(facts.fields) and suffix_of(path) in PLAIN
     if path == STDIN or is_plain:  # it has no header, even if the training file had one
         facts = replace(facts, columns={})
     facts = facts.with_columns(columns)
-    predictor = PREDICTORS[tuned.head.kind](tuned.head, facts, tuned.encoder, tuned.transitions())
+    predictor = kind(tuned.head, facts, tuned.encoder, tuned.transitions())
     queries = predictor.queries(path)
     while some := list(islice(queries, AT_ONCE)):
         yield from _answers(tuned, predictor, some, speed)
+
+
+def _predictor_of(tuned: FineTuned) -> type[Predictor]:
+    kind = tuned.head.kind
+    if kind not in PREDICTORS:
+        why = f"is of kind {kind}, whose output only its task can read"
+        raise ModelError(f"{tuned.folder}: its head {tuned.name} {why}; call the model from Python")
+    return PREDICTORS[kind]
 
 
 def _require_none(folder: Path, options: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""Classes or numbers, predicted for texts and pairs of texts."""
+"""Classes, labels or numbers, predicted for texts and pairs of texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from data_pipeline.task_files.contents import suffix_of
 from data_pipeline.task_files.tables import TSV, Row, read_plain_lines, read_table
-from model import REGRESSION
+from model import MULTI_LABEL, REGRESSION
 from trainer.objectives.task import TaskFile
 from trainer.prediction.predictor import Predictor, Query
 
@@ -18,7 +18,10 @@ PLAIN = ("", ".txt")  # suffixes of files with one example per line and no heade
 
 
 class TextPredictor(Predictor):
-    """Predicts ``{"label": ..., "probabilities": {...}}``, or ``{"number": ...}``, for each row."""
+    """Predicts ``{"label": ..., "probabilities": {...}}``, or ``{"number": ...}``, for each row.
+
+    With labels that are right or not each by itself, ``{"labels": [...], "probabilities": {...}}``.
+    """
 
     def queries(self, path: str) -> Iterator[Query]:
         for where, row in self._rows(path):
@@ -29,9 +32,15 @@ class TextPredictor(Predictor):
         (output,) = outputs
         if self.head.kind == REGRESSION:
             return {"number": output.item()}
-        chances = output.softmax(dim=-1).tolist()
+        if self.head.kind == MULTI_LABEL:
+            chances = self._by_label(output.sigmoid())
+            right = [label for label, chance in chances.items() if chance > 0.5]
+            return {"labels": right, "probabilities": chances}
         label = self.head.labels[int(output.argmax())]
-        return {"label": label, "probabilities": dict(zip(self.head.labels, chances, strict=True))}
+        return {"label": label, "probabilities": self._by_label(output.softmax(dim=-1))}
+
+    def _by_label(self, chances: Tensor) -> dict[str, float]:
+        return dict(zip(self.head.labels, chances.tolist(), strict=True))
 
     def _rows(self, path: str) -> Iterator[Row]:
         """The texts of each example, in the training file's columns; a plain file has no others."""
