@@ -150,7 +150,9 @@ def test_imports_point_one_way(folder: str) -> None:
         path.name for path in (ROOT / folder).iterdir() if (path / "__init__.py").exists()
     ]
     of_ours = set(here) - {"__init__", "tests"}
-    assert sorted(rooms) == sorted(of_ours), "the list of rooms has to name each of them once"
+    differ = sorted(of_ours.symmetric_difference(rooms))
+    assert not differ, f"rooms that are only listed in ROOMS, or only in {folder}: {differ}"
+    assert len(rooms) == len(of_ours), "the list of rooms has to name each of them once"
     height = {room: number for number, room in enumerate(rooms)}
     prefix = "" if folder == "." else folder.replace("/", ".") + "."
     back = [

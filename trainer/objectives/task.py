@@ -104,7 +104,8 @@ class TaskConfig(TermConfig):
 
     name: the name of this kind of task, and of its head unless `head_name` gives another; the names
     of its targets and scores begin with that of its head. fields: the columns of a table of its
-    examples; empty if it reads files of another format. needs_validation: whether it needs a
+    examples, of which the predicted one is called ``label`` unless the task overrides `texts`;
+    empty if it reads files of another format. needs_validation: whether it needs a
     validation file, because a part of the training file cannot stand in for one. reads: the other
     files that it needs, and may_read those that it can do without, by name. can_read_some: whether
     the first examples of a file can be read without the others. not_encoded: the keys that have
@@ -177,7 +178,7 @@ class TaskConfig(TermConfig):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The fields that hold what a learner reads."""
+        """The fields that hold what a learner reads: all but ``label``, which is predicted."""
         return tuple(name for name in self.fields if name != LABEL)
 
     def texts_of(self, view: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from trainer.objectives.objective_config import declare_terms
 
 
 def load_plugins(paths: Sequence[str]) -> None:
-    """Register the tasks in these Python files, each imported once per process.
+    """Register the tasks, terms and kinds of models in these files, each imported once per process.
 
     Raises ConfigError, naming the file, where one does not exist or cannot be imported.
     """
