@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 from cluster.run_files import Row, newest_checkpoint
 from cluster.scheduler import NEVER_PASSES, QueuedJob, job_ids, of_run, words
-from configs.runs import STOPPED, USUAL_ROWS, stall_timeout
+from configs.runs import STOPPED, USUAL_ROWS, seconds_since, stall_timeout
 
 SILENT_AFTER = 60.0  # seconds without a heartbeat from a process on another machine
 
@@ -147,7 +148,7 @@ def _live_state(known: Evidence) -> tuple[str, str]:
     quiet = _quiet_too_long(known)
     if quiet is None:
         return "running", ""
-    return "stalled", f"no step for {quiet / 60:.0f} minutes"
+    return "stalled", f"no progress for {quiet / 60:.0f} minutes"
 
 
 def _ended_state(known: Evidence) -> tuple[str, str]:
@@ -211,11 +212,10 @@ def _quiet_too_long(known: Evidence) -> float | None:
 
     A touched attempt record is not progress: rank 0 touches it even while another rank hangs.
     """
-    signs = [known.run / name for name in ("metrics.jsonl", "config.yaml", "slurm.jsonl")]
-    newest = max((file.stat().st_mtime for file in signs if file.exists()), default=time.time())
-    quiet = time.time() - newest
+    signs = ("metrics.jsonl", "config.yaml", "slurm.jsonl")
+    quiet = min(seconds_since(known.run / name) for name in signs)
     usual = _usual_interval(training_rows(known.rows)[-USUAL_ROWS:])
-    return quiet if quiet > stall_timeout(usual) else None
+    return quiet if stall_timeout(usual) < quiet < math.inf else None
 
 
 def _usual_interval(recent: Sequence[Row]) -> float | None:

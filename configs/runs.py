@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
+from pathlib import Path
+
 STOPPED = 75  # the exit code of a process that has saved and stopped on request
 USUAL_ROWS = 10  # the usual interval is the mean over this many rows of metrics
 
@@ -10,8 +14,20 @@ _FIRST_TIMEOUT = 1800.0
 
 
 def stall_timeout(usual: float | None) -> float:
-    """Seconds after which a run without a new row of metrics has stalled.
+    """Seconds without progress after which a run has stalled.
 
-    usual: the usual seconds between its rows; None before the first one.
+    usual: the usual seconds between its rows of metrics; None before the first one.
     """
     return _FIRST_TIMEOUT if usual is None else max(_LEAST_TIMEOUT, 10 * usual)
+
+
+def seconds_since(file: Path) -> float:
+    """Seconds since `file` was last written or touched; infinite where there is none.
+
+    Of ``metrics.jsonl``, these are the seconds since a run's last progress: rank 0 touches it
+    while steps are made, batches are scored and learners are exported.
+    """
+    try:
+        return time.time() - file.stat().st_mtime
+    except OSError:
+        return math.inf

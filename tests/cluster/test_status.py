@@ -64,7 +64,10 @@ def test_stalled(run):
     run.age(1200)
     os.utime(run.path / "attempts/000001.json")
     status = read_run(run.path, [])
-    assert (status.state, status.reason) == ("stalled", "no step for 20 minutes")
+    assert (status.state, status.reason) == ("stalled", "no progress for 20 minutes")
+    os.utime(run.path / "metrics.jsonl")  # by rank 0, of a batch scored or a learner exported
+    assert read_run(run.path, []).state == "running"
+    run.age(1200)
     run.event("start")  # begins anew, after a wait in the queue: not stalled yet
     assert read_run(run.path, None).state == "running"
 

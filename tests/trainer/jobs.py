@@ -53,22 +53,12 @@ def run(config: JobConfig, stop_after: int | None = None) -> RunFolder:
     return RunFolder.of(config)
 
 
-class CountingWatch(HangWatch):
-    """A hang watch that counts its heartbeats."""
-
-    beats = 0
-
-    def heartbeat(self) -> None:
-        self.beats += 1
-        super().heartbeat()
-
-
 def finish(folder: RunFolder) -> int:
     """Write scores, exports and report on rank 0; returns this rank's heartbeats. Collective."""
     evaluation.SPEED_SECONDS = 0.0
-    watch = CountingWatch(folder.rank_log(dist.get_rank()), seconds=600.0)
+    watch = HangWatch(folder.rank_log(dist.get_rank()), seconds=600.0)
     run_on_rank_zero(partial(finalize, folder), watch)
-    return watch.beats
+    return watch.heartbeats
 
 
 def curve(folder: RunFolder, learner: str = "") -> list[tuple[float, str, float]]:

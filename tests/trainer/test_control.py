@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.trainer.jobs import tiny_job
+from tests.waiting import until
 from trainer.checkpoint import Attempt, StaleAttempt
 from trainer.control import asking, requests
 from trainer.control import heartbeat as heartbeat
 from trainer.control.requests import CHECKPOINT, STOP, RequestBox, answer_to, ask
+from trainer.control.run_context import RunContext
 from trainer.errors import TrainingError
+from trainer.measure.startup import Startup
 from trainer.run_folder.folder import RunFolder
 from trainer.watch.first_failure import FirstFailure
+from trainer.watch.hang_watch import HangWatch
 
 
 def away(*arguments: object) -> None:
@@ -81,14 +87,31 @@ def test_an_answer_is_heard_of_a_job_that_ends_right_behind_it(tmp_path, monkeyp
 def test_the_heart_goes_on_after_the_disk_was_away(tmp_path, monkeypatch):
     """Afterwards it notices that a newer attempt has begun."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.01)
-    attempt = Attempt.begin(tmp_path)
-    with heartbeat.Heartbeat(attempt, 0, FirstFailure(attempt, 0)) as heart:
+    attempt, watch = Attempt.begin(tmp_path), HangWatch(tmp_path / "log", 60.0)
+    known = FirstFailure(attempt, 0), watch, tmp_path / "metrics.jsonl"
+    with heartbeat.Heartbeat(attempt, 0, *known) as heart:
         with monkeypatch.context() as patch:
             patch.setattr(Attempt, "check", away)
             time.sleep(0.1)
         Attempt.begin(tmp_path)
         with pytest.raises(StaleAttempt, match="attempt 2 of this run has begun"):
             for_a_while(heart.check)
+
+
+def test_progress_between_two_rows_touches_the_metrics(tmp_path, monkeypatch):
+    """Such as a batch that is scored; not the mere life of rank 0."""
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.01)
+    config = tiny_job(tmp_path, tmp_path)
+    folder = RunFolder.of(config)
+    folder.path.mkdir()
+    folder.metrics.touch()
+    os.utime(folder.metrics, (0, 0))
+    context = RunContext.of(config, Attempt.begin(folder.path), 0, lambda: False, Startup())
+    with context.heartbeat:
+        time.sleep(0.1)
+        assert folder.metrics.stat().st_mtime == 0
+        context.hang_watch.heartbeat()
+        until(lambda: folder.metrics.stat().st_mtime > 0)
 
 
 def for_a_while(action: Callable[[], None]) -> None:

@@ -7,11 +7,13 @@ import logging
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import Attempt, StaleAttempt, send_heartbeat
 from trainer.checkpoint.owner import HEARTBEAT_SECONDS
 from trainer.watch.first_failure import FAILED, FirstFailure
+from trainer.watch.hang_watch import HangWatch
 
 # Time for this rank to notice by itself that another one has failed. With gloo it does so at once;
 # with NCCL it may wait in a kernel forever.
@@ -23,12 +25,22 @@ _log = logging.getLogger(__name__)
 class Heartbeat:
     """While it is open, rank 0 sends heartbeats and learns when a newer attempt has begun.
 
-    It ends a rank that does not notice by itself that another has failed.
+    It touches `metrics` when the hang watch has heard of progress, for those who look whether the
+    run has stalled. It ends a rank that does not notice by itself that another has failed.
     """
 
-    def __init__(self, attempt: Attempt, rank: int, first_failure: FirstFailure) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        rank: int,
+        first_failure: FirstFailure,
+        hang_watch: HangWatch,
+        metrics: Path,
+    ) -> None:
         self._attempt, self._leads = attempt, rank == 0
         self._first_failure = first_failure
+        self._hang_watch, self._metrics = hang_watch, metrics
+        self._heard = 0  # heartbeats of the hang watch that `metrics` shows
         self._replaced: StaleAttempt | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -69,3 +81,7 @@ class Heartbeat:
             self._attempt.check()
         except StaleAttempt as error:
             self._replaced = error
+            return
+        if self._hang_watch.heartbeats > self._heard:
+            self._heard = self._hang_watch.heartbeats
+            os.utime(self._metrics)

@@ -39,13 +39,14 @@ class RunContext:
     ) -> RunContext:
         """The services of one rank. Heartbeat and hang watch are not open yet."""
         folder, first_failure = RunFolder.of(config), FirstFailure(attempt, rank)
+        hang_watch = HangWatch(folder.rank_log(rank), config.watch.hang_timeout_s)
         return cls(
             attempt,
             stop_requested,
             RequestBox(folder.requests, reads=rank == 0),
             first_failure,
-            Heartbeat(attempt, rank, first_failure),
-            HangWatch(folder.rank_log(rank), config.watch.hang_timeout_s),
+            Heartbeat(attempt, rank, first_failure, hang_watch, folder.metrics),
+            hang_watch,
             startup,
         )
 

@@ -16,15 +16,20 @@ from typing import Any
 
 
 class HangWatch:
-    """While it is open, ends the process if `seconds` pass between two calls of `heartbeat`."""
+    """While it is open, ends the process if `seconds` pass between two calls of `heartbeat`.
+
+    It counts these calls: ``heartbeats``.
+    """
 
     def __init__(self, log: Path, seconds: float) -> None:
         """`log` is the file to append the stacks to. One watch at a time, on the main thread."""
         self._path, self._seconds = log, seconds
         self._log: TextIOWrapper | None = None
+        self.heartbeats = 0
 
     def heartbeat(self) -> None:
         """Report progress. One system call, about a microsecond."""
+        self.heartbeats += 1
         if self._log is not None:
             signal.setitimer(signal.ITIMER_REAL, self._seconds)
 
