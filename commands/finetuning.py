@@ -43,19 +43,19 @@ def finetune(
         words.append(assignment("name", f"{Path(task).stem}-{Path(model).resolve().name}"))
     if not seeds:
         sys.exit(_train(task, tuple(words), nproc))
-    name = load_job(task, tuple(words)).name
+    name = load_job(task, tuple(words), ["task"]).name
     runs = {
         seed: (*words, f"seed={seed}", assignment("name", f"{name}-seed{seed}")) for seed in seeds
     }
     for own in runs.values():
         if code := _train(task, own, nproc):
             sys.exit(code)
-    click.echo(f"\n{_summary({seed: load_job(task, own) for seed, own in runs.items()})}")
+    click.echo(f"\n{_summary({seed: load_job(task, own, ['task']) for seed, own in runs.items()})}")
 
 
 def _train(task: str, overrides: tuple[str, ...], nproc: int | None) -> int:
     """Train the run to its end, unless it has come to it already; the exit code."""
-    job = load_job(task, overrides)
+    job = load_job(task, overrides, ["task"])
     _require_same(job)
     return 0 if announce_if_finished(job) else run_ranks(task, overrides, nproc)
 

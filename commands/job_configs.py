@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -12,13 +15,18 @@ if TYPE_CHECKING:
     from trainer.lifecycle.continuity import Change
 
 
-def load_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
-    """Load the config of a job, or of a task, by name or file; a task's examples are encoded."""
+def load_job(
+    config: str, overrides: tuple[str, ...], kinds: Sequence[str] = ("job", "task")
+) -> JobConfig:
+    """Load the config of a job, or of a task, by name or file; a task's examples are encoded.
+
+    A name is that of a shipped file of one of these `kinds`.
+    """
     import configs
     from trainer.config import JobConfig
     from trainer.job_data.examples import with_examples
 
-    return with_examples(configs.load(config, JobConfig, _kind(config), overrides))
+    return with_examples(configs.load(config, JobConfig, _kind(config, kinds), overrides))
 
 
 def task_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
@@ -29,7 +37,7 @@ def task_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
     import configs
     from trainer.config import JobConfig
 
-    job = configs.load(config, JobConfig, _kind(config), overrides)
+    job = configs.load(config, JobConfig, _kind(config, ["task"]), overrides)
     if not job.data.train:
         raise click.UsageError(f"{config}: names no examples of one task in data.train")
     return job
@@ -48,7 +56,7 @@ def changes_since_run(job: JobConfig) -> list[Change]:
     if not folder.config.exists():
         return []
     before = folder.load_config()
-    found = [one for one in changes(before, job) if one.key != "output_dir"]
+    found = [one for one in changes(before, job) if not _is_place(one)]
     if not any(one.key.endswith(".path") for one in found):
         return found
     try:
@@ -58,11 +66,24 @@ def changes_since_run(job: JobConfig) -> list[Change]:
     return [one for one in found if one.key not in read or read[one.key] != there.get(one.key)]
 
 
-def _kind(config: str) -> str:
-    """Whose shipped files a name is looked for in first: those of jobs, or those of tasks."""
+def _is_place(change: Change) -> bool:
+    """Whether a change is only one of place: of the runs' folder, or of copies of plugins."""
+    if change.key != "plugins":
+        return change.key == "output_dir"
+    lists = (cast("list[str]", one) for one in (change.old, change.new))
+    old, new = ([Path(path).name for path in paths] for paths in lists)
+    return old == new
+
+
+def _kind(config: str, kinds: Sequence[str]) -> str:
+    """Which of these kinds of shipped files has this name, or the nearest; a path is a job's."""
     import configs
 
-    return "task" if configs.is_shipped(config, "task") else "job"
+    if Path(config).name != config or Path(config).suffix:
+        return "job"
+    files = {path.stem: kind for kind in kinds for path in (configs.SHIPPED / kind).glob("*.yaml")}
+    near = get_close_matches(config, files, n=1, cutoff=0.5)
+    return files[near[0]] if near else kinds[0]
 
 
 def data_section(config: str, overrides: tuple[str, ...]) -> tuple[DataConfig, int, BatchSizes]:
@@ -102,7 +123,7 @@ def warn_about_unreached(job: JobConfig) -> None:
 
 
 def _is_job(config: str, kind: str) -> bool:
-    """Whether a name is a job's: `kind` has no such config, or the file has a job's keys."""
+    """Whether a name is rather a job's: `kind` has none such or nearer, or its file is a job's."""
     import dataclasses
 
     import configs
@@ -111,11 +132,7 @@ def _is_job(config: str, kind: str) -> bool:
     try:
         path = configs.find(config, kind)
     except configs.ConfigError:
-        try:
-            configs.find(config, _kind(config))
-        except configs.ConfigError:
-            return False
-        return True
+        return _kind(config, [kind, "job", "task"]) != kind
     keys = {field.name for field in dataclasses.fields(JobConfig)}
     try:
         tree = configs.plain(path.read_text(encoding="utf-8", errors="replace"), str(path))

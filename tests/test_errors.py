@@ -52,6 +52,25 @@ def test_a_missing_config_names_the_nearest():
     assert "did you mean demo" in fails("train", "demoo")
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["finetune", "pkd", "--model", "."], "task config; did you mean pkd_task?"),
+        (["data", "augment", "pkd", "--model", ".", "--out", "x"], "task config; did you mean pkd"),
+        (["data", "perturb", "tang", "--out", "x", "--replace", "0"], "task config; did you mean"),
+        (["train", "single_sentense"], "task config; did you mean single_sentence?"),
+        (["submit", "single_sentense"], "task config; did you mean single_sentence?"),
+        (["plan", "single_sentense"], "task config; did you mean single_sentence?"),
+        (["data", "show", "single_sentense"], "task config; did you mean single_sentence?"),
+        (["model", "single_sentense"], "task config; did you mean single_sentence?"),
+        (["model", "bert_bsae"], "model config; did you mean bert_base?"),
+        (["train", "xyz"], "job config; there are: albert, "),
+    ],
+)
+def test_a_mistyped_name_gets_the_nearest_of_what_the_command_reads(words, meant):
+    assert f"no such {meant}" in fails(*words)
+
+
 def test_a_missing_text_file_is_named(tmp_path):
     sizes = ["--kind", "wordpiece", "--vocab-size", "100"]
     missing = tmp_path / "no.txt"
